@@ -1,1 +1,53 @@
-fn main() {}
+//! The project's chores as `cargo xtask VERB`: one file per verb. It is the first thing built on a fresh
+//! machine, so it depends on little, and installs only what a verb turns out to miss.
+
+mod demo;
+mod etcd;
+mod host;
+mod lab;
+mod lint;
+mod test;
+
+use clap::{Parser, Subcommand};
+use lab::Lab;
+
+/// Chores of the quorate project
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Put the etcd versions that tests use side by side in the lab directory
+    Etcd {
+        /// Also look for newer releases of the lines that are built from Go modules
+        #[arg(long)]
+        refresh: bool,
+    },
+    /// Check formatting, clippy, the purity of core, and that no crate allows unsafe code
+    Lint,
+    /// Prepare the machine and run every test of the workspace
+    Test {
+        /// Run only tests whose name contains this
+        filter: Option<String>,
+        /// Arguments for the test binaries, after `--`
+        #[arg(last = true)]
+        arguments: Vec<String>,
+    },
+    /// Build quorate and bring up a cluster named `demo` on this machine
+    Demo,
+}
+
+fn main() -> anyhow::Result<()> {
+    let verb = Arguments::parse().verb;
+    let lab = Lab::from_environment()?;
+    match verb {
+        Verb::Etcd { refresh } => etcd::run(&lab, refresh),
+        Verb::Lint => lint::run(),
+        Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
+        Verb::Demo => demo::run(&lab),
+    }
+}

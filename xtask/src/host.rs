@@ -1,0 +1,106 @@
+//! Commands of this machine: running them with errors that name them, finding them, and installing the Debian
+//! packages of those that are missing. Nothing is installed when nothing is missing.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use anyhow::{Context, Result, bail};
+
+use crate::lab;
+
+/// How to tell that a package is there, and its name.
+pub enum Need {
+    Command { name: &'static str, package: &'static str },
+    File { path: &'static str, package: &'static str },
+}
+
+impl Need {
+    fn missing_package(&self) -> Option<&'static str> {
+        match *self {
+            Self::Command { name, package } => find(name).is_none().then_some(package),
+            Self::File { path, package } => (!Path::new(path).exists()).then_some(package),
+        }
+    }
+}
+
+/// Installs the packages of the needs that are not met.
+pub fn install_missing(needs: &[Need]) -> Result<()> {
+    let packages: Vec<&str> = needs.iter().filter_map(Need::missing_package).collect();
+    if packages.is_empty() {
+        return Ok(());
+    }
+    let privilege = privilege(&packages)?;
+    eprintln!("installing {}", packages.join(", "));
+    let apt_get = || {
+        // `env` keeps the variable where sudo would drop it.
+        let mut words = privilege.iter().chain(&["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]);
+        let mut command = Command::new(words.next().expect("the list is not empty"));
+        command.args(words);
+        command
+    };
+    run(apt_get().arg("update"))?;
+    run(apt_get().args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
+    match needs.iter().find_map(Need::missing_package) {
+        None => Ok(()),
+        Some(package) => bail!("package {package} was installed, yet what it should bring is not there"),
+    }
+}
+
+/// The words to put before a command that only root may run.
+fn privilege(packages: &[&str]) -> Result<&'static [&'static str]> {
+    let uid = std::fs::metadata("/proc/self").context("cannot tell which user this is")?.uid();
+    if uid == 0 {
+        return Ok(&[]);
+    }
+    if find("sudo").is_some() {
+        return Ok(&["sudo"]);
+    }
+    bail!(
+        "missing packages, and neither root nor sudo to install them\n\nhint: as root, type\n  apt-get update && \
+         apt-get install -y --no-install-recommends {}",
+        packages.join(" ")
+    )
+}
+
+/// The path of a command, looked up as a shell would.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| is_executable(file))
+}
+
+fn is_executable(file: &Path) -> bool {
+    file.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+/// The cargo that started this program, in the workspace's root.
+pub fn cargo() -> Result<Command> {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(lab::workspace()?);
+    Ok(cargo)
+}
+
+/// Runs a command that talks to the user itself.
+pub fn run(command: &mut Command) -> Result<()> {
+    let status = command.status().with_context(|| format!("cannot start `{}`", words(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: {status}", words(command));
+    }
+    Ok(())
+}
+
+/// Runs a command and gives back what it printed; its complaints show only if it fails.
+pub fn read(command: &mut Command) -> Result<String> {
+    let Output { status, stdout, stderr } =
+        command.output().with_context(|| format!("cannot start `{}`", words(command)))?;
+    if !status.success() {
+        bail!("`{}` failed: {status}\n{}", words(command), String::from_utf8_lossy(&stderr).trim_end());
+    }
+    String::from_utf8(stdout).with_context(|| format!("`{}` printed something that is not text", words(command)))
+}
+
+fn words(command: &Command) -> String {
+    let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    words.join(OsStr::new(" ")).to_string_lossy().into_owned()
+}
