@@ -8,6 +8,8 @@ mod lab;
 mod lint;
 mod test;
 
+use std::process::ExitCode;
+
 use clap::{Parser, Subcommand};
 use lab::Lab;
 
@@ -41,8 +43,17 @@ enum Verb {
     Demo,
 }
 
-fn main() -> anyhow::Result<()> {
-    let verb = Arguments::parse().verb;
+fn main() -> ExitCode {
+    match run(Arguments::parse().verb) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> anyhow::Result<()> {
     let lab = Lab::from_environment()?;
     match verb {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),

@@ -103,7 +103,9 @@ impl PrivateApt {
 
     /// The package versions of etcd-server that the mirror has.
     fn offered(&self) -> Result<Vec<String>> {
-        host::read(self.command("apt-get").arg("update")).context("cannot read Debian's package lists")?;
+        // apt takes an unreachable mirror for a passing trouble and succeeds, unless told otherwise.
+        let strict = ["-o", "APT::Update::Error-Mode=any"];
+        host::read(self.command("apt-get").args(strict).arg("update")).context("cannot read Debian's package lists")?;
         Ok(parse_madison(&host::read(self.command("apt-cache").args(["madison", "etcd-server"]))?))
     }
 
