@@ -1,1 +1,14 @@
-//! (being written)
+//! The pure heart of quorate: what the operator wrote, what was seen, and which one safe step follows.
+//!
+//! Nothing here reads a clock, a file or a socket; time and all that was seen are arguments. `cargo xtask lint`
+//! proves that no crate with input or output hides among its dependencies.
+
+pub mod desire;
+pub mod flags;
+pub mod model;
+pub mod planner;
+mod secret;
+pub mod spec;
+pub mod versions;
+
+pub use secret::Secret;

@@ -1,0 +1,160 @@
+//! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer.
+//!
+//! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
+//! way, and it holds no lasting secret.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use quorate_core::Secret;
+use quorate_core::model::{AuthOp, CertificateUse, DataSeen, MemberName, NodeConfig, Stamp};
+use quorate_pki::KeyAlgorithm;
+use serde::{Deserialize, Serialize};
+
+/// Where each request goes.
+pub mod path {
+    pub const FACTS: &str = "/v1/facts";
+    pub const ORDERS: &str = "/v1/orders";
+    pub const LOGS: &str = "/v1/logs";
+    pub const ENROL: &str = "/v1/enrol";
+    pub const ENROL_CERTIFICATE: &str = "/v1/enrol/certificate";
+}
+
+/// The name in the certificate of whoever may command agents.
+pub const CONTROLLER: &str = "controller";
+
+/// Where, below the root, a node config puts root's password when etcd's clients log in by password.
+pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
+
+/// The name in an agent's certificate: which machine of which cluster it speaks for.
+pub fn agent_common_name(cluster_id: &str, member: &MemberName, incarnation: u64) -> String {
+    format!("agent:{cluster_id}:{member}:{incarnation}")
+}
+
+/// What a machine is told at its creation, through the provider. Readable by many, so it holds only public things and
+/// a token that expires.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Seed {
+    pub cluster: String,
+    pub cluster_id: String,
+    pub member: MemberName,
+    pub incarnation: u64,
+    pub address: IpAddr,
+    /// The control CA's certificate: the agent obeys nobody else.
+    pub control_ca: String,
+    pub token: Secret,
+    pub token_expires: Timestamp,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FactsRequest {
+    /// Given by a controller that holds the lock: from then on the agent obeys nothing older.
+    pub fence: Option<u64>,
+    /// Whether to list etcd's users and roles too.
+    pub auth: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Envelope {
+    pub fence: u64,
+    pub order: Order,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Makes files and programs be as the config says. It starts and stops nothing.
+    Converge { generation: u64, config: NodeConfig },
+    /// Puts a new set of certificates in place, all at once.
+    InstallCertificates { trust: String, certificates: BTreeMap<CertificateUse, Certificate> },
+    /// Starts etcd on data that must be as expected.
+    StartEtcd { expects: DataSeen, bootstrap: Option<Bootstrap> },
+    RestartEtcd,
+    StopEtcd,
+    /// Removes the data of exactly this stamp.
+    WipeData { stamp: Stamp },
+    MoveLeader { to: u64 },
+    Auth { op: AuthOp, password: Option<Secret> },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Certificate {
+    pub chain: String,
+    /// Only where the key was made elsewhere.
+    pub key: Option<Secret>,
+}
+
+/// What etcd is told at its first start, and the stamp to set beside its data before.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Bootstrap {
+    pub stamp: Stamp,
+    pub initial_cluster: BTreeMap<MemberName, String>,
+    /// `new` in a formation; `existing` when joining a living cluster.
+    pub existing: bool,
+}
+
+/// Why an order was not carried out.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum Refusal {
+    #[error("the agent obeys fencing number {obeyed} by now; this order carries {carried}")]
+    StaleFence { obeyed: u64, carried: u64 },
+    #[error("generation {in_place} is in place; this order carries {carried}")]
+    StaleGeneration { in_place: u64, carried: u64 },
+    #[error("generation {generation} is in place with other content")]
+    ChangedContent { generation: u64 },
+    #[error("expected {expected}, found {found}")]
+    NotAsExpected { expected: String, found: String },
+    #[error("this agent is not enrolled")]
+    NotEnrolled,
+    #[error("this agent is enrolled already")]
+    AlreadyEnrolled,
+    #[error("{why}")]
+    Failed { why: String },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EnrolRequest {
+    /// Its bytes as they stand go into the proof.
+    pub nonce: String,
+    /// For the keys that are made on the machine.
+    pub key_algorithm: KeyAlgorithm,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EnrolAnswer {
+    pub machine_id: String,
+    /// SHA-256, in hexadecimal, over the SubjectPublicKeyInfo of the key that the agent also serves TLS with.
+    pub public_key: String,
+    /// `quorate_pki::enrolment_proof` over nonce, public key and machine id, keyed with the token, in hexadecimal.
+    pub proof: String,
+    pub requests: BTreeMap<CertificateUse, String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EnrolCertificate {
+    pub chain: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LogOf {
+    Etcd,
+    Agent,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogRequest {
+    pub of: LogOf,
+    /// Where to read on; absent: the last `lines`.
+    pub from: Option<u64>,
+    pub lines: usize,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogAnswer {
+    pub text: String,
+    /// To be given as `from` next time.
+    pub next: u64,
+}

@@ -1,0 +1,210 @@
+//! From the spec and the ledger to what is desired: the node config of each member, the certificates, the users.
+//!
+//! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::SignedDuration;
+use sha2::{Digest, Sha256};
+
+use crate::Secret;
+use crate::model::{
+    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
+    DesiredMember, EtcdService, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, SecretKind, UserWish,
+};
+use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
+use crate::versions;
+
+/// Where the agent finds root's password, below its root directory.
+pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
+const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
+const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
+const PKI_DIRECTORY: &str = "etc/etcd/pki";
+const DATA_DIRECTORY: &str = "var/lib/etcd";
+/// Where etcd publishes its release archives.
+const RELEASES: &str = "https://github.com/etcd-io/etcd/releases/download";
+
+/// Lays the spec over the ledger. `token_suffix` is random: it ends the token of a formation, should one begin.
+pub fn desire(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str, token_suffix: &str) -> Desired {
+    let members: BTreeMap<MemberName, DesiredMember> =
+        spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, arch))).collect();
+    let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
+    Desired {
+        cluster: spec.name.to_string(),
+        cluster_id: ledger.cluster_id.clone(),
+        power: ledger.power,
+        destroy: ledger.destroy.is_some(),
+        downtime: ledger.downtime.is_some(),
+        formation: ledger.formation.clone(),
+        next_token: format!("{}-{token_suffix}", spec.initial_token),
+        secrets_missing: secrets_missing(spec, ledger),
+        fence: ledger.fence,
+        members,
+        leftover,
+        certificates: certificates(spec, ledger, brought),
+        auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+    }
+}
+
+/// Tells two passwords of one cluster apart without keeping them.
+pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
+    let digest = Sha256::new().chain_update(cluster_id).chain_update([0]).chain_update(password.expose()).finalize();
+    digest[..16].iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &str) -> DesiredMember {
+    let config = node_config(spec, ledger, member, arch);
+    let digest = config.digest();
+    let etcd_digest = config.etcd_digest();
+    let name = MemberName::from(member.name.as_str());
+    let record = ledger.members.get(&name).cloned().unwrap_or_default();
+    DesiredMember {
+        machine: spec.machine_name(&member.name),
+        incarnation: record.incarnation.max(1),
+        address: member.address,
+        generation: if record.digest == digest { record.generation } else { record.generation + 1 },
+        config,
+        digest,
+        etcd_digest,
+        enrolment: record.enrolment,
+    }
+}
+
+fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &str) -> NodeConfig {
+    let mut files = Vec::new();
+    let mut inputs = BTreeSet::new();
+    if let (TokenKind::Jwt, Some(keys)) = (spec.auth.token, &ledger.auth.jwt) {
+        files.push(ConfigFile { path: JWT_PRIVATE_FILE.into(), mode: 0o600, content: keys.private.clone() });
+        files.push(ConfigFile { path: JWT_PUBLIC_FILE.into(), mode: 0o644, content: Secret::new(keys.public.clone()) });
+        inputs.extend([JWT_PRIVATE_FILE.to_owned(), JWT_PUBLIC_FILE.to_owned()]);
+    }
+    if let (true, Some(password)) = (wants_root_password(spec), &ledger.auth.root_password) {
+        files.push(ConfigFile { path: ROOT_PASSWORD_FILE.into(), mode: 0o600, content: password.clone() });
+    }
+    let version = spec.etcd.version.to_string();
+    let etcd = EtcdService { version, binary: binary(spec, arch), flags: etcd_flags(spec, member), inputs };
+    NodeConfig { files, etcd }
+}
+
+/// The flags with which etcd runs, apart from those that matter only at its first start.
+pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, String> {
+    let etcd = &spec.etcd;
+    let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
+    let client_url = format!("https://{ADDRESS}:{CLIENT_PORT}");
+    let auth_token = match spec.auth.token {
+        TokenKind::Simple => String::from("simple"),
+        TokenKind::Jwt => {
+            format!("jwt,pub-key={ROOT}/{JWT_PUBLIC_FILE},priv-key={ROOT}/{JWT_PRIVATE_FILE},sign-method=RS256,ttl=10m")
+        }
+    };
+    let ours = [
+        ("name", member.name.to_string()),
+        ("data-dir", format!("{ROOT}/{DATA_DIRECTORY}")),
+        ("listen-client-urls", client_url.clone()),
+        ("advertise-client-urls", client_url),
+        ("listen-peer-urls", format!("https://{ADDRESS}:{PEER_PORT}")),
+        ("cert-file", pki("member.crt")),
+        ("key-file", pki("member.key")),
+        ("trusted-ca-file", pki("ca.crt")),
+        ("client-cert-auth", (etcd.client_auth == ClientAuth::Certificate).to_string()),
+        ("peer-cert-file", pki("member.crt")),
+        ("peer-key-file", pki("member.key")),
+        ("peer-trusted-ca-file", pki("ca.crt")),
+        ("peer-client-cert-auth", String::from("true")),
+        ("auto-compaction-mode", compaction_mode(etcd.auto_compaction.mode).to_owned()),
+        ("auto-compaction-retention", etcd.auto_compaction.retention().to_string()),
+        ("quota-backend-bytes", etcd.quota.0.to_string()),
+        ("enable-grpc-gateway", etcd.grpc_gateway.to_string()),
+        ("heartbeat-interval", etcd.heartbeat.0.to_string()),
+        ("election-timeout", etcd.election.0.to_string()),
+        ("auth-token", auth_token),
+        ("logger", String::from("zap")),
+    ];
+    let mut flags: BTreeMap<String, String> = ours.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+    flags.extend(etcd.flags.iter().map(|(name, value)| (name.clone(), value.0.clone())));
+    flags
+}
+
+fn compaction_mode(mode: spec::CompactionMode) -> &'static str {
+    match mode {
+        spec::CompactionMode::Revision => "revision",
+        spec::CompactionMode::Periodic => "periodic",
+    }
+}
+
+fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
+    let version = spec.etcd.version;
+    let archive = |base: &str| {
+        let sha256 = versions::release_checksum(version, arch)?;
+        let name = versions::release_archive_name(version, arch);
+        Some(Archive { url: format!("{}/v{version}/{name}", base.trim_end_matches('/')), sha256: sha256.to_owned() })
+    };
+    match &spec.etcd.binary {
+        None => BinarySource::Search { otherwise: archive(RELEASES) },
+        Some(Binary::Path(path)) => BinarySource::Path(path.display().to_string()),
+        Some(Binary::Package(spec::Package::Debian)) => BinarySource::DebianPackage,
+        Some(Binary::Archive { url, sha256 }) => {
+            BinarySource::Archive(Archive { url: url.clone(), sha256: sha256.to_string() })
+        }
+        Some(Binary::Mirror(base)) => match archive(base) {
+            Some(archive) => BinarySource::Archive(archive),
+            None => BinarySource::Search { otherwise: None },
+        },
+    }
+}
+
+fn wants_root_password(spec: &ClusterSpec) -> bool {
+    spec.auth.bootstrap && spec.etcd.client_auth == ClientAuth::Password
+}
+
+fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> {
+    let wanted = [
+        (SecretKind::EtcdAuthority, true, ledger.authorities.etcd.is_some()),
+        (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
+        (SecretKind::RootPassword, wants_root_password(spec), ledger.auth.root_password.is_some()),
+        (SecretKind::JwtKeys, spec.auth.token == TokenKind::Jwt, ledger.auth.jwt.is_some()),
+    ];
+    wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
+}
+
+fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> CertificateWish {
+    let hours = |v: spec::Validity| SignedDuration::from_hours(i64::try_from(v.as_hours()).unwrap_or(i64::MAX / 3600));
+    CertificateWish {
+        etcd_authority: ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone()),
+        control_authority: ledger.authorities.control.as_ref().map(|a| a.key_id.clone()),
+        organization: spec.tls.organization.clone(),
+        extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
+        validity: hours(spec.tls.leaf_validity),
+        renew_before: hours(spec.tls.renew_before()),
+        root: spec.etcd.client_auth == ClientAuth::Certificate,
+        brought: brought.members.clone(),
+        brought_root: brought.root.clone(),
+    }
+}
+
+fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
+    let users = spec.auth.users.iter().map(|user| {
+        let wish = UserWish {
+            roles: user.roles.iter().map(ToString::to_string).collect(),
+            password: brought.passwords.get(user.name.as_str()).cloned(),
+        };
+        (user.name.to_string(), wish)
+    });
+    let roles = spec.auth.roles.iter().map(|role| {
+        let permissions = role.permissions.iter().map(permission).collect();
+        (role.name.to_string(), permissions)
+    });
+    AuthWish { users: users.collect(), roles: roles.collect(), owned: ledger.auth.clone() }
+}
+
+fn permission(permission: &spec::Permission) -> Permission {
+    let access = match permission.access {
+        spec::Access::Read => Access::Read,
+        spec::Access::Write => Access::Write,
+        spec::Access::ReadWrite => Access::ReadWrite,
+    };
+    match &permission.keys {
+        Keys::Key(key) => Permission::on_key(key, access),
+        Keys::Prefix(prefix) => Permission::on_prefix(prefix, access),
+    }
+}

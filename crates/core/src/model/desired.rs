@@ -1,0 +1,86 @@
+//! What one cluster should be: the spec and the ledger, laid over each other.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use jiff::SignedDuration;
+
+use super::{AuthRecord, Enrolment, Formation, MemberName, NodeConfig, Permission, Power, SecretKind};
+
+/// All that `decide` knows of the operator's wish and of what was known before.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Desired {
+    pub cluster: String,
+    pub cluster_id: String,
+    pub power: Power,
+    /// The operator gave the word that all of it may go.
+    pub destroy: bool,
+    /// The operator gave the word that a restart may interrupt the service.
+    pub downtime: bool,
+    pub formation: Formation,
+    /// The token of the next formation, should there be one; its end is random.
+    pub next_token: String,
+    pub secrets_missing: BTreeSet<SecretKind>,
+    /// The highest fencing number ever given out.
+    pub fence: u64,
+    pub members: BTreeMap<MemberName, DesiredMember>,
+    /// Members that the ledger remembers and the spec no longer names.
+    pub leftover: BTreeSet<MemberName>,
+    pub certificates: CertificateWish,
+    pub auth: Option<AuthWish>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct DesiredMember {
+    /// The name of its machine, which carries the namespace too.
+    pub machine: String,
+    pub incarnation: u64,
+    /// Pinned by the operator.
+    pub address: Option<IpAddr>,
+    pub generation: u64,
+    pub config: NodeConfig,
+    pub digest: String,
+    pub etcd_digest: String,
+    pub enrolment: Option<Enrolment>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct CertificateWish {
+    /// Key identifiers of the two CAs; absent until they are made.
+    pub etcd_authority: Option<String>,
+    pub control_authority: Option<String>,
+    pub organization: Option<String>,
+    pub extra_sans: BTreeSet<String>,
+    pub validity: SignedDuration,
+    pub renew_before: SignedDuration,
+    /// Whether the agent needs a client certificate as user root.
+    pub root: bool,
+    /// Set where certificates are made elsewhere: what is wanted is then exactly these.
+    pub brought: Option<BTreeMap<MemberName, String>>,
+    pub brought_root: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct AuthWish {
+    pub users: BTreeMap<String, UserWish>,
+    pub roles: BTreeMap<String, BTreeSet<Permission>>,
+    /// What quorate made before.
+    pub owned: AuthRecord,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct UserWish {
+    pub roles: BTreeSet<String>,
+    /// Fingerprint of the password; absent: the user has none.
+    pub password: Option<String>,
+}
+
+/// What the operator brought in files, known to the planner by fingerprints only.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Brought {
+    /// Of the members' certificates, and of the root client's.
+    pub members: Option<BTreeMap<MemberName, String>>,
+    pub root: Option<String>,
+    /// Of the users' passwords.
+    pub passwords: BTreeMap<String, String>,
+}

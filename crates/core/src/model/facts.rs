@@ -1,0 +1,191 @@
+//! What an agent reports of its machine. Facts only: the agent draws no conclusion from them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{AuthSeen, MemberName};
+
+/// Who answered at a machine's agent port.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AgentSeen {
+    /// An agent that has not yet been given a certificate by this cluster's controller.
+    Unenrolled {
+        public_key: String,
+    },
+    Enrolled(Box<Facts>),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Facts {
+    /// Made by the agent at its first start: a machine that was made anew has another.
+    pub machine_id: String,
+    /// The highest fencing number that the agent has obeyed.
+    pub fence: u64,
+    /// Generation and digest of the node config that is in place.
+    pub node_config: Option<(u64, String)>,
+    pub certificates: BTreeMap<CertificateUse, CertificateSeen>,
+    /// Signing requests for the keys that were made on the machine.
+    pub requests: BTreeMap<CertificateUse, String>,
+    pub etcd: EtcdFacts,
+    pub host: Host,
+}
+
+/// What a certificate on a machine is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateUse {
+    /// etcd's own, to its peers and its clients.
+    Member,
+    /// The agent's, as etcd user root.
+    Root,
+    /// The agent's, to its controller. Signed by the control CA.
+    Agent,
+}
+
+impl CertificateUse {
+    pub fn file_stem(self) -> &'static str {
+        match self {
+            CertificateUse::Member => "member",
+            CertificateUse::Root => "root",
+            CertificateUse::Agent => "agent",
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct CertificateSeen {
+    pub fingerprint: String,
+    pub common_name: Option<String>,
+    pub organization: Option<String>,
+    /// Key identifier of the CA that signed it.
+    pub authority_key_id: Option<String>,
+    pub not_before: Timestamp,
+    pub not_after: Timestamp,
+    /// DNS names and addresses, in text.
+    pub sans: BTreeSet<String>,
+    pub key_algorithm: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct EtcdFacts {
+    pub binary: BinarySeen,
+    pub service: ServiceState,
+    pub data: DataSeen,
+    /// The last formation that etcd was started in here, remembered apart from the data: data that is gone while
+    /// this is set was lost.
+    pub last_started: Option<Stamp>,
+    /// Whether the peer port answers; the next member of a formation may start then.
+    pub peer_serving: bool,
+    pub status: Option<EtcdStatus>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BinarySeen {
+    /// No node config has named one yet.
+    Unasked,
+    Version(String),
+    Missing {
+        why: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServiceState {
+    Stopped,
+    /// `digest` is that of the inputs it was started with.
+    Running {
+        since: Timestamp,
+        digest: String,
+        restarts: u32,
+    },
+    /// It ended by itself and is started again after a pause.
+    BackingOff {
+        restarts: u32,
+        last_exit: Exit,
+    },
+}
+
+/// How a process ended, and the last it had to say.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Exit {
+    pub at: Timestamp,
+    pub how: String,
+    pub last_words: String,
+}
+
+/// Which formation of which cluster a data directory belongs to, written beside it before etcd's first start.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct Stamp {
+    pub cluster_id: String,
+    /// The initial token, with its random suffix.
+    pub token: String,
+    pub member: MemberName,
+    pub incarnation: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataSeen {
+    Empty,
+    Stamped(Stamp),
+    /// There is data, and nothing says whose.
+    Unstamped,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct EtcdStatus {
+    pub member_id: u64,
+    pub cluster_id: u64,
+    /// Zero: none is known.
+    pub leader: u64,
+    pub is_learner: bool,
+    /// A linearizable read was answered: this member has a quorum behind it.
+    pub healthy: bool,
+    pub version: String,
+    pub db_size: u64,
+    pub db_size_in_use: u64,
+    pub raft_term: u64,
+    pub raft_index: u64,
+    pub raft_applied_index: u64,
+    pub revision: u64,
+    pub members: Vec<MemberEntry>,
+    pub alarms: Vec<AlarmSeen>,
+    pub auth: AuthLook,
+}
+
+/// One row of etcd's own member list.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct MemberEntry {
+    pub id: u64,
+    /// Empty while that member has never started.
+    pub name: String,
+    pub peer_urls: Vec<String>,
+    pub is_learner: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct AlarmSeen {
+    pub member_id: u64,
+    pub kind: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuthLook {
+    NotAsked,
+    Seen(AuthSeen),
+    Failed { why: String },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Host {
+    pub agent_version: String,
+    pub memory_bytes: u64,
+    pub disk_free_bytes: u64,
+    pub clock: Option<Timestamp>,
+}

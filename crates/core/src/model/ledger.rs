@@ -1,0 +1,190 @@
+//! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::MemberName;
+use crate::Secret;
+use crate::spec::ClusterSpec;
+
+/// The format that this program writes. A newer one is refused.
+pub const LEDGER_FORMAT: u32 = 1;
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Ledger {
+    pub format: u32,
+    /// Raised by one with each write; a write of a version that exists already is refused.
+    pub version: u64,
+    /// Random, made once: tells this cluster from another that once had its name.
+    pub cluster_id: String,
+    /// The spec as it was last applied.
+    pub spec: ClusterSpec,
+    pub lock: Option<Lock>,
+    /// The highest fencing number ever given out.
+    pub fence: u64,
+    pub power: Power,
+    pub destroy: Option<Consent>,
+    /// The operator's word that a restart may interrupt a cluster that cannot bridge it.
+    pub downtime: Option<Consent>,
+    pub formation: Formation,
+    pub members: BTreeMap<MemberName, MemberRecord>,
+    pub authorities: Authorities,
+    pub auth: AuthRecord,
+    /// The highest etcd revision ever seen: a restore must go past it.
+    pub highest_revision: u64,
+}
+
+/// Who may act, until when, and the number that every one of its orders carries.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Lock {
+    pub fence: u64,
+    /// The verb and the user, for people.
+    pub holder: String,
+    pub host: String,
+    /// Changes when the host is booted; a process id means nothing after that.
+    pub boot_id: String,
+    pub pid: u32,
+    /// In clock ticks since boot: tells a process from a later one with the same id.
+    pub pid_started: u64,
+    pub since: Timestamp,
+    pub expires: Timestamp,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Power {
+    #[default]
+    On,
+    Off,
+}
+
+/// The operator's word, with what was shown when it was given.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Consent {
+    pub at: Timestamp,
+    pub by: String,
+    pub shown: String,
+}
+
+/// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
+/// can have written.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Formation {
+    #[default]
+    Unformed,
+    Forming {
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+    Formed {
+        token: String,
+        /// etcd's own identity of the cluster.
+        etcd_cluster_id: u64,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FormingMember {
+    pub machine_id: String,
+    pub peer_url: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct MemberRecord {
+    pub incarnation: u64,
+    /// Of the node config last sent, and the digest of its content.
+    pub generation: u64,
+    pub digest: String,
+    pub enrolment: Option<Enrolment>,
+    pub unseen_since: Option<Timestamp>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Enrolment {
+    pub token: Secret,
+    pub expires: Timestamp,
+    /// SHA-256 of the first public key that proved to know the token. No other is ever signed for it.
+    pub bound_key: Option<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Authorities {
+    /// Trusted by etcd's peers and clients.
+    pub etcd: Option<AuthorityRecord>,
+    /// Trusted by agents alone.
+    pub control: Option<AuthorityRecord>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct AuthorityRecord {
+    pub epoch: u64,
+    pub certificate: String,
+    /// Absent where certificates are made elsewhere.
+    pub key: Option<Secret>,
+    pub key_id: String,
+    pub not_after: Timestamp,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct AuthRecord {
+    pub root_password: Option<Secret>,
+    pub jwt: Option<JwtKeys>,
+    /// What quorate itself made, and may therefore remove.
+    pub users: BTreeMap<String, OwnedUser>,
+    pub roles: BTreeSet<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct JwtKeys {
+    pub private: Secret,
+    pub public: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct OwnedUser {
+    /// Of the password last set.
+    pub password: Option<String>,
+}
+
+/// Secrets that quorate makes once and keeps in the ledger.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SecretKind {
+    EtcdAuthority,
+    ControlAuthority,
+    RootPassword,
+    JwtKeys,
+}
+
+impl std::hash::Hash for Ledger {
+    /// Leaves the spec out: it is large, and two ledgers that differ in it alone are still told apart by `Eq`.
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        (self.version, self.fence, self.power, &self.destroy, &self.formation).hash(state);
+        (&self.members, &self.authorities, &self.auth).hash(state);
+    }
+}
+
+impl Ledger {
+    pub fn new(cluster_id: String, spec: ClusterSpec) -> Self {
+        Ledger {
+            format: LEDGER_FORMAT,
+            version: 0,
+            cluster_id,
+            spec,
+            lock: None,
+            fence: 0,
+            power: Power::On,
+            destroy: None,
+            downtime: None,
+            formation: Formation::Unformed,
+            members: BTreeMap::new(),
+            authorities: Authorities::default(),
+            auth: AuthRecord::default(),
+            highest_revision: 0,
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! The words of the design as types: what is desired, what is remembered, what was seen.
+//!
+//! Plain data, no decisions. The planner reads these; the agent and the controller fill them in.
+
+mod auth;
+mod desired;
+mod facts;
+mod ledger;
+mod name;
+mod node_config;
+mod seen;
+
+pub use auth::{Access, AuthOp, AuthSeen, Permission};
+pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, UserWish};
+pub use facts::{
+    AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
+    Facts, Host, MemberEntry, ServiceState, Stamp,
+};
+pub use ledger::{
+    AuthRecord, Authorities, AuthorityRecord, Consent, Enrolment, Formation, FormingMember, JwtKeys, LEDGER_FORMAT,
+    Ledger, Lock, MemberRecord, OwnedUser, Power, SecretKind,
+};
+pub use name::MemberName;
+pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
+pub use seen::{MachineSeen, Observation, Seen};
+
+/// The port on which every agent answers its controller.
+pub const AGENT_PORT: u16 = 2390;
+/// The port of the agent's plain health page, for load balancers.
+pub const HEALTH_PORT: u16 = 2391;
+/// Where etcd serves clients.
+pub const CLIENT_PORT: u16 = 2379;
+/// Where etcd serves its peers.
+pub const PEER_PORT: u16 = 2380;

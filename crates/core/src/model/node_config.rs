@@ -1,0 +1,83 @@
+//! The node config: all that one machine must hold and run. It names no path and no address of a particular machine:
+//! in a flag, `{root}` stands for the place where the agent keeps everything and `{address}` for the machine's address.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::Secret;
+
+/// Replaced by the agent with its own root directory.
+pub const ROOT: &str = "{root}";
+/// Replaced by the agent with its machine's address.
+pub const ADDRESS: &str = "{address}";
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NodeConfig {
+    pub files: Vec<ConfigFile>,
+    pub etcd: EtcdService,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ConfigFile {
+    /// Below the root, without a leading slash.
+    pub path: String,
+    pub mode: u32,
+    pub content: Secret,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct EtcdService {
+    pub version: String,
+    pub binary: BinarySource,
+    /// Flags without their dashes. Those that matter only at the first start are not here.
+    pub flags: BTreeMap<String, String>,
+    /// Files of this config that etcd reads only when it starts.
+    pub inputs: BTreeSet<String>,
+}
+
+/// Where a machine takes etcd from.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BinarySource {
+    /// The `etcd` on the agent's PATH; where none of the right version is there, this archive.
+    Search {
+        otherwise: Option<Archive>,
+    },
+    /// A program, or a directory that holds it.
+    Path(String),
+    /// Debian's package, unpacked beside the agent and not installed.
+    DebianPackage,
+    Archive(Archive),
+}
+
+/// A release archive, and what its bytes must add up to.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Archive {
+    pub url: String,
+    pub sha256: String,
+}
+
+impl NodeConfig {
+    /// Tells two node configs apart.
+    pub fn digest(&self) -> String {
+        digest_of(self)
+    }
+
+    /// Changes exactly when etcd must be restarted for this config to take effect. Where the program comes from does
+    /// not matter to a running process, only its version.
+    pub fn etcd_digest(&self) -> String {
+        let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| self.etcd.inputs.contains(&f.path)).collect();
+        digest_of(&(&self.etcd.version, &self.etcd.flags, inputs))
+    }
+}
+
+fn digest_of(value: &impl Serialize) -> String {
+    let bytes = serde_json::to_vec(value).expect("plain data serializes");
+    hex(&Sha256::digest(bytes)[..16])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}

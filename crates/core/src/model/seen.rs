@@ -1,0 +1,43 @@
+//! Observations: what was seen, and when. What could not be seen is never taken for absent.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{AgentSeen, MemberName, Power};
+
+/// One look at something that may not answer.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Seen<T> {
+    At(Timestamp, T),
+    Unreachable { since: Timestamp, why: String },
+}
+
+impl<T> Seen<T> {
+    pub fn get(&self) -> Option<&T> {
+        match self {
+            Seen::At(_, value) => Some(value),
+            Seen::Unreachable { .. } => None,
+        }
+    }
+}
+
+/// One look at one cluster: its machines through the provider, and its members through their agents.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Observation {
+    pub now: Timestamp,
+    pub machines: Seen<BTreeMap<MemberName, MachineSeen>>,
+    pub agents: BTreeMap<MemberName, Seen<AgentSeen>>,
+}
+
+/// A machine as its provider sees it. The mark on it (whose, which incarnation) was put there at its creation.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct MachineSeen {
+    pub cluster_id: String,
+    pub incarnation: u64,
+    pub power: Power,
+    pub address: IpAddr,
+}

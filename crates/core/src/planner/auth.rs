@@ -1,0 +1,127 @@
+//! Authentication: root first, then turned on, then the declared roles and users, kept equal to the spec.
+//!
+//! What other tools made is left alone: only what the ledger says we made is ever removed.
+
+use std::collections::BTreeSet;
+
+use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
+use crate::model::{AuthLook, AuthOp, AuthSeen, AuthWish, Desired, Formation, MemberName, Observation, Permission};
+
+const ROOT: &str = "root";
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let (Some(wish), Formation::Formed { .. }) = (&desired.auth, &desired.formation) else { return };
+    let Some((through, look)) = spokesman(desired, seen) else { return };
+    if decision.has_business_with(through) {
+        return;
+    }
+    match look {
+        AuthLook::NotAsked => decision.wait(WaitingFor::AuthSight),
+        AuthLook::Failed { why } => {
+            decision.block(UnsafeBecause::AuthUnseen { member: through.clone(), why: why.clone() })
+        }
+        AuthLook::Seen(found) => {
+            for (op, why) in changes(wish, found) {
+                decision.step(Action::Auth { member: through.clone(), op }, why);
+            }
+        }
+    }
+}
+
+/// The healthy voter through which users and roles are read and changed: the leader where it is one of them.
+fn spokesman<'a>(desired: &'a Desired, seen: &'a Observation) -> Option<(&'a MemberName, &'a AuthLook)> {
+    let mut healthy = desired.members.keys().filter_map(|member| {
+        let facts = facts(seen, member).filter(|f| safety::is_healthy_voter(f))?;
+        Some((member, facts.etcd.status.as_ref()?))
+    });
+    let first = healthy.next()?;
+    let leads = |(_, s): &(&MemberName, &crate::model::EtcdStatus)| s.leader == s.member_id;
+    let (member, status) = if leads(&first) { first } else { healthy.find(leads).unwrap_or(first) };
+    Some((member, &status.auth))
+}
+
+/// The changes that make `found` equal to the wish, in an order that may be cut anywhere and taken up again.
+fn changes(wish: &AuthWish, found: &AuthSeen) -> Vec<(AuthOp, String)> {
+    let mut ops = Vec::new();
+    root(found, &mut ops);
+    roles(wish, found, &mut ops);
+    users(wish, found, &mut ops);
+    removals(wish, found, &mut ops);
+    ops
+}
+
+fn root(found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
+    let root = || ROOT.to_owned();
+    if !found.users.contains_key(ROOT) {
+        ops.push((AuthOp::AddUser { user: root() }, String::from("authentication needs a user root")));
+    }
+    if !found.roles.contains_key(ROOT) {
+        ops.push((AuthOp::AddRole { role: root() }, String::from("the user root needs a role root")));
+    }
+    if !found.users.get(ROOT).is_some_and(|roles| roles.contains(ROOT)) {
+        let op = AuthOp::GrantRole { user: root(), role: root() };
+        ops.push((op, String::from("the user root must be allowed everything")));
+    }
+    if !found.enabled {
+        ops.push((AuthOp::Enable, String::from("until then anyone who reaches the cluster may do everything")));
+    }
+}
+
+fn roles(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
+    let none = BTreeSet::new();
+    for (role, wanted) in &wish.roles {
+        if !found.roles.contains_key(role) {
+            ops.push((AuthOp::AddRole { role: role.clone() }, format!("the spec declares role {role}")));
+        }
+        let has = found.roles.get(role).unwrap_or(&none);
+        for permission in has.difference(wanted).filter(|p| !same_place(wanted, p)) {
+            let op = AuthOp::RevokePermission { role: role.clone(), permission: permission.clone() };
+            ops.push((op, format!("the spec does not give that to role {role}")));
+        }
+        for permission in wanted.difference(has) {
+            let op = AuthOp::GrantPermission { role: role.clone(), permission: permission.clone() };
+            ops.push((op, format!("the spec gives that to role {role}")));
+        }
+    }
+}
+
+/// Whether a permission for the same keys is wanted: granting that one replaces this one.
+fn same_place(wanted: &BTreeSet<Permission>, permission: &Permission) -> bool {
+    wanted.iter().any(|w| w.place() == permission.place())
+}
+
+fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
+    let none = BTreeSet::new();
+    for (user, wanted) in &wish.users {
+        let owned = wish.owned.users.get(user);
+        if !found.users.contains_key(user) {
+            ops.push((AuthOp::AddUser { user: user.clone() }, format!("the spec declares user {user}")));
+        } else if owned.is_some_and(|o| o.password != wanted.password) {
+            ops.push((AuthOp::SetPassword { user: user.clone() }, format!("the password of user {user} has changed")));
+        }
+        let has = found.users.get(user).unwrap_or(&none);
+        for role in wanted.roles.difference(has) {
+            let op = AuthOp::GrantRole { user: user.clone(), role: role.clone() };
+            ops.push((op, format!("the spec gives user {user} that role")));
+        }
+        for role in has.difference(&wanted.roles) {
+            let op = AuthOp::RevokeRole { user: user.clone(), role: role.clone() };
+            ops.push((op, format!("the spec does not give user {user} that role")));
+        }
+    }
+}
+
+fn removals(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
+    for user in wish.owned.users.keys().filter(|u| *u != ROOT && !wish.users.contains_key(*u)) {
+        if found.users.contains_key(user) {
+            let why = format!("quorate made user {user}, and the spec no longer names it");
+            ops.push((AuthOp::DeleteUser { user: user.clone() }, why));
+        }
+    }
+    for role in wish.owned.roles.iter().filter(|r| *r != ROOT && !wish.roles.contains_key(*r)) {
+        if found.roles.contains_key(role) {
+            let why = format!("quorate made role {role}, and the spec no longer names it");
+            ops.push((AuthOp::DeleteRole { role: role.clone() }, why));
+        }
+    }
+}

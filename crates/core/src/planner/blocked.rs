@@ -1,0 +1,214 @@
+//! Refusals: what quorate will not do, by which rule, with the numbers, and what the operator can do about it.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Serialize;
+
+use super::safety::Rule;
+use super::step::list;
+use crate::model::MemberName;
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum UnsafeBecause {
+    ForeignMachine { member: MemberName, found: String, ours: String },
+    SecondKey { member: MemberName },
+    OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
+    WrongBinary { member: MemberName, wanted: String, found: String },
+    ForeignData { member: MemberName, found: String },
+    LostData { member: MemberName },
+    OtherFormation { member: MemberName, found: String, ours: String },
+    MembersDiffer { added: BTreeSet<MemberName>, removed: BTreeSet<MemberName> },
+    VersionDiffers { member: MemberName, running: String, wanted: String },
+    Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
+    Outage { member: MemberName, voters: usize },
+    AuthUnseen { member: MemberName, why: String },
+    NoBackup,
+}
+
+impl UnsafeBecause {
+    pub fn rule(&self) -> Rule {
+        match self {
+            UnsafeBecause::ForeignMachine { .. } | UnsafeBecause::ForeignData { .. } | UnsafeBecause::NoBackup => {
+                Rule::DataDiesOnlyByConsent
+            }
+            UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
+            UnsafeBecause::OlderLedger { .. } => Rule::OneController,
+            UnsafeBecause::WrongBinary { .. } | UnsafeBecause::VersionDiffers { .. } => Rule::KnownVersions,
+            UnsafeBecause::LostData { .. } => Rule::NewWithinOneFormation,
+            UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
+            UnsafeBecause::MembersDiffer { .. } => Rule::OneMembershipChange,
+            UnsafeBecause::Quorum { .. } => Rule::OneDisturbance,
+            UnsafeBecause::Outage { .. } => Rule::QuorumIsKept,
+            UnsafeBecause::AuthUnseen { .. } => Rule::UnseenIsUnsafe,
+        }
+    }
+
+    pub fn member(&self) -> Option<&MemberName> {
+        match self {
+            UnsafeBecause::ForeignMachine { member, .. }
+            | UnsafeBecause::SecondKey { member }
+            | UnsafeBecause::OlderLedger { member, .. }
+            | UnsafeBecause::WrongBinary { member, .. }
+            | UnsafeBecause::ForeignData { member, .. }
+            | UnsafeBecause::LostData { member }
+            | UnsafeBecause::OtherFormation { member, .. }
+            | UnsafeBecause::VersionDiffers { member, .. }
+            | UnsafeBecause::Quorum { member, .. }
+            | UnsafeBecause::Outage { member, .. } => Some(member),
+            UnsafeBecause::MembersDiffer { .. } | UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::NoBackup => None,
+        }
+    }
+
+    /// A short word for each kind of refusal; `KINDS` has them all.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            UnsafeBecause::ForeignMachine { .. } => "foreign-machine",
+            UnsafeBecause::SecondKey { .. } => "second-key",
+            UnsafeBecause::OlderLedger { .. } => "older-ledger",
+            UnsafeBecause::WrongBinary { .. } => "wrong-binary",
+            UnsafeBecause::ForeignData { .. } => "foreign-data",
+            UnsafeBecause::LostData { .. } => "lost-data",
+            UnsafeBecause::OtherFormation { .. } => "other-formation",
+            UnsafeBecause::MembersDiffer { .. } => "members-differ",
+            UnsafeBecause::VersionDiffers { .. } => "version-differs",
+            UnsafeBecause::Quorum { .. } => "quorum",
+            UnsafeBecause::Outage { .. } => "outage",
+            UnsafeBecause::AuthUnseen { .. } => "auth-unseen",
+            UnsafeBecause::NoBackup => "no-backup",
+        }
+    }
+
+    pub const KINDS: [&str; 13] = [
+        "foreign-machine",
+        "second-key",
+        "older-ledger",
+        "wrong-binary",
+        "foreign-data",
+        "lost-data",
+        "other-formation",
+        "members-differ",
+        "version-differs",
+        "quorum",
+        "outage",
+        "auth-unseen",
+        "no-backup",
+    ];
+
+    /// What the operator can do.
+    pub fn remedy(&self) -> String {
+        match self {
+            UnsafeBecause::ForeignMachine { member, .. } => format!(
+                "if it is this cluster's and its ledger was lost, bring the ledger back with `quorate ledger import`; \
+                 if it is nobody's, remove the machine of {member} by hand; else choose another cluster name"
+            ),
+            UnsafeBecause::SecondKey { member } => format!(
+                "somebody may be answering in the place of {member}: look who listens at its address; if the machine was \
+                 only made anew, destroy it and let quorate create it again"
+            ),
+            UnsafeBecause::OlderLedger { .. } => String::from(
+                "bring back the newer ledger with `quorate ledger import`; if it is gone for good, `quorate apply \
+                 --accept-older-ledger` goes on above what the agents remember",
+            ),
+            UnsafeBecause::WrongBinary { wanted, .. } => {
+                format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
+            }
+            UnsafeBecause::ForeignData { member, .. } => format!(
+                "quorate never removes data that it did not make: move the data directory of {member} away by hand"
+            ),
+            UnsafeBecause::LostData { member } => format!(
+                "put the disk of {member} back if it still exists; the others keep serving while they have a quorum. An \
+                 empty disk is never started as a new cluster"
+            ),
+            UnsafeBecause::OtherFormation { member, .. } => {
+                format!("stop etcd on {member}: it is not part of this cluster, and its data must not be mixed in")
+            }
+            UnsafeBecause::MembersDiffer { .. } => String::from(
+                "put the members of the spec back to those of the running cluster: this version of quorate forms \
+                 clusters and keeps them, and does not change their membership",
+            ),
+            UnsafeBecause::VersionDiffers { running, .. } => format!(
+                "set `etcd.version` back to {running}: this version of quorate does not change the etcd version of a \
+                 running cluster"
+            ),
+            UnsafeBecause::Quorum { .. } => {
+                String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
+            }
+            UnsafeBecause::Outage { .. } => {
+                String::from("say that it may happen now with `quorate apply --allow-downtime`")
+            }
+            UnsafeBecause::AuthUnseen { .. } => String::from(
+                "if another tool changed the user root or its password, give quorate back a root that it can use; \
+                 everything else goes on meanwhile",
+            ),
+            UnsafeBecause::NoBackup => {
+                String::from("say that none is needed with `--without-backup`: the data is then gone for good")
+            }
+        }
+    }
+}
+
+impl fmt::Display for UnsafeBecause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            UnsafeBecause::ForeignMachine { member, found, ours } => write!(
+                f,
+                "the machine of {member} exists already and belongs to another cluster (its mark says {found}, this \
+                 cluster is {ours})"
+            ),
+            UnsafeBecause::SecondKey { member } => write!(
+                f,
+                "an agent with another key answers in the place of {member}: the enrolment token was used by a first one \
+                 before"
+            ),
+            UnsafeBecause::OlderLedger { member, what, ledger, agent } => write!(
+                f,
+                "the agent of {member} remembers {what} {agent}, and the ledger only {ledger}: this ledger is older than \
+                 the cluster"
+            ),
+            UnsafeBecause::WrongBinary { member, wanted, found } => {
+                write!(f, "{member} should run etcd {wanted}, and {found}")
+            }
+            UnsafeBecause::ForeignData { member, found } => {
+                write!(f, "the data directory of {member} is not empty and not of this cluster: {found}")
+            }
+            UnsafeBecause::LostData { member } => write!(
+                f,
+                "the data directory of {member} is empty, and the cluster was formed with data in it: its disk was lost"
+            ),
+            UnsafeBecause::OtherFormation { member, found, ours } => {
+                write!(f, "{member} belongs to formation {found}, and this cluster is {ours}")
+            }
+            UnsafeBecause::MembersDiffer { added, removed } => {
+                write!(f, "the cluster is formed, and the spec now has other members")?;
+                if !added.is_empty() {
+                    write!(f, "; added: {}", list(added))?;
+                }
+                if !removed.is_empty() {
+                    write!(f, "; removed: {}", list(removed))?;
+                }
+                Ok(())
+            }
+            UnsafeBecause::VersionDiffers { member, running, wanted } => {
+                write!(f, "{member} runs etcd {running}, and the spec asks for {wanted}")
+            }
+            UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
+                f,
+                "{member} must be restarted, and only {healthy} of {voters} voters are healthy: quorum is {quorum}, and \
+                 one disturbance is enough"
+            ),
+            UnsafeBecause::Outage { member, voters: 1 } => {
+                write!(f, "{member} must be restarted and is the only voter: the cluster is down while it restarts")
+            }
+            UnsafeBecause::Outage { member, voters } => write!(
+                f,
+                "{member} must be restarted, and {voters} voters need all {voters}: the cluster is down while it restarts"
+            ),
+            UnsafeBecause::AuthUnseen { member, why } => {
+                write!(f, "etcd's users and roles could not be read through {member}: {why}")
+            }
+            UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
+        }
+    }
+}

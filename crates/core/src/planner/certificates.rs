@@ -1,0 +1,110 @@
+//! Certificates: every machine holds those it needs, from the right CA, for its addresses, with enough time left.
+//!
+//! etcd reads its leaf at each handshake, so putting a new one in place disturbs nobody.
+
+use std::collections::BTreeSet;
+
+use jiff::SignedDuration;
+
+use super::{Action, Decision, facts};
+use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MachineSeen, MemberName, Observation};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    for member in desired.members.keys() {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        let Some(facts) = facts(seen, member) else { continue };
+        let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { continue };
+        let wanting = wanting(desired, seen, member, machine, facts);
+        if let Some((_, why)) = wanting.first() {
+            let why = why.clone();
+            let uses = wanting.into_iter().map(|(of, _)| of).collect();
+            decision.step(Action::InstallCertificates { member: member.clone(), uses }, why);
+        }
+    }
+}
+
+/// Which certificates are wanting, and why.
+fn wanting(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    machine: &MachineSeen,
+    facts: &Facts,
+) -> Vec<(CertificateUse, String)> {
+    let mut uses = vec![CertificateUse::Member];
+    if desired.certificates.root {
+        uses.push(CertificateUse::Root);
+    }
+    uses.push(CertificateUse::Agent);
+    uses.into_iter()
+        .filter_map(|of| {
+            let why = fault(desired, seen, member, machine, of, facts.certificates.get(&of))?;
+            Some((of, why))
+        })
+        .collect()
+}
+
+fn fault(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    machine: &MachineSeen,
+    of: CertificateUse,
+    certificate: Option<&CertificateSeen>,
+) -> Option<String> {
+    let wish = &desired.certificates;
+    let name = of.file_stem();
+    let Some(certificate) = certificate else {
+        return Some(format!("{member} has no {name} certificate yet"));
+    };
+    let brought = match of {
+        CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
+        CertificateUse::Root => wish.brought_root.as_ref(),
+        CertificateUse::Agent => None,
+    };
+    if let Some(brought) = brought {
+        return (certificate.fingerprint != *brought)
+            .then(|| format!("the {name} certificate on {member} is not the one that was brought"));
+    }
+    let authority = match of {
+        CertificateUse::Agent => &wish.control_authority,
+        CertificateUse::Member | CertificateUse::Root => &wish.etcd_authority,
+    };
+    if certificate.authority_key_id != *authority {
+        return Some(format!("the {name} certificate of {member} is signed by another CA"));
+    }
+    if of == CertificateUse::Member {
+        let lacking = sans(desired, member, machine).difference(&certificate.sans).cloned().collect::<Vec<_>>();
+        if !lacking.is_empty() {
+            return Some(format!("the member certificate of {member} lacks {}", lacking.join(", ")));
+        }
+        if certificate.organization != wish.organization {
+            return Some(format!("the member certificate of {member} names another organization"));
+        }
+    }
+    let left = certificate.not_after.duration_since(seen.now);
+    (left <= wish.renew_before).then(|| {
+        let days = left.as_hours() / 24;
+        let window = wish.renew_before.as_hours() / 24;
+        if left <= SignedDuration::ZERO {
+            format!("the {name} certificate of {member} has expired")
+        } else {
+            format!("the {name} certificate of {member} has {days} days left, and is renewed {window} days before")
+        }
+    })
+}
+
+/// The names and addresses for which a member's certificate must be good.
+pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen) -> BTreeSet<String> {
+    let mut sans = desired.certificates.extra_sans.clone();
+    sans.insert(machine.address.to_string());
+    sans.insert(String::from("127.0.0.1"));
+    sans.insert(String::from("localhost"));
+    sans.insert(member.to_string());
+    if let Some(wish) = desired.members.get(member) {
+        sans.insert(wish.machine.clone());
+    }
+    sans
+}

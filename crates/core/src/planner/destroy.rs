@@ -1,0 +1,22 @@
+//! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
+
+use super::{Action, Decision, WaitingFor, machines};
+use crate::model::{Desired, Observation, Seen};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let found = match &seen.machines {
+        Seen::At(_, machines) => machines,
+        Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
+    };
+    for (member, machine) in found {
+        if machines::is_ours(desired, machine) {
+            decision.step(
+                Action::DestroyMachine { member: member.clone() },
+                "the operator gave the word that this cluster and its data go",
+            );
+        }
+    }
+    if decision.steps.is_empty() {
+        decision.step(Action::ForgetCluster, "no machine of it is left");
+    }
+}

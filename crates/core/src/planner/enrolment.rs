@@ -1,0 +1,49 @@
+//! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
+
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use crate::model::{AgentSeen, Desired, DesiredMember, MemberName, Observation, Seen};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    for (member, wish) in &desired.members {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        match seen.agents.get(member) {
+            None => wait(decision, member, "it was not asked yet"),
+            Some(Seen::Unreachable { why, .. }) => wait(decision, member, why),
+            Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
+                unenrolled(seen, decision, member, wish, public_key)
+            }
+            Some(Seen::At(_, AgentSeen::Enrolled(facts))) => {
+                if let Err(because) = safety::ledger_is_current(desired, member, facts) {
+                    decision.block(because);
+                }
+            }
+        }
+    }
+}
+
+fn unenrolled(seen: &Observation, decision: &mut Decision, member: &MemberName, wish: &DesiredMember, key: &str) {
+    let destroy = Action::DestroyMachine { member: member.clone() };
+    let Some(enrolment) = &wish.enrolment else {
+        return decision.step(
+            destroy,
+            "its agent was never enrolled and the ledger holds no token for it: it is made anew, and holds nothing",
+        );
+    };
+    match &enrolment.bound_key {
+        Some(bound) if bound != key => decision.block(UnsafeBecause::SecondKey { member: member.clone() }),
+        None if enrolment.expires <= seen.now => decision.step(
+            destroy,
+            "its enrolment token expired before it was used: the machine is made anew, and holds nothing",
+        ),
+        _ => decision.step(
+            Action::Enrol { member: member.clone() },
+            format!("the agent of {member} answers and has no certificate yet"),
+        ),
+    }
+}
+
+fn wait(decision: &mut Decision, member: &MemberName, why: &str) {
+    decision.wait(WaitingFor::Agent { member: member.clone(), why: why.to_owned() });
+}

@@ -1,0 +1,246 @@
+//! Formation: how a cluster comes into being, once, and how its members are kept running on the data it left them.
+//!
+//! The ledger records `Forming` before the first start and `Formed` before the first client write. In between, anything
+//! that went wrong is answered by wiping all and beginning again under a new token; afterwards an empty disk is never
+//! a beginning.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::safety::{self, DataVerdict};
+use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, facts};
+use crate::model::{
+    Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
+};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    match &desired.formation {
+        Formation::Unformed => begin(desired, seen, decision),
+        Formation::Forming { token, members } => form(desired, seen, decision, token, members),
+        Formation::Formed { token, etcd_cluster_id, members } => {
+            keep(desired, seen, decision, token, *etcd_cluster_id, members)
+        }
+    }
+}
+
+/// Nothing was begun: clean up what an abandoned formation left, and begin when every member is ready and empty.
+fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let mut members = BTreeMap::new();
+    for member in desired.members.keys() {
+        let Some(facts) = ready(seen, decision, member) else { continue };
+        match safety::judge_data(desired, member, None, facts) {
+            DataVerdict::MayBeginAsNew if facts.etcd.service == ServiceState::Stopped => {
+                members.extend(forming_member(seen, member, facts));
+            }
+            verdict => clear(desired, decision, member, facts, verdict),
+        }
+    }
+    if members.len() == desired.members.len() {
+        let token = desired.next_token.clone();
+        let why = format!(
+            "{} are ready and empty; from here on only this token may say `new`",
+            count(members.len(), "member", "members")
+        );
+        decision.step(Action::RecordForming { token, members }, why);
+    }
+}
+
+/// A formation is under way: start the members one after another, and record it as formed when all of them vote.
+fn form(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    token: &str,
+    members: &BTreeMap<MemberName, FormingMember>,
+) {
+    if let Some(why) = broken(desired, seen, token, members) {
+        return decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+    }
+    for member in desired.members.keys() {
+        let Some(facts) = ready(seen, decision, member) else { return };
+        match safety::judge_data(desired, member, Some(token), facts) {
+            DataVerdict::MayBeginAsNew | DataVerdict::MayGoOn => {}
+            verdict => clear(desired, decision, member, facts, verdict),
+        }
+    }
+    if decision.steps.is_empty() && decision.blocked.is_empty() {
+        start_in_turn(desired, seen, decision, token);
+    }
+    if decision.steps.is_empty() && decision.waiting.is_empty() && decision.blocked.is_empty() {
+        record_formed(desired, seen, decision);
+    }
+}
+
+/// What makes a formation impossible to finish. No client has written yet, so it is simply begun again.
+fn broken(
+    desired: &Desired,
+    seen: &Observation,
+    token: &str,
+    members: &BTreeMap<MemberName, FormingMember>,
+) -> Option<String> {
+    if !members.keys().eq(desired.members.keys()) {
+        return Some(String::from("the spec names other members now, and no client has written yet"));
+    }
+    members.iter().find_map(|(member, began)| {
+        let facts = facts(seen, member)?;
+        let now = forming_member(seen, member, facts).map(|(_, now)| now)?;
+        if now.machine_id != began.machine_id {
+            return Some(format!("{member} has another machine than when the formation began, so it forgot its votes"));
+        }
+        if now.peer_url != began.peer_url {
+            return Some(format!("{member} has another address than when the formation began"));
+        }
+        let lost = safety::judge_data(desired, member, Some(token), facts) == DataVerdict::Lost;
+        lost.then(|| format!("{member} lost the data of this formation, and with it its votes"))
+    })
+}
+
+/// A member that asks a peer whose port is open but silent waits a second; so each starts when the one before answers.
+fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
+    for (member, wish) in &desired.members {
+        let Some(facts) = facts(seen, member) else { return };
+        match &facts.etcd.service {
+            ServiceState::Stopped => {
+                let stamp = Stamp {
+                    cluster_id: desired.cluster_id.clone(),
+                    token: token.to_owned(),
+                    member: member.clone(),
+                    incarnation: wish.incarnation,
+                };
+                let fresh = safety::judge_data(desired, member, Some(token), facts) == DataVerdict::MayBeginAsNew;
+                return decision.step_expecting(
+                    Action::StartEtcd { member: member.clone(), bootstrap: fresh.then_some(stamp) },
+                    if fresh {
+                        format!("{member} is part of the formation and was never started in it")
+                    } else {
+                        format!("{member} holds data of this formation and does not run")
+                    },
+                    Precondition::Data(facts.etcd.data.clone()),
+                );
+            }
+            ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
+            ServiceState::Running { .. } if !facts.etcd.peer_serving => {
+                return decision.wait(WaitingFor::PeerPort { member: member.clone() });
+            }
+            ServiceState::Running { .. } => wait_for_etcd(decision, member, facts),
+        }
+    }
+}
+
+fn record_formed(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let statuses: Vec<&EtcdStatus> =
+        desired.members.keys().filter_map(|m| facts(seen, m)?.etcd.status.as_ref()).collect();
+    let ids: BTreeSet<u64> = statuses.iter().map(|s| s.cluster_id).collect();
+    let all = desired.members.len();
+    if let (Some(id), 1, true) = (ids.first(), ids.len(), statuses.len() == all) {
+        let why =
+            format!("{all} of {all} voters are healthy and agree that they are one cluster; clients may write now");
+        decision.step(Action::RecordFormed { etcd_cluster_id: *id }, why);
+    } else if let Some((member, _)) = desired.members.first_key_value() {
+        let why = String::from("the members do not agree yet which cluster they are");
+        decision.wait(WaitingFor::Health { member: member.clone(), why });
+    }
+}
+
+/// The cluster is formed: members run on the data they have, or not at all.
+fn keep(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    token: &str,
+    etcd_cluster_id: u64,
+    members: &BTreeMap<MemberName, FormingMember>,
+) {
+    let formed: BTreeSet<&MemberName> = members.keys().collect();
+    let wanted: BTreeSet<&MemberName> = desired.members.keys().collect();
+    if formed != wanted {
+        let names =
+            |a: &BTreeSet<&MemberName>, b: &BTreeSet<&MemberName>| a.difference(b).map(|m| (*m).clone()).collect();
+        let (added, removed) = (names(&wanted, &formed), names(&formed, &wanted));
+        decision.block(UnsafeBecause::MembersDiffer { added, removed });
+    }
+    for member in members.keys().filter(|m| desired.members.contains_key(*m)) {
+        let Some(facts) = ready(seen, decision, member) else { continue };
+        match safety::judge_data(desired, member, Some(token), facts) {
+            DataVerdict::MayGoOn => keep_running(desired, decision, member, facts, etcd_cluster_id),
+            DataVerdict::MayBeginAsNew | DataVerdict::Lost => {
+                decision.block(UnsafeBecause::LostData { member: member.clone() });
+            }
+            DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
+                member: member.clone(),
+                found: stamp.token,
+                ours: token.to_owned(),
+            }),
+            DataVerdict::Foreign(found) => {
+                decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
+            }
+        }
+    }
+}
+
+fn keep_running(desired: &Desired, decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64) {
+    match (&facts.etcd.service, &facts.etcd.status) {
+        (ServiceState::Stopped, _) => decision.step_expecting(
+            Action::StartEtcd { member: member.clone(), bootstrap: None },
+            format!("etcd on {member} does not run; it holds data of this cluster"),
+            Precondition::Data(facts.etcd.data.clone()),
+        ),
+        (_, Some(status)) if status.cluster_id != cluster_id => decision.block(UnsafeBecause::OtherFormation {
+            member: member.clone(),
+            found: format!("of etcd cluster {:x}", status.cluster_id),
+            ours: format!("{:x} ({})", cluster_id, desired.cluster),
+        }),
+        _ => wait_for_etcd(decision, member, facts),
+    }
+}
+
+/// Waits where a member's etcd is not yet healthy; where it is, there is nothing to wait for.
+fn wait_for_etcd(decision: &mut Decision, member: &MemberName, facts: &Facts) {
+    let member = member.clone();
+    let why = match (&facts.etcd.service, &facts.etcd.status) {
+        (ServiceState::BackingOff { restarts, last_exit }, _) => {
+            return decision.wait(WaitingFor::EtcdToStay {
+                member,
+                restarts: *restarts,
+                how: last_exit.how.clone(),
+                last_words: last_exit.last_words.clone(),
+            });
+        }
+        (_, Some(status)) if status.healthy => return,
+        (_, Some(status)) if status.leader == 0 => "it sees no leader",
+        (_, Some(_)) => "it does not answer reads yet",
+        (_, None) => "it does not answer yet",
+    };
+    decision.wait(WaitingFor::Health { member, why: why.to_owned() });
+}
+
+/// Stops and wipes a remainder that no client ever wrote to; refuses what is not ours.
+fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts: &Facts, verdict: DataVerdict) {
+    match verdict {
+        DataVerdict::Foreign(found) => decision.block(UnsafeBecause::ForeignData { member: member.clone(), found }),
+        _ if facts.etcd.service != ServiceState::Stopped => decision.step(
+            Action::StopEtcd { member: member.clone() },
+            "it runs in a formation that was abandoned before any client could write",
+        ),
+        DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.formation) => decision.step_expecting(
+            Action::WipeData { member: member.clone(), stamp },
+            "that formation was abandoned before any client could write",
+            Precondition::Data(facts.etcd.data.clone()),
+        ),
+        _ => {}
+    }
+}
+
+/// The facts of a member that no earlier concern has business with.
+fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) -> Option<&'a Facts> {
+    if decision.has_business_with(member) { None } else { facts(seen, member) }
+}
+
+fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Option<(MemberName, FormingMember)> {
+    let address = seen.machines.get()?.get(member)?.address;
+    let peer_url = format!("https://{address}:{PEER_PORT}");
+    Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url }))
+}
+
+fn count(n: usize, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}

@@ -1,0 +1,98 @@
+//! The planner: a pure function from what is desired and what was seen to the next safe steps.
+//!
+//! One file per concern. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
+//! against an imagined world, which is what `plan` shows and what the model check explores.
+
+mod auth;
+mod blocked;
+mod certificates;
+mod config;
+mod destroy;
+mod enrolment;
+mod formation;
+mod machines;
+pub mod remember;
+pub mod safety;
+pub mod simulate;
+mod step;
+mod waiting;
+
+pub use blocked::UnsafeBecause;
+pub use step::{Action, Precondition, Reason, Step};
+pub use waiting::WaitingFor;
+
+use serde::Serialize;
+
+use crate::model::{Desired, Facts, MemberName, Observation, Power};
+
+/// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
+pub struct Decision {
+    /// Steps for one machine are done in this order; different machines go on beside each other.
+    pub steps: Vec<Step>,
+    pub waiting: Vec<WaitingFor>,
+    pub blocked: Vec<UnsafeBecause>,
+}
+
+impl Decision {
+    pub fn settled(&self) -> bool {
+        self.steps.is_empty() && self.waiting.is_empty() && self.blocked.is_empty()
+    }
+
+    fn step(&mut self, action: Action, why: impl Into<String>) {
+        self.steps.push(Step { action, why: Reason::new(why), expects: Precondition::Nothing });
+    }
+
+    fn step_expecting(&mut self, action: Action, why: impl Into<String>, expects: Precondition) {
+        self.steps.push(Step { action, why: Reason::new(why), expects });
+    }
+
+    fn wait(&mut self, waiting: WaitingFor) {
+        self.waiting.push(waiting);
+    }
+
+    fn block(&mut self, because: UnsafeBecause) {
+        self.blocked.push(because);
+    }
+
+    /// Whether an earlier concern has something to do on this member, or refuses it.
+    fn has_business_with(&self, member: &MemberName) -> bool {
+        self.steps.iter().any(|s| s.action.member() == Some(member))
+            || self.blocked.iter().any(|b| b.member() == Some(member))
+    }
+}
+
+/// Decides for one cluster. A refused concern does not stop the others.
+pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
+    let mut decision = Decision::default();
+    if desired.destroy {
+        destroy::decide(desired, seen, &mut decision);
+        return decision;
+    }
+    if desired.power == Power::Off {
+        machines::switch_off(desired, seen, &mut decision);
+        return decision;
+    }
+    if !desired.secrets_missing.is_empty() {
+        let kinds = desired.secrets_missing.clone();
+        let why = step::missing_secrets(&kinds);
+        decision.step(Action::MakeSecrets { kinds }, why);
+        return decision;
+    }
+    machines::decide(desired, seen, &mut decision);
+    enrolment::decide(desired, seen, &mut decision);
+    certificates::decide(desired, seen, &mut decision);
+    config::decide(desired, seen, &mut decision);
+    formation::decide(desired, seen, &mut decision);
+    config::restart(desired, seen, &mut decision);
+    auth::decide(desired, seen, &mut decision);
+    decision
+}
+
+/// The facts of a member whose agent is enrolled and answered.
+fn facts<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a Facts> {
+    match seen.agents.get(member)?.get()? {
+        crate::model::AgentSeen::Enrolled(facts) => Some(facts),
+        crate::model::AgentSeen::Unenrolled { .. } => None,
+    }
+}

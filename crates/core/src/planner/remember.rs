@@ -1,0 +1,80 @@
+//! What the ledger keeps of a step: some of it before the step is done, some after. Pure, so that the simulated world
+//! and the real controller remember alike.
+
+use super::Action;
+use crate::model::{AuthOp, Desired, Formation, Ledger, OwnedUser};
+
+/// Writes what must be known before the step is done. Says whether the ledger changed.
+///
+/// Guarantees: what a step may leave behind when it is cut short is in the ledger already.
+pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
+    match action {
+        Action::CreateMachine { member, incarnation } => {
+            let record = ledger.members.entry(member.clone()).or_default();
+            record.incarnation = *incarnation;
+            true
+        }
+        Action::PushConfig { member, generation } => {
+            let Some(wish) = desired.members.get(member) else { return false };
+            let record = ledger.members.entry(member.clone()).or_default();
+            let changed = record.generation != *generation || record.digest != wish.digest;
+            record.generation = *generation;
+            record.digest.clone_from(&wish.digest);
+            changed
+        }
+        Action::RecordForming { token, members } => {
+            ledger.formation = Formation::Forming { token: token.clone(), members: members.clone() };
+            true
+        }
+        Action::AbandonFormation { token } => abandon(ledger, token),
+        Action::RecordFormed { etcd_cluster_id } => formed(ledger, *etcd_cluster_id),
+        Action::Auth { op: AuthOp::AddUser { user }, .. } => {
+            own(ledger, desired, user);
+            true
+        }
+        Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.auth.roles.insert(role.clone()),
+        _ => false,
+    }
+}
+
+/// Writes what only holds once the step is done. Says whether the ledger changed.
+pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
+    match action {
+        Action::DestroyMachine { member } => {
+            let Some(record) = ledger.members.get_mut(member) else { return false };
+            record.generation = 0;
+            record.digest.clear();
+            record.enrolment = None;
+            true
+        }
+        Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
+            own(ledger, desired, user);
+            true
+        }
+        Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.auth.users.remove(user).is_some(),
+        Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.auth.roles.remove(role),
+        _ => false,
+    }
+}
+
+/// From now on the user is ours to change and to remove.
+fn own(ledger: &mut Ledger, desired: &Desired, user: &str) {
+    let password = desired.auth.as_ref().and_then(|a| a.users.get(user)).and_then(|u| u.password.clone());
+    ledger.auth.users.insert(user.to_owned(), OwnedUser { password });
+}
+
+fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
+    match &ledger.formation {
+        Formation::Forming { token, .. } if token == abandoned => {
+            ledger.formation = Formation::Unformed;
+            true
+        }
+        _ => false,
+    }
+}
+
+fn formed(ledger: &mut Ledger, etcd_cluster_id: u64) -> bool {
+    let Formation::Forming { token, members } = &ledger.formation else { return false };
+    ledger.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
+    true
+}

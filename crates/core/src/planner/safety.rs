@@ -1,0 +1,134 @@
+//! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::blocked::UnsafeBecause;
+use super::facts;
+use crate::model::{DataSeen, Desired, Facts, Formation, MemberName, Observation, Stamp};
+
+/// The rules by name, as refusals cite them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    OneMembershipChange,
+    QuorumIsKept,
+    NewWithinOneFormation,
+    FormationsShareNothing,
+    DataDiesOnlyByConsent,
+    UnseenIsUnsafe,
+    OneDisturbance,
+    KnownVersions,
+    OneController,
+    OneKeyPerToken,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::OneMembershipChange => "one membership change at a time",
+            Rule::QuorumIsKept => "quorum is never given away",
+            Rule::NewWithinOneFormation => "`new` is said within one formation only",
+            Rule::FormationsShareNothing => "formations never share an identity",
+            Rule::DataDiesOnlyByConsent => "data dies only by consent",
+            Rule::UnseenIsUnsafe => "unseen is unsafe",
+            Rule::OneDisturbance => "one disturbance at a time",
+            Rule::KnownVersions => "only known versions and paths",
+            Rule::OneController => "one controller at a time",
+            Rule::OneKeyPerToken => "an enrolment token is good for one key",
+        })
+    }
+}
+
+/// How many of `voters` must agree.
+pub fn quorum(voters: usize) -> usize {
+    voters / 2 + 1
+}
+
+/// How many more of the healthy voters may fail before the cluster stops.
+pub fn failures_survived(voters: usize, healthy: usize) -> usize {
+    healthy.saturating_sub(quorum(voters))
+}
+
+/// The voters of a formed cluster: how many there are, and how many of them are healthy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Voters {
+    pub all: usize,
+    pub healthy: usize,
+}
+
+/// Counts voters. A member that could not be seen counts as a voter and not as healthy.
+pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
+    let healthy = desired.members.keys().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
+    Voters { all: desired.members.len(), healthy }
+}
+
+pub fn is_healthy_voter(facts: &Facts) -> bool {
+    facts.etcd.status.as_ref().is_some_and(|s| s.healthy && !s.is_learner)
+}
+
+/// What rule 5 and 6 say of a member's data in the present formation.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DataVerdict {
+    /// Never started here in this formation: it may start as `new` while forming.
+    MayBeginAsNew,
+    /// Its data is of this formation: it may start on it.
+    MayGoOn,
+    /// It had data of this formation, and has none now.
+    Lost,
+    /// A remainder of an earlier formation of ours that no client ever wrote to.
+    Leftover(Stamp),
+    /// Not ours to touch.
+    Foreign(String),
+}
+
+/// Judges what is in a member's data directory against the formation's token. `None` means that no formation has begun.
+pub fn judge_data(desired: &Desired, member: &MemberName, token: Option<&str>, seen: &Facts) -> DataVerdict {
+    let ours = |s: &Stamp| s.cluster_id == desired.cluster_id && s.member == *member;
+    let present = |s: &Stamp| ours(s) && Some(s.token.as_str()) == token;
+    match &seen.etcd.data {
+        DataSeen::Stamped(stamp) if present(stamp) => DataVerdict::MayGoOn,
+        DataSeen::Stamped(stamp) if ours(stamp) => DataVerdict::Leftover(stamp.clone()),
+        DataSeen::Stamped(stamp) => DataVerdict::Foreign(format!(
+            "its stamp says member {} of cluster {}, formation {}",
+            stamp.member, stamp.cluster_id, stamp.token
+        )),
+        DataSeen::Unstamped => DataVerdict::Foreign(String::from("nothing says whose it is")),
+        DataSeen::Empty => match &seen.etcd.last_started {
+            None => DataVerdict::MayBeginAsNew,
+            Some(stamp) if present(stamp) => DataVerdict::Lost,
+            Some(stamp) => DataVerdict::Leftover(stamp.clone()),
+        },
+    }
+}
+
+/// Rule 7 for what is left of formations: only while the cluster was never formed can no client have written.
+pub fn may_wipe_leftover(formation: &Formation) -> bool {
+    !matches!(formation, Formation::Formed { .. })
+}
+
+/// Rules 3, 8 and 9: may this member be taken out for a restart now?
+pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let Voters { all, healthy } = voters(desired, seen);
+    if healthy < all {
+        return Err(UnsafeBecause::Quorum { member: member.clone(), voters: all, healthy, quorum: quorum(all) });
+    }
+    if healthy - 1 < quorum(all) && !desired.downtime {
+        return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
+    }
+    Ok(())
+}
+
+/// Rule 11: a ledger that knows less than the agents is not the one that led them here.
+pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
+    if facts.fence > desired.fence {
+        return Err(older("fencing number", desired.fence, facts.fence));
+    }
+    let recorded = desired.members.get(member).map_or(0, |m| m.generation);
+    match facts.node_config {
+        Some((generation, _)) if generation > recorded => Err(older("generation", recorded, generation)),
+        _ => Ok(()),
+    }
+}

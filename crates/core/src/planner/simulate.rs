@@ -1,0 +1,522 @@
+//! The simulated world: machines, agents and etcds as far as the planner can tell them apart from real ones.
+//!
+//! `plan` runs `decide` against it until it settles, so what is shown is what will be done. The model check lets an
+//! adversary loose in it. It promises nothing about time or data, only about what the planner looks at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use super::{Action, Decision, Step, decide, remember, safety};
+use crate::Secret;
+use crate::desire::desire;
+use crate::model::{
+    AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, Brought, CertificateSeen,
+    CertificateUse, DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger,
+    MachineSeen, MemberEntry, MemberName, Observation, Power, SecretKind, Seen, ServiceState, Stamp,
+};
+use crate::spec::ClusterSpec;
+
+/// More rounds than any plan needs: a plan that has not settled by then never will, and that is a bug.
+const MOST_ROUNDS: usize = 200;
+
+/// All steps from what was seen to a settled cluster, and what remains refused or waited for in the end.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    pub end: Decision,
+}
+
+/// What the operator wants and brought, apart from the ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    pub spec: &'a ClusterSpec,
+    pub brought: &'a Brought,
+    pub arch: &'a str,
+}
+
+impl Wish<'_> {
+    fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
+        desire(self.spec, ledger, self.brought, self.arch, token_suffix)
+    }
+}
+
+/// Runs `decide` against an imagined world that begins as the real one was seen.
+pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
+    let mut world = World::imagine(ledger.clone(), seen.clone());
+    let mut steps = Vec::new();
+    for _ in 0..MOST_ROUNDS {
+        let desired = wish.desire(&world.ledger, "…");
+        let decision = decide(&desired, &world.observe());
+        if decision.steps.is_empty() {
+            return Plan { steps, end: decision };
+        }
+        for step in decision.steps {
+            let forgotten = step.action == Action::ForgetCluster;
+            world.perform(&desired, &step.action);
+            steps.push(step);
+            if forgotten {
+                return Plan { steps, end: Decision::default() };
+            }
+        }
+    }
+    let desired = wish.desire(&world.ledger, "…");
+    Plan { steps, end: decide(&desired, &world.observe()) }
+}
+
+/// An imagined cluster: the truth of each machine, whether it can be seen or not.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct World {
+    pub ledger: Ledger,
+    pub now: Timestamp,
+    pub machines: BTreeMap<MemberName, SimMachine>,
+    pub auth: AuthSeen,
+    /// Set while the provider does not answer.
+    provider_away: Option<String>,
+    /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
+    touched: bool,
+    leader: Option<MemberName>,
+    made: u64,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SimMachine {
+    pub seen: MachineSeen,
+    pub agent: SimAgent,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum SimAgent {
+    Fresh {
+        public_key: String,
+    },
+    Enrolled(Box<Facts>),
+    /// It was not seen, so nothing is imagined of it.
+    Unknown {
+        since: Timestamp,
+        why: String,
+    },
+}
+
+impl World {
+    /// The world as it was seen. What was not seen stays unknown.
+    pub fn imagine(ledger: Ledger, seen: Observation) -> Self {
+        let now = seen.now;
+        let mut world = World::empty(ledger, now);
+        match seen.machines {
+            Seen::Unreachable { why, .. } => world.provider_away = Some(why),
+            Seen::At(_, machines) => {
+                for (member, machine) in machines {
+                    let agent = match seen.agents.get(&member) {
+                        Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
+                            SimAgent::Fresh { public_key: public_key.clone() }
+                        }
+                        Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
+                        Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
+                        None => SimAgent::Unknown { since: now, why: String::from("it was not asked") },
+                    };
+                    world.machines.insert(member, SimMachine { seen: machine, agent });
+                }
+            }
+        }
+        let looks = world.machines.values().filter_map(|m| m.facts()?.etcd.status.as_ref());
+        let found =
+            looks.filter_map(|s| if let AuthLook::Seen(auth) = &s.auth { Some(auth.clone()) } else { None }).next();
+        world.auth = found.unwrap_or_default();
+        world
+    }
+
+    /// A world with nothing in it.
+    pub fn empty(ledger: Ledger, now: Timestamp) -> Self {
+        World {
+            ledger,
+            now,
+            machines: BTreeMap::new(),
+            auth: AuthSeen::default(),
+            provider_away: None,
+            touched: false,
+            leader: None,
+            made: 0,
+        }
+    }
+
+    pub fn observe(&self) -> Observation {
+        let now = self.now;
+        if let Some(why) = &self.provider_away {
+            let machines = Seen::Unreachable { since: now, why: why.clone() };
+            return Observation { now, machines, agents: BTreeMap::new() };
+        }
+        let machines = self.machines.iter().map(|(member, m)| (member.clone(), m.seen.clone())).collect();
+        let agents = self.machines.iter().map(|(member, m)| (member.clone(), self.look(member, m))).collect();
+        Observation { now, machines: Seen::At(now, machines), agents }
+    }
+
+    fn look(&self, member: &MemberName, machine: &SimMachine) -> Seen<AgentSeen> {
+        if machine.seen.power == Power::Off {
+            return Seen::Unreachable { since: self.now, why: String::from("its machine is off") };
+        }
+        match &machine.agent {
+            SimAgent::Unknown { since, why } => Seen::Unreachable { since: *since, why: why.clone() },
+            SimAgent::Fresh { public_key } => {
+                Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
+            }
+            SimAgent::Enrolled(facts) => {
+                let mut facts = facts.clone();
+                if self.touched || facts.etcd.status.is_none() {
+                    facts.etcd.status = self.status(member, &facts);
+                }
+                Seen::At(self.now, AgentSeen::Enrolled(facts))
+            }
+        }
+    }
+
+    /// What an etcd that runs here would say of itself.
+    fn status(&self, member: &MemberName, facts: &Facts) -> Option<EtcdStatus> {
+        let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
+            return None;
+        };
+        let running = self.running(&stamp.token);
+        let all = self.membership(&stamp.token);
+        let healthy = running.len() >= safety::quorum(all.len()) && all.contains(member);
+        let leads = self.leader.as_ref().filter(|l| running.contains(l)).or(running.first().copied());
+        Some(EtcdStatus {
+            member_id: id(member.as_str()),
+            cluster_id: id(&stamp.token),
+            leader: leads.filter(|_| healthy).map_or(0, |l| id(l.as_str())),
+            is_learner: false,
+            healthy,
+            version: facts.wanted_version(),
+            db_size: 0,
+            db_size_in_use: 0,
+            raft_term: 2,
+            raft_index: 10,
+            raft_applied_index: 10,
+            revision: 1,
+            members: all.iter().map(entry).collect(),
+            alarms: Vec::new(),
+            auth: AuthLook::Seen(self.auth.clone()),
+        })
+    }
+
+    /// The members whose etcd runs on data of this formation.
+    fn running(&self, token: &str) -> BTreeSet<&MemberName> {
+        let runs = |m: &&SimMachine| {
+            m.seen.power == Power::On
+                && m.facts().is_some_and(|f| {
+                    matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
+                        && matches!(f.etcd.service, ServiceState::Running { .. })
+                })
+        };
+        self.machines.iter().filter(|(_, m)| runs(m)).map(|(name, _)| name).collect()
+    }
+
+    fn membership(&self, token: &str) -> BTreeSet<MemberName> {
+        match &self.ledger.formation {
+            Formation::Forming { token: t, members } | Formation::Formed { token: t, members, .. } if t == token => {
+                members.keys().cloned().collect()
+            }
+            _ => BTreeSet::new(),
+        }
+    }
+
+    /// Carries out one action as a healthy world would.
+    pub fn perform(&mut self, desired: &Desired, action: &Action) {
+        remember::before(&mut self.ledger, desired, action);
+        self.effect(desired, action);
+        remember::after(&mut self.ledger, desired, action);
+    }
+
+    /// What the action does to the machines; the ledger's part is in `remember`.
+    pub fn effect(&mut self, desired: &Desired, action: &Action) {
+        match action {
+            Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(*kind)),
+            Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation),
+            Action::StartMachine { member } => self.start(desired, member),
+            Action::StopMachine { member } => self.power(member, Power::Off),
+            Action::DestroyMachine { member } => drop(self.machines.remove(member)),
+            Action::Enrol { member } => self.enrol(member),
+            Action::InstallCertificates { member, uses } => self.install(desired, member, uses),
+            Action::PushConfig { member, generation } => self.push(desired, member, *generation),
+            Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
+            Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
+            Action::StopEtcd { member } => self.on(member, |facts| {
+                facts.etcd.service = ServiceState::Stopped;
+                facts.etcd.peer_serving = false;
+            }),
+            Action::WipeData { member, .. } => self.on(member, |facts| {
+                facts.etcd.data = DataSeen::Empty;
+                facts.etcd.last_started = None;
+            }),
+            Action::MoveLeader { to, .. } => {
+                self.touched = true;
+                self.leader = Some(to.clone());
+            }
+            Action::Auth { op, .. } => {
+                self.touched = true;
+                change_auth(&mut self.auth, op);
+            }
+            Action::RecordForming { .. }
+            | Action::AbandonFormation { .. }
+            | Action::RecordFormed { .. }
+            | Action::ForgetCluster => {}
+        }
+    }
+
+    fn make_secret(&mut self, kind: SecretKind) {
+        let authority = |key_id: &str| AuthorityRecord {
+            epoch: 1,
+            certificate: String::new(),
+            key: None,
+            key_id: key_id.to_owned(),
+            not_after: Timestamp::MAX,
+        };
+        match kind {
+            SecretKind::EtcdAuthority => self.ledger.authorities.etcd = Some(authority("etcd")),
+            SecretKind::ControlAuthority => self.ledger.authorities.control = Some(authority("control")),
+            SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
+            SecretKind::JwtKeys => {
+                self.ledger.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
+            }
+        }
+    }
+
+    fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64) {
+        self.made += 1;
+        let pinned = desired.members.get(member).and_then(|m| m.address);
+        let number = u8::try_from(self.made % 250).unwrap_or(0);
+        let seen = MachineSeen {
+            cluster_id: desired.cluster_id.clone(),
+            incarnation,
+            power: Power::On,
+            address: pinned.unwrap_or(IpAddr::V4(Ipv4Addr::new(127, 64, 0, number + 1))),
+        };
+        let agent = SimAgent::Fresh { public_key: format!("key-{}", self.made) };
+        self.machines.insert(member.clone(), SimMachine { seen, agent });
+        let expires = self.now + SignedDuration::from_hours(1);
+        let record = self.ledger.members.entry(member.clone()).or_default();
+        record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
+    }
+
+    /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.
+    fn start(&mut self, desired: &Desired, member: &MemberName) {
+        self.power(member, Power::On);
+        let remembered = self.remembered(desired, member);
+        let Some(machine) = self.machines.get_mut(member) else { return };
+        if let SimAgent::Unknown { .. } = machine.agent {
+            machine.agent = SimAgent::Enrolled(Box::new(remembered));
+            if let Some(wish) = desired.auth.as_ref().filter(|_| !self.auth.enabled) {
+                self.auth = as_wished(wish);
+            }
+        }
+    }
+
+    fn remembered(&self, desired: &Desired, member: &MemberName) -> Facts {
+        let mut facts = blank(&format!("machine-of-{member}"));
+        let Some(wish) = desired.members.get(member) else { return facts };
+        let record = self.ledger.members.get(member).cloned().unwrap_or_default();
+        if record.generation > 0 {
+            facts.node_config = Some((record.generation, record.digest.clone()));
+            facts.etcd.binary = BinarySeen::Version(wish.config.etcd.version.clone());
+        }
+        if let Some(machine) = self.machines.get(member) {
+            let uses = [CertificateUse::Member, CertificateUse::Root, CertificateUse::Agent];
+            facts.certificates =
+                uses.into_iter().map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
+        }
+        let (Formation::Forming { token, members } | Formation::Formed { token, members, .. }) = &self.ledger.formation
+        else {
+            return facts;
+        };
+        if let Some(began) = members.get(member) {
+            facts.machine_id.clone_from(&began.machine_id);
+            let stamp = Stamp {
+                cluster_id: desired.cluster_id.clone(),
+                token: token.clone(),
+                member: member.clone(),
+                incarnation: wish.incarnation,
+            };
+            facts.etcd.data = DataSeen::Stamped(stamp.clone());
+            facts.etcd.last_started = Some(stamp);
+            facts.etcd.service = running(wish.etcd_digest.clone());
+            facts.etcd.peer_serving = true;
+        }
+        facts
+    }
+
+    fn power(&mut self, member: &MemberName, power: Power) {
+        if let Some(machine) = self.machines.get_mut(member) {
+            machine.seen.power = power;
+        }
+    }
+
+    fn enrol(&mut self, member: &MemberName) {
+        let Some(machine) = self.machines.get_mut(member) else { return };
+        if let SimAgent::Fresh { public_key } = &machine.agent {
+            let record = self.ledger.members.entry(member.clone()).or_default();
+            if let Some(enrolment) = &mut record.enrolment {
+                enrolment.bound_key = Some(public_key.clone());
+            }
+            machine.agent = SimAgent::Enrolled(Box::new(blank(&format!("machine-{public_key}"))));
+        }
+    }
+
+    fn install(&mut self, desired: &Desired, member: &MemberName, uses: &BTreeSet<CertificateUse>) {
+        let Some(machine) = self.machines.get(member) else { return };
+        let made: Vec<_> = uses.iter().map(|of| (*of, certificate(desired, self.now, member, machine, *of))).collect();
+        self.on(member, |facts| facts.certificates.extend(made));
+    }
+
+    fn push(&mut self, desired: &Desired, member: &MemberName, generation: u64) {
+        let Some(wish) = desired.members.get(member) else { return };
+        let (digest, version) = (wish.digest.clone(), wish.config.etcd.version.clone());
+        self.on(member, |facts| {
+            facts.node_config = Some((generation, digest));
+            facts.etcd.binary = BinarySeen::Version(version);
+        });
+    }
+
+    fn start_etcd(&mut self, desired: &Desired, member: &MemberName, bootstrap: Option<&Stamp>) {
+        self.touched = true;
+        let digest = desired.members.get(member).map(|m| m.etcd_digest.clone()).unwrap_or_default();
+        self.on(member, |facts| {
+            facts.etcd.service = running(digest);
+            facts.etcd.peer_serving = true;
+            if let Some(stamp) = bootstrap {
+                facts.etcd.data = DataSeen::Stamped(stamp.clone());
+                facts.etcd.last_started = Some(stamp.clone());
+            }
+        });
+    }
+
+    fn on(&mut self, member: &MemberName, change: impl FnOnce(&mut Facts)) {
+        if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = self.machines.get_mut(member) {
+            change(facts);
+        }
+    }
+}
+
+impl SimMachine {
+    pub fn facts(&self) -> Option<&Facts> {
+        match &self.agent {
+            SimAgent::Enrolled(facts) => Some(facts),
+            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } => None,
+        }
+    }
+}
+
+impl Facts {
+    fn wanted_version(&self) -> String {
+        match &self.etcd.binary {
+            BinarySeen::Version(version) => version.clone(),
+            BinarySeen::Unasked | BinarySeen::Missing { .. } => String::new(),
+        }
+    }
+}
+
+fn running(digest: String) -> ServiceState {
+    ServiceState::Running { since: Timestamp::UNIX_EPOCH, digest, restarts: 0 }
+}
+
+fn blank(machine_id: &str) -> Facts {
+    Facts {
+        machine_id: machine_id.to_owned(),
+        fence: 0,
+        node_config: None,
+        certificates: BTreeMap::new(),
+        requests: BTreeMap::new(),
+        etcd: EtcdFacts {
+            binary: BinarySeen::Unasked,
+            service: ServiceState::Stopped,
+            data: DataSeen::Empty,
+            last_started: None,
+            peer_serving: false,
+            status: None,
+        },
+        host: Host::default(),
+    }
+}
+
+fn certificate(
+    desired: &Desired,
+    now: Timestamp,
+    member: &MemberName,
+    machine: &SimMachine,
+    of: CertificateUse,
+) -> CertificateSeen {
+    let wish = &desired.certificates;
+    let brought = match of {
+        CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
+        CertificateUse::Root => wish.brought_root.as_ref(),
+        CertificateUse::Agent => None,
+    };
+    CertificateSeen {
+        fingerprint: brought.cloned().unwrap_or_default(),
+        common_name: None,
+        organization: wish.organization.clone(),
+        authority_key_id: match of {
+            CertificateUse::Agent => wish.control_authority.clone(),
+            CertificateUse::Member | CertificateUse::Root => wish.etcd_authority.clone(),
+        },
+        not_before: now,
+        not_after: now.saturating_add(wish.validity).unwrap_or(Timestamp::MAX),
+        sans: super::certificates::sans(desired, member, &machine.seen),
+        key_algorithm: String::new(),
+    }
+}
+
+fn change_auth(auth: &mut AuthSeen, op: &AuthOp) {
+    match op.clone() {
+        AuthOp::AddUser { user } => {
+            auth.users.entry(user).or_default();
+        }
+        AuthOp::SetPassword { .. } => {}
+        AuthOp::GrantRole { user, role } => {
+            auth.users.entry(user).or_default().insert(role);
+        }
+        AuthOp::RevokeRole { user, role } => {
+            auth.users.entry(user).or_default().remove(&role);
+        }
+        AuthOp::DeleteUser { user } => {
+            auth.users.remove(&user);
+        }
+        AuthOp::AddRole { role } => {
+            auth.roles.entry(role).or_default();
+        }
+        AuthOp::GrantPermission { role, permission } => {
+            let permissions = auth.roles.entry(role).or_default();
+            permissions.retain(|p| p.place() != permission.place());
+            permissions.insert(permission);
+        }
+        AuthOp::RevokePermission { role, permission } => {
+            auth.roles.entry(role).or_default().retain(|p| p.place() != permission.place());
+        }
+        AuthOp::DeleteRole { role } => {
+            auth.roles.remove(&role);
+            for roles in auth.users.values_mut() {
+                roles.remove(&role);
+            }
+        }
+        AuthOp::Enable => auth.enabled = true,
+    }
+}
+
+fn as_wished(wish: &AuthWish) -> AuthSeen {
+    let root = || String::from("root");
+    let mut auth = AuthSeen { enabled: true, ..AuthSeen::default() };
+    auth.users.insert(root(), BTreeSet::from([root()]));
+    auth.roles.insert(root(), BTreeSet::new());
+    auth.users.extend(wish.users.iter().map(|(name, user)| (name.clone(), user.roles.clone())));
+    auth.roles.extend(wish.roles.clone());
+    auth
+}
+
+fn entry(member: &MemberName) -> MemberEntry {
+    MemberEntry { id: id(member.as_str()), name: member.to_string(), peer_urls: Vec::new(), is_learner: false }
+}
+
+/// A number that stands for a name; never zero, which etcd uses for "none".
+fn id(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) | 1
+}

@@ -1,0 +1,195 @@
+//! Steps: one action each, with its reason and its precondition.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{AuthOp, CertificateUse, DataSeen, FormingMember, MemberName, SecretKind, Stamp};
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Step {
+    pub action: Action,
+    pub why: Reason,
+    pub expects: Precondition,
+}
+
+/// Why a step is taken, in words for the operator.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Reason(String);
+
+impl Reason {
+    pub fn new(text: impl Into<String>) -> Self {
+        Reason(text.into())
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// What must still be so when the step is done; the agent checks it again.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Precondition {
+    Nothing,
+    Data(DataSeen),
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub enum Action {
+    MakeSecrets { kinds: BTreeSet<SecretKind> },
+    CreateMachine { member: MemberName, incarnation: u64 },
+    StartMachine { member: MemberName },
+    StopMachine { member: MemberName },
+    DestroyMachine { member: MemberName },
+    Enrol { member: MemberName },
+    InstallCertificates { member: MemberName, uses: BTreeSet<CertificateUse> },
+    PushConfig { member: MemberName, generation: u64 },
+    RecordForming { token: String, members: BTreeMap<MemberName, FormingMember> },
+    AbandonFormation { token: String },
+    StartEtcd { member: MemberName, bootstrap: Option<Stamp> },
+    StopEtcd { member: MemberName },
+    WipeData { member: MemberName, stamp: Stamp },
+    RecordFormed { etcd_cluster_id: u64 },
+    MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
+    RestartEtcd { member: MemberName },
+    Auth { member: MemberName, op: AuthOp },
+    ForgetCluster,
+}
+
+impl Action {
+    /// The machine on which it is done; none for what concerns the ledger alone.
+    pub fn member(&self) -> Option<&MemberName> {
+        match self {
+            Action::MakeSecrets { .. }
+            | Action::RecordForming { .. }
+            | Action::AbandonFormation { .. }
+            | Action::RecordFormed { .. }
+            | Action::ForgetCluster => None,
+            Action::CreateMachine { member, .. }
+            | Action::StartMachine { member }
+            | Action::StopMachine { member }
+            | Action::DestroyMachine { member }
+            | Action::Enrol { member }
+            | Action::InstallCertificates { member, .. }
+            | Action::PushConfig { member, .. }
+            | Action::StartEtcd { member, .. }
+            | Action::StopEtcd { member }
+            | Action::WipeData { member, .. }
+            | Action::MoveLeader { member, .. }
+            | Action::RestartEtcd { member }
+            | Action::Auth { member, .. } => Some(member),
+        }
+    }
+
+    /// A short word for each kind of action; `KINDS` has them all.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Action::MakeSecrets { .. } => "make-secrets",
+            Action::CreateMachine { .. } => "create-machine",
+            Action::StartMachine { .. } => "start-machine",
+            Action::StopMachine { .. } => "stop-machine",
+            Action::DestroyMachine { .. } => "destroy-machine",
+            Action::Enrol { .. } => "enrol",
+            Action::InstallCertificates { .. } => "install-certificates",
+            Action::PushConfig { .. } => "push-config",
+            Action::RecordForming { .. } => "record-forming",
+            Action::AbandonFormation { .. } => "abandon-formation",
+            Action::StartEtcd { .. } => "start-etcd",
+            Action::StopEtcd { .. } => "stop-etcd",
+            Action::WipeData { .. } => "wipe-data",
+            Action::RecordFormed { .. } => "record-formed",
+            Action::MoveLeader { .. } => "move-leader",
+            Action::RestartEtcd { .. } => "restart-etcd",
+            Action::Auth { .. } => "auth",
+            Action::ForgetCluster => "forget-cluster",
+        }
+    }
+
+    pub const KINDS: [&str; 18] = [
+        "make-secrets",
+        "create-machine",
+        "start-machine",
+        "stop-machine",
+        "destroy-machine",
+        "enrol",
+        "install-certificates",
+        "push-config",
+        "record-forming",
+        "abandon-formation",
+        "start-etcd",
+        "stop-etcd",
+        "wipe-data",
+        "record-formed",
+        "move-leader",
+        "restart-etcd",
+        "auth",
+        "forget-cluster",
+    ];
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::MakeSecrets { kinds } => {
+                write!(f, "make {}", list(kinds.iter().map(|k| secret_name(*k))))
+            }
+            Action::CreateMachine { member, incarnation: 1 } => write!(f, "create the machine of {member}"),
+            Action::CreateMachine { member, incarnation } => {
+                write!(f, "create the machine of {member}, incarnation {incarnation}")
+            }
+            Action::StartMachine { member } => write!(f, "start the machine of {member}"),
+            Action::StopMachine { member } => write!(f, "stop the machine of {member}"),
+            Action::DestroyMachine { member } => write!(f, "destroy the machine of {member}"),
+            Action::Enrol { member } => write!(f, "enrol the agent of {member}"),
+            Action::InstallCertificates { member, uses } => {
+                write!(f, "install certificates on {member} ({})", list(uses.iter().map(|u| u.file_stem())))
+            }
+            Action::PushConfig { member, generation } => {
+                write!(f, "give {member} its node config, generation {generation}")
+            }
+            Action::RecordForming { token, .. } => write!(f, "begin the formation {token}"),
+            Action::AbandonFormation { token } => write!(f, "abandon the formation {token}"),
+            Action::StartEtcd { member, bootstrap: Some(_) } => write!(f, "start etcd on {member} for the first time"),
+            Action::StartEtcd { member, bootstrap: None } => write!(f, "start etcd on {member}"),
+            Action::StopEtcd { member } => write!(f, "stop etcd on {member}"),
+            Action::WipeData { member, stamp } => {
+                write!(f, "wipe the data of formation {} from {member}", stamp.token)
+            }
+            Action::RecordFormed { .. } => write!(f, "record that the cluster is formed"),
+            Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
+            Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
+            Action::Auth { op, member } => write!(f, "{op}, through {member}"),
+            Action::ForgetCluster => write!(f, "forget the cluster"),
+        }
+    }
+}
+
+fn secret_name(kind: SecretKind) -> &'static str {
+    match kind {
+        SecretKind::EtcdAuthority => "the etcd CA",
+        SecretKind::ControlAuthority => "the control CA",
+        SecretKind::RootPassword => "root's password",
+        SecretKind::JwtKeys => "the keys that sign tokens",
+    }
+}
+
+pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
+    let names = list(kinds.iter().map(|k| secret_name(*k)));
+    format!("the ledger does not hold {names} yet, and everything else rests on that")
+}
+
+/// "a", "a and b", "a, b and c".
+pub(super) fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
+    let items: Vec<String> = items.into_iter().map(|i| i.to_string()).collect();
+    match items.as_slice() {
+        [] => String::from("nothing"),
+        [one] => one.clone(),
+        [most @ .., last] => format!("{} and {last}", most.join(", ")),
+    }
+}

@@ -1,0 +1,28 @@
+//! Text that must not be seen: private keys, passwords, tokens.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// A text that never shows itself in `Debug` output. It serializes as it is: the ledger and the agents'
+/// channel carry secrets, and both are private.
+#[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn new(text: impl Into<String>) -> Self {
+        Secret(text.into())
+    }
+
+    /// The text itself. Each use of this is a place to look at twice.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(…)")
+    }
+}
