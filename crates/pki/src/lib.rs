@@ -1,1 +1,25 @@
-//! (being written)
+//! The X.509 of quorate: authorities, keys, signing requests and leaves, the checks of what an operator brings, and the
+//! proof of enrolment. It reads no file and no clock (`now` is an argument); only key generation, serial numbers and tokens
+//! take randomness, from the system. Private keys leave it as [`Secret`] alone and never appear in an error.
+
+mod authority;
+mod certificate;
+mod der;
+mod enrolment;
+mod error;
+mod given;
+mod inspect;
+mod jwt;
+mod key;
+mod random;
+mod secret;
+
+pub use authority::{Authority, AuthoritySubject, LeafWish};
+pub use enrolment::{enrolment_proof, verify_enrolment_proof};
+pub use error::{AuthorityLack, Error};
+pub use given::{GivenLeafProblem, GivenPart, LeafNeed, Usage, check_given_client, check_given_leaf};
+pub use inspect::{CertificateFacts, days_left, inspect, subject_key_id};
+pub use jwt::{JwtAlgorithm, jwt_keypair};
+pub use key::{KeyAlgorithm, KeyPair};
+pub use random::{random_hex, random_token};
+pub use secret::Secret;

@@ -1,0 +1,235 @@
+//! Authorities that quorate makes, and what they sign, seen by OpenSSL.
+
+use std::time::Instant;
+
+use jiff::SignedDuration;
+use quorate_pki::{
+    Authority, AuthoritySubject, Error, KeyAlgorithm, KeyPair, LeafWish, Secret, inspect, subject_key_id,
+};
+
+use crate::support::{DAY, OpenSsl, YEAR, addresses, authority, now, p256, wish};
+
+fn issue(authority: &Authority, key: &KeyPair, wish: &LeafWish) -> String {
+    authority.sign(&key.csr("asked-for").unwrap(), wish, now()).unwrap()
+}
+
+#[test]
+fn openssl_accepts_leaves_of_every_algorithm_under_every_other() {
+    use KeyAlgorithm::{Ed25519, P256, P384, Rsa};
+    let openssl = OpenSsl::new();
+    openssl.run("genrsa -out rsa.pem 2048"); // in a moment, where ours takes long without optimization
+    let rsa = (Rsa, KeyPair::from_pem(&openssl.secret("rsa.pem")).unwrap());
+    let made = [P256, P384, Ed25519].map(|algorithm| (algorithm, KeyPair::generate(algorithm).unwrap()));
+    let keys: Vec<_> = made.into_iter().chain([rsa]).collect();
+    for authority_algorithm in [P256, P384, Ed25519] {
+        let authority = authority(authority_algorithm);
+        openssl.write("ca.pem", authority.certificate_pem());
+        for (algorithm, key) in &keys {
+            assert_eq!(key.algorithm(), *algorithm);
+            openssl.write("leaf.pem", &issue(&authority, key, &wish("etcd-1"))).write("key.pem", key.to_pem().expose());
+            for purpose in ["sslserver", "sslclient"] {
+                let said = openssl.run(&format!("verify -x509_strict -purpose {purpose} -CAfile ca.pem leaf.pem"));
+                assert_eq!(said.trim(), "leaf.pem: OK");
+            }
+            openssl.run("verify -verify_ip 127.0.0.1 -CAfile ca.pem leaf.pem");
+            openssl.run("verify -verify_ip fd00::1 -CAfile ca.pem leaf.pem");
+            openssl.run("verify -verify_hostname etcd-1.example.com -CAfile ca.pem leaf.pem");
+            openssl.attempt("verify -verify_ip 127.0.0.2 -CAfile ca.pem leaf.pem").unwrap_err();
+            assert_eq!(openssl.run("pkey -in key.pem -pubout"), openssl.run("x509 -in leaf.pem -noout -pubkey"));
+            let encipherment = openssl.run("x509 -in leaf.pem -noout -text").contains("Key Encipherment");
+            assert_eq!(encipherment, *algorithm == Rsa);
+        }
+    }
+}
+
+#[test]
+fn an_rsa_authority_signs_and_is_read_back() {
+    let openssl = OpenSsl::new();
+    let made = authority(KeyAlgorithm::Rsa);
+    let authority = Authority::load(made.certificate_pem(), made.key_pem(), now()).unwrap();
+    assert_eq!(authority.fingerprint(), made.fingerprint());
+    openssl
+        .write("ca.pem", authority.certificate_pem())
+        .write("leaf.pem", &issue(&authority, &p256(), &wish("etcd-1")));
+    openssl.run("verify -x509_strict -purpose sslserver -CAfile ca.pem leaf.pem");
+    assert!(openssl.run("x509 -in ca.pem -noout -text").contains("(3072 bit)"));
+}
+
+#[test]
+fn a_generated_authority_says_what_it_is_and_signs_no_further_authority() {
+    let openssl = OpenSsl::new();
+    let authority = authority(KeyAlgorithm::P256);
+    openssl.write("ca.pem", authority.certificate_pem());
+    let text = openssl.run("x509 -in ca.pem -noout -text");
+    for part in [
+        "Subject: O = Example, CN = etcd CA",
+        "CA:TRUE, pathlen:0",
+        "Certificate Sign, CRL Sign",
+        "Subject Key Identifier",
+    ] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let fingerprint = openssl.run("x509 -in ca.pem -noout -fingerprint -sha256").replace(':', "").to_lowercase();
+    assert!(fingerprint.trim().ends_with(&authority.fingerprint()));
+    assert!(inspect(authority.certificate_pem()).unwrap().is_ca);
+    assert_eq!(format!("{authority:?}").matches("PRIVATE").count(), 0);
+}
+
+#[test]
+fn a_leaf_says_what_was_wished_and_nothing_of_what_was_asked_for() {
+    let openssl = OpenSsl::new();
+    openssl.run(
+        "req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout key.pem -out csr.pem -subj /CN=root/O=Evil \
+         -addext subjectAltName=DNS:evil.example.com,IP:10.6.6.6 -addext basicConstraints=CA:TRUE \
+         -addext keyUsage=keyCertSign -addext extendedKeyUsage=codeSigning -addext nsComment=ignored",
+    );
+    let authority = authority(KeyAlgorithm::P256);
+    let now = now();
+    let mut wish = wish("etcd-1");
+    wish.server = false;
+    wish.dns.push("localhost".into());
+    let facts = inspect(&authority.sign(&openssl.read("csr.pem"), &wish, now).unwrap()).unwrap();
+    assert_eq!(facts.subject_common_name.as_deref(), Some("etcd-1"));
+    assert_eq!(facts.dns, ["localhost", "etcd-1.example.com"]);
+    assert_eq!(facts.addresses, addresses(&["127.0.0.1", "fd00::1"]));
+    assert_eq!((facts.server, facts.client, facts.is_ca), (false, true, false));
+    assert_eq!(facts.authority_key_id, subject_key_id(authority.certificate_pem()));
+    assert!(facts.authority_key_id.is_some());
+    assert!(facts.not_before < now && now.duration_since(facts.not_before) <= DAY);
+    assert_eq!(facts.not_after.as_second(), (now + YEAR).as_second());
+
+    openssl.write("leaf.pem", &authority.sign(&openssl.read("csr.pem"), &wish, now).unwrap());
+    let text = openssl.run("x509 -in leaf.pem -noout -text");
+    for part in ["CA:FALSE", "Digital Signature", "Subject Key Identifier", "Authority Key Identifier"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    for part in ["Evil", "evil", "Code Signing", "Certificate Sign", "ignored"] {
+        assert!(!text.contains(part), "{part} is in {text}");
+    }
+}
+
+#[test]
+fn every_leaf_has_a_serial_number_of_its_own() {
+    let openssl = OpenSsl::new();
+    let (authority, key) = (authority(KeyAlgorithm::P256), p256());
+    let serials: std::collections::BTreeSet<_> = (0..4)
+        .map(|_| {
+            openssl.write("leaf.pem", &issue(&authority, &key, &wish("etcd-1")));
+            openssl.run("x509 -in leaf.pem -noout -serial")
+        })
+        .collect();
+    assert_eq!(serials.len(), 4);
+}
+
+#[test]
+fn a_leaf_never_outlives_its_authority() {
+    let subject = AuthoritySubject { common_name: "short".into(), organization: None };
+    let authority = Authority::generate(&subject, KeyAlgorithm::P256, DAY * 30, now()).unwrap();
+    let leaf = inspect(&issue(&authority, &p256(), &wish("etcd-1"))).unwrap();
+    assert_eq!(leaf.not_after, authority.not_after());
+
+    let later = authority.not_after() + DAY;
+    let refused = authority.sign(&p256().csr("x").unwrap(), &wish("etcd-1"), later);
+    assert!(matches!(refused, Err(Error::Expired { not_after, .. }) if not_after == authority.not_after()));
+}
+
+#[test]
+fn a_leaf_without_a_name_has_an_empty_subject_and_critical_alternatives() {
+    let openssl = OpenSsl::new();
+    let authority = authority(KeyAlgorithm::P256);
+    let chain = issue(&authority, &p256(), &wish(""));
+    assert_eq!(inspect(&chain).unwrap().subject_common_name, None);
+    openssl.write("ca.pem", authority.certificate_pem()).write("leaf.pem", &chain);
+    assert_eq!(openssl.run("x509 -in leaf.pem -noout -subject").trim(), "subject=");
+    assert!(openssl.run("x509 -in leaf.pem -noout -text").contains("Subject Alternative Name: critical"));
+    openssl.run("verify -x509_strict -purpose sslclient -CAfile ca.pem leaf.pem");
+
+    let bare = LeafWish { dns: vec![], addresses: vec![], server: false, ..wish("") };
+    openssl.write("leaf.pem", &issue(&authority, &p256(), &bare));
+    openssl.run("verify -purpose sslclient -CAfile ca.pem leaf.pem");
+    openssl.attempt("verify -purpose sslserver -CAfile ca.pem leaf.pem").unwrap_err();
+}
+
+#[test]
+fn a_request_that_does_not_prove_its_key_is_refused() {
+    let authority = authority(KeyAlgorithm::P256);
+    let mut forged = pem::parse(p256().csr("etcd-1").unwrap()).unwrap().into_contents();
+    let end = forged.len() - 1;
+    forged[end] ^= 1;
+    let forged = pem::encode(&pem::Pem::new("CERTIFICATE REQUEST", forged));
+    assert_eq!(authority.sign(&forged, &wish("etcd-1"), now()), Err(Error::RequestNotProven));
+
+    let garbage = pem::encode(&pem::Pem::new("CERTIFICATE REQUEST", b"garbage".to_vec()));
+    for text in ["", "not PEM", &garbage, authority.certificate_pem()] {
+        assert_eq!(authority.sign(text, &wish("etcd-1"), now()), Err(Error::RequestUnreadable), "{text}");
+    }
+    let openssl = OpenSsl::new();
+    openssl.run("req -new -newkey ec -pkeyopt ec_paramgen_curve:P-521 -nodes -keyout k.pem -out csr.pem -subj /CN=x");
+    assert_eq!(authority.sign(&openssl.read("csr.pem"), &wish("x"), now()), Err(Error::RequestKeyUnsupported));
+}
+
+#[test]
+fn wishes_that_no_certificate_can_carry_are_refused() {
+    let authority = authority(KeyAlgorithm::P256);
+    let csr = p256().csr("x").unwrap();
+    for name in ["", "two words", "ünïcode", "a..b", "-a", ".a", &"a".repeat(64)] {
+        let wish = LeafWish { dns: vec![name.into()], ..wish("x") };
+        assert_eq!(authority.sign(&csr, &wish, now()), Err(Error::BadDnsName { name: name.into() }));
+    }
+    for validity in [SignedDuration::ZERO, -DAY] {
+        assert_eq!(
+            authority.sign(&csr, &LeafWish { validity, ..wish("x") }, now()),
+            Err(Error::BadValidity { validity })
+        );
+    }
+}
+
+#[test]
+fn keys_are_read_in_every_form_that_openssl_writes() {
+    let openssl = OpenSsl::new();
+    openssl.run("ecparam -name prime256v1 -genkey -out sec1.pem");
+    openssl.run("ecparam -name secp384r1 -genkey -out sec1-384.pem");
+    openssl.run("genrsa -traditional -out pkcs1.pem 2048");
+    openssl.run("genpkey -algorithm ed25519 -out pkcs8.pem");
+    for (name, algorithm) in [
+        ("sec1.pem", KeyAlgorithm::P256),
+        ("sec1-384.pem", KeyAlgorithm::P384),
+        ("pkcs1.pem", KeyAlgorithm::Rsa),
+        ("pkcs8.pem", KeyAlgorithm::Ed25519),
+    ] {
+        let key = KeyPair::from_pem(&openssl.secret(name)).unwrap();
+        assert_eq!(key.algorithm(), algorithm);
+        assert_eq!(openssl.run(&format!("pkey -in {name} -pubout")), key.public_key_pem());
+        openssl.write("again.pem", key.to_pem().expose());
+        assert_eq!(openssl.run("pkey -in again.pem -pubout"), key.public_key_pem());
+        assert_eq!(format!("{key:?}"), format!("KeyPair({algorithm:?})"));
+    }
+}
+
+#[test]
+fn keys_that_cannot_be_used_are_refused_and_not_quoted() {
+    let openssl = OpenSsl::new();
+    openssl.run("genrsa -aes128 -passout pass:secret -out encrypted.pem 2048");
+    openssl.run("genrsa -traditional -aes128 -passout pass:secret -out old-encrypted.pem 2048");
+    openssl.run("genrsa -out weak.pem 1024");
+    let refusal = |secret: &Secret| KeyPair::from_pem(secret).unwrap_err();
+    assert_eq!(refusal(&openssl.secret("encrypted.pem")), Error::KeyEncrypted);
+    assert_eq!(refusal(&openssl.secret("old-encrypted.pem")), Error::KeyEncrypted);
+    assert_eq!(refusal(&openssl.secret("weak.pem")), Error::KeyUnsupported);
+    assert_eq!(refusal(&Secret::new("hunter2")), Error::KeyNotPem);
+    let broken = Secret::new("-----BEGIN PRIVATE KEY-----\nhunter2 ! \n-----END PRIVATE KEY-----\n");
+    assert!(!format!("{0} {0:?}", refusal(&broken)).contains("hunter2"));
+}
+
+#[test]
+fn a_p256_authority_and_its_leaf_are_made_fast() {
+    let rounds = 50;
+    let begin = Instant::now();
+    for _ in 0..rounds {
+        issue(&authority(KeyAlgorithm::P256), &p256(), &wish("etcd-1"));
+    }
+    let each = begin.elapsed() / rounds;
+    // Unoptimized and on a busy machine: what this guards against is a slow algorithm slipping in.
+    assert!(each.as_millis() < 50, "{each:?}");
+    println!("{each:?} for an authority, a key, a request and a leaf");
+}
