@@ -94,7 +94,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, S
     let auth_token = match spec.auth.token {
         TokenKind::Simple => String::from("simple"),
         TokenKind::Jwt => {
-            format!("jwt,pub-key={ROOT}/{JWT_PUBLIC_FILE},priv-key={ROOT}/{JWT_PRIVATE_FILE},sign-method=RS256,ttl=10m")
+            format!("jwt,pub-key={ROOT}/{JWT_PUBLIC_FILE},priv-key={ROOT}/{JWT_PRIVATE_FILE},sign-method=ES256,ttl=10m")
         }
     };
     let ours = [

@@ -26,3 +26,17 @@ impl fmt::Debug for Secret {
         f.write_str("Secret(…)")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_hides_and_serialization_keeps() {
+        let secret = Secret::new("hunter2");
+        assert_eq!(format!("{secret:?} {:?}", Some(&secret)), "Secret(…) Some(Secret(…))");
+        let json = serde_json::to_string(&secret).unwrap();
+        assert_eq!(json, "\"hunter2\"");
+        assert_eq!(serde_json::from_str::<Secret>(&json).unwrap(), secret);
+    }
+}

@@ -12,7 +12,6 @@ mod inspect;
 mod jwt;
 mod key;
 mod random;
-mod secret;
 
 pub use authority::{Authority, AuthoritySubject, LeafWish};
 pub use enrolment::{enrolment_proof, verify_enrolment_proof};
@@ -22,4 +21,4 @@ pub use inspect::{CertificateFacts, days_left, inspect, subject_key_id};
 pub use jwt::{JwtAlgorithm, jwt_keypair};
 pub use key::{KeyAlgorithm, KeyPair};
 pub use random::{random_hex, random_token};
-pub use secret::Secret;
+pub use quorate_core::Secret;
