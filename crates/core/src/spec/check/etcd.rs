@@ -1,0 +1,172 @@
+//! Checks of the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
+
+use super::{Cluster, Findings};
+use crate::flags::{self, Knowledge};
+use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Retention, Severity, Size};
+use crate::versions::{self, Gate, Version};
+
+/// The largest database that etcd's own documentation advises.
+const ADVISED_QUOTA: Size = Size::gibibytes(8);
+/// etcd refuses to start with a longer one.
+const LONGEST_ELECTION_MS: u64 = 50_000;
+
+pub(super) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
+    release(cluster, found);
+    binary(cluster, found);
+    quota(cluster, host, found);
+    gateway(cluster, found);
+    timeouts(cluster, found);
+    compaction(cluster, found);
+    let etcd = &cluster.spec.etcd;
+    for name in etcd.flags.keys() {
+        if let Some((severity, message, hint)) = judge_flag(name, etcd.version) {
+            found.about_key(severity, cluster.at(&format!("etcd.flags.{name}")), message, hint);
+        }
+    }
+}
+
+fn release(cluster: &Cluster, found: &mut Findings) {
+    let at = || cluster.at("etcd.version");
+    match versions::gate(cluster.spec.etcd.version) {
+        Gate::Fine => {}
+        Gate::Warned(warnings) => {
+            for warning in warnings {
+                found.warning(at(), warning, format!("the default is {}", versions::DEFAULT));
+            }
+        }
+        Gate::Refused(reason) => found.error(at(), reason, format!("the default is {}", versions::DEFAULT)),
+    }
+}
+
+fn binary(cluster: &Cluster, found: &mut Findings) {
+    let version = cluster.spec.etcd.version;
+    let checksum_known = ["amd64", "arm64"].iter().any(|arch| versions::release_checksum(version, arch).is_some());
+    if matches!(cluster.spec.etcd.binary, Some(Binary::Mirror(_))) && !checksum_known {
+        found.error(
+            cluster.at("etcd.binary.mirror"),
+            format!("quorate knows no checksum of etcd {version}, so it cannot trust a mirror for it"),
+            "use `archive` with its `sha256`, or `path`",
+        );
+    }
+}
+
+fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
+    let quota = cluster.spec.etcd.quota;
+    if let Some(memory) = host.memory.filter(|memory| quota.0 > *memory) {
+        // Whole mebibytes read better than the exact number of bytes.
+        let memory = Size((memory >> 20) << 20);
+        found.warning(
+            cluster.at("etcd.quota"),
+            format!(
+                "the quota {quota} is more than the memory of this machine ({memory}), where etcd maps its database"
+            ),
+            "lower the quota, or expect slow reads once the database has outgrown the memory",
+        );
+    }
+    if quota > ADVISED_QUOTA {
+        found.warning(
+            cluster.at("etcd.quota"),
+            format!("the quota {quota} is above {ADVISED_QUOTA}, the most that etcd advises"),
+            "a large database makes snapshots, restarts and new members slow",
+        );
+    }
+}
+
+fn gateway(cluster: &Cluster, found: &mut Findings) {
+    let etcd = &cluster.spec.etcd;
+    if etcd.grpc_gateway && etcd.client_auth == ClientAuth::Certificate {
+        found.error(
+            cluster.at("etcd.grpc_gateway"),
+            "the gateway refuses client certificates with a common name, and under `client_auth: certificate` every \
+             client has one",
+            "turn `grpc_gateway` off, or use `client_auth: password`",
+        );
+    }
+}
+
+fn timeouts(cluster: &Cluster, found: &mut Findings) {
+    let (heartbeat, election) = (cluster.spec.etcd.heartbeat, cluster.spec.etcd.election);
+    if election.0 < heartbeat.0.saturating_mul(5) {
+        found.error(
+            cluster.at("etcd.election"),
+            format!(
+                "an election timeout of {election} is less than five heartbeats of {heartbeat}; etcd would not start"
+            ),
+            "ten heartbeats are usual",
+        );
+    }
+    if election.0 > LONGEST_ELECTION_MS {
+        found.error(
+            cluster.at("etcd.election"),
+            format!("an election timeout of {election} is more than 50s; etcd would not start"),
+            "the default is 1s; 5s is enough across continents",
+        );
+    }
+}
+
+fn compaction(cluster: &Cluster, found: &mut Findings) {
+    let compaction = &cluster.spec.etcd.auto_compaction;
+    match (compaction.mode, compaction.retention) {
+        (CompactionMode::Revision, Some(Retention::Time(time))) => found.error(
+            cluster.at("etcd.auto_compaction.retention"),
+            format!("under `mode: revision`, retention is a number of revisions, not {time}"),
+            "write a whole number such as 1000, or `mode: periodic`",
+        ),
+        (CompactionMode::Periodic, None) => found.error(
+            cluster.at("etcd.auto_compaction"),
+            "under `mode: periodic`, retention must be given",
+            "write a number of hours, or a time such as 30m or 12h",
+        ),
+        _ => {}
+    }
+}
+
+/// What is wrong with a flag of this name, and the way out.
+fn judge_flag(name: &str, version: Version) -> Option<(Severity, String, String)> {
+    let error = |message: String, hint: String| Some((Severity::Error, message, hint));
+    let bare = name.trim_start_matches('-');
+    if bare != name {
+        return error(format!("flags are written without leading dashes, not `{name}`"), format!("write `{bare}`"));
+    }
+    if let Some(instead) = flags::managed(name) {
+        return error(format!("the flag `{name}` is not for the operator to set"), instead.to_owned());
+    }
+    // Of an unknown minor no flag is known; the gate has refused it already.
+    if version.major != 3 || !versions::KNOWN_MINORS.contains(&version.minor) {
+        return None;
+    }
+    match flags::knowledge(name, version) {
+        Knowledge::Known => None,
+        Knowledge::Uncertain => Some((
+            Severity::Warning,
+            format!("this quorate does not know whether etcd {version} has the flag `{name}`"),
+            "etcd does not start with a flag that it does not know: check `etcd --help`".to_owned(),
+        )),
+        Knowledge::Elsewhere(since) => error(
+            format!("etcd {version} has no flag `{name}`; {}", releases_with(&since)),
+            renamed(name, version).unwrap_or_else(|| "leave it out, or use another version".to_owned()),
+        ),
+        Knowledge::Unknown { nearest } => error(
+            format!("no known etcd has a flag `{name}`"),
+            nearest.map_or("see `etcd --help`".to_owned(), |nearest| format!("did you mean `{nearest}`?")),
+        ),
+    }
+}
+
+fn releases_with(since: &[Version]) -> String {
+    let each = since.iter().map(|version| match version.patch {
+        0 => format!("{}.{}", version.major, version.minor),
+        _ => format!("{}.{} from {version} on", version.major, version.minor),
+    });
+    format!("these have it: {}", each.collect::<Vec<_>>().join(", "))
+}
+
+/// Many flags lost or gained the beginning `experimental-` between two minors.
+fn renamed(name: &str, version: Version) -> Option<String> {
+    let other = match name.strip_prefix("experimental-") {
+        Some(bare) => bare.to_owned(),
+        None => format!("experimental-{name}"),
+    };
+    let known = flags::knowledge(&other, version) == Knowledge::Known;
+    known.then(|| format!("in etcd {version} it is called `{other}`"))
+}

@@ -1,0 +1,194 @@
+//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS and auth. A
+//! check gives the facts and the way out, and never stops the ones after it.
+
+mod auth;
+mod etcd;
+mod tls;
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::units::LONGEST_NAME;
+use super::{ClusterSpec, Document, HostFacts, Problem, Provider, Severity, Spec};
+
+pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
+    let mut found = Findings { document, problems: Vec::new() };
+    if spec.clusters.is_empty() {
+        found.error("clusters", "no cluster is declared", "`quorate init` prints a spec to start from");
+    }
+    cluster_names(spec, &mut found);
+    addresses(spec, &mut found);
+    for (index, spec) in spec.clusters.iter().enumerate() {
+        let cluster = Cluster { index, spec };
+        members(&cluster, &mut found);
+        etcd::check(&cluster, host, &mut found);
+        tls::check(&cluster, &mut found);
+        auth::check(&cluster, &mut found);
+    }
+    found.problems
+}
+
+/// Collects problems, placing them by their path.
+struct Findings<'a> {
+    document: &'a Document,
+    problems: Vec<Problem>,
+}
+
+impl Findings<'_> {
+    fn error(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
+        self.problems.push(self.document.problem(Severity::Error, path, message, Some(hint.into())));
+    }
+
+    fn warning(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
+        self.problems.push(self.document.problem(Severity::Warning, path, message, Some(hint.into())));
+    }
+
+    /// A problem with the key that a path ends in, not with its value.
+    fn about_key(&mut self, severity: Severity, path: String, message: String, hint: String) {
+        let span = self.document.locate_key(&path);
+        self.problems.push(Problem { span, ..self.document.problem(severity, path, message, Some(hint)) });
+    }
+
+    fn line_of(&self, path: &str) -> usize {
+        self.document.locate(path).line
+    }
+
+    /// Reports each key that came before. `what` names it in a sentence.
+    fn repeated<K: Eq + Hash>(
+        &mut self,
+        keys: impl Iterator<Item = K>,
+        path: impl Fn(usize) -> String,
+        what: impl Fn(&K) -> String,
+    ) {
+        let mut first: HashMap<K, usize> = HashMap::new();
+        for (index, key) in keys.enumerate() {
+            if let Some(earlier) = first.get(&key) {
+                let line = self.line_of(&path(*earlier));
+                let message = format!("{} is given twice; the first is in line {line}", what(&key));
+                self.error(path(index), message, "keep one of them, or rename one");
+            } else {
+                first.insert(key, index);
+            }
+        }
+    }
+}
+
+/// A cluster and its place in the file.
+struct Cluster<'a> {
+    index: usize,
+    spec: &'a ClusterSpec,
+}
+
+impl Cluster<'_> {
+    fn at(&self, field: &str) -> String {
+        format!("clusters[{}].{field}", self.index)
+    }
+}
+
+fn cluster_names(spec: &Spec, found: &mut Findings) {
+    let path = |index| format!("clusters[{index}].name");
+    found
+        .repeated(spec.clusters.iter().map(|cluster| &cluster.name), path, |name| format!("the cluster name `{name}`"));
+}
+
+fn members(cluster: &Cluster, found: &mut Findings) {
+    let members = &cluster.spec.members;
+    let path = |index| cluster.at(&format!("members[{index}].name"));
+    found.repeated(members.iter().map(|member| &member.name), path, |name| format!("the member name `{name}`"));
+    for (index, member) in members.iter().enumerate() {
+        // A name alone is short enough already; only a namespace can make it too long.
+        let Some(namespace) = &cluster.spec.namespace else { break };
+        let length = member.name.as_str().len() + 1 + namespace.as_str().len();
+        if length > LONGEST_NAME {
+            found.error(
+                path(index),
+                format!(
+                    "the machine name `{}` has {length} characters, and may have {LONGEST_NAME}",
+                    cluster.spec.machine_name(&member.name)
+                ),
+                "shorten the member's name or the namespace",
+            );
+        }
+    }
+    member_count(cluster, found);
+}
+
+fn member_count(cluster: &Cluster, found: &mut Findings) {
+    let count = cluster.spec.members.len();
+    let at = cluster.at("members");
+    if count == 0 {
+        found.error(
+            at,
+            format!("the cluster `{}` has no members", cluster.spec.name),
+            "list at least one; three is usual",
+        );
+        return;
+    }
+    if count == 2 {
+        let message = "2 members survive no loss, just as 1 does, and both must agree";
+        found.warning(at.clone(), message, "use 1 or 3 members");
+    } else if count.is_multiple_of(2) {
+        let (fewer, survives) = (count - 1, (count - 1) / 2);
+        found.warning(
+            at.clone(),
+            format!("{count} members survive the loss of {survives}, just as {fewer} do, and more of them must agree"),
+            format!("use {fewer} members"),
+        );
+    }
+    if count > 7 {
+        found.warning(
+            at,
+            format!("{count} members: every write waits for {} of them", count / 2 + 1),
+            "use at most 7; five already survive the loss of two",
+        );
+    }
+}
+
+fn addresses(spec: &Spec, found: &mut Findings) {
+    let mut owners: HashMap<IpAddr, (usize, usize)> = HashMap::new();
+    for (cluster_index, cluster) in spec.clusters.iter().enumerate() {
+        for (index, member) in cluster.members.iter().enumerate() {
+            let Some(address) = member.address else { continue };
+            let path = |cluster: usize, member: usize| format!("clusters[{cluster}].members[{member}].address");
+            let (other_cluster, other) = *owners.entry(address).or_insert((cluster_index, index));
+            if (other_cluster, other) != (cluster_index, index) {
+                let owner = &spec.clusters[other_cluster];
+                let line = found.line_of(&path(other_cluster, other));
+                found.error(
+                    path(cluster_index, index),
+                    format!(
+                        "address {address} is already that of `{}` in cluster `{}` (line {line})",
+                        owner.members[other].name, owner.name
+                    ),
+                    "give each member an address of its own, or leave `address` out",
+                );
+            }
+            match cluster.provider {
+                Provider::Local => local_address(address, path(cluster_index, index), found),
+            }
+        }
+    }
+}
+
+fn local_address(address: IpAddr, path: String, found: &mut Findings) {
+    let hint = "use one such as 127.0.10.1, or leave `address` out and quorate chooses";
+    match address {
+        IpAddr::V4(Ipv4Addr::LOCALHOST) => found.error(
+            path,
+            "127.0.0.1 is shared by all programs of this machine, so it cannot be one member's own",
+            hint,
+        ),
+        IpAddr::V4(v4) if matches!(v4.octets(), [127, 0, 0, 0] | [127, 255, 255, 255]) => {
+            found.error(
+                path,
+                format!("{v4} is the first or last address of 127.0.0.0/8, which no host can have"),
+                hint,
+            );
+        }
+        IpAddr::V4(v4) if v4.is_loopback() => {}
+        other => {
+            found.error(path, format!("the provider `local` has addresses in 127.0.0.0/8 only, not {other}"), hint)
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The spec: what the operator wrote. A file is read into a tree that knows its lines, its shape is checked against
+//! the schema of the types, then the meaning of the types is checked; each stage tells every problem it finds at
+//! once. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
+
+mod check;
+mod problem;
+mod shape;
+mod tree;
+mod types;
+mod units;
+mod write;
+
+pub(crate) use problem::nearest;
+pub use problem::{Problem, Severity, Span};
+pub use types::{
+    Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
+    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Package, Permission, Provider, RoleSpec,
+    Spec, TlsSettings, TokenKind, UserSpec,
+};
+pub use units::{AuthName, LONGEST_NAME, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
+pub use write::{generated, template};
+
+/// The format of the file that this program reads and writes.
+pub const FORMAT: u32 = 1;
+
+/// What is known of the machine, as far as a spec can clash with it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct HostFacts {
+    /// Bytes of memory.
+    pub memory: Option<u64>,
+}
+
+/// A spec file that is YAML.
+#[derive(Debug, Clone)]
+pub struct Document {
+    file: String,
+    text: String,
+    root: tree::Node,
+    findings: Vec<tree::Finding>,
+}
+
+/// The outcome of all checks.
+#[derive(Debug, Clone)]
+pub struct Checked {
+    /// There when no problem is an error.
+    pub spec: Option<Spec>,
+    /// In the order of the file.
+    pub problems: Vec<Problem>,
+}
+
+impl Document {
+    /// Reads YAML. `file` is only the name to show. Fails on what cannot be read any further; the rest comes with
+    /// [`Document::spec`].
+    pub fn parse(file: &str, text: &str) -> Result<Self, Vec<Problem>> {
+        match tree::read(text) {
+            Ok((root, findings)) => Ok(Self { file: file.to_owned(), text: text.to_owned(), root, findings }),
+            Err(finding) => Err(vec![from_finding(file, &finding)]),
+        }
+    }
+
+    pub fn file(&self) -> &str {
+        &self.file
+    }
+
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// The spec, if nothing is wrong with it, and everything that is.
+    pub fn spec(&self, host: &HostFacts) -> Checked {
+        if let Some(problem) = self.other_format() {
+            return Checked { spec: None, problems: vec![problem] };
+        }
+        let (value, mut problems) = shape::read(self);
+        problems.extend(self.findings.iter().map(|finding| from_finding(&self.file, finding)));
+        let mut spec = None;
+        if problems.is_empty() {
+            match serde_json::from_value::<Spec>(value) {
+                Ok(read) => {
+                    problems = check::check(self, &read, host);
+                    spec = Some(read);
+                }
+                Err(error) => problems.push(self.problem(Severity::Error, "", error.to_string(), None)),
+            }
+        }
+        problems.sort_by_key(|problem| problem.span);
+        let spec = spec.filter(|_| problems.iter().all(|problem| problem.severity == Severity::Warning));
+        Checked { spec, problems }
+    }
+
+    /// The stretch that a path such as `clusters[0].tls.ca.key` names, or of its deepest part that is there.
+    pub fn locate(&self, path: &str) -> Span {
+        tree::locate(&self.root, path).shown
+    }
+
+    /// The key that a path ends in.
+    fn locate_key(&self, path: &str) -> Span {
+        tree::locate(&self.root, path).key
+    }
+
+    /// A problem at a path of this file; for findings that need more than the spec, such as a CA that has expired.
+    pub fn problem(
+        &self,
+        severity: Severity,
+        path: impl Into<String>,
+        message: impl Into<String>,
+        hint: Option<String>,
+    ) -> Problem {
+        let path = path.into();
+        let span = self.locate(&path);
+        Problem { severity, file: self.file.clone(), span, path, message: message.into(), hint }
+    }
+
+    /// A file of another format may differ in everything, so nothing else is said about it.
+    fn other_format(&self) -> Option<Problem> {
+        let tree::Content::Scalar { text, plain: true } = &self.root.entry("quorate")?.value.content else {
+            return None;
+        };
+        let found = text.parse::<u64>().ok().filter(|found| *found != u64::from(FORMAT))?;
+        let message = format!("this quorate reads version {FORMAT} of the spec, and this file is of version {found}");
+        let hint = match found > u64::from(FORMAT) {
+            true => "use a newer quorate".to_owned(),
+            false => format!("write `quorate: {FORMAT}`"),
+        };
+        Some(self.problem(Severity::Error, "quorate", message, Some(hint)))
+    }
+}
+
+fn from_finding(file: &str, finding: &tree::Finding) -> Problem {
+    Problem {
+        severity: Severity::Error,
+        file: file.to_owned(),
+        span: finding.span,
+        path: String::new(),
+        message: finding.message.clone(),
+        hint: finding.hint.map(str::to_owned),
+    }
+}
+
+/// The JSON schema of the spec, for editors.
+pub fn json_schema() -> serde_json::Value {
+    schemars::schema_for!(Spec).to_value()
+}

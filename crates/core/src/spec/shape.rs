@@ -1,0 +1,331 @@
+//! Checks the tree of a file against the schema of the types, and gives the same content as JSON on the way. The
+//! schema is boiled down once to the few shapes that the types use; what they mean together is not judged here.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::problem::{Problem, Severity, Span, nearest};
+use super::tree::{Content, Entry, Node};
+use super::units::check_format;
+use super::{Document, json_schema};
+
+/// What may stand in a place.
+#[derive(Debug)]
+enum Shape {
+    Text {
+        not_empty: bool,
+    },
+    /// Text with a form of its own, which may look like a number: `8GiB`, `3.6.14`.
+    Formatted(String),
+    Whole,
+    Truth,
+    /// Anything but a collection; kept as it was written.
+    Scalar,
+    Choice(Vec<String>),
+    List(Box<Shape>),
+    /// Free keys.
+    Map(Box<Shape>),
+    Fields(Fields),
+}
+
+#[derive(Debug)]
+struct Fields {
+    known: BTreeMap<String, Shape>,
+    required: Vec<String>,
+    /// When not empty: exactly one of these groups of fields must be there, and all of it.
+    one_of: Vec<Vec<String>>,
+}
+
+static SPEC: LazyLock<Shape> = LazyLock::new(|| {
+    let schema = json_schema();
+    shape_of(&schema, &schema)
+});
+
+/// Boils down a schema. The types are our own, so a form that is not known here is a mistake that every test meets.
+fn shape_of(schema: &Value, root: &Value) -> Shape {
+    if let Some(reference) = schema["$ref"].as_str() {
+        return shape_of(root.pointer(reference.trim_start_matches('#')).unwrap_or(&Value::Null), root);
+    }
+    if let Some(present) = schema["anyOf"].as_array().and_then(|any| any.iter().find(|one| one["type"] != "null")) {
+        return shape_of(present, root);
+    }
+    if let Some(format) = schema["format"].as_str().filter(|_| names_type(schema, "string")) {
+        return Shape::Formatted(format.to_owned());
+    }
+    let choices = choices(schema);
+    if !choices.is_empty() {
+        return Shape::Choice(choices);
+    }
+    if names_type(schema, "string") && names_type(schema, "boolean") {
+        Shape::Scalar
+    } else if names_type(schema, "string") {
+        Shape::Text { not_empty: schema["minLength"].as_u64() > Some(0) }
+    } else if names_type(schema, "integer") {
+        Shape::Whole
+    } else if names_type(schema, "boolean") {
+        Shape::Truth
+    } else if names_type(schema, "array") {
+        Shape::List(Box::new(shape_of(&schema["items"], root)))
+    } else if schema["properties"].is_object() {
+        Shape::Fields(fields_of(schema, root))
+    } else if names_type(schema, "object") {
+        Shape::Map(Box::new(shape_of(&schema["additionalProperties"], root)))
+    } else {
+        panic!("no shape for the schema {schema}")
+    }
+}
+
+fn names_type(schema: &Value, name: &str) -> bool {
+    match &schema["type"] {
+        Value::String(single) => single == name,
+        Value::Array(several) => several.iter().any(|one| one == name),
+        _ => false,
+    }
+}
+
+/// The values of an enum: listed, or one by one with their descriptions.
+fn choices(schema: &Value) -> Vec<String> {
+    let listed = schema["enum"].as_array().into_iter().flatten();
+    let described = schema["oneOf"].as_array().into_iter().flatten();
+    let described = described.flat_map(|one| one["enum"].as_array().into_iter().flatten().chain(one.get("const")));
+    listed.chain(described).filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+fn fields_of(schema: &Value, root: &Value) -> Fields {
+    let properties = schema["properties"].as_object().into_iter().flatten();
+    let groups = schema["oneOf"].as_array().into_iter().flatten();
+    Fields {
+        known: properties.map(|(name, field)| (name.clone(), shape_of(field, root))).collect(),
+        required: names(&schema["required"]),
+        one_of: groups.map(|group| names(&group["required"])).collect(),
+    }
+}
+
+fn names(list: &Value) -> Vec<String> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
+}
+
+/// The file's content as JSON for the types, and every way in which its shape is wrong. With problems, the JSON is
+/// of no use.
+pub(super) fn read(document: &Document) -> (Value, Vec<Problem>) {
+    let mut walk = Walk { document, path: String::new(), problems: Vec::new() };
+    if document.root.is_null() {
+        let hint = "`quorate init` prints a spec to start from";
+        walk.report(document.root.span, "the file is empty", Some(hint.to_owned()));
+        return (Value::Null, walk.problems);
+    }
+    let value = walk.node(&document.root, document.root.span, &SPEC);
+    (value, walk.problems)
+}
+
+struct Walk<'a> {
+    document: &'a Document,
+    /// Of the node at hand; grows and shrinks along the way.
+    path: String,
+    problems: Vec<Problem>,
+}
+
+impl Walk<'_> {
+    fn report(&mut self, span: Span, message: impl Into<String>, hint: Option<String>) {
+        self.problems.push(Problem {
+            severity: Severity::Error,
+            file: self.document.file.clone(),
+            span,
+            path: self.path.clone(),
+            message: message.into(),
+            hint,
+        });
+    }
+
+    /// `shown` is where a complaint about the whole node goes.
+    fn node(&mut self, node: &Node, shown: Span, shape: &Shape) -> Value {
+        match (&node.content, shape) {
+            (Content::Refused, _) => Value::Null,
+            (Content::Scalar { text, plain }, _) if !node.is_null() => self.scalar(text, *plain, node, shape),
+            (Content::Sequence(items), Shape::List(item_shape)) => {
+                Value::Array(items.iter().enumerate().map(|(index, item)| self.item(index, item, item_shape)).collect())
+            }
+            (Content::Mapping(entries), Shape::Map(value_shape)) => {
+                let value = |entry: &Entry| (entry.key.clone(), self.entry(entry, value_shape));
+                Value::Object(entries.iter().map(value).collect())
+            }
+            (Content::Mapping(entries), Shape::Fields(fields)) => self.fields(entries, fields, shown),
+            _ => self.wrong_type(node, shown, shape),
+        }
+    }
+
+    fn item(&mut self, index: usize, item: &Node, shape: &Shape) -> Value {
+        let outer = self.path.len();
+        self.path.push_str(&format!("[{index}]"));
+        let value = self.node(item, item.span, shape);
+        self.path.truncate(outer);
+        value
+    }
+
+    fn entry(&mut self, entry: &Entry, shape: &Shape) -> Value {
+        self.inside(&entry.key, |walk| walk.node(&entry.value, super::tree::shown_at(entry), shape))
+    }
+
+    fn inside<T>(&mut self, key: &str, act: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.path.len();
+        if outer > 0 {
+            self.path.push('.');
+        }
+        self.path.push_str(key);
+        let result = act(self);
+        self.path.truncate(outer);
+        result
+    }
+
+    fn fields(&mut self, entries: &[Entry], fields: &Fields, shown: Span) -> Value {
+        let mut object = Map::new();
+        for entry in entries {
+            match fields.known.get(&entry.key) {
+                // A key with nothing after it counts as absent, so that everything below it may be commented out.
+                Some(_) if entry.value.is_null() => {}
+                Some(shape) => {
+                    let value = self.entry(entry, shape);
+                    object.insert(entry.key.clone(), value);
+                }
+                None => self.unknown_field(entry, fields),
+            }
+        }
+        for name in fields.required.iter().filter(|name| !object.contains_key(*name)) {
+            let empty = entries.iter().find(|entry| entry.key == **name);
+            let span = empty.map_or(start_of(shown), |entry| entry.key_span);
+            self.inside(name, |walk| walk.report(span, format!("`{name}` is missing"), hint_for_missing(name)));
+        }
+        self.one_of(&object, &fields.one_of, shown);
+        Value::Object(object)
+    }
+
+    fn unknown_field(&mut self, entry: &Entry, fields: &Fields) {
+        let known = fields.known.keys().map(String::as_str);
+        let hint = suggestion(&entry.key, known, "fields here are");
+        self.inside(&entry.key, |walk| {
+            walk.report(entry.key_span, format!("unknown field `{}`", entry.key), Some(hint));
+        });
+    }
+
+    fn one_of(&mut self, object: &Map<String, Value>, groups: &[Vec<String>], shown: Span) {
+        let all = groups.iter().flatten().filter(|name| object.contains_key(*name));
+        let present: Vec<&String> = all.collect();
+        let fits =
+            |group: &Vec<String>| group.len() == present.len() && group.iter().all(|name| present.contains(&name));
+        if groups.is_empty() || groups.iter().any(fits) {
+            return;
+        }
+        let wanted = groups.iter().map(|group| format!("`{}`", group.join("` with `")));
+        let wanted = wanted.collect::<Vec<_>>().join(", or ");
+        let found = match present.as_slice() {
+            [] => "none of them".to_owned(),
+            several => several.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" and "),
+        };
+        self.report(start_of(shown), format!("expected {wanted}, found {found}"), None);
+    }
+
+    fn scalar(&mut self, text: &str, plain: bool, node: &Node, shape: &Shape) -> Value {
+        let meaning = if plain { plain_meaning(text) } else { Meaning::Text };
+        match shape {
+            Shape::Formatted(format) => {
+                if let Err(message) = check_format(format, text) {
+                    self.report(node.span, message, None);
+                }
+            }
+            Shape::Text { not_empty: true } if text.is_empty() => {
+                self.report(node.span, "this must not be empty", None);
+            }
+            Shape::Text { .. } if meaning == Meaning::Text => {}
+            Shape::Text { .. } => {
+                let hint = Some(format!("put it in quotes: \"{text}\""));
+                self.report(node.span, format!("expected text, found {}", found(node)), hint);
+            }
+            Shape::Choice(known) if known.iter().any(|choice| choice == text) => {}
+            Shape::Choice(known) => {
+                let hint = suggestion(text, known.iter().map(String::as_str), "known are");
+                self.report(node.span, format!("unknown value `{text}`"), Some(hint));
+            }
+            Shape::Whole => match text.parse::<u64>().ok().filter(|_| meaning == Meaning::Number) {
+                Some(number) => return number.into(),
+                None => return self.wrong_type(node, node.span, shape),
+            },
+            Shape::Truth => match meaning {
+                Meaning::Truth(truth) => return truth.into(),
+                _ => return self.wrong_type(node, node.span, shape),
+            },
+            Shape::Scalar => {
+                if let Meaning::Truth(truth) = meaning {
+                    return truth.to_string().into();
+                }
+            }
+            Shape::List(_) | Shape::Map(_) | Shape::Fields(_) => return self.wrong_type(node, node.span, shape),
+        }
+        text.into()
+    }
+
+    fn wrong_type(&mut self, node: &Node, shown: Span, shape: &Shape) -> Value {
+        let (expected, hint) = match shape {
+            Shape::Text { .. } | Shape::Formatted(_) => ("text", None),
+            Shape::Choice(known) => ("text", Some(format!("known are {}", known.join(", ")))),
+            Shape::Whole => ("a whole number", None),
+            Shape::Truth => ("true or false", Some("without quotes".to_owned())),
+            Shape::Scalar => ("text, a number, true or false", None),
+            Shape::List(_) => ("a list", Some("begin each item with `- `".to_owned())),
+            Shape::Map(_) => ("a mapping of names to values", None),
+            Shape::Fields(fields) => {
+                let known: Vec<_> = fields.known.keys().map(String::as_str).collect();
+                ("a mapping", Some(format!("fields here are {}", known.join(", "))))
+            }
+        };
+        self.report(shown, format!("expected {expected}, found {}", found(node)), hint);
+        Value::Null
+    }
+}
+
+fn start_of(span: Span) -> Span {
+    if span.end_line == span.line { span } else { Span { end_line: span.line, end_column: span.column + 1, ..span } }
+}
+
+fn hint_for_missing(name: &str) -> Option<String> {
+    (name == "quorate").then(|| format!("begin the file with `quorate: {}`", super::FORMAT))
+}
+
+fn suggestion<'a>(wrong: &str, known: impl Iterator<Item = &'a str> + Clone, otherwise: &str) -> String {
+    match nearest(wrong, known.clone()) {
+        Some(name) => format!("did you mean `{name}`?"),
+        None => format!("{otherwise} {}", known.collect::<Vec<_>>().join(", ")),
+    }
+}
+
+/// What a plain scalar says by YAML's core schema.
+#[derive(Clone, Copy, PartialEq)]
+enum Meaning {
+    Text,
+    Number,
+    Truth(bool),
+}
+
+fn plain_meaning(text: &str) -> Meaning {
+    match text {
+        "true" | "True" | "TRUE" => Meaning::Truth(true),
+        "false" | "False" | "FALSE" => Meaning::Truth(false),
+        // Rust reads "inf" and "nan" as numbers; YAML wants a dot before them.
+        _ if text.parse::<f64>().is_ok() && text.bytes().any(|byte| byte.is_ascii_digit()) => Meaning::Number,
+        _ => Meaning::Text,
+    }
+}
+
+fn found(node: &Node) -> String {
+    match &node.content {
+        _ if node.is_null() => "nothing".to_owned(),
+        Content::Scalar { text, plain } => match if *plain { plain_meaning(text) } else { Meaning::Text } {
+            Meaning::Text => format!("the text `{text}`"),
+            Meaning::Number => format!("the number {text}"),
+            Meaning::Truth(truth) => truth.to_string(),
+        },
+        Content::Sequence(_) => "a list".to_owned(),
+        Content::Mapping(_) | Content::Refused => "a mapping".to_owned(),
+    }
+}

@@ -1,0 +1,503 @@
+//! The spec as types: the one source of its fields, defaults and descriptions. The JSON schema, the check of a file's
+//! shape and the reading all come from here. Plain data: what fields mean together is checked in `check`.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
+use crate::versions::{self, Version};
+
+/// A quorate spec: the clusters that should exist.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    /// Format version of this file.
+    #[schemars(range(min = 1, max = 1))]
+    pub quorate: u32,
+    /// The clusters of this file.
+    pub clusters: Vec<ClusterSpec>,
+}
+
+/// One cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterSpec {
+    /// Name of the cluster: lower case letters, digits and hyphens.
+    pub name: Name,
+    /// What the cluster runs.
+    #[serde(default)]
+    pub kind: Kind,
+    /// When set, machines are named `<member>-<namespace>`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<Name>,
+    /// Beginning of the token that tells this cluster from others; quorate adds a random end at each formation.
+    #[serde(default = "default_initial_token")]
+    #[schemars(length(min = 1))]
+    pub initial_token: String,
+    /// Where the machines are made.
+    #[serde(default)]
+    pub provider: Provider,
+    /// The members. An odd number survives the most failures for its size.
+    pub members: Vec<MemberSpec>,
+    /// Settings of etcd.
+    #[serde(default)]
+    pub etcd: EtcdSettings,
+    /// Certificates.
+    #[serde(default)]
+    pub tls: TlsSettings,
+    /// Users, roles and how etcd asks for them.
+    #[serde(default)]
+    pub auth: AuthSettings,
+}
+
+impl ClusterSpec {
+    /// The name of the machine that a member runs on.
+    pub fn machine_name(&self, member: &Name) -> String {
+        match &self.namespace {
+            Some(namespace) => format!("{member}-{namespace}"),
+            None => member.to_string(),
+        }
+    }
+}
+
+pub(super) fn default_initial_token() -> String {
+    "etcd-cluster".to_owned()
+}
+
+/// What a cluster runs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    #[default]
+    Etcd,
+}
+
+/// Where machines are made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Provider {
+    #[default]
+    Local,
+}
+
+/// A seat in the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemberSpec {
+    /// Name of the member, for life.
+    pub name: Name,
+    /// A pinned address. When absent, the provider chooses one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+}
+
+/// Settings of etcd.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct EtcdSettings {
+    /// The etcd release.
+    pub version: Version,
+    /// Where the etcd binary comes from. When absent: from PATH if its version fits, else from etcd's release archive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub binary: Option<Binary>,
+    /// How old revisions are compacted away.
+    pub auto_compaction: AutoCompaction,
+    /// Space quota of the database, in B, KiB, MiB, GiB, KB, MB, GB or plain bytes.
+    pub quota: Size,
+    /// Whether etcd serves HTTP with JSON beside gRPC.
+    pub grpc_gateway: bool,
+    /// How clients prove who they are.
+    pub client_auth: ClientAuth,
+    /// How often the leader tells that it lives.
+    pub heartbeat: Millis,
+    /// After how long without a heartbeat a member stands for election: at least five heartbeats, at most 50s.
+    pub election: Millis,
+    /// Further etcd flags without the leading dashes, such as `max-txn-ops: 256`.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub flags: BTreeMap<String, FlagValue>,
+}
+
+impl Default for EtcdSettings {
+    fn default() -> Self {
+        Self {
+            version: versions::DEFAULT,
+            binary: None,
+            auto_compaction: AutoCompaction::default(),
+            quota: Size::gibibytes(8),
+            grpc_gateway: false,
+            client_auth: ClientAuth::Certificate,
+            heartbeat: Millis(100),
+            election: Millis(1000),
+            flags: BTreeMap::new(),
+        }
+    }
+}
+
+/// The value of an etcd flag as it stands on the command line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FlagValue(pub String);
+
+impl JsonSchema for FlagValue {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "FlagValue".into()
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["string", "number", "boolean"] })
+    }
+}
+
+/// Where the etcd binary comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "BinaryFields", into = "BinaryFields")]
+pub enum Binary {
+    Path(PathBuf),
+    Package(Package),
+    Archive { url: String, sha256: Sha256 },
+    Mirror(String),
+}
+
+impl JsonSchema for Binary {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Binary".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        BinaryFields::json_schema(generator)
+    }
+}
+
+/// Where the etcd binary comes from: one of `path`, `package`, `archive` with its `sha256`, or `mirror`.
+#[derive(Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+#[schemars(extend("oneOf" = [
+    {"required": ["path"]}, {"required": ["package"]}, {"required": ["archive", "sha256"]}, {"required": ["mirror"]}
+]))]
+struct BinaryFields {
+    /// An etcd binary on the machine.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    path: Option<PathBuf>,
+    /// A distribution whose etcd packages are taken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    package: Option<Package>,
+    /// Address of a release archive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(url)]
+    archive: Option<String>,
+    /// SHA-256 of that archive, in hexadecimal.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<Sha256>,
+    /// Address under which etcd's release archives are found as `v<version>/<archive>`; their checksums are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(url)]
+    mirror: Option<String>,
+}
+
+impl TryFrom<BinaryFields> for Binary {
+    type Error = Malformed;
+    fn try_from(fields: BinaryFields) -> Result<Self, Malformed> {
+        match fields {
+            BinaryFields { path: Some(path), package: None, archive: None, sha256: None, mirror: None } => {
+                Ok(Self::Path(path))
+            }
+            BinaryFields { path: None, package: Some(package), archive: None, sha256: None, mirror: None } => {
+                Ok(Self::Package(package))
+            }
+            BinaryFields { path: None, package: None, archive: Some(url), sha256: Some(sha256), mirror: None } => {
+                Ok(Self::Archive { url, sha256 })
+            }
+            BinaryFields { path: None, package: None, archive: None, sha256: None, mirror: Some(url) } => {
+                Ok(Self::Mirror(url))
+            }
+            _ => Err(Malformed("a binary is one of path, package, archive with sha256, or mirror".to_owned())),
+        }
+    }
+}
+
+impl From<Binary> for BinaryFields {
+    fn from(binary: Binary) -> Self {
+        let none = Self::default();
+        match binary {
+            Binary::Path(path) => Self { path: Some(path), ..none },
+            Binary::Package(package) => Self { package: Some(package), ..none },
+            Binary::Archive { url, sha256 } => Self { archive: Some(url), sha256: Some(sha256), ..none },
+            Binary::Mirror(url) => Self { mirror: Some(url), ..none },
+        }
+    }
+}
+
+/// A distribution whose etcd packages are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Package {
+    Debian,
+}
+
+/// How old revisions are compacted away.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AutoCompaction {
+    /// Whether `retention` counts revisions or time.
+    pub mode: CompactionMode,
+    /// How much is kept: a number of revisions (default 1000); under `periodic` a number of hours or a time such as 30m.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub retention: Option<Retention>,
+}
+
+impl AutoCompaction {
+    /// What is kept; 1000 when the spec does not say.
+    pub fn retention(&self) -> Retention {
+        self.retention.unwrap_or(Retention::Number(1000))
+    }
+}
+
+/// What auto compaction counts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CompactionMode {
+    #[default]
+    Revision,
+    Periodic,
+}
+
+/// How clients prove who they are.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ClientAuth {
+    /// By a client certificate, whose common name is the user.
+    #[default]
+    Certificate,
+    /// By user and password; TLS is on, and no client certificate is asked for.
+    Password,
+}
+
+/// Certificates.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsSettings {
+    /// A certificate authority to sign with. When absent, quorate makes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ca: Option<KeyPairFiles>,
+    /// How long a CA made by quorate is good for, in h, d or y (365 days).
+    pub ca_validity: Validity,
+    /// How long the certificates of members and users are good for.
+    pub leaf_validity: Validity,
+    /// How long before its end a certificate is renewed. When absent, a third of `leaf_validity`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub renew_before: Option<Validity>,
+    /// The kind of keys.
+    pub key_algorithm: KeyAlgorithm,
+    /// Organization (O) in the certificates' subjects.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub organization: Option<String>,
+    /// Further DNS names and IP addresses in the certificates of members.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub extra_sans: Vec<San>,
+    /// Certificates and keys made elsewhere, instead of a CA that signs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub given: Option<GivenCertificates>,
+}
+
+impl Default for TlsSettings {
+    fn default() -> Self {
+        Self {
+            ca: None,
+            ca_validity: Validity::years(10),
+            leaf_validity: Validity::years(1),
+            renew_before: None,
+            key_algorithm: KeyAlgorithm::P256,
+            organization: None,
+            extra_sans: Vec::new(),
+            given: None,
+        }
+    }
+}
+
+impl TlsSettings {
+    /// How long before its end a leaf is renewed; a third of its validity when the spec does not say.
+    pub fn renew_before(&self) -> Validity {
+        self.renew_before.unwrap_or(Validity::hours(self.leaf_validity.as_hours() / 3))
+    }
+}
+
+/// A certificate, or a chain of them, and its private key, both in PEM.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeyPairFiles {
+    /// File with the certificate; a relative path begins at the spec's directory.
+    #[schemars(length(min = 1))]
+    pub certificate: PathBuf,
+    /// File with the private key.
+    #[schemars(length(min = 1))]
+    pub key: PathBuf,
+}
+
+/// The kind of keys.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum KeyAlgorithm {
+    #[default]
+    P256,
+    Rsa,
+    Ed25519,
+}
+
+/// Certificates and keys made elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct GivenCertificates {
+    /// File with the certificate of the CA that signed them.
+    #[schemars(length(min = 1))]
+    pub ca: PathBuf,
+    /// Certificate and key of each member, by its name.
+    pub members: BTreeMap<String, KeyPairFiles>,
+    /// Client certificate and key of the user root.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root: Option<KeyPairFiles>,
+}
+
+/// Users, roles and how etcd asks for them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AuthSettings {
+    /// Whether quorate makes user and role root and turns authentication on.
+    pub bootstrap: bool,
+    /// Kind of the tokens that etcd gives after a login.
+    pub token: TokenKind,
+    /// File with root's password, under `client_auth: password`. When absent there, quorate makes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub root_password_file: Option<PathBuf>,
+    /// Roles that quorate keeps as declared.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub roles: Vec<RoleSpec>,
+    /// Users that quorate keeps as declared.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<UserSpec>,
+}
+
+impl Default for AuthSettings {
+    fn default() -> Self {
+        Self {
+            bootstrap: true,
+            token: TokenKind::Simple,
+            root_password_file: None,
+            roles: Vec::new(),
+            users: Vec::new(),
+        }
+    }
+}
+
+/// Kind of the tokens that etcd gives after a login.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenKind {
+    /// Kept in the memory of one member, and gone with its restart.
+    #[default]
+    Simple,
+    /// Signed, and good on every member; quorate makes and keeps the keys.
+    Jwt,
+}
+
+/// A role and what it permits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RoleSpec {
+    /// Name of the role.
+    pub name: AuthName,
+    /// What it permits.
+    #[serde(default)]
+    pub permissions: Vec<Permission>,
+}
+
+/// Access to a key, or to all keys with a prefix.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "PermissionFields", into = "PermissionFields")]
+pub struct Permission {
+    pub keys: Keys,
+    pub access: Access,
+}
+
+/// Which keys a permission is about.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Keys {
+    Key(String),
+    /// All keys that begin so; the empty prefix means all keys.
+    Prefix(String),
+}
+
+impl JsonSchema for Permission {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Permission".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        PermissionFields::json_schema(generator)
+    }
+}
+
+/// Access to one `key`, or to all keys with a `prefix`.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [{"required": ["key"]}, {"required": ["prefix"]}]))]
+struct PermissionFields {
+    /// The one key that it is about.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    key: Option<String>,
+    /// All keys that begin with this; `""` means all keys.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    prefix: Option<String>,
+    /// What may be done with them.
+    access: Access,
+}
+
+impl TryFrom<PermissionFields> for Permission {
+    type Error = Malformed;
+    fn try_from(fields: PermissionFields) -> Result<Self, Malformed> {
+        let keys = match (fields.key, fields.prefix) {
+            (Some(key), None) => Keys::Key(key),
+            (None, Some(prefix)) => Keys::Prefix(prefix),
+            _ => return Err(Malformed("a permission has either key or prefix".to_owned())),
+        };
+        Ok(Self { keys, access: fields.access })
+    }
+}
+
+impl From<Permission> for PermissionFields {
+    fn from(Permission { keys, access }: Permission) -> Self {
+        let (key, prefix) = match keys {
+            Keys::Key(key) => (Some(key), None),
+            Keys::Prefix(prefix) => (None, Some(prefix)),
+        };
+        Self { key, prefix, access }
+    }
+}
+
+/// What may be done with keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Access {
+    Read,
+    Write,
+    #[serde(rename = "readwrite")]
+    ReadWrite,
+}
+
+/// A user and its roles.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct UserSpec {
+    /// Name of the user; under `client_auth: certificate` the common name of its certificate.
+    pub name: AuthName,
+    /// Names of its roles.
+    #[serde(default)]
+    pub roles: Vec<AuthName>,
+    /// File with its password, under `client_auth: password`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub password_file: Option<PathBuf>,
+}

@@ -1,0 +1,432 @@
+//! Values of a spec that are written as text with a form of their own: sizes, durations, validities, names. Each reads
+//! with an error that says what was expected, and writes what it reads.
+
+use std::borrow::{Borrow, Cow};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// Why a text is not what its place wants.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(pub(super) String);
+
+fn malformed<T>(message: impl Into<String>) -> Result<T, Malformed> {
+    Err(Malformed(message.into()))
+}
+
+/// Ties a type with `FromStr` and `Display` to serde as text, and to the schema by the name of its format.
+macro_rules! written_as_text {
+    ($type:ty, $format:literal, $kinds:tt) => {
+        impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+        impl<'de> Deserialize<'de> for $type {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                Cow::<str>::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+        impl schemars::JsonSchema for $type {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($type).into()
+            }
+            fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                schemars::json_schema!({ "type": $kinds, "format": $format })
+            }
+        }
+    };
+}
+
+written_as_text!(Size, "size", ["string", "integer"]);
+written_as_text!(Validity, "validity", "string");
+written_as_text!(Millis, "duration", "string");
+written_as_text!(Retention, "retention", ["string", "integer"]);
+written_as_text!(Name, "name", "string");
+written_as_text!(AuthName, "auth-name", "string");
+written_as_text!(Sha256, "sha256", "string");
+written_as_text!(San, "san", "string");
+
+/// Checks a text against the format that the schema names. Formats that are not ours pass.
+pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
+    fn read<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<(), String> {
+        text.parse::<T>().map(drop).map_err(|error| error.to_string())
+    }
+    match format {
+        "size" => read::<Size>(text),
+        "validity" => read::<Validity>(text),
+        "duration" => read::<Millis>(text),
+        "retention" => read::<Retention>(text),
+        "name" => read::<Name>(text),
+        "auth-name" => read::<AuthName>(text),
+        "sha256" => read::<Sha256>(text),
+        "san" => read::<San>(text),
+        "etcd-version" => read::<crate::versions::Version>(text),
+        "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| format!("expected an IP address, found `{text}`")),
+        "uri" if !is_web_address(text) => Err(format!("expected an http:// or https:// address, found `{text}`")),
+        _ => Ok(()),
+    }
+}
+
+fn is_web_address(text: &str) -> bool {
+    let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+    rest.is_some_and(|rest| {
+        !rest.is_empty() && !rest.starts_with('/') && rest.bytes().all(|byte| byte.is_ascii_graphic())
+    })
+}
+
+/// Splits "12h" into 12 and "h".
+fn number_and_unit(text: &str) -> Option<(u64, &str)> {
+    let end = text.bytes().position(|byte| !byte.is_ascii_digit()).unwrap_or(text.len());
+    Some((text[..end].parse().ok()?, text[end..].trim_start()))
+}
+
+/// Reads "<number><unit>" by a table of units. Zero and overflow are errors too.
+fn scaled(text: &str, units: &[(&str, u64)], expected: &str) -> Result<u64, Malformed> {
+    let Some((number, unit)) = number_and_unit(text) else {
+        return malformed(format!("expected {expected}, found `{text}`"));
+    };
+    let Some((_, scale)) = units.iter().find(|(name, _)| *name == unit) else {
+        let names: Vec<_> = units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
+        return malformed(match unit {
+            "" => format!("`{text}` has no unit; expected {expected}"),
+            _ => format!("unknown unit `{unit}` in `{text}`; known are {}", names.join(", ")),
+        });
+    };
+    match number.checked_mul(*scale) {
+        Some(0) => malformed(format!("`{text}` must be more than zero")),
+        Some(value) => Ok(value),
+        None => malformed(format!("`{text}` is too large")),
+    }
+}
+
+/// Writes a value in the first unit of the table that divides it.
+fn in_largest_unit(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]) -> fmt::Result {
+    let exact = units.iter().find(|(_, scale)| value.is_multiple_of(*scale));
+    let (unit, scale) = exact.copied().unwrap_or(("", 1));
+    write!(f, "{}{unit}", value / scale)
+}
+
+/// A number of bytes, such as `8GiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(pub u64);
+
+impl Size {
+    pub const fn gibibytes(number: u64) -> Self {
+        Self(number << 30)
+    }
+}
+
+/// Largest first, as writing needs it.
+const SIZES: [(&str, u64); 8] = [
+    ("GiB", 1 << 30),
+    ("GB", 1_000_000_000),
+    ("MiB", 1 << 20),
+    ("MB", 1_000_000),
+    ("KiB", 1 << 10),
+    ("KB", 1_000),
+    ("B", 1),
+    ("", 1),
+];
+
+impl FromStr for Size {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let bytes = scaled(text, &SIZES, "a size such as 8GiB, 512MiB or a number of bytes")?;
+        // etcd reads its quota as a signed number.
+        if i64::try_from(bytes).is_err() { malformed(format!("`{text}` is too large")) } else { Ok(Self(bytes)) }
+    }
+}
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        in_largest_unit(f, self.0, &SIZES)
+    }
+}
+
+/// How long a certificate is good for, in whole hours, such as `1y`. A year is 365 days.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Validity {
+    hours: u64,
+}
+
+impl Validity {
+    pub const fn hours(hours: u64) -> Self {
+        Self { hours }
+    }
+    pub const fn days(days: u64) -> Self {
+        Self::hours(days * 24)
+    }
+    pub const fn years(years: u64) -> Self {
+        Self::days(years * 365)
+    }
+    pub const fn as_hours(self) -> u64 {
+        self.hours
+    }
+    pub const fn as_seconds(self) -> u64 {
+        self.hours * 3600
+    }
+}
+
+const VALIDITIES: [(&str, u64); 3] = [("y", 365 * 24), ("d", 24), ("h", 1)];
+
+impl FromStr for Validity {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let validity = Self::hours(scaled(text, &VALIDITIES, "a time such as 90d, 1y or 36h")?);
+        // Certificates write their years with four digits; a century is far from that and from every overflow.
+        if validity > Self::years(100) { malformed(format!("`{text}` is more than 100y")) } else { Ok(validity) }
+    }
+}
+
+impl fmt::Display for Validity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        in_largest_unit(f, self.hours, &VALIDITIES)
+    }
+}
+
+/// A short time in milliseconds, such as `100ms`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Millis(pub u64);
+
+const MILLIS: [(&str, u64); 4] = [("h", 3_600_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+
+impl FromStr for Millis {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        scaled(text, &MILLIS, "a duration such as 100ms, 1s, 30m or 12h").map(Self)
+    }
+}
+
+impl fmt::Display for Millis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        in_largest_unit(f, self.0, &MILLIS)
+    }
+}
+
+/// How much history auto compaction keeps. `Display` writes it as etcd's flag wants it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Retention {
+    /// Revisions, or hours when compaction is periodic. Zero turns compaction off.
+    Number(u64),
+    Time(Millis),
+}
+
+impl FromStr for Retention {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        match number_and_unit(text) {
+            Some((number, "")) if i64::try_from(number).is_ok() => Ok(Self::Number(number)),
+            Some((_, "")) => malformed(format!("`{text}` is too large")),
+            Some(_) => text.parse().map(Self::Time),
+            None => malformed(format!("expected a whole number, or a duration such as 30m or 12h, found `{text}`")),
+        }
+    }
+}
+
+impl fmt::Display for Retention {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => number.fmt(f),
+            Self::Time(time) => time.fmt(f),
+        }
+    }
+}
+
+/// Types that are a checked text and nothing more.
+macro_rules! checked_text {
+    ($type:ident) => {
+        impl $type {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+        impl AsRef<str> for $type {
+            fn as_ref(&self) -> &str {
+                &self.0
+            }
+        }
+        impl Borrow<str> for $type {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+        impl PartialEq<str> for $type {
+            fn eq(&self, other: &str) -> bool {
+                self.0 == other
+            }
+        }
+        impl PartialEq<&str> for $type {
+            fn eq(&self, other: &&str) -> bool {
+                self.0 == *other
+            }
+        }
+    };
+}
+
+/// The longest DNS label, and so the longest name of a machine.
+pub const LONGEST_NAME: usize = 63;
+
+/// The name of a cluster, a namespace or a member: a DNS label, because machines are named after it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Name(String);
+checked_text!(Name);
+
+impl FromStr for Name {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if text.len() > LONGEST_NAME {
+            malformed(format!("the name `{text}` has {} characters, and may have {LONGEST_NAME}", text.len()))
+        } else if text.is_empty() || !text.bytes().all(inner) || text.starts_with('-') || text.ends_with('-') {
+            malformed(format!("the name `{text}` must be lower case letters, digits and inner hyphens"))
+        } else {
+            Ok(Self(text.to_owned()))
+        }
+    }
+}
+
+/// The name of an etcd user or role.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AuthName(String);
+checked_text!(AuthName);
+
+impl FromStr for AuthName {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        // 64 is the longest common name of a certificate; etcdctl splits user and password at a colon.
+        if text.is_empty() || text.len() > 64 {
+            malformed(format!("the name `{text}` must have 1 to 64 characters"))
+        } else if !text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b':') {
+            malformed(format!("the name `{text}` must be ASCII without spaces and colons"))
+        } else {
+            Ok(Self(text.to_owned()))
+        }
+    }
+}
+
+/// A SHA-256 checksum in lower case hexadecimal.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Sha256(String);
+checked_text!(Sha256);
+
+impl FromStr for Sha256 {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        if text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            Ok(Self(text.to_ascii_lowercase()))
+        } else {
+            malformed(format!("expected 64 hexadecimal digits, found `{text}` ({} characters)", text.len()))
+        }
+    }
+}
+
+/// A further name or address in the certificates of members.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum San {
+    Dns(String),
+    Ip(IpAddr),
+}
+
+impl FromStr for San {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        if let Ok(address) = text.parse() {
+            return Ok(Self::Ip(address));
+        }
+        let label = |label: &str| {
+            !label.is_empty()
+                && label.len() <= LONGEST_NAME
+                && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_')
+        };
+        // "10.0.0.300" reads as a name of four labels, and was surely meant as an address.
+        let numeric = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+        if !numeric && text.len() <= 253 && text.strip_prefix("*.").unwrap_or(text).split('.').all(label) {
+            Ok(Self::Dns(text.to_owned()))
+        } else {
+            malformed(format!("expected a DNS name or an IP address, found `{text}`"))
+        }
+    }
+}
+
+impl fmt::Display for San {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dns(name) => name.fmt(f),
+            Self::Ip(address) => address.fmt(f),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn units_read_as_documented() {
+        assert_eq!("8GiB".parse(), Ok(Size(8_589_934_592)));
+        assert_eq!("8 GB".parse(), Ok(Size(8_000_000_000)));
+        assert_eq!("123".parse(), Ok(Size(123)));
+        assert_eq!("1y".parse(), Ok(Validity::days(365)));
+        assert_eq!("1s".parse(), Ok(Millis(1000)));
+        assert_eq!("12h".parse(), Ok(Retention::Time(Millis(43_200_000))));
+        assert_eq!("0".parse(), Ok(Retention::Number(0)));
+        assert_eq!(Size::gibibytes(8).to_string(), "8GiB");
+        assert_eq!(Validity::hours(36).to_string(), "36h");
+    }
+
+    #[test]
+    fn errors_say_what_was_expected() {
+        let error = |result: Result<Size, Malformed>| result.unwrap_err().to_string();
+        assert_eq!(error("8Gib".parse()), "unknown unit `Gib` in `8Gib`; known are GiB, GB, MiB, MB, KiB, KB, B");
+        assert_eq!(error("0".parse()), "`0` must be more than zero");
+        assert_eq!(error("99999999999GiB".parse()), "`99999999999GiB` is too large");
+        let hours: Result<Validity, _> = "12".parse();
+        assert_eq!(hours.unwrap_err().to_string(), "`12` has no unit; expected a time such as 90d, 1y or 36h");
+        assert!("200y".parse::<Validity>().is_err());
+        assert!("-5m".parse::<Millis>().is_err());
+    }
+
+    #[test]
+    fn names_and_sans_are_checked() {
+        for wrong in ["", "-a", "a-", "A", "a.b", "a_b", "ü", &"a".repeat(64)] {
+            assert!(wrong.parse::<Name>().is_err(), "{wrong:?}");
+        }
+        assert!("a".repeat(63).parse::<Name>().is_ok());
+        for wrong in ["", "10.0.0.300", "a..b", "*", "a b", "*.*.org"] {
+            assert!(wrong.parse::<San>().is_err(), "{wrong:?}");
+        }
+        assert!(matches!("*.example.org".parse(), Ok(San::Dns(_))));
+        assert!(matches!("::1".parse(), Ok(San::Ip(_))));
+        assert!("a:b".parse::<AuthName>().is_err());
+        assert!(check_format("uri", "https://mirror.example.org/etcd").is_ok());
+        assert!(check_format("uri", "ftp://mirror.example.org").is_err() && check_format("uri", "https:///x").is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_written_reads_back(bytes in 1..u64::try_from(i64::MAX).unwrap(), hours in 1..=876_000_u64, millis in 1..1u64<<40) {
+            prop_assert_eq!(Size(bytes).to_string().parse(), Ok(Size(bytes)));
+            prop_assert_eq!(Validity::hours(hours).to_string().parse(), Ok(Validity::hours(hours)));
+            prop_assert_eq!(Millis(millis).to_string().parse(), Ok(Millis(millis)));
+            prop_assert_eq!(Retention::Time(Millis(millis)).to_string().parse(), Ok(Retention::Time(Millis(millis))));
+            prop_assert_eq!(Retention::Number(bytes).to_string().parse(), Ok(Retention::Number(bytes)));
+        }
+
+        #[test]
+        fn no_text_makes_reading_panic(text in ".{0,12}") {
+            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "uri", "etcd-version"] {
+                let _ = check_format(format, &text);
+            }
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Specs that quorate writes: the commented template, the spec of a cluster that was asked for without a file, and any
+//! spec as YAML. What is written here reads back as the same spec.
+
+use std::fmt::Write;
+
+use serde_json::Value;
+
+use super::{
+    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec,
+    TlsSettings,
+};
+use crate::versions::Version;
+
+/// A commented spec to start from, with every option and its default.
+pub fn template(provider: Provider) -> String {
+    match provider {
+        Provider::Local => include_str!("template.yaml").to_owned(),
+    }
+}
+
+/// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
+pub fn generated(name: &str, members: usize, version: Version, client_auth: ClientAuth) -> Result<Spec, Malformed> {
+    let members = (1..=members).map(|number| Ok(MemberSpec { name: format!("etcd-{number}").parse()?, address: None }));
+    let cluster = ClusterSpec {
+        name: name.parse::<Name>()?,
+        kind: Kind::Etcd,
+        namespace: None,
+        initial_token: super::types::default_initial_token(),
+        provider: Provider::Local,
+        members: members.collect::<Result<_, Malformed>>()?,
+        etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
+        tls: TlsSettings::default(),
+        auth: AuthSettings::default(),
+    };
+    Ok(Spec { quorate: FORMAT, clusters: vec![cluster] })
+}
+
+impl Spec {
+    /// The spec as YAML, with all defaults written out, so that it means the same to a later quorate.
+    pub fn to_yaml(&self) -> String {
+        let value = serde_json::to_value(self).expect("a spec is made of text, numbers, truth values, lists and maps");
+        let mut yaml = String::new();
+        block(&mut yaml, &value, 0);
+        yaml
+    }
+}
+
+/// Keys that a reader looks for first; the others follow by name.
+const FIRST: [&str; 6] = ["quorate", "name", "members", "version", "key", "prefix"];
+
+/// Writes a collection in block form. The cursor stands at the column `indent` of a line.
+fn block(yaml: &mut String, value: &Value, indent: usize) {
+    match value {
+        Value::Object(map) => {
+            let mut entries: Vec<_> = map.iter().collect();
+            entries.sort_by_key(|(key, _)| FIRST.iter().position(|first| first == key).unwrap_or(FIRST.len()));
+            for (position, (key, value)) in entries.into_iter().enumerate() {
+                pad(yaml, if position > 0 { indent } else { 0 });
+                yaml.push_str(&text(key));
+                yaml.push(':');
+                nested(yaml, value, indent + 2);
+            }
+        }
+        Value::Array(items) => {
+            for (position, item) in items.iter().enumerate() {
+                pad(yaml, if position > 0 { indent } else { 0 });
+                yaml.push_str("- ");
+                match is_block(item) {
+                    true => block(yaml, item, indent + 2),
+                    false => line(yaml, item),
+                }
+            }
+        }
+        _ => line(yaml, value),
+    }
+}
+
+/// Writes what stands after `key:`.
+fn nested(yaml: &mut String, value: &Value, indent: usize) {
+    if is_block(value) {
+        yaml.push('\n');
+        pad(yaml, indent);
+        block(yaml, value, indent);
+    } else {
+        yaml.push(' ');
+        line(yaml, value);
+    }
+}
+
+fn is_block(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => !map.is_empty(),
+        Value::Array(items) => !items.is_empty(),
+        _ => false,
+    }
+}
+
+fn line(yaml: &mut String, value: &Value) {
+    let result = match value {
+        Value::String(plain) => writeln!(yaml, "{}", text(plain)),
+        // An empty collection, a number or a truth value is written in YAML as in JSON.
+        other => writeln!(yaml, "{other}"),
+    };
+    result.expect("writing to a string does not fail");
+}
+
+fn pad(yaml: &mut String, columns: usize) {
+    yaml.extend(std::iter::repeat_n(' ', columns));
+}
+
+/// Plain where no reader could take it for anything but this text, else quoted as in JSON, which YAML reads too.
+fn text(text: &str) -> String {
+    let simple = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'/');
+    let begins_well = text.starts_with(|first: char| first.is_ascii_alphabetic() || first == '/');
+    let units = text.starts_with(|first: char| first.is_ascii_digit())
+        && text.ends_with(|last: char| last.is_ascii_alphabetic());
+    let word =
+        ["true", "false", "null", "yes", "no", "on", "off", "y", "n"].contains(&text.to_ascii_lowercase().as_str());
+    // "1e5h" is no number to anyone, "0x1f" is one to some.
+    if (begins_well || units && !text.starts_with('0')) && !word && text.bytes().all(simple) {
+        text.to_owned()
+    } else {
+        Value::from(text).to_string()
+    }
+}

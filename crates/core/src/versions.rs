@@ -1,0 +1,253 @@
+//! What is known about etcd releases: which are refused or warned about, which have authorization holes, and the
+//! published checksums. Every rule is a row of a table, so that a new finding is a new row. Knows nothing of a
+//! cluster's present version; rules about the way from one version to another belong beside the upgrade planner.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// The etcd release that a spec without a version gets.
+pub const DEFAULT: Version = Version::new(3, 6, 14);
+
+/// The minor releases of etcd 3 that quorate knows.
+pub const KNOWN_MINORS: [u32; 4] = [4, 5, 6, 7];
+
+/// An etcd release, such as 3.6.14.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Version {
+    pub major: u32,
+    pub minor: u32,
+    pub patch: u32,
+}
+
+impl Version {
+    pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
+        Self { major, minor, patch }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { major, minor, patch } = self;
+        write!(f, "{major}.{minor}.{patch}")
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("expected an etcd release such as {DEFAULT}, found `{0}`")]
+pub struct NotAVersion(String);
+
+impl FromStr for Version {
+    type Err = NotAVersion;
+
+    /// A leading `v` is accepted, because etcd's own tags carry one.
+    fn from_str(text: &str) -> Result<Self, NotAVersion> {
+        let fail = || NotAVersion(text.to_owned());
+        let mut parts = text.strip_prefix('v').unwrap_or(text).split('.').map(whole_number);
+        match (parts.next(), parts.next(), parts.next(), parts.next()) {
+            (Some(Some(major)), Some(Some(minor)), Some(Some(patch)), None) => Ok(Self::new(major, minor, patch)),
+            _ => Err(fail()),
+        }
+    }
+}
+
+/// `u32::from_str` also takes "+3"; a version does not.
+fn whole_number(text: &str) -> Option<u32> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+impl TryFrom<String> for Version {
+    type Error = NotAVersion;
+    fn try_from(text: String) -> Result<Self, NotAVersion> {
+        text.parse()
+    }
+}
+
+impl From<Version> for String {
+    fn from(version: Version) -> Self {
+        version.to_string()
+    }
+}
+
+impl schemars::JsonSchema for Version {
+    fn schema_name() -> Cow<'static, str> {
+        "Version".into()
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": "string", "format": "etcd-version", "pattern": r"^v?\d+\.\d+\.\d+$" })
+    }
+}
+
+/// What quorate thinks of running a release.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gate {
+    Fine,
+    /// It runs, and the operator should know these things.
+    Warned(Vec<String>),
+    Refused(String),
+}
+
+/// A defect of the releases `from..fixed` of one minor.
+struct Defect {
+    from: Version,
+    fixed: Version,
+    what: &'static str,
+}
+
+const fn defect(minor: u32, from: u32, fixed: u32, what: &'static str) -> Defect {
+    Defect { from: Version::new(3, minor, from), fixed: Version::new(3, minor, fixed), what }
+}
+
+const UNSTARTED_LEARNER: &str = "a learner that never started can be promoted";
+const MEMBER_UPDATE: &str = "updating a member's URLs can promote a learner";
+const DEFRAGMENTATION_RACE: &str = "defragmentation while a snapshot arrives can corrupt the data";
+
+const DEFECTS: [Defect; 9] = [
+    defect(4, 0, 24, UNSTARTED_LEARNER),
+    defect(4, 0, 38, DEFRAGMENTATION_RACE),
+    defect(5, 0, 6, "a crash during defragmentation can corrupt the data"),
+    defect(5, 0, 7, UNSTARTED_LEARNER),
+    defect(5, 1, 20, "the promotion of a learner is not kept on disk and can be lost at a restart"),
+    defect(5, 0, 23, DEFRAGMENTATION_RACE),
+    defect(5, 0, 31, MEMBER_UPDATE),
+    defect(6, 0, 5, DEFRAGMENTATION_RACE),
+    defect(6, 0, 12, MEMBER_UPDATE),
+];
+
+/// Whether a cluster may be asked to run this release.
+pub fn gate(version: Version) -> Gate {
+    if version.major != 3 || !KNOWN_MINORS.contains(&version.minor) {
+        return Gate::Refused(format!(
+            "etcd {version} is not known to this quorate, which knows 3.4, 3.5, 3.6 and 3.7"
+        ));
+    }
+    if version.minor == 5 && version.patch <= 2 {
+        return Gate::Refused(format!(
+            "etcd {version} can corrupt its data when it is killed under load, as 3.5.0 to 3.5.2 do; use 3.5.33 or later"
+        ));
+    }
+    let mut warnings = Vec::new();
+    if version.minor == 4 {
+        warnings.push(format!("etcd {version} is of the 3.4 line, which gets no more fixes; 3.6 and 3.7 do"));
+    }
+    let present = DEFECTS.iter().filter(|defect| (defect.from..defect.fixed).contains(&version));
+    warnings.extend(present.map(|defect| format!("etcd {version}: {}; fixed in {}", defect.what, defect.fixed)));
+    if warnings.is_empty() { Gate::Fine } else { Gate::Warned(warnings) }
+}
+
+/// Ways around etcd's authorization that a release is known to have.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AuthorizationHoles {
+    pub what: &'static str,
+    /// The first release without any of them.
+    pub fixed_in: Version,
+}
+
+/// `None` when no hole is known in this release.
+pub fn authorization_holes(version: Version) -> Option<AuthorizationHoles> {
+    let (bypass_fixed, leak_fixed) = match version.minor {
+        // The watch leak has no fix in the 3.4 line.
+        4 => (42, Version::new(3, 5, 33)),
+        5 => (28, Version::new(3, 5, 33)),
+        6 => (9, Version::new(3, 6, 14)),
+        7 => (0, Version::new(3, 7, 1)),
+        _ => return None,
+    };
+    if version >= leak_fixed {
+        return None;
+    }
+    let what = if version.patch < bypass_fixed {
+        "permissions can be bypassed, and a watch can show keys that its user may not read"
+    } else {
+        "a watch can show keys that its user may not read"
+    };
+    Some(AuthorizationHoles { what, fixed_in: leak_fixed })
+}
+
+const RELEASES: &str = include_str!("versions/releases.tsv");
+
+/// The published SHA-256 of a release archive for Linux. `arch` is Go's name: `amd64` or `arm64`.
+pub fn release_checksum(version: Version, arch: &str) -> Option<&'static str> {
+    let version = version.to_string();
+    RELEASES.lines().find_map(|line| {
+        let mut columns = line.split('\t');
+        (columns.next() == Some(version.as_str()) && columns.next() == Some(arch)).then(|| columns.next())?
+    })
+}
+
+/// The file name of a release archive for Linux, which is also the name of its top directory with `.tar.gz` added.
+pub fn release_archive_name(version: Version, arch: &str) -> String {
+    format!("etcd-v{version}-linux-{arch}.tar.gz")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn version(text: &str) -> Version {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn versions_are_read_compared_and_written() {
+        assert_eq!(version("v3.6.14"), DEFAULT);
+        assert!(version("3.5.9") < version("3.5.10"));
+        assert_eq!(serde_json::to_string(&DEFAULT).unwrap(), "\"3.6.14\"");
+        for wrong in ["", "3", "3.6", "3.6.x", "3.6.14.1", "3.6.+1", "3.6.14-rc.0", " 3.6.14", "3..1"] {
+            assert!(wrong.parse::<Version>().is_err(), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn the_gate_refuses_what_corrupts_and_what_it_does_not_know() {
+        for refused in ["2.3.8", "3.3.27", "3.5.0", "3.5.2", "3.8.0", "4.0.0"] {
+            assert!(matches!(gate(version(refused)), Gate::Refused(_)), "{refused}");
+        }
+        for fine in ["3.5.31", "3.6.12", "3.6.14", "3.7.0"] {
+            assert_eq!(gate(version(fine)), Gate::Fine, "{fine}");
+        }
+    }
+
+    #[test]
+    fn the_gate_names_each_known_defect_up_to_its_fix() {
+        let warned = |text: &str, of: &str| match gate(version(text)) {
+            Gate::Warned(warnings) => warnings.iter().any(|warning| warning.contains(of)),
+            _ => false,
+        };
+        assert!(warned("3.4.45", "no more fixes"));
+        assert!(warned("3.5.19", "promotion of a learner is not kept"));
+        assert!(!warned("3.5.20", "promotion of a learner is not kept"));
+        assert!(warned("3.6.4", "fixed in 3.6.5"));
+        assert!(!warned("3.6.5", "fixed in 3.6.5"));
+        assert!(warned("3.5.30", "fixed in 3.5.31"));
+    }
+
+    #[test]
+    fn authorization_holes_name_the_release_that_closes_all() {
+        let fixed = |text: &str| authorization_holes(version(text)).map(|holes| holes.fixed_in.to_string());
+        assert_eq!(fixed("3.4.45").as_deref(), Some("3.5.33"));
+        assert_eq!(fixed("3.5.16").as_deref(), Some("3.5.33"));
+        assert_eq!(fixed("3.6.13").as_deref(), Some("3.6.14"));
+        assert_eq!(fixed("3.7.0").as_deref(), Some("3.7.1"));
+        assert!(fixed("3.6.14").is_none() && fixed("3.7.1").is_none() && fixed("3.5.33").is_none());
+        assert!(authorization_holes(version("3.6.8")).unwrap().what.contains("bypassed"));
+        assert!(!authorization_holes(version("3.6.9")).unwrap().what.contains("bypassed"));
+    }
+
+    #[test]
+    fn every_listed_release_has_a_well_formed_checksum() {
+        let rows: Vec<_> = RELEASES.lines().filter(|line| !line.starts_with('#')).collect();
+        assert!(rows.len() > 80);
+        for row in rows {
+            let columns: Vec<_> = row.split('\t').collect();
+            let checksum = release_checksum(version(columns[0]), columns[1]).unwrap();
+            assert!(checksum.len() == 64 && checksum.bytes().all(|byte| byte.is_ascii_hexdigit()), "{row}");
+        }
+        assert!(release_checksum(DEFAULT, "amd64").unwrap().starts_with("ffe840ff"));
+        assert_eq!(release_checksum(version("3.7.1"), "amd64"), None);
+        assert_eq!(release_archive_name(DEFAULT, "arm64"), "etcd-v3.6.14-linux-arm64.tar.gz");
+    }
+}

@@ -1,0 +1,202 @@
+//! Specs that quorate itself writes: the template, the generated spec, YAML out and in again, and the schema for editors.
+
+use proptest::prelude::*;
+use quorate_core::spec::{
+    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Provider, Severity, Spec, json_schema,
+};
+use quorate_core::versions;
+use serde_json::Value;
+
+/// Reads a spec that must be without any problem, warnings included.
+fn accepted(yaml: &str) -> Spec {
+    let document = Document::parse("cluster.yaml", yaml).unwrap_or_else(|problems| panic!("{problems:?}\n{yaml}"));
+    let checked = document.spec(&HostFacts::default());
+    assert!(checked.problems.is_empty(), "{}\n{yaml}", checked.problems[0].render(yaml));
+    checked.spec.expect("a spec without problems")
+}
+
+/// Uncomments the lines that show a default: `#` and a key, without a space between.
+fn with_defaults_written_out(template: &str) -> String {
+    let uncommented = template.lines().map(|line| match line.trim_start().strip_prefix('#') {
+        Some(rest) if rest.starts_with(|first: char| first.is_ascii_lowercase()) => line.replacen('#', "", 1),
+        _ => line.to_owned(),
+    });
+    uncommented.collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_template_is_accepted_and_the_defaults_it_shows_are_the_defaults() {
+    let template = spec::template(Provider::Local);
+    let plain = accepted(&template);
+    let written_out = with_defaults_written_out(&template);
+    assert_ne!(template, written_out);
+    let mut explicit = accepted(&written_out);
+    let compaction = &mut explicit.clusters[0].etcd.auto_compaction;
+    assert_eq!(compaction.retention.take(), Some(AutoCompaction::default().retention()));
+    assert_eq!(plain, explicit);
+    assert_eq!(plain, spec::generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap());
+}
+
+#[test]
+fn the_template_shows_every_field_that_has_a_default() {
+    let shown: Value =
+        serde_json::to_value(accepted(&with_defaults_written_out(&spec::template(Provider::Local)))).unwrap();
+    let default: Value = serde_json::to_value(accepted(&spec::template(Provider::Local))).unwrap();
+    let template = spec::template(Provider::Local);
+    fn keys(value: &Value, found: &mut Vec<String>) {
+        match value {
+            Value::Object(map) => map.iter().for_each(|(key, value)| {
+                found.push(key.clone());
+                keys(value, found);
+            }),
+            Value::Array(items) => items.iter().for_each(|item| keys(item, found)),
+            _ => {}
+        }
+    }
+    let mut fields = Vec::new();
+    keys(&default, &mut fields);
+    keys(&shown, &mut fields);
+    visit_properties(&json_schema(), &mut |name, _| fields.push(name.to_owned()));
+    for field in fields {
+        assert!(template.contains(&format!("{field}:")), "the template lacks `{field}`");
+    }
+}
+
+fn visit_properties(schema: &Value, act: &mut dyn FnMut(&str, &Value)) {
+    if let Some(properties) = schema["properties"].as_object() {
+        properties.iter().for_each(|(name, property)| act(name, property));
+    }
+    match schema {
+        Value::Object(map) => map.values().for_each(|value| visit_properties(value, act)),
+        Value::Array(items) => items.iter().for_each(|item| visit_properties(item, act)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_field_of_the_schema_is_described_and_settings_have_defaults() {
+    let schema = json_schema();
+    let mut count = 0;
+    visit_properties(&schema, &mut |name, property| {
+        count += 1;
+        assert!(property["description"].as_str().is_some_and(|text| text.len() > 8), "`{name}` has no description");
+    });
+    assert!(count > 40, "{count} fields");
+    assert_eq!(schema["$defs"]["EtcdSettings"]["properties"]["quota"]["default"], "8GiB");
+    assert_eq!(schema["$defs"]["EtcdSettings"]["additionalProperties"], false);
+}
+
+const FULL: &str = r#"
+quorate: 1
+clusters:
+  - name: full
+    namespace: dev
+    initial_token: "yes: 'quoted' \"twice\" # no comment"
+    members: [{name: etcd-1, address: 127.0.10.1}, {name: "2"}, {name: "0x1f"}]
+    etcd:
+      version: 3.6.14
+      binary: {archive: "https://example.org/etcd.tar.gz", sha256: ffe840ff9295808e88cce2794a18a5ac87f12a5203c8314d0bf6aa119b41bac5}
+      auto_compaction: {mode: periodic, retention: 90m}
+      quota: 1500MB
+      client_auth: password
+      heartbeat: 150ms
+      election: 1500ms
+      flags: {max-txn-ops: 256, enable-pprof: True, log-level: "", max-request-bytes: "1e5"}
+    tls:
+      ca: {certificate: /etc/ca.pem, key: "ca key.pem"}
+      leaf_validity: 36h
+      renew_before: 5h
+      key_algorithm: ed25519
+      organization: "123"
+      extra_sans: ["*.example.org", 192.0.2.7, "::1"]
+    auth:
+      token: jwt
+      root_password_file: root.password
+      roles:
+        - {name: all, permissions: [{prefix: "", access: readwrite}, {key: "null", access: read}, {key: "- a\tb", access: write}]}
+        - name: none
+      users: [{name: app, roles: [all], password_file: "~/app.password"}]
+  - name: "1"
+    members: [{name: a}]
+    etcd: {binary: {path: /usr/bin/etcd}}
+    tls: {given: {ca: ca.pem, members: {a: {certificate: a.pem, key: a.key}}, root: {certificate: r.pem, key: r.key}}}
+  - {name: p, members: [{name: a}], etcd: {binary: {package: debian}}, auth: {bootstrap: false}}
+  - {name: m, members: [{name: a}], etcd: {binary: {mirror: "http://mirror.example.org/etcd"}}}
+"#;
+
+#[test]
+fn a_spec_with_everything_reads_back_equal() {
+    let spec = accepted(FULL);
+    let yaml = spec.to_yaml();
+    assert_eq!(accepted(&yaml), spec, "{yaml}");
+    assert!(yaml.starts_with("quorate: 1\nclusters:\n  - name: full\n    members:\n      - name: etcd-1\n"), "{yaml}");
+    let json = serde_json::to_string(&spec).unwrap();
+    assert_eq!(serde_json::from_str::<Spec>(&json).unwrap(), spec);
+    let flags = &spec.clusters[0].etcd.flags;
+    assert_eq!((flags["enable-pprof"].0.as_str(), flags["max-txn-ops"].0.as_str()), ("true", "256"));
+    assert_eq!(spec.clusters[0].machine_name(&spec.clusters[0].members[0].name), "etcd-1-dev");
+}
+
+#[test]
+fn a_generated_spec_is_accepted_and_a_bad_name_is_not() {
+    for client_auth in [ClientAuth::Certificate, ClientAuth::Password] {
+        let spec = spec::generated("demo", 5, versions::DEFAULT, client_auth).unwrap();
+        assert_eq!(accepted(&spec.to_yaml()), spec);
+        assert_eq!(spec.clusters[0].members.len(), 5);
+    }
+    assert!(spec::generated("No Name", 3, versions::DEFAULT, ClientAuth::Certificate).is_err());
+}
+
+#[test]
+fn a_permission_with_both_key_and_prefix_is_refused_by_the_types_too() {
+    let both = r#"{"key": "/a", "prefix": "/b", "access": "read"}"#;
+    assert!(serde_json::from_str::<Permission>(both).is_err());
+}
+
+#[test]
+fn paths_lead_to_lines_and_columns() {
+    let text = "quorate: 1\nclusters:\n  - name: demo\n    members:\n      - name: etcd-1\n    tls:\n      ca:\n        key: ca.key\n";
+    let document = Document::parse("cluster.yaml", text).unwrap();
+    let at = |path: &str| (document.locate(path).line, document.locate(path).column);
+    assert_eq!(at("clusters[0].tls.ca.key"), (8, 14));
+    assert_eq!(at("clusters[0].tls.ca"), (7, 7));
+    assert_eq!(at("clusters[0].members[0]"), (5, 9));
+    assert_eq!(at("clusters[0].tls.given.root"), (6, 5), "the deepest part that is there");
+    assert_eq!(at("clusters[7].name"), (2, 1));
+    assert_eq!(at(""), (1, 1));
+    let problem = document.problem(Severity::Error, "clusters[0].tls.ca.key", "it does not fit its certificate", None);
+    assert_eq!(problem.to_string(), "cluster.yaml:8:14: error: it does not fit its certificate");
+    let json = serde_json::to_value(&problem).unwrap();
+    assert_eq!(
+        (&json["line"], &json["column"], &json["end_column"], &json["severity"]),
+        (&8.into(), &14.into(), &20.into(), &"error".into())
+    );
+}
+
+#[test]
+fn deep_nesting_is_refused_early() {
+    let problems = Document::parse("deep.yaml", &"- ".repeat(100)).unwrap_err();
+    assert!(problems[0].message.contains("nested deeper"), "{}", problems[0]);
+}
+
+proptest! {
+    #[test]
+    fn no_text_makes_reading_panic(text in "[a-z:{}\\[\\]\\-\"'&*!|>#%~, \n\tü0-9]{0,80}") {
+        let texts = [text.clone(), format!("quorate: 1\nclusters:\n  - {text}"), format!("quorate: 1\nclusters: [{{name: {text}}}]")];
+        for text in texts {
+            let problems = match Document::parse("any.yaml", &text) {
+                Ok(document) => document.spec(&HostFacts::default()).problems,
+                Err(problems) => problems,
+            };
+            problems.iter().for_each(|problem| drop(problem.render(&text)));
+        }
+    }
+
+    #[test]
+    fn any_text_of_a_spec_reads_back(token in "\\PC{1,20}", password in "[ -~]{1,12}") {
+        let mut spec = spec::generated("demo", 3, versions::DEFAULT, ClientAuth::Password).unwrap();
+        spec.clusters[0].initial_token = token;
+        spec.clusters[0].auth.root_password_file = Some(password.into());
+        prop_assert_eq!(accepted(&spec.to_yaml()), spec);
+    }
+}
