@@ -1,1 +1,28 @@
-//! (being written)
+//! A thin client for etcd's v3 API over TLS: one connection to one member, logged in by certificate or by password.
+//!
+//! It promises plain types and an [`Error`] that says what to do next (wait, log in, ask another member), and makes one attempt per call:
+//! the only thing ever sent twice is a request that etcd refused because the login token had died. It never picks another endpoint, and
+//! never prints a key, password or token.
+
+mod auth;
+mod cluster;
+mod connect;
+mod error;
+#[path = "gen/mod.rs"]
+mod generated;
+mod kv;
+mod lease;
+mod maintenance;
+mod session;
+mod txn;
+mod watch;
+
+pub use auth::{AuthStatus, Permission, PermissionKind};
+pub use cluster::Member;
+pub use connect::{Client, ConnectOptions, Login};
+pub use error::{Error, LoginRefusal, Thing, Transport};
+pub use kv::{Deleted, KeyRange, KeyValue, RangeQuery, RangeResult, prefix_end};
+pub use lease::{Lease, LeaseKeeper};
+pub use maintenance::{Alarm, AlarmKind, HashKv, Snapshot, SnapshotChunk, Status};
+pub use txn::{Compare, Condition, Op, OpResult, Ordering, Txn, TxnResult};
+pub use watch::{Event, Watch, WatchUpdate};

@@ -1,0 +1,135 @@
+//! The connection to one etcd member: TLS, timeouts, keepalive. It connects when first used and again when the connection is lost.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+
+use crate::error::Error;
+use crate::session::Session;
+
+/// etcd takes pings more often than every five seconds, or without a call under way, as an attack and closes the connection.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How to reach a member, and as whom.
+#[derive(Clone)]
+pub struct ConnectOptions {
+    /// `https://ADDRESS:PORT`. The address (or name) must be among the subject alternative names of the member's certificate.
+    pub endpoint: String,
+    /// The certificates, in PEM, of which one must have signed the member's.
+    pub ca_pem: String,
+    /// The client certificate (its chain, leaf first) and its key, in PEM.
+    pub identity: Option<(String, String)>,
+    pub login: Option<Login>,
+    /// Bounds the TCP connection, and again the TLS handshake.
+    pub connect_timeout: Duration,
+    /// Bounds a whole call, connecting and logging in included, except the calls that say otherwise.
+    pub request_timeout: Duration,
+}
+
+/// A user and password. Where both a certificate and a login are given, etcd goes by the login.
+#[derive(Clone)]
+pub struct Login {
+    pub user: String,
+    pub password: String,
+}
+
+impl ConnectOptions {
+    /// Options with neither certificate nor login, and timeouts that suit a member on this machine or near it.
+    pub fn new(endpoint: impl Into<String>, ca_pem: impl Into<String>) -> Self {
+        Self {
+            endpoint: endpoint.into(),
+            ca_pem: ca_pem.into(),
+            identity: None,
+            login: None,
+            connect_timeout: Duration::from_secs(3),
+            request_timeout: Duration::from_secs(5),
+        }
+    }
+
+    fn tls(&self, host: &str) -> ClientTlsConfig {
+        let tls = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&self.ca_pem))
+            // An IPv6 address stands in brackets in a URL, and without in a certificate.
+            .domain_name(host.trim_start_matches('[').trim_end_matches(']'))
+            .timeout(self.connect_timeout);
+        match &self.identity {
+            Some((chain, key)) => tls.identity(Identity::from_pem(chain, key)),
+            None => tls,
+        }
+    }
+
+    fn channel(&self) -> Result<Channel, Error> {
+        let refuse = |why: String| Error::Options { endpoint: self.endpoint.clone(), why };
+        let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| refuse("it is not a URL".into()))?;
+        if endpoint.uri().scheme_str() != Some("https") {
+            return Err(refuse("only https is spoken".into()));
+        }
+        let host = endpoint.uri().host().unwrap_or_default().to_owned();
+        let endpoint = endpoint
+            .tls_config(self.tls(&host))
+            .map_err(|error| {
+                refuse(format!("its certificates or key cannot be used: {}", crate::error::root_cause(&error)))
+            })?
+            .connect_timeout(self.connect_timeout)
+            .tcp_nodelay(true)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_TIMEOUT)
+            .keep_alive_while_idle(false);
+        Ok(endpoint.connect_lazy())
+    }
+}
+
+impl fmt::Debug for ConnectOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { endpoint, ca_pem: _, identity, login, connect_timeout, request_timeout } = self;
+        f.debug_struct("ConnectOptions")
+            .field("endpoint", endpoint)
+            .field("identity", &identity.as_ref().map(|_| "(given)"))
+            .field("login", login)
+            .field("connect_timeout", connect_timeout)
+            .field("request_timeout", request_timeout)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Login").field("user", &self.user).finish_non_exhaustive()
+    }
+}
+
+/// A client of one member. Clones share the connection and the login.
+#[derive(Clone)]
+pub struct Client {
+    pub(crate) inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) endpoint: String,
+    pub(crate) channel: Channel,
+    pub(crate) request_timeout: Duration,
+    pub(crate) session: Option<Session>,
+}
+
+impl Client {
+    /// Prepares the connection; the first call makes it. Must be called within a tokio runtime.
+    pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
+        let channel = options.channel()?;
+        let ConnectOptions { endpoint, login, request_timeout, .. } = options;
+        let session = login.map(Session::new);
+        Ok(Self { inner: Arc::new(Inner { endpoint, channel, request_timeout, session }) })
+    }
+
+    pub fn endpoint(&self) -> &str {
+        &self.inner.endpoint
+    }
+}
+
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Client").field("endpoint", &self.inner.endpoint).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,128 @@
+//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. A token is fetched by one
+//! caller at a time; the others wait for it and share it.
+
+use std::future::Future;
+
+use tokio::sync::Mutex;
+use tonic::metadata::{Ascii, MetadataValue};
+use tonic::transport::Channel;
+use tonic::{Request, Response, Status};
+
+use crate::connect::{Client, Login};
+use crate::error::{Error, LoginRefusal};
+use crate::generated::etcdserverpb::AuthenticateRequest;
+use crate::generated::etcdserverpb::auth_client::AuthClient;
+
+/// What a request carries: nothing where the client has no login, or etcd's authentication is off.
+pub(crate) type Token = Option<MetadataValue<Ascii>>;
+
+pub(crate) struct Session {
+    login: Login,
+    /// `None` until etcd was asked.
+    known: Mutex<Option<Token>>,
+}
+
+impl Session {
+    pub(crate) fn new(login: Login) -> Self {
+        Self { login, known: Mutex::new(None) }
+    }
+}
+
+impl Client {
+    /// One call with one answer, within the request timeout.
+    pub(crate) async fn call<Q, R, F>(&self, message: Q, send: impl Fn(Channel, Request<Q>) -> F) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        self.in_time(self.call_for_long(message, send)).await
+    }
+
+    /// A call whose work grows with the database, and which therefore has no deadline of its own. If the member vanishes meanwhile, the
+    /// connection's keepalive ends it.
+    pub(crate) async fn call_for_long<Q, R, F>(
+        &self,
+        message: Q,
+        send: impl Fn(Channel, Request<Q>) -> F,
+    ) -> Result<R, Error>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<R>, Status>>,
+    {
+        let attempt = |token| {
+            let answer = send(self.inner.channel.clone(), with_token(message.clone(), token));
+            async { answer.await.map(Response::into_inner).map_err(|status| self.error(status)) }
+        };
+        self.logged_in(attempt, |error| matches!(error, Error::Unauthenticated(_))).await
+    }
+
+    /// Makes the attempt, and if it failed as it would with a dead token, makes it once more with a new one.
+    pub(crate) async fn logged_in<R, F>(
+        &self,
+        attempt: impl Fn(Token) -> F,
+        token_may_be_dead: fn(&Error) -> bool,
+    ) -> Result<R, Error>
+    where
+        F: Future<Output = Result<R, Error>>,
+    {
+        let Some(session) = &self.inner.session else { return attempt(None).await };
+        let token = self.token(session, None).await?;
+        match attempt(token.clone()).await {
+            Err(error) if token_may_be_dead(&error) => attempt(self.token(session, Some(&token)).await?).await,
+            answer => answer,
+        }
+    }
+
+    pub(crate) async fn in_time<R>(&self, work: impl Future<Output = Result<R, Error>>) -> Result<R, Error> {
+        tokio::time::timeout(self.inner.request_timeout, work).await.unwrap_or(Err(Error::Timeout))
+    }
+
+    pub(crate) fn error(&self, status: Status) -> Error {
+        Error::from_status(&self.inner.endpoint, &status)
+    }
+
+    /// The token in use, or a new one if that is the `dead` one. The lock is held while asking, so that many callers whose token died at
+    /// once lead to one login.
+    async fn token(&self, session: &Session, dead: Option<&Token>) -> Result<Token, Error> {
+        let mut known = session.known.lock().await;
+        if let Some(token) = &*known
+            && Some(token) != dead
+        {
+            return Ok(token.clone());
+        }
+        let token = match self.authenticate(&session.login).await {
+            Ok(token) => Some(token),
+            Err(Error::AuthNotEnabled) => None,
+            // A learner logs nobody in, yet may answer a few calls without a login.
+            Err(Error::NotForLearner) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        *known = Some(token.clone());
+        Ok(token)
+    }
+
+    pub(crate) async fn authenticate(&self, login: &Login) -> Result<MetadataValue<Ascii>, Error> {
+        let Login { user, password } = login.clone();
+        let request = AuthenticateRequest { name: user, password };
+        let answer = AuthClient::new(self.inner.channel.clone()).authenticate(request).await;
+        let token = answer.map_err(|status| self.error(status))?.into_inner().token;
+        let mut token: MetadataValue<Ascii> =
+            token.parse().map_err(|_| Error::Unauthenticated(LoginRefusal::DeadToken))?;
+        token.set_sensitive(true);
+        Ok(token)
+    }
+}
+
+pub(crate) fn with_token<Q>(message: Q, token: Token) -> Request<Q> {
+    let mut request = Request::new(message);
+    if let Some(token) = token {
+        request.metadata_mut().insert("token", token);
+    }
+    request
+}
+
+/// Makes etcd refuse at once where it has no leader, instead of letting the caller wait for one.
+pub(crate) fn only_with_leader<Q>(mut request: Request<Q>) -> Request<Q> {
+    request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
+    request
+}

@@ -1,0 +1,95 @@
+//! Watching keys. A watch is known to be accepted when it is handed out, and ends with an error that says why; it is never resumed
+//! behind the caller's back, who alone knows which revision was the last it acted upon.
+
+use tokio_stream::StreamExt;
+use tonic::Streaming;
+
+use crate::connect::Client;
+use crate::error::Error;
+use crate::generated::etcdserverpb::watch_client::WatchClient;
+use crate::generated::etcdserverpb::watch_request::RequestUnion;
+use crate::generated::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
+use crate::generated::mvccpb;
+use crate::kv::{KeyRange, KeyValue};
+use crate::session::{Token, only_with_leader, with_token};
+
+/// Changes of a range of keys, in the order of their revisions. Dropping it ends it.
+#[derive(Debug)]
+pub struct Watch {
+    client: Client,
+    answers: Streaming<WatchResponse>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchUpdate {
+    /// All changes up to this revision have been delivered.
+    pub revision: i64,
+    /// Empty for a mere sign of progress.
+    pub events: Vec<Event>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    Put(KeyValue),
+    Delete { key: Vec<u8>, revision: i64 },
+}
+
+impl Client {
+    /// Watches from `start_revision` on (zero: from now on). With `progress`, etcd sends an update without events now and then while nothing
+    /// changes. A member that loses its leader ends the watch.
+    pub async fn watch(&self, keys: KeyRange, start_revision: i64, progress: bool) -> Result<Watch, Error> {
+        let KeyRange { key, range_end } = keys;
+        let create =
+            WatchCreateRequest { key, range_end, start_revision, progress_notify: progress, ..Default::default() };
+        let open = |token| self.open_watch(create.clone(), token);
+        // 3.4 says "permission denied" to a watch with a dead token.
+        self.in_time(self.logged_in(open, |error| matches!(error, Error::Unauthenticated(_) | Error::PermissionDenied)))
+            .await
+    }
+
+    async fn open_watch(&self, create: WatchCreateRequest, token: Token) -> Result<Watch, Error> {
+        let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
+        // etcd ends the watch when the stream of requests ends.
+        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
+        let mut client = WatchClient::new(self.inner.channel.clone()).max_decoding_message_size(usize::MAX);
+        let request = only_with_leader(with_token(requests, token));
+        let answers = client.watch(request).await.map_err(|status| self.error(status))?.into_inner();
+        let mut watch = Watch { client: self.clone(), answers };
+        watch.receive().await?;
+        Ok(watch)
+    }
+}
+
+impl Watch {
+    /// The next changes. After an error the watch is over.
+    pub async fn next(&mut self) -> Result<WatchUpdate, Error> {
+        let answer = self.receive().await?;
+        Ok(WatchUpdate {
+            revision: answer.header.unwrap_or_default().revision,
+            events: answer.events.into_iter().filter_map(Event::from_generated).collect(),
+        })
+    }
+
+    async fn receive(&mut self) -> Result<WatchResponse, Error> {
+        let answer = self.answers.message().await.map_err(|status| self.client.error(status))?;
+        match answer {
+            None => Err(Error::Unavailable { message: "the watch was closed".to_owned() }),
+            Some(answer) if answer.compact_revision > 0 => {
+                Err(Error::Compacted { oldest: Some(answer.compact_revision) })
+            }
+            Some(answer) if answer.canceled => Err(Error::from_text(&answer.cancel_reason)),
+            Some(answer) => Ok(answer),
+        }
+    }
+}
+
+impl Event {
+    fn from_generated(event: mvccpb::Event) -> Option<Self> {
+        let kind = event.r#type();
+        let pair = event.kv?;
+        Some(match kind {
+            mvccpb::event::EventType::Put => Self::Put(pair.into()),
+            mvccpb::event::EventType::Delete => Self::Delete { key: pair.key, revision: pair.mod_revision },
+        })
+    }
+}

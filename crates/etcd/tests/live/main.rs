@@ -1,0 +1,7 @@
+//! The client against real etcd processes, on every version that the lab holds.
+
+mod auth;
+mod cluster;
+mod connection;
+mod data;
+mod lab;
