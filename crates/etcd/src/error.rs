@@ -10,7 +10,9 @@ use tonic::{Code, Status};
 pub enum Error {
     #[error("cannot connect to {endpoint:?}: {why}")]
     Options { endpoint: String, why: String },
-    /// Nothing answers there, or not as etcd with the right certificates. Whether a request under way was carried out is unknown.
+    /// Nothing answers there, or not as etcd with the right certificates. Whether a request under way was carried out is unknown. A client
+    /// certificate that etcd refuses often shows only as a closed connection: TLS 1.3 tells after the handshake, and the request may be
+    /// faster than the alert.
     #[error("cannot reach etcd at {endpoint}")]
     Unreachable { endpoint: String, source: Transport },
     /// Whether the request was, or still will be, carried out is unknown.
