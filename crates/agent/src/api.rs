@@ -27,7 +27,21 @@ pub const CONTROLLER: &str = "controller";
 /// Where, below the root, a node config puts root's password when etcd's clients log in by password.
 pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 
-/// The name in an agent's certificate: which machine of which cluster it speaks for.
+/// Which machine of which cluster an agent speaks for.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Identity {
+    pub cluster_id: String,
+    pub member: MemberName,
+    pub incarnation: u64,
+}
+
+impl Identity {
+    pub fn common_name(&self) -> String {
+        agent_common_name(&self.cluster_id, &self.member, self.incarnation)
+    }
+}
+
+/// The name in an agent's certificate.
 pub fn agent_common_name(cluster_id: &str, member: &MemberName, incarnation: u64) -> String {
     format!("agent:{cluster_id}:{member}:{incarnation}")
 }
@@ -65,17 +79,49 @@ pub struct Envelope {
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// Makes files and programs be as the config says. It starts and stops nothing.
-    Converge { generation: u64, config: NodeConfig },
+    Converge {
+        generation: u64,
+        config: NodeConfig,
+    },
     /// Puts a new set of certificates in place, all at once.
-    InstallCertificates { trust: String, certificates: BTreeMap<CertificateUse, Certificate> },
+    InstallCertificates {
+        trust: String,
+        certificates: BTreeMap<CertificateUse, Certificate>,
+    },
     /// Starts etcd on data that must be as expected.
-    StartEtcd { expects: DataSeen, bootstrap: Option<Bootstrap> },
+    StartEtcd {
+        expects: DataSeen,
+        bootstrap: Option<Bootstrap>,
+    },
     RestartEtcd,
     StopEtcd,
     /// Removes the data of exactly this stamp.
-    WipeData { stamp: Stamp },
-    MoveLeader { to: u64 },
-    Auth { op: AuthOp, password: Option<Secret> },
+    WipeData {
+        stamp: Stamp,
+    },
+    MoveLeader {
+        to: u64,
+    },
+    Auth {
+        op: AuthOp,
+        password: Option<Secret>,
+    },
+}
+
+impl Order {
+    /// For the log, which must not show what is in it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Order::Converge { .. } => "converge",
+            Order::InstallCertificates { .. } => "install certificates",
+            Order::StartEtcd { .. } => "start etcd",
+            Order::RestartEtcd => "restart etcd",
+            Order::StopEtcd => "stop etcd",
+            Order::WipeData { .. } => "wipe data",
+            Order::MoveLeader { .. } => "move leader",
+            Order::Auth { .. } => "auth",
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -130,6 +176,30 @@ pub struct EnrolAnswer {
     /// `quorate_pki::enrolment_proof` over nonce, public key and machine id, keyed with the token, in hexadecimal.
     pub proof: String,
     pub requests: BTreeMap<CertificateUse, String>,
+}
+
+impl EnrolAnswer {
+    /// Whether this answer proves, for the key that was `served` on the connection it came by, that its sender was given
+    /// the token.
+    pub fn proves(&self, token: &Secret, nonce: &str, served: &ServedKey) -> bool {
+        let proof: Option<Vec<u8>> = (0..self.proof.len())
+            .step_by(2)
+            .map(|at| self.proof.get(at..at + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok()))
+            .collect();
+        let fits = |proof: Vec<u8>| {
+            quorate_pki::verify_enrolment_proof(token, nonce.as_bytes(), &served.der, &self.machine_id, &proof)
+        };
+        self.public_key == served.sha256 && proof.is_some_and(fits)
+    }
+}
+
+/// The public key with which an agent served TLS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ServedKey {
+    /// The SubjectPublicKeyInfo.
+    pub der: Vec<u8>,
+    /// Of `der`, in hexadecimal.
+    pub sha256: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -1,1 +1,152 @@
-//! (being written)
+//! The agent: one process on each machine, and the only one that acts there. It makes the node config true, runs etcd,
+//! reports what it sees, and obeys its controller alone, in order of the fencing numbers that orders carry.
+//!
+//! It needs no handler for signals: whenever it is killed, etcd lives on in a process group of its own, what it remembers
+//! is whole on disk, and the next agent goes on from there.
+
+mod agent;
+pub mod api;
+pub mod binaries;
+mod certificates;
+pub mod client;
+mod converge;
+mod enrolment;
+mod error;
+mod etcd;
+mod files;
+mod health;
+mod layout;
+mod logs;
+mod server;
+mod services;
+mod state;
+mod tls;
+mod x509;
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quorate_core::model::{AGENT_PORT, HEALTH_PORT};
+use rustix::fs::{FlockOperation, flock};
+
+pub use error::AgentError;
+
+use crate::agent::Agent;
+use crate::layout::Layout;
+use crate::services::Service;
+use crate::services::child::Children;
+use crate::services::systemd::Systemd;
+
+/// Locked by the agent for as long as it runs, below its root; holds its process id.
+pub const LOCK_FILE: &str = "run/agent.lock";
+const LOCK_ATTEMPTS: usize = 100;
+
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Below which everything lies: `/`, or a directory under the local provider.
+    pub root: PathBuf,
+    /// What the provider wrote at the machine's creation. Not read once the agent is enrolled.
+    pub seed: PathBuf,
+    /// Where etcd's programs are kept, which agents may share; by default below the root.
+    pub cache: Option<PathBuf>,
+    pub supervisor: Supervisor,
+}
+
+/// Who keeps etcd running.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Supervisor {
+    Child,
+    Systemd,
+}
+
+/// Runs the agent, until it fails or is killed. Wants a tokio runtime of its own, with one thread.
+pub async fn run(options: Options) -> Result<(), AgentError> {
+    let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
+    let (state, seed) = state::open(&layout, &options.seed)?;
+    let address = state.get().address;
+    let orders = server::listen(SocketAddr::new(address, AGENT_PORT)).await?;
+    let health = server::listen(SocketAddr::new(address, HEALTH_PORT)).await?;
+    // Whoever sees the lock held finds the ports open.
+    let _lock = lock(&layout).await?;
+    files::make_dir(&layout.state_dir(), 0o700)?;
+    state.save()?;
+    let shown = Arc::new(tls::Shown::of(&state.get())?);
+    let service: Arc<dyn Service> = match options.supervisor {
+        Supervisor::Child => Arc::new(Children::new(layout.clone())),
+        Supervisor::Systemd => Arc::new(Systemd::new(layout.clone()).await?),
+    };
+    let agent = Arc::new(Agent {
+        cache: options.cache.unwrap_or_else(|| layout.programs()),
+        state,
+        seed: Mutex::new(seed),
+        shown,
+        service,
+        access: etcd::Access::new(layout.clone()),
+        prober: etcd::Prober::default(),
+        orders: tokio::sync::Mutex::new(()),
+        not_started: Mutex::new(None),
+        layout,
+    });
+    agent.put_right().await?;
+    tokio::select! {
+        ended = server::serve(agent.clone(), orders) => ended,
+        () = health::serve(agent, health) => Ok(()),
+    }
+}
+
+impl Agent {
+    /// Whatever happened while no agent was here: files are as the state says, and etcd runs if it should.
+    async fn put_right(self: &Arc<Self>) -> Result<(), AgentError> {
+        if let Some(in_place) = &self.state.get().node_config {
+            self.put_files(None, in_place.config.clone()).await?;
+        }
+        self.put_certificates().await?;
+        self.resume_etcd().await;
+        Ok(())
+    }
+}
+
+/// Two agents on one root would undo each other's work. Whoever looks whether the lock is held, holds it for an instant
+/// itself, so one refusal is not the end.
+async fn lock(layout: &Layout) -> Result<File, AgentError> {
+    let path = layout.lock_file();
+    files::make_dir(path.parent().unwrap_or(layout.root()), 0o755)?;
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).mode(files::PRIVATE).open(&path);
+    let mut file = opened.map_err(AgentError::file("open", &path))?;
+    for _ in 0..LOCK_ATTEMPTS {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                let written = file.set_len(0).and_then(|()| write!(file, "{}", std::process::id()));
+                return written.map(|()| file).map_err(AgentError::file("write", path));
+            }
+            Err(rustix::io::Errno::WOULDBLOCK) => tokio::time::sleep(Duration::from_millis(2)).await,
+            Err(error) => return Err(AgentError::file("lock", path)(error.into())),
+        }
+    }
+    Err(AgentError::AlreadyRunning { path: layout.root().to_owned() })
+}
+
+/// Frees the process from the terminal and session of whoever started it. It must not lead a process group already.
+pub fn detach() -> io::Result<()> {
+    rustix::process::setsid()?;
+    Ok(())
+}
+
+/// Runs work that may wait for a disk, without keeping others waiting.
+pub(crate) async fn blocking<T: Send + 'static, E: Send + 'static>(
+    work: impl FnOnce() -> Result<T, E> + Send + 'static,
+) -> Result<T, E> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,129 @@
+//! One agent: what it knows, the facts it gives, and the orders it obeys, one at a time and none that is older than the
+//! newest it has seen.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use jiff::Timestamp;
+use quorate_core::model::{EtcdFacts, Exit, Facts, Host, ServiceState};
+
+use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
+use crate::enrolment::requests;
+use crate::etcd::{Access, Prober};
+use crate::layout::Layout;
+use crate::services::Service;
+use crate::state::StateStore;
+use crate::tls::Shown;
+use crate::{AgentError, etcd, x509};
+
+pub(crate) struct Agent {
+    pub(crate) layout: Layout,
+    /// Where etcd's programs are kept; other agents may share it.
+    pub(crate) cache: PathBuf,
+    pub(crate) state: StateStore,
+    /// Until the agent is enrolled.
+    pub(crate) seed: Mutex<Option<Seed>>,
+    pub(crate) shown: Arc<Shown>,
+    pub(crate) service: Arc<dyn Service>,
+    pub(crate) access: Access,
+    pub(crate) prober: Prober,
+    /// Held by the order that is carried out.
+    pub(crate) orders: tokio::sync::Mutex<()>,
+    /// Why etcd, which should run, was not brought back when the agent started.
+    pub(crate) not_started: Mutex<Option<Exit>>,
+}
+
+impl Agent {
+    pub(crate) async fn obey(self: &Arc<Self>, envelope: Envelope) -> Result<(), Refusal> {
+        let Envelope { fence, order } = envelope;
+        let _one_at_a_time = self.orders.lock().await;
+        if !self.state.get().enrolled {
+            return Err(Refusal::NotEnrolled);
+        }
+        self.state.obey_fence(fence).await?;
+        tracing::info!(fence, order = order.name(), "ordered");
+        match order {
+            Order::Converge { generation, config } => self.converge(generation, config).await,
+            Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
+            Order::StartEtcd { expects, bootstrap } => self.start_etcd(expects, bootstrap).await,
+            Order::RestartEtcd => self.restart_etcd().await,
+            Order::StopEtcd => self.stop_etcd().await,
+            Order::WipeData { stamp } => self.wipe_data(stamp).await,
+            Order::MoveLeader { to } => self.move_leader(to).await,
+            Order::Auth { op, password } => {
+                let client = self.access.client(&self.state.get())?;
+                Ok(etcd::change_auth(&client, &op, password.as_ref()).await.map_err(AgentError::Etcd)?)
+            }
+        }
+    }
+
+    async fn move_leader(&self, to: u64) -> Result<(), Refusal> {
+        let client = self.access.client(&self.state.get())?;
+        if client.status().await.map_err(AgentError::Etcd)?.leader == to {
+            return Ok(());
+        }
+        Ok(client.move_leader(to).await.map_err(AgentError::Etcd)?)
+    }
+
+    /// Does not wait for an order that is carried out.
+    pub(crate) async fn facts(&self, request: FactsRequest) -> Result<Facts, Refusal> {
+        if !self.state.get().enrolled {
+            return Err(Refusal::NotEnrolled);
+        }
+        if let Some(fence) = request.fence {
+            self.state.obey_fence(fence).await?;
+        }
+        let etcd = self.etcd_facts(request.auth).await?;
+        let state = self.state.get();
+        let certificates = state.chains.iter().filter_map(|(of, chain)| Some((*of, x509::seen(chain)?)));
+        Ok(Facts {
+            machine_id: state.machine_id.clone(),
+            fence: state.fence,
+            node_config: state.node_config.as_ref().map(|known| (known.generation, known.digest.clone())),
+            certificates: BTreeMap::from_iter(certificates),
+            requests: requests(&state),
+            etcd,
+            host: self.host(),
+        })
+    }
+
+    async fn etcd_facts(&self, auth: bool) -> Result<EtcdFacts, AgentError> {
+        let service = match self.service.look().await {
+            ServiceState::Stopped => match self.not_started.lock().expect("no holder panics").clone() {
+                Some(last_exit) => ServiceState::BackingOff { restarts: 0, last_exit },
+                None => ServiceState::Stopped,
+            },
+            state => state,
+        };
+        let mut look = match service {
+            ServiceState::Running { .. } => self.look_at_etcd().await,
+            ServiceState::Stopped | ServiceState::BackingOff { .. } => etcd::Look::default(),
+        };
+        if let Some(status) = look.status.as_mut().filter(|_| auth)
+            && let Ok(client) = self.access.client(&self.state.get())
+        {
+            status.auth = etcd::ask_auth(&client).await;
+        }
+        let state = self.state.get();
+        Ok(EtcdFacts {
+            binary: state.binary.seen.clone(),
+            service,
+            data: self.look_at_data().await?,
+            last_started: state.last_started.clone(),
+            peer_serving: look.peer_serving,
+            status: look.status,
+        })
+    }
+
+    fn host(&self) -> Host {
+        let memory = rustix::system::sysinfo();
+        let disk = rustix::fs::statvfs(self.layout.root());
+        Host {
+            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            memory_bytes: memory.totalram.saturating_mul(u64::from(memory.mem_unit)),
+            disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
+            clock: Some(Timestamp::now()),
+        }
+    }
+}

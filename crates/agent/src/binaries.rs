@@ -1,0 +1,209 @@
+//! etcd's programs: found on the machine, or fetched into a cache that many agents may share. Nothing is installed, nothing
+//! is unpacked before its checksum is right, and what is found is asked for its version.
+
+mod archive;
+mod debian;
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use quorate_core::model::BinarySource;
+use sha2::{Digest, Sha256};
+use tokio::process::Command;
+
+use crate::{files, hex};
+
+/// No command that is run here takes longer, unless it hangs: the longest downloads a package.
+const LONGEST: Duration = Duration::from_secs(300);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Binary {
+    pub etcd: PathBuf,
+    pub version: String,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum BinaryError {
+    #[error("there is no etcd on the PATH")]
+    NotOnPath,
+    #[error("there is no program {}", path.display())]
+    Missing { path: PathBuf },
+    #[error("{} is etcd {found}, wanted is {wanted}", path.display())]
+    WrongVersion { path: PathBuf, found: String, wanted: String },
+    #[error("{} does not say its version as etcd does", path.display())]
+    NotEtcd { path: PathBuf },
+    #[error("cannot run {}", program.display())]
+    Run { program: PathBuf, source: io::Error },
+    #[error("{command} failed: {said}")]
+    Command { command: String, said: String },
+    #[error("Debian's package etcd-server is not offered as {wanted}; offered: {offered}")]
+    NotOffered { wanted: String, offered: String },
+    #[error("cannot fetch {url}: {why}")]
+    Fetch { url: String, why: String },
+    #[error("{url} has the SHA-256 {found}, expected is {expected}")]
+    WrongChecksum { url: String, expected: String, found: String },
+    #[error("{url} cannot be unpacked: {why}")]
+    Unpack { url: String, why: String },
+    #[error("cannot {doing} {}", path.display())]
+    File { doing: &'static str, path: PathBuf, source: io::Error },
+}
+
+impl BinaryError {
+    fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| BinaryError::File { doing, path, source }
+    }
+}
+
+/// Finds or fetches etcd in this version. `search` is a PATH as the environment has it.
+pub async fn locate(
+    source: &BinarySource,
+    version: &str,
+    cache: &Path,
+    search: Option<&OsStr>,
+) -> Result<Binary, BinaryError> {
+    let etcd = match source {
+        BinarySource::Search { otherwise } => match (found_on_path(version, cache, search).await, otherwise) {
+            (Ok(binary), _) => return Ok(binary),
+            (Err(_), Some(archive)) => archive::fetch(archive, version, cache).await?,
+            (Err(error), None) => return Err(error),
+        },
+        BinarySource::Path(path) => at_path(Path::new(path))?,
+        BinarySource::DebianPackage => debian::fetch(version, cache).await?,
+        BinarySource::Archive(archive) => archive::fetch(archive, version, cache).await?,
+    };
+    of_version(etcd, version, cache).await
+}
+
+async fn found_on_path(version: &str, cache: &Path, search: Option<&OsStr>) -> Result<Binary, BinaryError> {
+    of_version(on_path(search)?, version, cache).await
+}
+
+async fn of_version(etcd: PathBuf, wanted: &str, cache: &Path) -> Result<Binary, BinaryError> {
+    let version = version_of(&etcd, cache).await?;
+    if version == wanted {
+        Ok(Binary { etcd, version })
+    } else {
+        Err(BinaryError::WrongVersion { path: etcd, found: version, wanted: wanted.to_owned() })
+    }
+}
+
+fn on_path(search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
+    let directories = search.into_iter().flat_map(std::env::split_paths);
+    directories.map(|directory| directory.join("etcd")).find(|path| is_program(path)).ok_or(BinaryError::NotOnPath)
+}
+
+fn at_path(path: &Path) -> Result<PathBuf, BinaryError> {
+    let program = if path.is_dir() { path.join("etcd") } else { path.to_owned() };
+    if is_program(&program) { Ok(program) } else { Err(BinaryError::Missing { path: program }) }
+}
+
+fn is_program(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|m| m.is_file() && m.mode() & 0o111 != 0)
+}
+
+/// Asks the program, once for as long as it stays the same file: the answer is noted in the cache, for other agents too.
+pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
+    let note = note_of(program, cache)?;
+    if let Ok(version) = fs::read_to_string(&note) {
+        return Ok(version);
+    }
+    let version = ask(program).await?;
+    // The note saves time and nothing else: without it the program is asked again.
+    if let Err(error) = files::write(&note, version.as_bytes(), 0o644, None) {
+        tracing::debug!(%error, "the version could not be noted");
+    }
+    Ok(version)
+}
+
+fn note_of(program: &Path, cache: &Path) -> Result<PathBuf, BinaryError> {
+    let file = fs::metadata(program).map_err(BinaryError::file("look at", program))?;
+    let identity =
+        format!("{} {} {} {}.{}", program.display(), file.ino(), file.size(), file.mtime(), file.mtime_nsec());
+    Ok(cache.join("versions").join(&hex(&Sha256::digest(identity))[..32]))
+}
+
+async fn ask(program: &Path) -> Result<String, BinaryError> {
+    let answer = run(Command::new(program).arg("--version")).await?;
+    version_in(&answer).ok_or_else(|| BinaryError::NotEtcd { path: program.to_owned() })
+}
+
+fn version_in(text: &str) -> Option<String> {
+    let version = text.lines().find_map(|line| line.strip_prefix("etcd Version: "))?;
+    Some(version.trim().to_owned()).filter(|version| !version.is_empty())
+}
+
+/// What the command prints, if it succeeds in time.
+async fn run(command: &mut Command) -> Result<String, BinaryError> {
+    let program = PathBuf::from(command.as_std().get_program());
+    let failed = |said: String| BinaryError::Command { command: program.display().to_string(), said };
+    let output = tokio::time::timeout(LONGEST, command.kill_on_drop(true).output())
+        .await
+        .map_err(|_| failed(String::from("no end in time")))?
+        .map_err(|source| BinaryError::Run { program: program.clone(), source })?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    }
+}
+
+/// Makes `cache/name` complete in one instant, by one process at a time: the others wait for it and find it done.
+/// `fill` is given an empty directory to fill.
+async fn once(
+    cache: &Path,
+    name: &str,
+    fill: impl AsyncFnOnce(&Path) -> Result<(), BinaryError>,
+) -> Result<PathBuf, BinaryError> {
+    let target = cache.join(name);
+    if target.is_dir() {
+        return Ok(target);
+    }
+    let _lock = lock(cache, name).await?;
+    if target.is_dir() {
+        return Ok(target);
+    }
+    let filling = cache.join(format!(".{name}.filling"));
+    let clear = || match fs::remove_dir_all(&filling) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(BinaryError::file("remove", &filling)(error)),
+        _ => Ok(()),
+    };
+    clear()?;
+    fs::create_dir_all(&filling).map_err(BinaryError::file("make the directory", &filling))?;
+    match fill(&filling).await {
+        Ok(()) => fs::rename(&filling, &target).map_err(BinaryError::file("put in place", &target))?,
+        Err(error) => {
+            clear()?;
+            return Err(error);
+        }
+    }
+    Ok(target)
+}
+
+async fn lock(cache: &Path, name: &str) -> Result<File, BinaryError> {
+    fs::create_dir_all(cache).map_err(BinaryError::file("make the directory", cache))?;
+    let path = cache.join(format!(".{name}.lock"));
+    crate::blocking(move || {
+        let file = File::create(&path).map_err(BinaryError::file("open", &path))?;
+        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|error| BinaryError::file("lock", &path)(error.into()))?;
+        Ok(file)
+    })
+    .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn etcd_says_its_version_among_other_things() {
+        assert_eq!(version_in("etcd Version: 3.5.30\nGit SHA: abc\n").as_deref(), Some("3.5.30"));
+        assert_eq!(version_in("GNU something 1.0\n"), None);
+        assert_eq!(version_in("etcd Version: \n"), None);
+    }
+}

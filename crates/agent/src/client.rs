@@ -1,0 +1,330 @@
+//! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
+//! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Request, StatusCode, header};
+use hyper_util::rt::TokioIo;
+use quorate_core::Secret;
+use quorate_core::model::{AGENT_PORT, CertificateUse, Facts};
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest, Sha256};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+use crate::api::{
+    EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
+    Refusal, ServedKey, path,
+};
+use crate::{hex, tls, x509};
+
+/// For the connection, and again for its handshake.
+const CONNECTING: Duration = Duration::from_secs(1);
+const FACTS: Duration = Duration::from_secs(4);
+/// RSA keys are made meanwhile.
+const ENROLMENT: Duration = Duration::from_secs(60);
+const ORDER: Duration = Duration::from_secs(60);
+/// It may download etcd.
+const CONVERGE: Duration = Duration::from_secs(600);
+const ANSWER_BYTES: usize = 16 << 20;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("the agent at {address} cannot be reached: {why}")]
+    Unreachable { address: SocketAddr, why: String },
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It answers, but not as an agent of ours does.
+    #[error("the agent at {address} is not understood: {why}")]
+    Protocol { address: SocketAddr, why: String },
+    #[error("the control CA or the controller's certificate cannot be used")]
+    Tls(#[from] rustls::Error),
+}
+
+impl ClientError {
+    /// Another controller has taken over.
+    pub fn is_stale_fence(&self) -> bool {
+        matches!(self, ClientError::Refused(Refusal::StaleFence { .. }))
+    }
+}
+
+/// Who was met at an agent's port.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// An agent without a certificate of ours for this machine, with the SHA-256 of the key it serves with.
+    Unenrolled {
+        public_key: String,
+    },
+    Facts(Box<Facts>),
+}
+
+/// Speaks to one agent. Connections are kept and used again; two requests at once use two.
+pub struct AgentClient {
+    address: SocketAddr,
+    expected: Identity,
+    control_ca: RootCertStore,
+    connector: TlsConnector,
+    idle: Mutex<Vec<Connection>>,
+}
+
+struct Connection {
+    peer: Peer,
+    sender: SendRequest<Full<Bytes>>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Peer {
+    Verified,
+    Unverified(ServedKey),
+}
+
+impl AgentClient {
+    /// `identity` is the controller's certificate chain and key, in PEM.
+    pub fn new(
+        address: IpAddr,
+        control_ca: &str,
+        identity: (String, Secret),
+        expected: Identity,
+    ) -> Result<Self, ClientError> {
+        let (chain, key) = identity;
+        let provider = tls::provider();
+        let mut config = ClientConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(HoldsItsKey(provider)))
+            .with_client_auth_cert(tls::chain_from_pem(&chain)?, tls::key_from_pem(&key)?)?;
+        config.resumption = Resumption::disabled();
+        Ok(AgentClient {
+            address: SocketAddr::new(address, AGENT_PORT),
+            expected,
+            control_ca: tls::roots_from_pem(control_ca)?,
+            connector: TlsConnector::from(Arc::new(config)),
+            idle: Mutex::default(),
+        })
+    }
+
+    pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
+        match self.verified(path::FACTS, request, FACTS).await? {
+            Answer::Of(facts) => Ok(Look::Facts(facts)),
+            Answer::Stranger(key) => Ok(Look::Unenrolled { public_key: key.sha256 }),
+        }
+    }
+
+    /// The signing requests of the keys that were made on the machine.
+    pub async fn requests(&self) -> Result<BTreeMap<CertificateUse, String>, ClientError> {
+        match self.look(&FactsRequest { fence: None, auth: false }).await? {
+            Look::Facts(facts) => Ok(facts.requests),
+            Look::Unenrolled { .. } => Err(Refusal::NotEnrolled.into()),
+        }
+    }
+
+    pub async fn order(&self, envelope: &Envelope) -> Result<(), ClientError> {
+        let time = if matches!(envelope.order, Order::Converge { .. }) { CONVERGE } else { ORDER };
+        self.verified(path::ORDERS, envelope, time).await?.of_ours()
+    }
+
+    pub async fn logs(&self, request: &LogRequest) -> Result<LogAnswer, ClientError> {
+        self.verified(path::LOGS, request, FACTS).await?.of_ours()
+    }
+
+    /// Also returns the key that the answer came by: the proof must be for that very key.
+    pub async fn enrol(&self, request: &EnrolRequest) -> Result<(EnrolAnswer, ServedKey), ClientError> {
+        let mut connection = self.connect_to_stranger().await?;
+        let answer = self.ask(&mut connection, path::ENROL, request, ENROLMENT).await?;
+        let Peer::Unverified(key) = connection.peer.clone() else { return Err(Refusal::AlreadyEnrolled.into()) };
+        self.keep(connection);
+        Ok((answer, key))
+    }
+
+    pub async fn enrol_certificate(&self, chain: String) -> Result<(), ClientError> {
+        let mut connection = self.connect_to_stranger().await?;
+        let request = EnrolCertificate { chain };
+        let answer = self.ask(&mut connection, path::ENROL_CERTIFICATE, &request, ORDER).await;
+        // From now on it shows another certificate.
+        self.idle.lock().expect("no holder panics").clear();
+        answer
+    }
+
+    /// Asks an agent that is known to be ours. A connection that was kept may have died with the agent's last process,
+    /// so then it is asked once more on a new one; every request can be repeated.
+    async fn verified<A: DeserializeOwned>(
+        &self,
+        at: &str,
+        request: &impl Serialize,
+        time: Duration,
+    ) -> Result<Answer<A>, ClientError> {
+        let kept = self.idle.lock().expect("no holder panics").pop();
+        if let Some(mut connection) = kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed()) {
+            match self.ask(&mut connection, at, request, time).await {
+                Err(ClientError::Unreachable { .. }) if connection.sender.is_closed() => {}
+                answer => {
+                    self.keep(connection);
+                    return answer.map(Answer::Of);
+                }
+            }
+        }
+        let mut connection = self.connect().await?;
+        if let Peer::Unverified(key) = &connection.peer {
+            let key = key.clone();
+            self.keep(connection);
+            return Ok(Answer::Stranger(key));
+        }
+        let answer = self.ask(&mut connection, at, request, time).await;
+        self.keep(connection);
+        answer.map(Answer::Of)
+    }
+
+    async fn connect_to_stranger(&self) -> Result<Connection, ClientError> {
+        let kept = self.idle.lock().expect("no holder panics").pop();
+        let connection = match kept.filter(|kept| !kept.sender.is_closed() && kept.peer != Peer::Verified) {
+            Some(connection) => connection,
+            None => self.connect().await?,
+        };
+        if connection.peer == Peer::Verified { Err(Refusal::AlreadyEnrolled.into()) } else { Ok(connection) }
+    }
+
+    fn keep(&self, connection: Connection) {
+        if !connection.sender.is_closed() {
+            self.idle.lock().expect("no holder panics").push(connection);
+        }
+    }
+
+    async fn connect(&self) -> Result<Connection, ClientError> {
+        let stream =
+            in_time(CONNECTING, TcpStream::connect(self.address)).await.map_err(|why| self.unreachable(why))?;
+        let _ = stream.set_nodelay(true);
+        let name = ServerName::from(self.address.ip());
+        let connected = in_time(CONNECTING, self.connector.connect(name, stream)).await;
+        let stream = connected.map_err(|why| self.unreachable(why))?;
+        let peer = self.recognize(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
+        let (sender, connection) =
+            handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error.to_string()))?;
+        tokio::spawn(connection);
+        Ok(Connection { peer, sender })
+    }
+
+    fn recognize(&self, chain: &[CertificateDer<'_>]) -> Result<Peer, ClientError> {
+        let [first, others @ ..] = chain else { return Err(self.protocol("it shows no certificate")) };
+        let leaf = ParsedCertificate::try_from(first)?;
+        let algorithms = tls::provider().signature_verification_algorithms.all;
+        let trusted =
+            verify_server_cert_signed_by_trust_anchor(&leaf, &self.control_ca, others, UnixTime::now(), algorithms);
+        if trusted.is_ok() && x509::common_name(first) == Some(self.expected.common_name()) {
+            return Ok(Peer::Verified);
+        }
+        let der = leaf.subject_public_key_info().as_ref().to_vec();
+        let sha256 = hex(&Sha256::digest(&der));
+        Ok(Peer::Unverified(ServedKey { der, sha256 }))
+    }
+
+    async fn ask<A: DeserializeOwned>(
+        &self,
+        connection: &mut Connection,
+        at: &str,
+        request: &impl Serialize,
+        time: Duration,
+    ) -> Result<A, ClientError> {
+        let body = serde_json::to_vec(request).expect("plain data serializes");
+        let request = Request::post(at)
+            .header(header::HOST, self.address.to_string())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(Bytes::from(body)))
+            .expect("the parts are constants");
+        let exchange = async {
+            connection.sender.ready().await.map_err(|error| error.to_string())?;
+            let answer = connection.sender.send_request(request).await.map_err(|error| error.to_string())?;
+            let status = answer.status();
+            let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
+            Ok::<_, String>((status, body.map_err(|error| error.to_string())?.to_bytes()))
+        };
+        let (status, body) = in_time(time, exchange).await.map_err(|why| self.unreachable(why))?;
+        if status == StatusCode::OK {
+            return serde_json::from_slice(&body).map_err(|error| self.protocol(&error.to_string()));
+        }
+        match serde_json::from_slice::<Refusal>(&body) {
+            Ok(refusal) => Err(refusal.into()),
+            Err(_) => Err(self.protocol(&format!("it answers {status}"))),
+        }
+    }
+
+    fn unreachable(&self, why: String) -> ClientError {
+        ClientError::Unreachable { address: self.address, why }
+    }
+
+    fn protocol(&self, why: &str) -> ClientError {
+        ClientError::Protocol { address: self.address, why: why.to_owned() }
+    }
+}
+
+async fn in_time<T, E: ToString>(time: Duration, work: impl Future<Output = Result<T, E>>) -> Result<T, String> {
+    match tokio::time::timeout(time, work).await {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("no answer within {} s", time.as_secs())),
+    }
+}
+
+enum Answer<A> {
+    Of(A),
+    Stranger(ServedKey),
+}
+
+impl<A> Answer<A> {
+    fn of_ours(self) -> Result<A, ClientError> {
+        match self {
+            Answer::Of(answer) => Ok(answer),
+            Answer::Stranger(_) => Err(Refusal::NotEnrolled.into()),
+        }
+    }
+}
+
+/// Lets every certificate through whose key the other side holds. Who that is, is looked at after the handshake.
+#[derive(Debug)]
+struct HoldsItsKey(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for HoldsItsKey {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,95 @@
+//! Enrolment: the agent proves that it was given the seed's token and holds the key it serves TLS with, and takes the
+//! certificate that its controller signs for that key. Afterwards the token is forgotten and nobody can enrol it again.
+
+use jiff::Timestamp;
+use quorate_core::model::CertificateUse;
+use quorate_pki::{KeyAlgorithm, enrolment_proof};
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::UnixTime;
+use rustls::server::ParsedCertificate;
+use sha2::{Digest, Sha256};
+
+use crate::agent::Agent;
+use crate::api::{EnrolAnswer, EnrolCertificate, EnrolRequest, Refusal};
+use crate::state::{Key, State};
+use crate::{AgentError, hex, tls, x509};
+
+impl Agent {
+    pub(crate) async fn enrol(&self, request: EnrolRequest) -> Result<EnrolAnswer, Refusal> {
+        let _one_at_a_time = self.orders.lock().await;
+        if self.state.get().enrolled {
+            return Err(Refusal::AlreadyEnrolled);
+        }
+        let seed = self.seed.lock().expect("no holder panics").clone().ok_or(Refusal::AlreadyEnrolled)?;
+        if Timestamp::now() > seed.token_expires {
+            let why = format!("the enrolment token expired at {}; make the machine anew", seed.token_expires);
+            return Err(Refusal::Failed { why });
+        }
+        self.make_keys(request.key_algorithm).await?;
+        let state = self.state.get();
+        let public_key = state.agent_key().pair()?.public_key_der();
+        let proof = enrolment_proof(&seed.token, request.nonce.as_bytes(), &public_key, &state.machine_id);
+        Ok(EnrolAnswer {
+            machine_id: state.machine_id.clone(),
+            public_key: hex(&Sha256::digest(&public_key)),
+            proof: hex(&proof),
+            requests: requests(&state),
+        })
+    }
+
+    /// Keys of this algorithm that exist already stay, so that asking twice changes nothing.
+    async fn make_keys(&self, algorithm: KeyAlgorithm) -> Result<(), AgentError> {
+        let state = self.state.get();
+        let mut made = Vec::new();
+        for (of, name) in [(CertificateUse::Member, state.identity.member.as_str()), (CertificateUse::Root, "root")] {
+            let known = state.keys.get(&of).map(Key::pair).transpose()?;
+            if known.is_none_or(|key| key.algorithm() != algorithm) {
+                let name = name.to_owned();
+                // RSA keys take seconds.
+                made.push((of, crate::blocking(move || Key::make(algorithm, &name)).await?));
+            }
+        }
+        self.state.update(|state| state.keys.extend(made)).await
+    }
+
+    pub(crate) async fn enrol_certificate(&self, given: EnrolCertificate) -> Result<(), Refusal> {
+        let _one_at_a_time = self.orders.lock().await;
+        if self.state.get().enrolled {
+            return Err(Refusal::AlreadyEnrolled);
+        }
+        check_agent_certificate(&self.state.get(), &given.chain)?;
+        let store = |state: &mut State| {
+            state.chains.insert(CertificateUse::Agent, given.chain);
+            state.enrolled = true;
+        };
+        self.state.update(store).await?;
+        self.shown.swap(&self.state.get())?;
+        self.seed.lock().expect("no holder panics").take();
+        tracing::info!("enrolled");
+        Ok(())
+    }
+}
+
+/// The signing requests of the keys that were made here.
+pub(crate) fn requests(state: &State) -> std::collections::BTreeMap<CertificateUse, String> {
+    state.keys.iter().filter_map(|(of, key)| Some((*of, key.request.clone()?))).collect()
+}
+
+/// The agent's certificate must be for its own key and name, and from the control CA: anything else would lock the
+/// controller out.
+pub(crate) fn check_agent_certificate(state: &State, chain: &str) -> Result<(), Refusal> {
+    let refuse = |why: String| Refusal::Failed { why: format!("the agent's certificate is not accepted: {why}") };
+    let chain = tls::chain_from_pem(chain).map_err(|error| refuse(error.to_string()))?;
+    let leaf = ParsedCertificate::try_from(&chain[0]).map_err(|error| refuse(error.to_string()))?;
+    if leaf.subject_public_key_info().as_ref() != state.agent_key().pair()?.public_key_der() {
+        return Err(refuse(String::from("it is for another key")));
+    }
+    let (name, expected) = (x509::common_name(&chain[0]), state.identity.common_name());
+    if name.as_deref() != Some(&expected) {
+        return Err(refuse(format!("it names {name:?}, expected {expected:?}")));
+    }
+    let roots = tls::roots_from_pem(&state.control_ca).map_err(|error| refuse(error.to_string()))?;
+    let algorithms = tls::provider().signature_verification_algorithms.all;
+    verify_server_cert_signed_by_trust_anchor(&leaf, &roots, &chain[1..], UnixTime::now(), algorithms)
+        .map_err(|error| refuse(error.to_string()))
+}

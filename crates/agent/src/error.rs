@@ -1,0 +1,64 @@
+//! What can go wrong on a machine. Display says what was tried; the cause is the source.
+
+use std::error::Error as _;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use crate::api::Refusal;
+use crate::binaries::BinaryError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum AgentError {
+    #[error("cannot {doing} {}", path.display())]
+    File { doing: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not what it should be", path.display())]
+    Unreadable { path: PathBuf, source: serde_json::Error },
+    #[error("another agent keeps {}", path.display())]
+    AlreadyRunning { path: PathBuf },
+    #[error("cannot listen at {address}")]
+    Listen { address: SocketAddr, source: io::Error },
+    #[error("the certificate or key cannot be used")]
+    Pki(#[from] quorate_pki::Error),
+    #[error("the certificate or key cannot be used")]
+    Tls(#[from] rustls::Error),
+    #[error("the control CA of the seed cannot be used: {why}")]
+    ControlCa { why: String },
+    #[error("cannot run {program}")]
+    Spawn { program: String, source: io::Error },
+    #[error("{command} failed: {said}")]
+    Command { command: String, said: String },
+    #[error("etcd runs already")]
+    RunsAlready,
+    #[error("there is no user {user:?} on this machine for etcd to run as")]
+    NoUser { user: String },
+    #[error(transparent)]
+    Binary(#[from] BinaryError),
+    #[error("the order could not be carried out through etcd")]
+    Etcd(#[from] quorate_etcd::Error),
+}
+
+impl AgentError {
+    pub(crate) fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| AgentError::File { doing, path, source }
+    }
+
+    /// The error and its causes in one line.
+    pub(crate) fn in_full(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(": ");
+            text.push_str(&error.to_string());
+            cause = error.source();
+        }
+        text
+    }
+}
+
+impl From<AgentError> for Refusal {
+    fn from(error: AgentError) -> Self {
+        Refusal::Failed { why: error.in_full() }
+    }
+}

@@ -1,0 +1,11 @@
+//! The etcd of this machine: its data, its starts and ends, what it says of itself, and the orders that go through it.
+
+mod access;
+mod auth;
+mod data;
+mod probe;
+mod start;
+
+pub(crate) use access::Access;
+pub(crate) use auth::change as change_auth;
+pub(crate) use probe::{Look, Prober, ask_auth};

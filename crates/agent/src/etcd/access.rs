@@ -1,0 +1,125 @@
+//! How the agent reaches the etcd beside it: at which address and as whom. The connection is kept between requests and made
+//! anew when certificates, password or address have changed.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use quorate_core::Secret;
+use quorate_core::model::{CLIENT_PORT, CertificateUse, NodeConfig, PEER_PORT};
+use quorate_etcd::{Client, ConnectOptions, Login};
+use rustls::ClientConfig;
+
+use crate::api::{ROOT_PASSWORD_FILE, Refusal};
+use crate::layout::Layout;
+use crate::state::State;
+use crate::{AgentError, tls};
+
+const CONNECTING: Duration = Duration::from_secs(1);
+/// For orders. A look at etcd has shorter bounds of its own.
+const ANSWERING: Duration = Duration::from_secs(8);
+
+pub(crate) struct Access {
+    layout: Layout,
+    kept: Mutex<Option<(Means, Client)>>,
+    kept_peer: Mutex<Option<(Means, Arc<ClientConfig>)>>,
+}
+
+/// All that a connection rests on.
+#[derive(Clone, PartialEq, Eq)]
+struct Means {
+    url: String,
+    trust: String,
+    identity: Option<(String, Secret)>,
+    password: Option<Secret>,
+}
+
+impl Access {
+    pub(crate) fn new(layout: Layout) -> Self {
+        Access { layout, kept: Mutex::default(), kept_peer: Mutex::default() }
+    }
+
+    /// The client of etcd's API, as root where that can be.
+    pub(crate) fn client(&self, state: &State) -> Result<Client, Refusal> {
+        let means = self.client_means(state).ok_or_else(not_ready)?;
+        let mut kept = self.kept.lock().expect("no holder panics");
+        if let Some((known, client)) = &*kept
+            && *known == means
+        {
+            return Ok(client.clone());
+        }
+        let client = Client::connect(options(&means)).map_err(AgentError::Etcd)?;
+        *kept = Some((means, client.clone()));
+        Ok(client)
+    }
+
+    /// Where etcd serves its peers, and how to go there as a member.
+    pub(super) fn peer(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
+        let means = self.peer_means(state)?;
+        let mut kept = self.kept_peer.lock().expect("no holder panics");
+        if let Some((known, config)) = &*kept
+            && *known == means
+        {
+            return Some((means.url, config.clone()));
+        }
+        let (chain, key) = means.identity.as_ref()?;
+        let config = tls::peer_client_config(&means.trust, chain, key).ok()?;
+        *kept = Some((means.clone(), config.clone()));
+        Some((means.url, config))
+    }
+
+    /// By certificate where etcd asks for one, by password where the node config brings one.
+    fn client_means(&self, state: &State) -> Option<Means> {
+        let config = &state.node_config.as_ref()?.config;
+        let by_certificate = config.etcd.flags.get("client-cert-auth").is_some_and(|value| value == "true");
+        let identity = if by_certificate { Some(identity(state, CertificateUse::Root)?) } else { None };
+        let password = config.files.iter().find(|file| file.path == ROOT_PASSWORD_FILE);
+        Some(Means {
+            url: self.url(config, "listen-client-urls", state.address, CLIENT_PORT),
+            trust: state.trust.clone()?,
+            identity,
+            password: password.map(|file| Secret::new(file.content.expose().trim_end_matches('\n'))),
+        })
+    }
+
+    fn peer_means(&self, state: &State) -> Option<Means> {
+        let config = &state.node_config.as_ref()?.config;
+        Some(Means {
+            url: self.url(config, "listen-peer-urls", state.address, PEER_PORT),
+            trust: state.trust.clone()?,
+            identity: Some(identity(state, CertificateUse::Member)?),
+            password: None,
+        })
+    }
+
+    /// The first URL that etcd listens at; one that means every address is reached at the machine's own.
+    fn url(&self, config: &NodeConfig, flag: &str, address: IpAddr, port: u16) -> String {
+        let urls = config.etcd.flags.get(flag).map(|urls| self.layout.fill_in(urls, address));
+        let first = urls.as_deref().and_then(|urls| urls.split(',').next()).map_or("", str::trim);
+        let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(port);
+        let everywhere = first.contains("//0.0.0.0:") || first.contains("//[::]:");
+        if first.is_empty() || everywhere {
+            format!("https://{}", SocketAddr::new(address, port))
+        } else {
+            first.to_owned()
+        }
+    }
+}
+
+fn not_ready() -> Refusal {
+    Refusal::Failed { why: String::from("etcd has neither node config nor certificates yet") }
+}
+
+fn options(means: &Means) -> ConnectOptions {
+    let mut options = ConnectOptions::new(&means.url, &means.trust);
+    options.identity = means.identity.as_ref().map(|(chain, key)| (chain.clone(), key.expose().to_owned()));
+    let login = |password: &Secret| Login { user: String::from("root"), password: password.expose().to_owned() };
+    options.login = means.password.as_ref().map(login);
+    options.connect_timeout = CONNECTING;
+    options.request_timeout = ANSWERING;
+    options
+}
+
+fn identity(state: &State, of: CertificateUse) -> Option<(String, Secret)> {
+    Some((state.chains.get(&of)?.clone(), state.keys.get(&of)?.pem.clone()))
+}

@@ -1,0 +1,231 @@
+//! What etcd says of itself. While it starts, a prober asks at short intervals and facts are answered from what it found,
+//! so that a bring-up loses no time; afterwards etcd is asked when facts are, within bounds, and never otherwise.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use http_body_util::Empty;
+use hyper::body::Bytes;
+use hyper::{Request, Uri};
+use hyper_util::rt::TokioIo;
+use quorate_core::model::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
+use quorate_etcd::{Client, Status};
+use rustls::ClientConfig;
+use rustls::pki_types::ServerName;
+use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
+use tokio::time::timeout;
+
+use crate::agent::Agent;
+
+/// For each question of a look; they are asked at once.
+const ANSWER: Duration = Duration::from_secs(1);
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+/// An etcd that is not well by then is looked at when facts are asked for, like a steady one.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What was last seen of etcd.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Look {
+    pub(crate) peer_serving: bool,
+    pub(crate) status: Option<EtcdStatus>,
+}
+
+/// Asks an etcd that is starting until it is well.
+#[derive(Default)]
+pub(crate) struct Prober {
+    task: Mutex<Option<AbortHandle>>,
+    /// Present while the prober is at work.
+    found: Mutex<Option<Look>>,
+}
+
+impl Prober {
+    pub(crate) fn begin(&self, agent: &Arc<Agent>) {
+        self.end();
+        *self.found.lock().expect("no holder panics") = Some(Look::default());
+        let agent = agent.clone();
+        let task = tokio::spawn(async move {
+            agent.probe_until_healthy().await;
+            agent.prober.found.lock().expect("no holder panics").take();
+        });
+        *self.task.lock().expect("no holder panics") = Some(task.abort_handle());
+    }
+
+    pub(crate) fn end(&self) {
+        if let Some(task) = self.task.lock().expect("no holder panics").take() {
+            task.abort();
+        }
+        self.found.lock().expect("no holder panics").take();
+    }
+
+    fn found(&self) -> Option<Look> {
+        self.found.lock().expect("no holder panics").clone()
+    }
+
+    fn report(&self, look: Look) {
+        if let Some(found) = &mut *self.found.lock().expect("no holder panics") {
+            *found = look;
+        }
+    }
+}
+
+impl Agent {
+    async fn probe_until_healthy(&self) {
+        let begun = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut look = Look::default();
+        while begun.elapsed() < PATIENCE {
+            if !look.peer_serving {
+                look.peer_serving = self.peer_serves().await;
+                if look.peer_serving {
+                    self.service.came_into_being();
+                    self.prober.report(look.clone());
+                    pause = FIRST_PAUSE;
+                }
+            }
+            if look.peer_serving {
+                look.status = self.ask_status().await;
+                look.peer_serving = look.status.is_some() || self.peer_serves().await;
+                self.prober.report(look.clone());
+            }
+            if look.status.as_ref().is_some_and(|status| status.healthy) {
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 5 / 4).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// What etcd says now, or what the prober last found.
+    pub(crate) async fn look_at_etcd(&self) -> Look {
+        match self.prober.found() {
+            Some(look) => look,
+            None => {
+                let (peer_serving, status) = tokio::join!(self.peer_serves(), self.ask_status());
+                Look { peer_serving, status }
+            }
+        }
+    }
+
+    async fn ask_status(&self) -> Option<EtcdStatus> {
+        let client = self.access.client(&self.state.get()).ok()?;
+        let (status, healthy, members) = tokio::join!(
+            timeout(ANSWER, client.status()),
+            timeout(ANSWER, client.linearizable_read_ok()),
+            timeout(ANSWER, client.members(false)),
+        );
+        let members = members.ok().and_then(Result::ok).unwrap_or_default();
+        let healthy = matches!(healthy, Ok(Ok(())));
+        match status {
+            Ok(Ok(status)) => Some(in_our_words(status, healthy, members)),
+            Ok(Err(error)) => {
+                tracing::debug!(%error, "etcd gives no status");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+
+    /// Whether a linearizable read is answered, for the health page.
+    pub(crate) async fn health(&self) -> Result<(), &'static str> {
+        let client = self.access.client(&self.state.get()).map_err(|_| "etcd is not set up")?;
+        match timeout(ANSWER, client.linearizable_read_ok()).await {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(quorate_etcd::Error::NoLeader)) => Err("etcd has no leader"),
+            Ok(Err(quorate_etcd::Error::Unreachable { .. })) => Err("etcd does not run"),
+            Ok(Err(_)) => Err("etcd refuses to read"),
+            Err(_) => Err("etcd does not answer in time"),
+        }
+    }
+
+    async fn peer_serves(&self) -> bool {
+        let Some((url, config)) = self.access.peer(&self.state.get()) else { return false };
+        match timeout(ANSWER, ask_peer_port(&url, config)).await {
+            Ok(Ok(())) => true,
+            Ok(Err(why)) => {
+                tracing::trace!(why, "the peer port does not answer");
+                false
+            }
+            Err(_) => false,
+        }
+    }
+}
+
+async fn ask_peer_port(url: &str, config: Arc<ClientConfig>) -> Result<(), String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let url: Uri = format!("{url}/members").parse().map_err(|error| text(&error))?;
+    let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
+    let address = SocketAddr::new(host.parse().map_err(|error| text(&error))?, url.port_u16().unwrap_or(443));
+    let stream = TcpStream::connect(address).await.map_err(|error| text(&error))?;
+    let name = ServerName::try_from(host).map_err(|error| text(&error))?;
+    let connector = tokio_rustls::TlsConnector::from(config);
+    let stream = connector.connect(name, stream).await.map_err(|error| text(&error))?;
+    let handshake = hyper::client::conn::http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
+    let (mut sender, connection) = handshake.await.map_err(|error| text(&error))?;
+    let request = Request::get("/members").header("host", address.to_string()).body(Empty::new());
+    let request = request.map_err(|error| text(&error))?;
+    tokio::select! {
+        answer = sender.send_request(request) => match answer {
+            Ok(answer) if answer.status().is_success() => Ok(()),
+            Ok(answer) => Err(answer.status().to_string()),
+            Err(error) => Err(text(&error)),
+        },
+        ended = connection => Err(ended.err().map_or(String::from("closed"), |error| text(&error))),
+    }
+}
+
+fn in_our_words(status: Status, healthy: bool, members: Vec<quorate_etcd::Member>) -> EtcdStatus {
+    let size = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
+    let member = |member: quorate_etcd::Member| {
+        let quorate_etcd::Member { id, name, peer_urls, is_learner, client_urls: _ } = member;
+        MemberEntry { id, name, peer_urls, is_learner }
+    };
+    EtcdStatus {
+        member_id: status.member_id,
+        cluster_id: status.cluster_id,
+        leader: status.leader,
+        is_learner: status.is_learner,
+        healthy,
+        version: status.version,
+        db_size: size(status.db_size),
+        db_size_in_use: size(status.db_size_in_use),
+        raft_term: status.raft_term,
+        raft_index: status.raft_index,
+        raft_applied_index: status.raft_applied_index,
+        revision: size(status.revision),
+        members: members.into_iter().map(member).collect(),
+        alarms: status.errors.iter().filter_map(|error| alarm_in(error)).collect(),
+        auth: AuthLook::NotAsked,
+    }
+}
+
+/// Status lists alarms as text, `memberID:7 alarm:NOSPACE`. Asking for them in their own call would write to the raft log
+/// each time, and needs a quorum.
+fn alarm_in(text: &str) -> Option<AlarmSeen> {
+    let field = |name: &str| text.split_whitespace().find_map(|word| word.strip_prefix(name));
+    Some(AlarmSeen { member_id: field("memberID:")?.parse().ok()?, kind: field("alarm:")?.to_owned() })
+}
+
+/// Lists users and roles: only when asked for, as etcd sends each of these questions through its log.
+pub(crate) async fn ask_auth(client: &Client) -> AuthLook {
+    match timeout(super::auth::LOOK, super::auth::look(client)).await {
+        Ok(Ok(seen)) => AuthLook::Seen(seen),
+        Ok(Err(error)) => AuthLook::Failed { why: error.to_string() },
+        Err(_) => AuthLook::Failed { why: String::from("etcd did not answer in time") },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn alarms_are_read_from_the_text_of_the_status() {
+        let expected = AlarmSeen { member_id: 10_501_334_649_042_878_790, kind: String::from("NOSPACE") };
+        assert_eq!(alarm_in("memberID:10501334649042878790 alarm:NOSPACE "), Some(expected.clone()));
+        assert_eq!(alarm_in("memberID:10501334649042878790  alarm:NOSPACE"), Some(expected));
+        assert_eq!(alarm_in("etcdserver: no leader"), None);
+    }
+}

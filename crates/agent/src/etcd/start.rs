@@ -1,0 +1,231 @@
+//! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
+//! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
+
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use quorate_core::model::{BinarySeen, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
+
+use super::data;
+use crate::agent::Agent;
+use crate::api::{Bootstrap, Refusal};
+use crate::services::Launch;
+use crate::services::child::data_argument;
+use crate::state::State;
+use crate::{AgentError, blocking};
+
+impl Agent {
+    pub(crate) async fn look_at_data(&self) -> Result<DataSeen, AgentError> {
+        let layout = self.layout.clone();
+        blocking(move || data::look(&layout)).await
+    }
+
+    pub(crate) async fn start_etcd(
+        self: &Arc<Self>,
+        expects: DataSeen,
+        bootstrap: Option<Bootstrap>,
+    ) -> Result<(), Refusal> {
+        let state = self.state.get();
+        let launch = self.launch(&state, bootstrap.as_ref())?;
+        let found = self.look_at_data().await?;
+        if self.runs_already(&launch, &found, bootstrap.as_ref()).await? {
+            return Ok(());
+        }
+        if found != expects {
+            return Err(not_as_expected(describe(&expects), describe(&found)));
+        }
+        match (&found, bootstrap) {
+            (DataSeen::Empty, Some(bootstrap)) => self.prepare_first_start(&state, bootstrap.stamp).await?,
+            (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no formation was named")),
+            (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
+            (DataSeen::Stamped(stamp), None) => {
+                let stamp = stamp.clone();
+                let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
+                self.state.update(wanted).await?;
+            }
+            (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
+        }
+        self.service.start(launch).await?;
+        self.prober.begin(self);
+        Ok(())
+    }
+
+    /// Stamp and memory first: once etcd may have written, nobody must take this disk for a fresh one.
+    async fn prepare_first_start(&self, state: &State, stamp: Stamp) -> Result<(), Refusal> {
+        if state.last_started.as_ref() == Some(&stamp) {
+            let why = format!("etcd was started in formation {} before, and its data is gone", stamp.token);
+            return Err(Refusal::Failed { why });
+        }
+        if (&stamp.cluster_id, &stamp.member) != (&state.identity.cluster_id, &state.identity.member) {
+            return Err(refuse("the stamp is that of another member"));
+        }
+        let (layout, written) = (self.layout.clone(), stamp.clone());
+        blocking(move || data::prepare(&layout, &written)).await?;
+        let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
+        Ok(self.state.update(wanted).await?)
+    }
+
+    /// An order whose answer was lost may come again.
+    async fn runs_already(
+        &self,
+        launch: &Launch,
+        found: &DataSeen,
+        bootstrap: Option<&Bootstrap>,
+    ) -> Result<bool, Refusal> {
+        let digest = match self.service.look().await {
+            ServiceState::Stopped => return Ok(false),
+            ServiceState::Running { digest, .. } => digest,
+            ServiceState::BackingOff { .. } => return Ok(self.start_anew_after_trouble().await?),
+        };
+        let other_formation =
+            bootstrap.is_some_and(|bootstrap| matches!(found, DataSeen::Stamped(stamp) if *stamp != bootstrap.stamp));
+        if digest != launch.digest || other_formation {
+            return Err(refuse("etcd runs already, with other inputs"));
+        }
+        Ok(true)
+    }
+
+    /// The pause before the next attempt is cut short by stopping the service; the order then starts it as any other.
+    async fn start_anew_after_trouble(&self) -> Result<bool, AgentError> {
+        self.service.stop().await?;
+        Ok(false)
+    }
+
+    pub(crate) async fn restart_etcd(self: &Arc<Self>) -> Result<(), Refusal> {
+        let state = self.state.get();
+        if !state.wanted_running {
+            return Err(refuse("etcd is not meant to run; order a start"));
+        }
+        let launch = self.launch(&state, None)?;
+        self.check_data(&state).await.map_err(|why| refuse(&why))?;
+        self.prober.end();
+        self.service.stop().await?;
+        self.service.start(launch).await?;
+        self.prober.begin(self);
+        Ok(())
+    }
+
+    pub(crate) async fn stop_etcd(&self) -> Result<(), Refusal> {
+        self.state.update(|state| state.wanted_running = false).await?;
+        self.prober.end();
+        self.not_started.lock().expect("no holder panics").take();
+        Ok(self.service.stop().await?)
+    }
+
+    pub(crate) async fn wipe_data(&self, stamp: Stamp) -> Result<(), Refusal> {
+        let state = self.state.get();
+        if state.wanted_running || self.service.look().await != ServiceState::Stopped {
+            return Err(not_as_expected(String::from("a stopped etcd"), String::from("one that runs or is meant to")));
+        }
+        let layout = self.layout.clone();
+        let (found, marked) =
+            blocking(move || Ok::<_, AgentError>((data::look(&layout)?, data::read_stamp(&layout)?))).await?;
+        let remembered = state.last_started.as_ref();
+        match (&found, &marked) {
+            (_, Some(marked)) if *marked == stamp => {}
+            // An earlier wipe was interrupted, or its answer was lost.
+            (DataSeen::Empty, None) if remembered.is_none_or(|remembered| *remembered == stamp) => {}
+            _ => return Err(not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
+        }
+        let layout = self.layout.clone();
+        blocking(move || data::wipe(&layout)).await?;
+        Ok(self.state.update(|state| state.last_started = None).await?)
+    }
+
+    /// Called once, when the agent starts: finds the etcd of an earlier agent, or brings back what should run.
+    pub(crate) async fn resume_etcd(self: &Arc<Self>) {
+        if let Err(why) = self.try_to_resume().await {
+            tracing::error!(why, "etcd is not started");
+            let exit = Exit { at: Timestamp::now(), how: format!("not started: {why}"), last_words: String::new() };
+            *self.not_started.lock().expect("no holder panics") = Some(exit);
+        }
+    }
+
+    async fn try_to_resume(self: &Arc<Self>) -> Result<(), String> {
+        let state = self.state.get();
+        let in_full = |error: AgentError| error.in_full();
+        if !state.wanted_running {
+            // The agent may have ended before etcd did.
+            return self.service.stop().await.map_err(in_full);
+        }
+        let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
+        if !self.service.adopt(launch.clone()).await.map_err(in_full)? {
+            self.check_data(&state).await?;
+            self.service.start(launch).await.map_err(in_full)?;
+        }
+        self.prober.begin(self);
+        Ok(())
+    }
+
+    /// Data must bear the stamp that etcd was last started with.
+    async fn check_data(&self, state: &State) -> Result<(), String> {
+        let found = self.look_at_data().await.map_err(|error| error.in_full())?;
+        match (&found, &state.last_started) {
+            (DataSeen::Stamped(stamp), Some(last)) if stamp == last => Ok(()),
+            (_, Some(last)) => {
+                Err(format!("expected {}, found {}", describe(&DataSeen::Stamped(last.clone())), describe(&found)))
+            }
+            (_, None) => Err(String::from("etcd was never started here")),
+        }
+    }
+
+    /// How etcd is to be started with all that is in place now.
+    fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
+        let config = &state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?.config;
+        if state.trust.is_none() || !state.chains.contains_key(&quorate_core::model::CertificateUse::Member) {
+            return Err(refuse("there are no certificates for etcd yet"));
+        }
+        let program = match (&state.binary.path, &state.binary.seen) {
+            (Some(path), BinarySeen::Version(version)) if *version == config.etcd.version => path.clone(),
+            (_, BinarySeen::Version(found)) => {
+                return Err(not_as_expected(format!("etcd {}", config.etcd.version), format!("etcd {found}")));
+            }
+            (_, BinarySeen::Missing { why }) => return Err(refuse(why)),
+            (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
+                return Err(refuse("no etcd was looked for yet"));
+            }
+        };
+        let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
+        Ok(Launch { program, args: self.args(state, config), first_args, digest: config.etcd_digest() })
+    }
+
+    fn args(&self, state: &State, config: &NodeConfig) -> Vec<String> {
+        let mut flags = config.etcd.flags.clone();
+        // Where the data lies is the agent's affair: it looks there, and knows its etcd by it.
+        flags.remove("data-dir");
+        flags.entry(String::from("name")).or_insert_with(|| state.identity.member.to_string());
+        let given = flags.iter().map(|(name, value)| format!("--{name}={}", self.layout.fill_in(value, state.address)));
+        [data_argument(&self.layout)].into_iter().chain(given).collect()
+    }
+}
+
+fn first_args(state: &State, bootstrap: &Bootstrap) -> Result<Vec<String>, Refusal> {
+    let Bootstrap { stamp, initial_cluster, existing } = bootstrap;
+    let own = initial_cluster.get(&state.identity.member);
+    let own = own.ok_or_else(|| refuse("this member is not among those of the formation"))?;
+    let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
+    Ok(vec![
+        format!("--initial-cluster={}", all.join(",")),
+        format!("--initial-cluster-token={}", stamp.token),
+        format!("--initial-cluster-state={}", if *existing { "existing" } else { "new" }),
+        format!("--initial-advertise-peer-urls={own}"),
+    ])
+}
+
+fn refuse(why: &str) -> Refusal {
+    Refusal::Failed { why: why.to_owned() }
+}
+
+fn not_as_expected(expected: String, found: String) -> Refusal {
+    Refusal::NotAsExpected { expected, found }
+}
+
+fn describe(data: &DataSeen) -> String {
+    match data {
+        DataSeen::Empty => String::from("no data"),
+        DataSeen::Unstamped => String::from("data without a stamp"),
+        DataSeen::Stamped(Stamp { token, member, incarnation, .. }) => {
+            format!("the data of {member} (incarnation {incarnation}) in formation {token}")
+        }
+    }
+}

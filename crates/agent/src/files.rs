@@ -1,0 +1,156 @@
+//! Files that are either the old or the new one, never half of either, and never readable by more than they should be
+//! for even an instant.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::path::{Path, PathBuf};
+
+use crate::AgentError;
+
+pub(crate) const PRIVATE: u32 = 0o600;
+
+/// User and group that files for etcd belong to, where they are not the agent's own.
+pub(crate) type Owner = (u32, u32);
+
+/// Replaces the file and returns when it would survive a power cut.
+pub(crate) fn write_durably(path: &Path, content: &[u8], mode: u32) -> Result<(), AgentError> {
+    replace(path, content, mode, None, true)?;
+    let parent = parent(path);
+    let sync = File::open(parent).and_then(|directory| directory.sync_all());
+    sync.map_err(AgentError::file("make durable", parent))
+}
+
+/// Replaces the file. After a power cut it may be the old one: for what the agent writes again when it starts.
+pub(crate) fn write(path: &Path, content: &[u8], mode: u32, owner: Option<Owner>) -> Result<(), AgentError> {
+    replace(path, content, mode, owner, false)
+}
+
+/// Writes only where content or mode differ.
+pub(crate) fn ensure(path: &Path, content: &[u8], mode: u32, owner: Option<Owner>) -> Result<(), AgentError> {
+    let mode_is_right =
+        fs::symlink_metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o7777 == mode);
+    if mode_is_right && fs::read(path).is_ok_and(|found| found == content) {
+        return Ok(());
+    }
+    write(path, content, mode, owner)
+}
+
+fn replace(path: &Path, content: &[u8], mode: u32, owner: Option<Owner>, sync: bool) -> Result<(), AgentError> {
+    make_dir(parent(path), 0o755)?;
+    let temporary = beside(path, "new");
+    let put = || -> io::Result<()> {
+        // One left by a crash could have another mode.
+        remove_if_there(&temporary)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(PRIVATE).open(&temporary)?;
+        file.write_all(content)?;
+        if let Some((user, group)) = owner {
+            chown(&temporary, Some(user), Some(group))?;
+        }
+        if mode != PRIVATE {
+            file.set_permissions(fs::Permissions::from_mode(mode))?;
+        }
+        if sync {
+            file.sync_all()?;
+        }
+        fs::rename(&temporary, path)
+    };
+    put().map_err(AgentError::file("write", path))
+}
+
+pub(crate) fn remove(path: &Path) -> Result<(), AgentError> {
+    remove_if_there(path).map_err(AgentError::file("remove", path))
+}
+
+fn remove_if_there(path: &Path) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+pub(crate) fn remove_dir(path: &Path) -> Result<(), AgentError> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(AgentError::file("remove", path)(error)),
+        _ => Ok(()),
+    }
+}
+
+/// The mode is for directories that are made; one that exists keeps its own.
+pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<(), AgentError> {
+    let made = fs::DirBuilder::new().recursive(true).mode(mode).create(path);
+    made.map_err(AgentError::file("make the directory", path))
+}
+
+/// Makes `link` point at its neighbour `target`, in one instant.
+pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
+    if fs::read_link(link).is_ok_and(|found| found == Path::new(target)) {
+        return Ok(());
+    }
+    let temporary = beside(link, "new");
+    let put = || -> io::Result<()> {
+        remove_if_there(&temporary)?;
+        std::os::unix::fs::symlink(target, &temporary)?;
+        fs::rename(&temporary, link)
+    };
+    put().map_err(AgentError::file("link", link))
+}
+
+/// Opens a log for appending.
+pub(crate) fn open_log(path: &Path) -> Result<File, AgentError> {
+    make_dir(parent(path), 0o755)?;
+    let opened = OpenOptions::new().append(true).create(true).mode(PRIVATE).open(path);
+    opened.map_err(AgentError::file("open", path))
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("/"))
+}
+
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.{suffix}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_is_right_already_is_left_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("etc/thing");
+        ensure(&path, b"one", 0o640, None).unwrap();
+        let first = fs::metadata(&path).unwrap();
+        assert_eq!(first.mode() & 0o7777, 0o640);
+        ensure(&path, b"one", 0o640, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().ino(), first.ino());
+        ensure(&path, b"two", 0o640, None).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+        ensure(&path, b"two", 0o640, None).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
+    }
+
+    #[test]
+    fn a_leftover_of_a_crash_is_in_nobodys_way() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        fs::write(beside(&path, "new"), "half").unwrap();
+        write_durably(&path, b"whole", PRIVATE).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_link_flips_to_the_next_set() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pki");
+        for set in ["pki-1", "pki-2", "pki-2"] {
+            link(&path, set).unwrap();
+            assert_eq!(fs::read_link(&path).unwrap(), Path::new(set));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! A plain page for load balancers: whether this member has a quorum behind it, and nothing else. It is open to everybody,
+//! so it is small, slow to be abused, and asks etcd at most once a second.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::service::service_fn;
+use hyper::{Method, Request, Response, StatusCode, header};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::TcpListener;
+use tokio::sync::{Mutex, Semaphore};
+
+use crate::agent::Agent;
+
+const CONNECTIONS: usize = 16;
+const HEADERS: Duration = Duration::from_secs(2);
+const CONNECTION: Duration = Duration::from_secs(5);
+const FRESH: Duration = Duration::from_secs(1);
+
+struct Page {
+    agent: Arc<Agent>,
+    /// Held while asking, so that many visitors at once lead to one question.
+    last: Mutex<Option<(Instant, Result<(), &'static str>)>>,
+}
+
+pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
+    let page = Arc::new(Page { agent, last: Mutex::new(None) });
+    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    loop {
+        let slot = slots.clone().acquire_owned().await.expect("it is never closed");
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            continue;
+        };
+        let page = page.clone();
+        tokio::spawn(async move {
+            let service = service_fn(move |request| answer(page.clone(), request));
+            let connection = hyper::server::conn::http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(HEADERS)
+                .max_buf_size(8 << 10)
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(CONNECTION, connection).await;
+            drop(slot);
+        });
+    }
+}
+
+async fn answer(page: Arc<Page>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
+    let (status, body) = if request.uri().path() != "/health" {
+        (StatusCode::NOT_FOUND, String::new())
+    } else if request.method() != Method::GET {
+        (StatusCode::METHOD_NOT_ALLOWED, String::new())
+    } else {
+        match page.health().await {
+            Ok(()) => (StatusCode::OK, String::from(r#"{"health":"true"}"#)),
+            Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!(r#"{{"health":"false","reason":"{why}"}}"#)),
+        }
+    };
+    let response = Response::builder().status(status).header(header::CONTENT_TYPE, "application/json");
+    Ok(response.body(Full::new(Bytes::from(body))).expect("the parts are constants"))
+}
+
+impl Page {
+    async fn health(&self) -> Result<(), &'static str> {
+        let mut last = self.last.lock().await;
+        match *last {
+            Some((at, health)) if at.elapsed() < FRESH => health,
+            _ => {
+                let health = self.agent.health().await;
+                *last = Some((Instant::now(), health));
+                health
+            }
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Where everything lies below the agent's root: `/` on a machine, a directory of its own under the local provider.
+
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use quorate_core::model::{ADDRESS, ROOT};
+
+#[derive(Clone, Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> io::Result<Self> {
+        Ok(Layout { root: std::path::absolute(root)? })
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The agent's own memory: private.
+    pub(crate) fn state_dir(&self) -> PathBuf {
+        self.root.join("var/lib/quorate")
+    }
+
+    pub(crate) fn state_file(&self) -> PathBuf {
+        self.state_dir().join("state.json")
+    }
+
+    pub(crate) fn lock_file(&self) -> PathBuf {
+        self.root.join(crate::LOCK_FILE)
+    }
+
+    /// Which process etcd is.
+    pub(crate) fn process_file(&self) -> PathBuf {
+        self.state_dir().join("etcd.process.json")
+    }
+
+    /// A link to the set of certificates in use.
+    pub(crate) fn certificates(&self) -> PathBuf {
+        self.root.join("etc/etcd/pki")
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.root.join("var/lib/etcd")
+    }
+
+    /// What an interrupted first start left, put aside before the next.
+    pub(crate) fn remnant(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.remnant")
+    }
+
+    pub(crate) fn stamp(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.stamp")
+    }
+
+    pub(crate) fn etcd_log(&self) -> PathBuf {
+        self.root.join("var/log/etcd.log")
+    }
+
+    pub(crate) fn agent_log(&self) -> PathBuf {
+        self.root.join("var/log/agent.log")
+    }
+
+    pub(crate) fn programs(&self) -> PathBuf {
+        self.root.join("opt/etcd")
+    }
+
+    /// A flag of a node config, made real for this machine.
+    pub(crate) fn fill_in(&self, flag: &str, address: IpAddr) -> String {
+        let root = self.root.to_string_lossy();
+        let address = match address {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        };
+        flag.replace(ROOT, root.trim_end_matches('/')).replace(ADDRESS, &address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_root_of_a_machine_vanishes_from_paths() {
+        let machine = Layout::new(Path::new("/")).unwrap();
+        let v4 = "10.0.0.1".parse().unwrap();
+        assert_eq!(machine.fill_in("{root}/etc/etcd/pki/ca.crt", v4), "/etc/etcd/pki/ca.crt");
+        let local = Layout::new(Path::new("/tmp/m1/")).unwrap();
+        assert_eq!(local.fill_in("{root}/etc,{root}/var", v4), "/tmp/m1/etc,/tmp/m1/var");
+    }
+
+    #[test]
+    fn the_address_stands_in_urls() {
+        let machine = Layout::new(Path::new("/")).unwrap();
+        let fill_in = |address: &str| machine.fill_in("https://{address}:2380", address.parse().unwrap());
+        assert_eq!(fill_in("10.0.0.1"), "https://10.0.0.1:2380");
+        assert_eq!(fill_in("fd00::1"), "https://[fd00::1]:2380");
+    }
+}

@@ -1,0 +1,102 @@
+//! The logs of etcd and of the agent itself, in pieces that fit into an answer.
+
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use crate::AgentError;
+use crate::agent::Agent;
+use crate::api::{LogAnswer, LogOf, LogRequest, Refusal};
+use crate::layout::Layout;
+
+const MOST_BYTES: u64 = 1 << 20;
+const LAST_LINES: usize = 5;
+const LAST_BYTES: u64 = 4 << 10;
+
+impl Agent {
+    pub(crate) async fn logs(&self, request: LogRequest) -> Result<LogAnswer, Refusal> {
+        if !self.state.get().enrolled {
+            return Err(Refusal::NotEnrolled);
+        }
+        let path = match request.of {
+            LogOf::Etcd => self.layout.etcd_log(),
+            LogOf::Agent => own_log(&self.layout),
+        };
+        let read = crate::blocking(move || {
+            let answer = match request.from {
+                Some(from) => read_on(&path, from),
+                None => tail(&path, request.lines, MOST_BYTES),
+            };
+            answer.map_err(AgentError::file("read", path))
+        });
+        Ok(read.await?)
+    }
+}
+
+/// Whoever started the agent chose where its words go.
+fn own_log(layout: &Layout) -> PathBuf {
+    let stderr = PathBuf::from("/proc/self/fd/2");
+    if stderr.is_file() { stderr } else { layout.agent_log() }
+}
+
+/// The last a process had to say.
+pub(crate) fn last_words(path: &Path) -> String {
+    tail(path, LAST_LINES, LAST_BYTES).map(|answer| answer.text).unwrap_or_default()
+}
+
+fn tail(path: &Path, lines: usize, most: u64) -> io::Result<LogAnswer> {
+    let Some((mut file, length)) = open(path)? else { return Ok(LogAnswer { text: String::new(), next: 0 }) };
+    let from = length.saturating_sub(most);
+    let text = read(&mut file, from, length)?;
+    // A cut first line is dropped.
+    let text = if from > 0 { text.split_once('\n').map_or("", |(_, rest)| rest) } else { &text };
+    let skip = text.lines().count().saturating_sub(lines);
+    let text = text.split_inclusive('\n').skip(skip).collect();
+    Ok(LogAnswer { text, next: length })
+}
+
+/// A log that became shorter was begun anew.
+fn read_on(path: &Path, from: u64) -> io::Result<LogAnswer> {
+    let Some((mut file, length)) = open(path)? else { return Ok(LogAnswer { text: String::new(), next: 0 }) };
+    let from = if from > length { 0 } else { from };
+    let until = length.min(from + MOST_BYTES);
+    Ok(LogAnswer { text: read(&mut file, from, until)?, next: until })
+}
+
+fn open(path: &Path) -> io::Result<Option<(File, u64)>> {
+    match File::open(path) {
+        Ok(file) => {
+            let length = file.metadata()?.len();
+            Ok(Some((file, length)))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+fn read(file: &mut File, from: u64, until: u64) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(until - from).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_is_read_from_its_end_and_then_on() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("log");
+        assert_eq!(tail(&path, 2, 100).unwrap(), LogAnswer { text: String::new(), next: 0 });
+        std::fs::write(&path, "one\ntwo\nthree\n").unwrap();
+        let end = tail(&path, 2, 100).unwrap();
+        assert_eq!(end, LogAnswer { text: String::from("two\nthree\n"), next: 14 });
+        assert_eq!(tail(&path, 9, 9).unwrap().text, "three\n");
+        std::fs::write(&path, "one\ntwo\nthree\nfour\n").unwrap();
+        assert_eq!(read_on(&path, end.next).unwrap(), LogAnswer { text: String::from("four\n"), next: 19 });
+        std::fs::write(&path, "new\n").unwrap();
+        assert_eq!(read_on(&path, 19).unwrap(), LogAnswer { text: String::from("new\n"), next: 4 });
+    }
+}

@@ -1,0 +1,60 @@
+//! How etcd is kept running: as a supervised child under the local provider, by systemd on machines. Whether it may run is
+//! decided elsewhere; a service only keeps running what it was told to start, and says how that goes.
+
+pub(crate) mod child;
+pub(crate) mod systemd;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+
+use quorate_core::model::ServiceState;
+
+use crate::AgentError;
+use crate::files::Owner;
+
+pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// How etcd is started.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Launch {
+    pub(crate) program: PathBuf,
+    pub(crate) args: Vec<String>,
+    /// Further arguments, for as long as etcd has not come into being.
+    pub(crate) first_args: Vec<String>,
+    /// Of the inputs that etcd is started with.
+    pub(crate) digest: String,
+}
+
+/// Said at every start but the first. etcd ignores it where it has data; where the data has vanished, it makes etcd fail
+/// instead of founding a cluster of its own.
+pub(crate) const NEVER_NEW: &str = "--initial-cluster-state=existing";
+
+impl Launch {
+    pub(crate) fn all_args(&self) -> Vec<String> {
+        let mut args = self.args.clone();
+        if self.first_args.is_empty() {
+            args.push(NEVER_NEW.to_owned());
+        }
+        args.extend(self.first_args.iter().cloned());
+        args
+    }
+}
+
+pub(crate) trait Service: Send + Sync {
+    /// Starts etcd and from then on keeps it running.
+    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>>;
+
+    /// Takes over an etcd that an earlier agent started, if it still runs. `launch` is for when it ends.
+    fn adopt(&self, launch: Launch) -> Doing<'_, Result<bool, AgentError>>;
+
+    /// Ends etcd, or what is left of it, and keeps it ended.
+    fn stop(&self) -> Doing<'_, Result<(), AgentError>>;
+
+    fn look(&self) -> Doing<'_, ServiceState>;
+
+    /// etcd has come into being: what was for its first start only is forgotten.
+    fn came_into_being(&self);
+
+    /// To whom etcd's files must belong, where not to the agent's own user.
+    fn owner(&self) -> Result<Option<Owner>, AgentError>;
+}

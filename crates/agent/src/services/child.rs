@@ -1,0 +1,336 @@
+//! etcd as a child process in a group of its own, which outlives the agent: a later agent finds it by process id and start
+//! time. When it ends by itself it is started again, after pauses that grow.
+
+use std::fs;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use quorate_core::model::{Exit, ServiceState};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use serde::{Deserialize, Serialize};
+use tokio::process::{Child, Command};
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use super::{Doing, Launch, Service};
+use crate::files::{self, Owner};
+use crate::layout::Layout;
+use crate::{AgentError, logs};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// One that ran this long has shown that it can: the pauses begin anew.
+const STEADY: Duration = Duration::from_secs(60);
+/// etcd hands its leadership over and closes its database when asked to end.
+const GRACE: Duration = Duration::from_secs(10);
+
+pub(crate) struct Children {
+    shared: Arc<Shared>,
+    keeper: tokio::sync::Mutex<Option<Keeper>>,
+}
+
+struct Shared {
+    layout: Layout,
+    now: Mutex<ServiceState>,
+    first_args: Mutex<Vec<String>>,
+}
+
+struct Keeper {
+    stop: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+}
+
+/// Which process etcd is. Written without `process` just before it is started, so that none is ever lost.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Record {
+    /// Process ids and start times begin anew when the machine does.
+    boot_id: String,
+    process: Option<ProcessId>,
+    since: Timestamp,
+    digest: String,
+    restarts: u32,
+}
+
+/// A process id can be given to another process later; together with the start time, in clock ticks since boot, it cannot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct ProcessId {
+    pid: i32,
+    start_ticks: u64,
+}
+
+impl Children {
+    pub(crate) fn new(layout: Layout) -> Self {
+        let now = Mutex::new(ServiceState::Stopped);
+        let shared = Arc::new(Shared { layout, now, first_args: Mutex::default() });
+        Children { shared, keeper: tokio::sync::Mutex::new(None) }
+    }
+}
+
+impl Service for Children {
+    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>> {
+        Box::pin(async move {
+            let mut keeper = self.keeper.lock().await;
+            if keeper.is_some() {
+                return Err(AgentError::RunsAlready);
+            }
+            *self.shared.first_args.lock().expect("no holder panics") = launch.first_args.clone();
+            let process = self.shared.spawn(&launch, 0)?;
+            *keeper = Some(self.shared.clone().keep(launch, process, 0));
+            Ok(())
+        })
+    }
+
+    fn adopt(&self, launch: Launch) -> Doing<'_, Result<bool, AgentError>> {
+        Box::pin(async move {
+            let Some((record, process)) = self.shared.find() else { return Ok(false) };
+            let Record { since, digest, restarts, .. } = record;
+            self.shared.set(ServiceState::Running { since, digest, restarts });
+            *self.keeper.lock().await = Some(self.shared.clone().keep(launch, process, restarts));
+            Ok(true)
+        })
+    }
+
+    fn stop(&self) -> Doing<'_, Result<(), AgentError>> {
+        Box::pin(async move {
+            if let Some(Keeper { stop, task }) = self.keeper.lock().await.take() {
+                let _ = stop.send(());
+                let _ = task.await;
+            } else if let Some((_, process)) = self.shared.find() {
+                end(process).await;
+            }
+            self.shared.set(ServiceState::Stopped);
+            files::remove(&self.shared.layout.process_file())
+        })
+    }
+
+    fn look(&self) -> Doing<'_, ServiceState> {
+        Box::pin(async { self.shared.now.lock().expect("no holder panics").clone() })
+    }
+
+    fn came_into_being(&self) {
+        self.shared.first_args.lock().expect("no holder panics").clear();
+    }
+
+    fn owner(&self) -> Result<Option<Owner>, AgentError> {
+        Ok(None)
+    }
+}
+
+impl Shared {
+    fn set(&self, state: ServiceState) {
+        *self.now.lock().expect("no holder panics") = state;
+    }
+
+    fn spawn(&self, launch: &Launch, restarts: u32) -> Result<Process, AgentError> {
+        let since = Timestamp::now();
+        let mut record = Record { boot_id: boot_id(), process: None, since, digest: launch.digest.clone(), restarts };
+        self.note(&record)?;
+        let log = files::open_log(&self.layout.etcd_log())?;
+        let child = command(launch, &log).and_then(|mut command| command.spawn());
+        let child =
+            child.map_err(|source| AgentError::Spawn { program: launch.program.display().to_string(), source })?;
+        let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
+        record.process = pid.and_then(|pid| Some(ProcessId { pid, start_ticks: start_ticks(pid)? }));
+        self.note(&record)?;
+        tracing::info!(pid, restarts, "etcd started");
+        self.set(ServiceState::Running { since, digest: launch.digest.clone(), restarts });
+        Ok(Process::Own(child))
+    }
+
+    fn note(&self, record: &Record) -> Result<(), AgentError> {
+        let text = serde_json::to_vec(record).expect("plain data serializes");
+        files::write(&self.layout.process_file(), &text, files::PRIVATE, None)
+    }
+
+    /// The etcd that an earlier agent started, if it runs.
+    fn find(&self) -> Option<(Record, Process)> {
+        let text = fs::read(self.layout.process_file()).ok()?;
+        let record: Record =
+            serde_json::from_slice(&text).ok().filter(|record: &Record| record.boot_id == boot_id())?;
+        let pid = match record.process {
+            Some(process) => Some(process.pid).filter(|pid| start_ticks(*pid) == Some(process.start_ticks))?,
+            // That agent ended between starting etcd and noting which process it is.
+            None => self.search()?,
+        };
+        let handle = Process::found(pid)?;
+        Some((record, handle))
+    }
+
+    /// Looks through all processes for the etcd that works on our data.
+    fn search(&self) -> Option<i32> {
+        let wanted = data_argument(&self.layout);
+        let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.into_iter().find(|pid: &i32| {
+            let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            start_ticks(*pid).is_some() && arguments.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
+        })
+    }
+
+    fn keep(self: Arc<Self>, launch: Launch, process: Process, restarts: u32) -> Keeper {
+        let (stop, stopped) = oneshot::channel();
+        let task = tokio::spawn(async move { self.keep_running(launch, process, restarts, stopped).await });
+        Keeper { stop, task }
+    }
+
+    async fn keep_running(
+        &self,
+        mut launch: Launch,
+        mut process: Process,
+        mut restarts: u32,
+        mut stop: oneshot::Receiver<()>,
+    ) {
+        let mut pause = FIRST_PAUSE;
+        let mut started = Instant::now();
+        loop {
+            let how = tokio::select! {
+                _ = &mut stop => return end(process).await,
+                how = process.wait() => how,
+            };
+            if started.elapsed() > STEADY {
+                pause = FIRST_PAUSE;
+            }
+            let mut how = how;
+            process = loop {
+                restarts += 1;
+                self.back_off(restarts, how, pause);
+                tokio::select! {
+                    _ = &mut stop => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                launch.first_args = self.first_args.lock().expect("no holder panics").clone();
+                match self.spawn(&launch, restarts) {
+                    Ok(process) => break process,
+                    Err(error) => how = error.in_full(),
+                }
+            };
+            started = Instant::now();
+        }
+    }
+
+    fn back_off(&self, restarts: u32, how: String, pause: Duration) {
+        tracing::warn!(how, restarts, ?pause, "etcd ended by itself; it is started again after a pause");
+        let last_words = logs::last_words(&self.layout.etcd_log());
+        self.set(ServiceState::BackingOff { restarts, last_exit: Exit { at: Timestamp::now(), how, last_words } });
+    }
+}
+
+/// The argument by which an etcd is known to work on the data below this root.
+pub(crate) fn data_argument(layout: &Layout) -> String {
+    format!("--data-dir={}", layout.data().display())
+}
+
+fn command(launch: &Launch, log: &fs::File) -> std::io::Result<Command> {
+    let mut command = Command::new(&launch.program);
+    command.args(launch.all_args()).process_group(0).stdin(Stdio::null());
+    command.stdout(log.try_clone()?).stderr(log.try_clone()?);
+    // etcd takes these for flags.
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
+        command.env_remove(name);
+    }
+    Ok(command)
+}
+
+enum Process {
+    /// Started by this agent, so its end is told to it.
+    Own(Child),
+    /// Started by an earlier agent.
+    Found { handle: Arc<OwnedFd>, ended: oneshot::Receiver<()> },
+}
+
+impl Process {
+    fn found(pid: i32) -> Option<Self> {
+        let handle = Arc::new(pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?);
+        let (tell, ended) = oneshot::channel();
+        let watched = handle.clone();
+        // tokio watches foreign handles only through unsafe code; a thread that sleeps costs next to nothing.
+        let watcher = thread::Builder::new().name(String::from("etcd watcher")).stack_size(64 << 10);
+        watcher.spawn(move || watch(&watched, tell)).ok()?;
+        Some(Process::Found { handle, ended })
+    }
+
+    /// How it ended.
+    async fn wait(&mut self) -> String {
+        match self {
+            Process::Own(child) => match child.wait().await {
+                Ok(status) => status.to_string(),
+                Err(error) => error.to_string(),
+            },
+            Process::Found { ended, .. } => {
+                let _ = ended.await;
+                String::from("ended; how is not known, as an earlier agent had started it")
+            }
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        let sent = match self {
+            Process::Own(child) => {
+                let pid = child.id().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
+                pid.map(|pid| rustix::process::kill_process(pid, signal))
+            }
+            Process::Found { handle, .. } => Some(pidfd_send_signal(handle.as_ref(), signal)),
+        };
+        if let Some(Err(error)) = sent {
+            tracing::debug!(%error, ?signal, "the signal reached nobody");
+        }
+    }
+}
+
+/// Returns when the process has ended.
+fn watch(handle: &OwnedFd, tell: oneshot::Sender<()>) {
+    while poll(&mut [PollFd::new(handle, PollFlags::IN)], None).is_err_and(|error| error == rustix::io::Errno::INTR) {}
+    let _ = tell.send(());
+}
+
+async fn end(mut process: Process) {
+    process.signal(Signal::TERM);
+    if tokio::time::timeout(GRACE, process.wait()).await.is_err() {
+        tracing::warn!("etcd did not end when asked to; it is killed");
+        process.signal(Signal::KILL);
+        process.wait().await;
+    }
+}
+
+fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
+}
+
+/// When the process started; none if there is no such process, or only its remains.
+fn start_ticks(pid: i32) -> Option<u64> {
+    start_ticks_in(&fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?)
+}
+
+/// `PID (NAME) STATE …`, where the name may hold anything; the start time is the 22nd field.
+fn start_ticks_in(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let numbers = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
+        assert_eq!(start_ticks_in(&format!("42 (etcd) S {numbers}")), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (a) Z (b) R {numbers}")), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {numbers}")), None);
+        assert_eq!(start_ticks_in("42"), None);
+        let own = i32::try_from(std::process::id()).unwrap();
+        assert_eq!(start_ticks(own), start_ticks(own));
+        assert!(start_ticks(own).is_some());
+    }
+}

@@ -1,0 +1,298 @@
+//! etcd under systemd, on machines. The unit is written anew at each start and is not enabled: after a boot the agent
+//! starts it, once the data has shown to be what it should. systemd itself refuses to start it on an empty directory.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use quorate_core::model::{Exit, ServiceState};
+use tokio::process::Command;
+
+use super::{Doing, Launch, NEVER_NEW, Service};
+use crate::files::{self, Owner};
+use crate::layout::Layout;
+use crate::{AgentError, logs};
+
+const UNIT: &str = "etcd.service";
+const USER: &str = "etcd";
+const PROPERTIES: &str = "ActiveState,SubState,NRestarts,ExecMainStartTimestamp,ExecMainExitTimestamp,ExecMainCode,\
+                          ExecMainStatus,Environment";
+/// Variables of the unit: the digest of the inputs, and what differs between the first start and later ones.
+const DIGEST: &str = "QUORATE_INPUTS";
+const FORMATION: &str = "QUORATE_FORMATION";
+
+pub(crate) struct Systemd {
+    layout: Layout,
+}
+
+impl Systemd {
+    /// Makes the user that etcd runs as, where the image has none.
+    pub(crate) async fn new(layout: Layout) -> Result<Self, AgentError> {
+        if find_owner()?.is_none() {
+            let home = layout.data();
+            let mut command = Command::new("useradd");
+            command.args(["--system", "--no-create-home", "--shell", "/usr/sbin/nologin", "--home-dir"]);
+            run(command.arg(home).arg(USER)).await?;
+        }
+        Ok(Systemd { layout })
+    }
+
+    fn unit_file(&self) -> PathBuf {
+        self.layout.root().join("etc/systemd/system").join(UNIT)
+    }
+
+    async fn put_unit(&self, launch: &Launch) -> Result<(), AgentError> {
+        let first = first_args_file(&self.layout);
+        if launch.first_args.is_empty() {
+            files::remove(&first)?;
+        } else {
+            let line = format!("{FORMATION}={}\n", quote(&launch.first_args.join(" ")));
+            files::write(&first, line.as_bytes(), 0o644, None)?;
+        }
+        files::ensure(&self.unit_file(), unit(launch, &self.layout).as_bytes(), 0o644, None)?;
+        self.give_away()?;
+        systemctl(&["daemon-reload"]).await.map(drop)
+    }
+
+    /// Data directory and log must belong to the user that etcd runs as.
+    fn give_away(&self) -> Result<(), AgentError> {
+        let (data, log) = (self.layout.data(), self.layout.etcd_log());
+        files::make_dir(&data, 0o700)?;
+        files::open_log(&log)?;
+        let Some((user, group)) = self.owner()? else { return Ok(()) };
+        for path in [data, log] {
+            let given = std::os::unix::fs::chown(&path, Some(user), Some(group));
+            given.map_err(AgentError::file("give to etcd", &path))?;
+        }
+        Ok(())
+    }
+}
+
+impl Service for Systemd {
+    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>> {
+        Box::pin(async move {
+            self.put_unit(&launch).await?;
+            systemctl(&["reset-failed", UNIT]).await?;
+            systemctl(&["start", "--no-block", UNIT]).await.map(drop)
+        })
+    }
+
+    fn adopt(&self, _: Launch) -> Doing<'_, Result<bool, AgentError>> {
+        Box::pin(async { Ok(self.look().await != ServiceState::Stopped) })
+    }
+
+    fn stop(&self) -> Doing<'_, Result<(), AgentError>> {
+        Box::pin(async {
+            // Without a unit nothing was ever started, and systemctl would complain.
+            if self.unit_file().exists() { systemctl(&["stop", UNIT]).await.map(drop) } else { Ok(()) }
+        })
+    }
+
+    fn look(&self) -> Doing<'_, ServiceState> {
+        Box::pin(async {
+            match systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, UNIT]).await {
+                Ok(shown) => state_in(&shown, || logs::last_words(&self.layout.etcd_log())),
+                Err(error) => {
+                    tracing::warn!(error = error.in_full(), "systemd does not answer");
+                    ServiceState::Stopped
+                }
+            }
+        })
+    }
+
+    fn came_into_being(&self) {
+        if let Err(error) = files::remove(&first_args_file(&self.layout)) {
+            tracing::warn!(error = error.in_full(), "the arguments of the first start are still there");
+        }
+    }
+
+    fn owner(&self) -> Result<Option<Owner>, AgentError> {
+        find_owner()?.map(Some).ok_or_else(|| AgentError::NoUser { user: USER.to_owned() })
+    }
+}
+
+/// In a place that no reboot survives.
+fn first_args_file(layout: &Layout) -> PathBuf {
+    layout.root().join("run/quorate/etcd-first-start")
+}
+
+fn find_owner() -> Result<Option<Owner>, AgentError> {
+    let path = Path::new("/etc/passwd");
+    let users = fs::read_to_string(path).map_err(AgentError::file("read", path))?;
+    Ok(owner_in(&users))
+}
+
+fn owner_in(users: &str) -> Option<Owner> {
+    let mut lines = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+    lines.find_map(|fields| match fields[..] {
+        [USER, _, user, group, ..] => Some((user.parse().ok()?, group.parse().ok()?)),
+        _ => None,
+    })
+}
+
+/// The unit. At least one of its conditions must hold: there is data, or this is the first start.
+fn unit(launch: &Launch, layout: &Layout) -> String {
+    let command: Vec<String> =
+        [launch.program.display().to_string()].iter().chain(&launch.args).map(|word| quote(word)).collect();
+    format!(
+        "# Written by quorate at each start of etcd; changes are lost.\n\
+         [Unit]\n\
+         Description=etcd, kept by quorate\n\
+         After=network-online.target\n\
+         Wants=network-online.target\n\
+         StartLimitIntervalSec=0\n\
+         ConditionPathExists=|{wal}\n\
+         ConditionPathExists=|{first}\n\
+         \n\
+         [Service]\n\
+         Type=exec\n\
+         User={USER}\n\
+         Environment={DIGEST}={digest}\n\
+         Environment={FORMATION}={NEVER_NEW}\n\
+         EnvironmentFile=-{first}\n\
+         ExecStart={command} ${FORMATION}\n\
+         Restart=always\n\
+         RestartSec=500ms\n\
+         RestartSteps=6\n\
+         RestartMaxDelaySec=30s\n\
+         TimeoutStopSec=10s\n\
+         StandardOutput=append:{log}\n\
+         StandardError=inherit\n\
+         LimitNOFILE=65536\n\
+         OOMScoreAdjust=-900\n\
+         NoNewPrivileges=yes\n\
+         ProtectSystem=strict\n\
+         ProtectHome=yes\n\
+         PrivateTmp=yes\n\
+         PrivateDevices=yes\n\
+         ProtectKernelTunables=yes\n\
+         ProtectKernelModules=yes\n\
+         ProtectControlGroups=yes\n\
+         RestrictSUIDSGID=yes\n\
+         RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n\
+         CapabilityBoundingSet=\n\
+         ReadWritePaths={data}\n",
+        wal = layout.data().join("member/wal").display(),
+        first = first_args_file(layout).display(),
+        digest = launch.digest,
+        command = command.join(" "),
+        log = layout.etcd_log().display(),
+        data = layout.data().display(),
+    )
+}
+
+/// One word of a command line, or one value of a variable, as systemd reads it.
+fn quote(word: &str) -> String {
+    let mut quoted = String::from("\"");
+    for character in word.chars() {
+        match character {
+            '"' | '\\' => quoted.extend(['\\', character]),
+            '%' | '$' => quoted.extend([character, character]),
+            _ => quoted.push(character),
+        }
+    }
+    quoted + "\""
+}
+
+fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
+    let properties: BTreeMap<&str, &str> = shown.lines().filter_map(|line| line.split_once('=')).collect();
+    let get = |name: &str| properties.get(name).copied().unwrap_or_default();
+    let at = |name: &str| {
+        let seconds = get(name).strip_prefix('@').and_then(|text| text.parse().ok());
+        seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or_default()
+    };
+    let restarts = get("NRestarts").parse().unwrap_or_default();
+    match (get("ActiveState"), get("SubState")) {
+        (_, "auto-restart" | "auto-restart-queued") => {
+            let how = match get("ExecMainCode") {
+                "1" => format!("exit status: {}", get("ExecMainStatus")),
+                _ => format!("signal: {}", get("ExecMainStatus")),
+            };
+            let last_exit = Exit { at: at("ExecMainExitTimestamp"), how, last_words: last_words() };
+            ServiceState::BackingOff { restarts, last_exit }
+        }
+        ("active" | "activating" | "reloading" | "deactivating", _) => {
+            let variables = get("Environment").split_whitespace().filter_map(|one| one.split_once('='));
+            let digest = variables.into_iter().find(|(name, _)| *name == DIGEST).map(|(_, value)| value.to_owned());
+            let since = at("ExecMainStartTimestamp");
+            ServiceState::Running { since, digest: digest.unwrap_or_default(), restarts }
+        }
+        _ => ServiceState::Stopped,
+    }
+}
+
+async fn systemctl(args: &[&str]) -> Result<String, AgentError> {
+    run(Command::new("systemctl").args(args)).await
+}
+
+async fn run(command: &mut Command) -> Result<String, AgentError> {
+    let program = command.as_std().get_program().to_string_lossy().into_owned();
+    let output = command.kill_on_drop(true).output().await;
+    let output = output.map_err(|source| AgentError::Spawn { program: program.clone(), source })?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let args: Vec<_> = command.as_std().get_args().map(|arg| arg.to_string_lossy()).collect();
+    let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+    Err(AgentError::Command { command: format!("{program} {}", args.join(" ")), said })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn launch() -> Launch {
+        Launch {
+            program: PathBuf::from("/opt/etcd/etcd"),
+            args: vec![String::from("--name=etcd-1"), String::from("--log-level=a \"b\" 5%")],
+            first_args: Vec::new(),
+            digest: String::from("abc123"),
+        }
+    }
+
+    #[test]
+    fn the_unit_never_founds_a_cluster_unless_told_to() {
+        let unit = unit(&launch(), &Layout::new(Path::new("/")).unwrap());
+        let has = |line: &str| assert!(unit.lines().any(|l| l == line), "{line} is not in\n{unit}");
+        has("ExecStart=\"/opt/etcd/etcd\" \"--name=etcd-1\" \"--log-level=a \\\"b\\\" 5%%\" $QUORATE_FORMATION");
+        has("Environment=QUORATE_FORMATION=--initial-cluster-state=existing");
+        has("EnvironmentFile=-/run/quorate/etcd-first-start");
+        has("ConditionPathExists=|/var/lib/etcd/member/wal");
+        has("ConditionPathExists=|/run/quorate/etcd-first-start");
+        has("Environment=QUORATE_INPUTS=abc123");
+        has("Restart=always");
+        has("ProtectSystem=strict");
+        has("ReadWritePaths=/var/lib/etcd");
+        has("LimitNOFILE=65536");
+        assert!(!unit.contains("[Install]"), "the agent starts it, not the boot");
+    }
+
+    #[test]
+    fn a_running_unit_is_known_with_its_inputs() {
+        let shown = "ActiveState=active\nSubState=running\nNRestarts=2\nExecMainStartTimestamp=@1700000000\n\
+                     Environment=QUORATE_INPUTS=abc QUORATE_FORMATION=--initial-cluster-state=existing\n";
+        let since = Timestamp::from_second(1_700_000_000).unwrap();
+        let expected = ServiceState::Running { since, digest: String::from("abc"), restarts: 2 };
+        assert_eq!(state_in(shown, String::new), expected);
+    }
+
+    #[test]
+    fn a_unit_that_ended_says_how() {
+        let shown = "ActiveState=activating\nSubState=auto-restart\nNRestarts=7\nExecMainCode=2\nExecMainStatus=9\n\
+                     ExecMainExitTimestamp=@1700000000\n";
+        let ServiceState::BackingOff { restarts: 7, last_exit } = state_in(shown, || String::from("bye")) else {
+            panic!("not backing off")
+        };
+        assert_eq!((last_exit.how.as_str(), last_exit.last_words.as_str()), ("signal: 9", "bye"));
+        assert_eq!(state_in("ActiveState=inactive\nSubState=dead\n", String::new), ServiceState::Stopped);
+        assert_eq!(state_in("", String::new), ServiceState::Stopped);
+    }
+
+    #[test]
+    fn etcds_user_is_found_among_others() {
+        let users = "root:x:0:0:root:/root:/bin/sh\netcd:x:998:997::/var/lib/etcd:/usr/sbin/nologin\n";
+        assert_eq!(owner_in(users), Some((998, 997)));
+        assert_eq!(owner_in("root:x:0:0:root:/root:/bin/sh\n"), None);
+    }
+}

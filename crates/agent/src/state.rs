@@ -1,0 +1,196 @@
+//! The agent's memory: one file, replaced as a whole and made durable before anything is done that rests on it. All else
+//! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp beside it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use quorate_core::Secret;
+use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, Stamp};
+use quorate_pki::{KeyAlgorithm, KeyPair};
+use serde::{Deserialize, Serialize};
+
+use crate::api::{Identity, Refusal, Seed};
+use crate::layout::Layout;
+use crate::{AgentError, files};
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct State {
+    /// Made at the first start: a machine that was made anew has another.
+    pub(crate) machine_id: String,
+    pub(crate) identity: Identity,
+    pub(crate) address: IpAddr,
+    /// The agent obeys nobody but whom this CA calls its controller.
+    pub(crate) control_ca: String,
+    pub(crate) enrolled: bool,
+    /// The highest fencing number ever obeyed.
+    pub(crate) fence: u64,
+    pub(crate) node_config: Option<InPlace>,
+    pub(crate) binary: Binary,
+    pub(crate) keys: BTreeMap<CertificateUse, Key>,
+    pub(crate) chains: BTreeMap<CertificateUse, String>,
+    /// The CAs that etcd and its clients trust.
+    pub(crate) trust: Option<String>,
+    /// Whether etcd is meant to run.
+    pub(crate) wanted_running: bool,
+    pub(crate) last_started: Option<Stamp>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct InPlace {
+    pub(crate) generation: u64,
+    pub(crate) digest: String,
+    pub(crate) config: NodeConfig,
+}
+
+/// The etcd program as it was found for the node config in place.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Binary {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) seen: BinarySeen,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Key {
+    pub(crate) pem: Secret,
+    /// The signing request, where the key was made here.
+    pub(crate) request: Option<String>,
+}
+
+impl Key {
+    pub(crate) fn make(algorithm: KeyAlgorithm, common_name: &str) -> Result<Self, AgentError> {
+        let pair = KeyPair::generate(algorithm)?;
+        Ok(Key { pem: pair.to_pem(), request: Some(pair.csr(common_name)?) })
+    }
+
+    pub(crate) fn pair(&self) -> Result<KeyPair, AgentError> {
+        Ok(KeyPair::from_pem(&self.pem)?)
+    }
+}
+
+impl State {
+    /// A machine that nobody has spoken to yet.
+    fn new(seed: &Seed) -> Result<Self, AgentError> {
+        let identity = identity(seed);
+        let key = Key::make(KeyAlgorithm::P256, &identity.common_name())?;
+        Ok(State {
+            machine_id: quorate_pki::random_hex(16),
+            identity,
+            address: seed.address,
+            control_ca: seed.control_ca.clone(),
+            enrolled: false,
+            fence: 0,
+            node_config: None,
+            binary: Binary { path: None, seen: BinarySeen::Unasked },
+            keys: BTreeMap::from([(CertificateUse::Agent, key)]),
+            chains: BTreeMap::new(),
+            trust: None,
+            wanted_running: false,
+            last_started: None,
+        })
+    }
+
+    /// The key that the agent serves TLS with, which is made together with the state.
+    pub(crate) fn agent_key(&self) -> &Key {
+        &self.keys[&CertificateUse::Agent]
+    }
+}
+
+fn identity(seed: &Seed) -> Identity {
+    Identity { cluster_id: seed.cluster_id.clone(), member: seed.member.clone(), incarnation: seed.incarnation }
+}
+
+/// Reads state and seed, and writes nothing. Once the agent is enrolled, the seed has served its purpose and is not looked at.
+pub(crate) fn open(layout: &Layout, seed: &Path) -> Result<(StateStore, Option<Seed>), AgentError> {
+    let path = layout.state_file();
+    let known: Option<State> = match fs::read(&path) {
+        Ok(text) => Some(read_json(&path, &text)?),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(error) => return Err(AgentError::file("read", &path)(error)),
+    };
+    if let Some(state) = known.as_ref().filter(|state| state.enrolled) {
+        return Ok((StateStore::new(path, state.clone()), None));
+    }
+    let text = fs::read(seed).map_err(AgentError::file("read the seed", seed))?;
+    let seed: Seed = read_json(seed, &text)?;
+    let state = match known {
+        Some(state) => {
+            State { identity: identity(&seed), address: seed.address, control_ca: seed.control_ca.clone(), ..state }
+        }
+        None => State::new(&seed)?,
+    };
+    Ok((StateStore::new(path, state), Some(seed)))
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, AgentError> {
+    serde_json::from_slice(text).map_err(|source| AgentError::Unreadable { path: path.into(), source })
+}
+
+fn write(path: &Path, state: &State) -> Result<(), AgentError> {
+    let text = serde_json::to_vec(state).expect("plain data serializes");
+    files::write_durably(path, &text, files::PRIVATE)
+}
+
+/// The state as it is on disk. Readers never wait for a write.
+pub(crate) struct StateStore {
+    path: PathBuf,
+    current: Mutex<Arc<State>>,
+    writing: tokio::sync::Mutex<()>,
+}
+
+impl StateStore {
+    fn new(path: PathBuf, state: State) -> Self {
+        StateStore { path, current: Mutex::new(Arc::new(state)), writing: tokio::sync::Mutex::new(()) }
+    }
+
+    pub(crate) fn get(&self) -> Arc<State> {
+        self.current.lock().expect("no holder panics").clone()
+    }
+
+    /// Writes the state as it was opened.
+    pub(crate) fn save(&self) -> Result<(), AgentError> {
+        write(&self.path, &self.get())
+    }
+
+    /// Changes the state on disk, then in memory. A change that changes nothing writes nothing.
+    pub(crate) async fn update(&self, change: impl FnOnce(&mut State)) -> Result<(), AgentError> {
+        let _writing = self.writing.lock().await;
+        let before = self.get();
+        let mut after = (*before).clone();
+        change(&mut after);
+        if after == *before {
+            return Ok(());
+        }
+        let after = Arc::new(after);
+        let (path, written) = (self.path.clone(), after.clone());
+        // A disk that etcd keeps busy can take long to sync; facts must be answered meanwhile.
+        crate::blocking(move || write(&path, &written)).await?;
+        *self.current.lock().expect("no holder panics") = after;
+        Ok(())
+    }
+
+    /// Lets a fencing number through that is not older than the newest obeyed, and obeys nothing older from then on.
+    pub(crate) async fn obey_fence(&self, carried: u64) -> Result<(), Refusal> {
+        self.update(|state| state.fence = state.fence.max(carried)).await?;
+        let obeyed = self.get().fence;
+        if carried < obeyed { Err(Refusal::StaleFence { obeyed, carried }) } else { Ok(()) }
+    }
+}
+
+/// The node config's own fence: an older generation, or other content under the same one, is refused. True: it is in
+/// place already.
+pub(crate) fn check_generation(in_place: Option<&InPlace>, carried: u64, digest: &str) -> Result<bool, Refusal> {
+    match in_place {
+        Some(known) if carried < known.generation => {
+            Err(Refusal::StaleGeneration { in_place: known.generation, carried })
+        }
+        Some(known) if carried == known.generation && digest != known.digest => {
+            Err(Refusal::ChangedContent { generation: carried })
+        }
+        Some(known) => Ok(carried == known.generation),
+        None => Ok(false),
+    }
+}
