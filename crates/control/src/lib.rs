@@ -1,1 +1,18 @@
-//! (being written)
+//! The controller: looks, decides with `core`, acts through agents and providers, and remembers in the ledger.
+//!
+//! It contains no rule about safety; those are in `quorate_core::planner::safety`.
+
+pub mod act;
+pub mod brought;
+pub mod clients;
+pub mod controller;
+pub mod home;
+pub mod ledger;
+pub mod observe;
+mod process;
+pub mod providers;
+mod secrets;
+pub mod status;
+
+pub use controller::{ControlError, Controller, Event, Outcome, Reporter};
+pub use home::Home;

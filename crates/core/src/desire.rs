@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, EtcdService, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, SecretKind, UserWish,
+    DesiredMember, Destruction, EtcdService, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, SecretKind, UserWish,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -33,7 +33,7 @@ pub fn desire(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
         power: ledger.power,
-        destroy: ledger.destroy.is_some(),
+        destroy: destruction(ledger),
         downtime: ledger.downtime.is_some(),
         formation: ledger.formation.clone(),
         next_token: format!("{}-{token_suffix}", spec.initial_token),
@@ -44,6 +44,11 @@ pub fn desire(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str
         certificates: certificates(spec, ledger, brought),
         auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
     }
+}
+
+fn destruction(ledger: &Ledger) -> Option<Destruction> {
+    ledger.destroy.as_ref()?;
+    Some(if ledger.without_backup.is_some() { Destruction::BackupWaived } else { Destruction::BackupMissing })
 }
 
 /// Tells two passwords of one cluster apart without keeping them.
@@ -105,7 +110,6 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, S
         ("listen-peer-urls", format!("https://{ADDRESS}:{PEER_PORT}")),
         ("cert-file", pki("member.crt")),
         ("key-file", pki("member.key")),
-        ("trusted-ca-file", pki("ca.crt")),
         ("client-cert-auth", (etcd.client_auth == ClientAuth::Certificate).to_string()),
         ("peer-cert-file", pki("member.crt")),
         ("peer-key-file", pki("member.key")),
@@ -121,6 +125,10 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, S
         ("logger", String::from("zap")),
     ];
     let mut flags: BTreeMap<String, String> = ours.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
+    // Where etcd is told a CA for clients, it demands a certificate of them, whatever `client-cert-auth` says.
+    if etcd.client_auth == ClientAuth::Certificate {
+        flags.insert(String::from("trusted-ca-file"), pki("ca.crt"));
+    }
     flags.extend(etcd.flags.iter().map(|(name, value)| (name.clone(), value.0.clone())));
     flags
 }
@@ -172,6 +180,8 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
     CertificateWish {
         etcd_authority: ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone()),
         control_authority: ledger.authorities.control.as_ref().map(|a| a.key_id.clone()),
+        etcd_authority_ends: ledger.authorities.etcd.as_ref().map(|a| a.not_after),
+        control_authority_ends: ledger.authorities.control.as_ref().map(|a| a.not_after),
         organization: spec.tls.organization.clone(),
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
         validity: hours(spec.tls.leaf_validity),

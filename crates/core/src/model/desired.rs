@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::{AuthRecord, Enrolment, Formation, MemberName, NodeConfig, Permission, Power, SecretKind};
 
@@ -13,8 +13,8 @@ pub struct Desired {
     pub cluster: String,
     pub cluster_id: String,
     pub power: Power,
-    /// The operator gave the word that all of it may go.
-    pub destroy: bool,
+    /// The operator gave the word that all of it goes.
+    pub destroy: Option<Destruction>,
     /// The operator gave the word that a restart may interrupt the service.
     pub downtime: bool,
     pub formation: Formation,
@@ -28,6 +28,15 @@ pub struct Desired {
     pub leftover: BTreeSet<MemberName>,
     pub certificates: CertificateWish,
     pub auth: Option<AuthWish>,
+}
+
+/// What the operator said of the data when giving the word that the cluster goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Destruction {
+    /// Nothing, and no verified backup is known.
+    BackupMissing,
+    /// That no backup is needed.
+    BackupWaived,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -49,6 +58,9 @@ pub struct CertificateWish {
     /// Key identifiers of the two CAs; absent until they are made.
     pub etcd_authority: Option<String>,
     pub control_authority: Option<String>,
+    /// When the two CAs end: no certificate outlives the one that signed it.
+    pub etcd_authority_ends: Option<Timestamp>,
+    pub control_authority_ends: Option<Timestamp>,
     pub organization: Option<String>,
     pub extra_sans: BTreeSet<String>,
     pub validity: SignedDuration,

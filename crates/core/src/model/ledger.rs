@@ -26,6 +26,9 @@ pub struct Ledger {
     pub fence: u64,
     pub power: Power,
     pub destroy: Option<Consent>,
+    /// The operator's word that the data may go without a backup.
+    #[serde(default)]
+    pub without_backup: Option<Consent>,
     /// The operator's word that a restart may interrupt a cluster that cannot bridge it.
     pub downtime: Option<Consent>,
     pub formation: Formation,
@@ -148,6 +151,9 @@ pub struct JwtKeys {
 pub struct OwnedUser {
     /// Of the password last set.
     pub password: Option<String>,
+    /// Another tool made the user: its password is kept as declared, and it is never removed.
+    #[serde(default)]
+    pub adopted: bool,
 }
 
 /// Secrets that quorate makes once and keeps in the ledger.
@@ -163,7 +169,7 @@ pub enum SecretKind {
 impl std::hash::Hash for Ledger {
     /// Leaves the spec out: it is large, and two ledgers that differ in it alone are still told apart by `Eq`.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.version, self.fence, self.power, &self.destroy, &self.formation).hash(state);
+        (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation).hash(state);
         (&self.members, &self.authorities, &self.auth).hash(state);
     }
 }
@@ -179,6 +185,7 @@ impl Ledger {
             fence: 0,
             power: Power::On,
             destroy: None,
+            without_backup: None,
             downtime: None,
             formation: Formation::Unformed,
             members: BTreeMap::new(),

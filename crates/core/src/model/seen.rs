@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, MemberName, Power};
+use super::{AgentSeen, Facts, MemberName, Power};
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -31,6 +31,16 @@ pub struct Observation {
     pub now: Timestamp,
     pub machines: Seen<BTreeMap<MemberName, MachineSeen>>,
     pub agents: BTreeMap<MemberName, Seen<AgentSeen>>,
+}
+
+impl Observation {
+    /// The facts of a member whose agent is enrolled and answered.
+    pub fn facts(&self, member: &MemberName) -> Option<&Facts> {
+        match self.agents.get(member)?.get()? {
+            AgentSeen::Enrolled(facts) => Some(facts),
+            AgentSeen::Unenrolled { .. } => None,
+        }
+    }
 }
 
 /// A machine as its provider sees it. The mark on it (whose, which incarnation) was put there at its creation.

@@ -18,6 +18,7 @@ mod step;
 mod waiting;
 
 pub use blocked::UnsafeBecause;
+pub use certificates::sans as certificate_sans;
 pub use step::{Action, Precondition, Reason, Step};
 pub use waiting::WaitingFor;
 
@@ -65,8 +66,8 @@ impl Decision {
 /// Decides for one cluster. A refused concern does not stop the others.
 pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     let mut decision = Decision::default();
-    if desired.destroy {
-        destroy::decide(desired, seen, &mut decision);
+    if let Some(word) = desired.destroy {
+        destroy::decide(desired, word, seen, &mut decision);
         return decision;
     }
     if desired.power == Power::Off {
@@ -79,7 +80,9 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }
+    let desired = &*formation::members_as_formed(desired, &mut decision);
     machines::decide(desired, seen, &mut decision);
+    machines::remove_leftover(desired, seen, &mut decision);
     enrolment::decide(desired, seen, &mut decision);
     certificates::decide(desired, seen, &mut decision);
     config::decide(desired, seen, &mut decision);

@@ -1,0 +1,353 @@
+//! Acting: what the ledger must know is written first, then each machine's steps are done in order, machines beside
+//! each other, then the ledger learns how it ended. One attempt each: whatever fails is decided anew after the next look.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use jiff::{SignedDuration, Timestamp};
+use quorate_agent::api::{Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, agent_common_name};
+use quorate_core::Secret;
+use quorate_core::model::{
+    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, Observation,
+    Stamp,
+};
+use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
+use quorate_pki::{Authority, LeafWish};
+
+use crate::controller::{ControlError, Controller, Event, Reporter};
+use crate::secrets;
+
+/// How long a new machine has to come up and enrol.
+const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
+/// The agent's own certificate; it is renewed with the others.
+const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
+
+impl Controller {
+    /// Does the steps of one decision.
+    pub(crate) async fn act(
+        &mut self,
+        desired: &Desired,
+        seen: &Observation,
+        steps: &[Step],
+        reporter: &dyn Reporter,
+    ) -> Result<(), ControlError> {
+        self.remember_before(desired, steps)?;
+        let answers = self.enrolments(steps).await?;
+        let mut by_member: BTreeMap<&MemberName, Vec<&Step>> = BTreeMap::new();
+        for step in steps {
+            match step.action.member() {
+                Some(member) => by_member.entry(member).or_default().push(step),
+                None => {
+                    reporter.report(Event::Begins(step));
+                    reporter.report(Event::Done(step));
+                }
+            }
+        }
+        let this = &*self;
+        let answers = &answers;
+        let lines = by_member.into_values().map(async |steps| {
+            let mut done = Vec::new();
+            for step in steps {
+                reporter.report(Event::Begins(step));
+                if let Err(source) = this.perform(desired, seen, step, answers).await {
+                    let action = step.action.to_string();
+                    let error = ControlError::Step { action, source: Box::new(source) };
+                    reporter.report(Event::Failed(step, &error));
+                    return (done, Some(error));
+                }
+                reporter.report(Event::Done(step));
+                done.push(step);
+            }
+            (done, None)
+        });
+        let ended = join_all(lines).await;
+        self.remember_after(desired, ended.iter().flat_map(|(done, _)| done.iter().copied()))?;
+        ended.into_iter().find_map(|(_, error)| error).map_or(Ok(()), Err)
+    }
+
+    fn remember_before(&mut self, desired: &Desired, steps: &[Step]) -> Result<(), ControlError> {
+        let now = Timestamp::now();
+        let mut ledger = self.held.ledger().clone();
+        let mut changed = false;
+        for step in steps {
+            changed |= remember::before(&mut ledger, desired, &step.action);
+            match &step.action {
+                Action::MakeSecrets { kinds } => {
+                    let spec = ledger.spec.clone();
+                    secrets::make(&mut ledger, kinds, &spec, &self.brought, now)?;
+                    changed = true;
+                }
+                Action::CreateMachine { member, .. } => {
+                    let enrolment = Enrolment {
+                        token: quorate_pki::random_token(),
+                        expires: now + ENROLMENT_TIME,
+                        bound_key: None,
+                    };
+                    ledger.members.entry(member.clone()).or_default().enrolment = Some(enrolment);
+                }
+                _ => {}
+            }
+        }
+        if changed {
+            self.held.write(now, |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
+        }
+        Ok(())
+    }
+
+    fn remember_after<'a>(
+        &mut self,
+        desired: &Desired,
+        steps: impl Iterator<Item = &'a Step>,
+    ) -> Result<(), ControlError> {
+        let mut ledger = self.held.ledger().clone();
+        let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action) | changed);
+        if changed {
+            self.held.write(Timestamp::now(), |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
+        }
+        Ok(())
+    }
+
+    /// Lets every agent that is to be enrolled prove itself, and binds each token to the key that did, before anything is
+    /// signed.
+    async fn enrolments(&mut self, steps: &[Step]) -> Result<BTreeMap<MemberName, EnrolAnswer>, ControlError> {
+        let members: Vec<&MemberName> = steps
+            .iter()
+            .filter(|s| matches!(s.action, Action::Enrol { .. }))
+            .filter_map(|s| s.action.member())
+            .collect();
+        if members.is_empty() {
+            return Ok(BTreeMap::new());
+        }
+        let this = &*self;
+        let asked = members.into_iter().map(async |m| Ok((m.clone(), this.prove(m).await?)));
+        let answers: BTreeMap<MemberName, EnrolAnswer> =
+            join_all(asked).await.into_iter().collect::<Result<_, ControlError>>()?;
+        self.held.write(Timestamp::now(), |ledger| {
+            for (member, answer) in &answers {
+                let record = ledger.members.entry(member.clone()).or_default();
+                if let Some(enrolment) = &mut record.enrolment {
+                    enrolment.bound_key.get_or_insert_with(|| answer.public_key.clone());
+                }
+            }
+        })?;
+        Ok(answers)
+    }
+
+    /// Asks an agent for the proof that it knows the token, for the very key with which it serves.
+    async fn prove(&self, member: &MemberName) -> Result<EnrolAnswer, ControlError> {
+        let ledger = self.held.ledger();
+        let enrolment = ledger.members.get(member).and_then(|r| r.enrolment.as_ref());
+        let refused = |why: &str| ControlError::Enrolment(format!("{member} is not enrolled: {why}"));
+        let enrolment = enrolment.ok_or_else(|| refused("the ledger holds no token for it"))?;
+        let nonce = quorate_pki::random_hex(32);
+        let request = EnrolRequest { nonce: nonce.clone(), key_algorithm: secrets::key_algorithm(&ledger.spec) };
+        let (answer, served) = self.agent(member)?.enrol(&request).await?;
+        let proven = answer.proves(&enrolment.token, &nonce, &served);
+        if !proven {
+            return Err(refused("its proof does not fit the token and the key that it serves with"));
+        }
+        match &enrolment.bound_key {
+            Some(bound) if *bound != answer.public_key => Err(refused("its token is bound to another key")),
+            _ => Ok(answer),
+        }
+    }
+
+    async fn perform(
+        &self,
+        desired: &Desired,
+        seen: &Observation,
+        step: &Step,
+        answers: &BTreeMap<MemberName, EnrolAnswer>,
+    ) -> Result<(), ControlError> {
+        let cluster = desired.cluster.as_str();
+        match &step.action {
+            Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation).await,
+            Action::StartMachine { member } => Ok(self.sight.provider().start(cluster, member).await?),
+            Action::StopMachine { member } => Ok(self.sight.provider().stop(cluster, member).await?),
+            Action::DestroyMachine { member } => Ok(self.sight.provider().destroy(cluster, member).await?),
+            Action::Enrol { member } => self.enrol(member, answers).await,
+            Action::InstallCertificates { member, .. } => {
+                let order = self.certificates(desired, seen, member)?;
+                self.order(member, order).await
+            }
+            Action::PushConfig { member, generation } => {
+                let Some(wish) = desired.members.get(member) else { return Ok(()) };
+                let order = Order::Converge { generation: *generation, config: wish.config.clone() };
+                self.order(member, order).await
+            }
+            Action::StartEtcd { member, bootstrap } => {
+                let order = self.start_etcd(&step.expects, bootstrap.as_ref());
+                self.order(member, order).await
+            }
+            Action::StopEtcd { member } => self.order(member, Order::StopEtcd).await,
+            Action::RestartEtcd { member } => self.order(member, Order::RestartEtcd).await,
+            Action::WipeData { member, stamp } => self.order(member, Order::WipeData { stamp: stamp.clone() }).await,
+            Action::MoveLeader { member, to_id, .. } => self.order(member, Order::MoveLeader { to: *to_id }).await,
+            Action::Auth { member, op } => {
+                let order = Order::Auth { op: op.clone(), password: self.password(op) };
+                self.order(member, order).await
+            }
+            Action::MakeSecrets { .. }
+            | Action::RecordForming { .. }
+            | Action::AbandonFormation { .. }
+            | Action::RecordFormed { .. }
+            | Action::ForgetCluster => Ok(()),
+        }
+    }
+
+    async fn order(&self, member: &MemberName, order: Order) -> Result<(), ControlError> {
+        let envelope = Envelope { fence: self.held.fence(), order };
+        Ok(self.agent(member)?.order(&envelope).await?)
+    }
+
+    fn agent(&self, member: &MemberName) -> Result<&quorate_agent::client::AgentClient, ControlError> {
+        let unseen = || ControlError::Enrolment(format!("the agent of {member} was not seen"));
+        self.sight.agent(member).ok_or_else(unseen)
+    }
+
+    async fn create(&self, desired: &Desired, member: &MemberName, incarnation: u64) -> Result<(), ControlError> {
+        let ledger = self.held.ledger();
+        let (Some(wish), Some(record)) = (desired.members.get(member), ledger.members.get(member)) else {
+            return Ok(());
+        };
+        let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
+        let salt = format!("{}/{member}/{incarnation}", ledger.cluster_id);
+        let seed = Seed {
+            cluster: desired.cluster.clone(),
+            cluster_id: ledger.cluster_id.clone(),
+            member: member.clone(),
+            incarnation,
+            address: self.sight.provider().address(wish.address, &salt).await?,
+            control_ca: control.certificate.clone(),
+            token: enrolment.token.clone(),
+            token_expires: enrolment.expires,
+        };
+        Ok(self.sight.provider().create(&wish.machine, &seed).await?)
+    }
+
+    async fn enrol(
+        &self,
+        member: &MemberName,
+        answers: &BTreeMap<MemberName, EnrolAnswer>,
+    ) -> Result<(), ControlError> {
+        let Some(request) = answers.get(member).and_then(|a| a.requests.get(&CertificateUse::Agent)) else {
+            return Err(ControlError::Enrolment(format!("{member} sent no signing request for itself")));
+        };
+        let chain = self.sign_for_agent(member, request)?;
+        Ok(self.agent(member)?.enrol_certificate(chain).await?)
+    }
+
+    fn sign_for_agent(&self, member: &MemberName, request: &str) -> Result<String, ControlError> {
+        let ledger = self.held.ledger();
+        let incarnation = ledger.members.get(member).map_or(1, |r| r.incarnation);
+        let wish = LeafWish {
+            common_name: agent_common_name(&ledger.cluster_id, member, incarnation),
+            organization: None,
+            dns: Vec::new(),
+            addresses: self.sight.machine(member).map(|m| m.address).into_iter().collect(),
+            server: true,
+            client: false,
+            validity: AGENT_VALIDITY,
+        };
+        sign(ledger.authorities.control.as_ref(), request, &wish)
+    }
+
+    /// All certificates of one machine: signed here, or as they were brought.
+    fn certificates(&self, desired: &Desired, seen: &Observation, member: &MemberName) -> Result<Order, ControlError> {
+        let ledger = self.held.ledger();
+        let facts = seen.facts(member);
+        let request = |of: CertificateUse| {
+            let missing =
+                || ControlError::Enrolment(format!("{member} has no key for its {} certificate", of.file_stem()));
+            facts.and_then(|f| f.requests.get(&of)).map(String::as_str).ok_or_else(missing)
+        };
+        let mut certificates = BTreeMap::new();
+        let given = self.brought.given.as_ref();
+        let member_certificate = match given.and_then(|g| g.members.get(member)) {
+            Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
+            None => {
+                let wish = self.member_wish(desired, member);
+                let chain = sign(ledger.authorities.etcd.as_ref(), request(CertificateUse::Member)?, &wish)?;
+                Certificate { chain, key: None }
+            }
+        };
+        certificates.insert(CertificateUse::Member, member_certificate);
+        if desired.certificates.root {
+            let root = match given.and_then(|g| g.root.as_ref()) {
+                Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
+                None => {
+                    let wish = client_wish("root", desired);
+                    let chain = sign(ledger.authorities.etcd.as_ref(), request(CertificateUse::Root)?, &wish)?;
+                    Certificate { chain, key: None }
+                }
+            };
+            certificates.insert(CertificateUse::Root, root);
+        }
+        let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
+        certificates.insert(CertificateUse::Agent, Certificate { chain: own, key: None });
+        let trust = ledger.authorities.etcd.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
+        Ok(Order::InstallCertificates { trust, certificates })
+    }
+
+    fn member_wish(&self, desired: &Desired, member: &MemberName) -> LeafWish {
+        let sans = self.sight.machine(member).map(|m| certificate_sans(desired, member, m)).unwrap_or_default();
+        let (addresses, dns): (Vec<_>, Vec<_>) = sans.into_iter().map(|san| (san.parse().ok(), san)).unzip();
+        let dns = dns.into_iter().zip(&addresses).filter(|(_, ip)| ip.is_none()).map(|(name, _)| name).collect();
+        LeafWish {
+            common_name: member.to_string(),
+            organization: desired.certificates.organization.clone(),
+            dns,
+            addresses: addresses.into_iter().flatten().collect(),
+            server: true,
+            client: true,
+            validity: desired.certificates.validity,
+        }
+    }
+
+    fn start_etcd(&self, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
+        let expects = match expects {
+            Precondition::Data(data) => data.clone(),
+            Precondition::Nothing => DataSeen::Empty,
+        };
+        let members = match &self.held.ledger().formation {
+            Formation::Forming { members, .. } | Formation::Formed { members, .. } => members.clone(),
+            Formation::Unformed => BTreeMap::new(),
+        };
+        let initial_cluster = members.into_iter().map(|(name, m)| (name, m.peer_url)).collect();
+        let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
+        Order::StartEtcd { expects, bootstrap }
+    }
+
+    fn password(&self, op: &AuthOp) -> Option<Secret> {
+        let (AuthOp::AddUser { user } | AuthOp::SetPassword { user }) = op else { return None };
+        if user == "root" {
+            return self.held.ledger().auth.root_password.clone();
+        }
+        self.brought.passwords.get(user).cloned()
+    }
+}
+
+/// A certificate for a client that logs in as `user`.
+pub(crate) fn client_wish(user: &str, desired: &Desired) -> LeafWish {
+    LeafWish {
+        common_name: user.to_owned(),
+        organization: desired.certificates.organization.clone(),
+        dns: Vec::new(),
+        addresses: Vec::new(),
+        server: false,
+        client: true,
+        validity: desired.certificates.validity,
+    }
+}
+
+pub(crate) fn sign(
+    authority: Option<&AuthorityRecord>,
+    request: &str,
+    wish: &LeafWish,
+) -> Result<String, ControlError> {
+    let unable = || ControlError::Enrolment(String::from("the ledger holds no CA key to sign with"));
+    let authority = authority.ok_or_else(unable)?;
+    let key = authority.key.as_ref().ok_or_else(unable)?;
+    let now = Timestamp::now();
+    Ok(Authority::load(&authority.certificate, key, now)?.sign(request, wish, now)?)
+}

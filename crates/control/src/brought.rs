@@ -1,0 +1,216 @@
+//! What the operator brings in files: CAs, certificates and keys made elsewhere, passwords. Read and judged here, before
+//! anything is touched; every problem is told at once, at its place in the spec.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use quorate_core::Secret;
+use quorate_core::desire::password_fingerprint;
+use quorate_core::model::{Brought, MemberName};
+use quorate_core::spec::{Binary, ClusterSpec, KeyPairFiles};
+use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
+
+/// The contents of the operator's files.
+#[derive(Clone, Debug, Default)]
+pub struct BroughtFiles {
+    /// A CA to sign with.
+    pub authority: Option<Pair>,
+    pub given: Option<Given>,
+    pub root_password: Option<Secret>,
+    pub passwords: BTreeMap<String, Secret>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Pair {
+    pub chain: String,
+    pub key: Secret,
+}
+
+/// Certificates made elsewhere, the CA's key absent.
+#[derive(Clone, Debug)]
+pub struct Given {
+    pub trust: String,
+    pub members: BTreeMap<MemberName, Pair>,
+    pub root: Option<Pair>,
+}
+
+/// A problem with a file that the spec names: the field's path below the cluster, and what is wrong.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FileProblem {
+    pub field: String,
+    pub message: String,
+    pub hint: Option<String>,
+}
+
+impl BroughtFiles {
+    /// What the planner may know of them.
+    pub fn fingerprints(&self, cluster_id: &str) -> Brought {
+        let print = |pair: &Pair| inspect(&pair.chain).map(|facts| facts.fingerprint).unwrap_or_default();
+        let given = self.given.as_ref();
+        let passwords = self.passwords.iter();
+        Brought {
+            members: given.map(|g| g.members.iter().map(|(name, pair)| (name.clone(), print(pair))).collect()),
+            root: given.and_then(|g| g.root.as_ref()).map(print),
+            passwords: passwords.map(|(user, p)| (user.clone(), password_fingerprint(cluster_id, p))).collect(),
+        }
+    }
+}
+
+/// Makes the file names in a spec independent of where it is read from.
+pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
+    let resolve = |path: &mut PathBuf| {
+        if path.is_relative() {
+            *path = std::path::absolute(base.join(&*path)).unwrap_or_else(|_| base.join(&*path));
+        }
+    };
+    let pair = |files: &mut KeyPairFiles| {
+        resolve(&mut files.certificate);
+        resolve(&mut files.key);
+    };
+    if let Some(Binary::Path(path)) = &mut spec.etcd.binary {
+        resolve(path);
+    }
+    spec.tls.ca.iter_mut().for_each(pair);
+    if let Some(given) = &mut spec.tls.given {
+        resolve(&mut given.ca);
+        given.members.values_mut().for_each(pair);
+        given.root.iter_mut().for_each(pair);
+    }
+    spec.auth.root_password_file.iter_mut().for_each(resolve);
+    for user in &mut spec.auth.users {
+        user.password_file.iter_mut().for_each(resolve);
+    }
+}
+
+/// Reads and judges every file that the spec names.
+pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<FileProblem>> {
+    let mut reader = Reader { problems: Vec::new() };
+    let files = BroughtFiles {
+        authority: reader.authority(spec, now),
+        given: reader.given(spec, now),
+        root_password: spec
+            .auth
+            .root_password_file
+            .as_ref()
+            .and_then(|path| reader.password("auth.root_password_file", path)),
+        passwords: reader.passwords(spec),
+    };
+    if reader.problems.is_empty() { Ok(files) } else { Err(reader.problems) }
+}
+
+struct Reader {
+    problems: Vec<FileProblem>,
+}
+
+impl Reader {
+    fn complain(&mut self, field: &str, message: String, hint: Option<&str>) {
+        let hint = hint.map(str::to_owned);
+        self.problems.push(FileProblem { field: field.to_owned(), message, hint });
+    }
+
+    fn text(&mut self, field: &str, path: &Path) -> Option<String> {
+        match std::fs::read_to_string(path) {
+            Ok(text) => Some(text),
+            Err(e) => {
+                let hint = Some("relative names are taken from the directory of the spec");
+                self.complain(field, format!("{} cannot be read: {e}", path.display()), hint);
+                None
+            }
+        }
+    }
+
+    fn pair(&mut self, field: &str, files: &KeyPairFiles) -> Option<Pair> {
+        let chain = self.text(&format!("{field}.certificate"), &files.certificate);
+        let key = self.text(&format!("{field}.key"), &files.key);
+        Some(Pair { chain: chain?, key: Secret::new(key?) })
+    }
+
+    fn password(&mut self, field: &str, path: &Path) -> Option<Secret> {
+        let text = self.text(field, path)?;
+        let password = text.trim_end_matches(['\r', '\n']);
+        if password.is_empty() {
+            self.complain(field, format!("{} is empty", path.display()), Some("write the password on its first line"));
+            return None;
+        }
+        if password.contains('\n') {
+            let message = format!("{} has more than one line", path.display());
+            self.complain(field, message, Some("write the password on its only line"));
+            return None;
+        }
+        Some(Secret::new(password))
+    }
+
+    fn passwords(&mut self, spec: &ClusterSpec) -> BTreeMap<String, Secret> {
+        let mut passwords = BTreeMap::new();
+        for (index, user) in spec.auth.users.iter().enumerate() {
+            let Some(path) = &user.password_file else { continue };
+            if let Some(password) = self.password(&format!("auth.users[{index}].password_file"), path) {
+                passwords.insert(user.name.to_string(), password);
+            }
+        }
+        passwords
+    }
+
+    fn authority(&mut self, spec: &ClusterSpec, now: Timestamp) -> Option<Pair> {
+        let pair = self.pair("tls.ca", spec.tls.ca.as_ref()?)?;
+        if let Err(e) = Authority::load(&pair.chain, &pair.key, now) {
+            self.complain("tls.ca", format!("this CA cannot be used: {}", chain_of(&e)), None);
+            return None;
+        }
+        Some(pair)
+    }
+
+    fn given(&mut self, spec: &ClusterSpec, now: Timestamp) -> Option<Given> {
+        let given = spec.tls.given.as_ref()?;
+        let trust = self.text("tls.given.ca", &given.ca)?;
+        let mut members = BTreeMap::new();
+        for (index, member) in spec.members.iter().enumerate() {
+            let Some(files) = given.members.get(member.name.as_str()) else { continue };
+            let field = format!("tls.given.members.{}", member.name);
+            let Some(address) = member.address else {
+                let message =
+                    format!("the address of {} must be pinned, as its certificate is made elsewhere", member.name);
+                self.complain(
+                    &format!("members[{index}]"),
+                    message,
+                    Some("add `address`, and put it into the certificate"),
+                );
+                continue;
+            };
+            let Some(pair) = self.pair(&field, files) else { continue };
+            let need = LeafNeed {
+                addresses: vec![address, IpAddr::from([127, 0, 0, 1])],
+                server: true,
+                client: true,
+                ..LeafNeed::default()
+            };
+            self.faults(&field, check_given_leaf(&pair.chain, &pair.key, &trust, &need, now));
+            members.insert(MemberName::from(member.name.as_str()), pair);
+        }
+        let root = given.root.as_ref().and_then(|files| {
+            let pair = self.pair("tls.given.root", files)?;
+            self.faults("tls.given.root", check_given_client(&pair.chain, &pair.key, &trust, "root", now));
+            Some(pair)
+        });
+        Some(Given { trust, members, root })
+    }
+
+    fn faults(&mut self, field: &str, faults: Vec<GivenLeafProblem>) {
+        for fault in faults {
+            self.complain(field, format!("this certificate cannot be used: {fault}"), None);
+        }
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}

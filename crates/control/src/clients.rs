@@ -1,0 +1,168 @@
+//! For the operator's own clients: certificates for declared users, and the environment that etcdctl reads.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_core::Secret;
+use quorate_core::desire::desire;
+use quorate_core::model::{CLIENT_PORT, Ledger, MemberName};
+use quorate_core::spec::ClientAuth;
+use quorate_pki::KeyPair;
+
+use crate::act::{client_wish, sign};
+use crate::brought::BroughtFiles;
+use crate::controller::{ControlError, arch};
+use crate::home::{Home, private_directory};
+use crate::providers;
+use crate::secrets;
+
+/// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
+const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
+/// A certificate with less than this left is made anew.
+const ROOT_LEFT: SignedDuration = SignedDuration::from_hours(8);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("{} cannot be written", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error("the signing request cannot be used")]
+    Pki(#[from] quorate_pki::Error),
+    #[error("cluster {0} does not exist yet: bring it up with `quorate apply` first")]
+    NotThere(String),
+    #[error("this cluster's certificates are made elsewhere and its CA's key is not here, so none can be issued")]
+    NoAuthorityKey,
+    #[error("user {user} is not declared in the spec; declared are: {declared}")]
+    Undeclared { user: String, declared: String },
+    #[error("clients of this cluster log in with a password; certificates are not needed")]
+    PasswordLogin,
+}
+
+/// A client certificate, and its key where it was made here.
+#[derive(Clone, Debug)]
+pub struct Issued {
+    pub certificate: String,
+    pub key: Option<Secret>,
+    pub not_after: Timestamp,
+}
+
+/// Signs a certificate for a declared user, for the key of a given signing request or one made here.
+pub fn issue(ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issued, ClientError> {
+    if ledger.spec.etcd.client_auth == ClientAuth::Password {
+        return Err(ClientError::PasswordLogin);
+    }
+    let mut declared = vec![String::from("root")];
+    declared.extend(ledger.spec.auth.users.iter().map(|u| u.name.to_string()));
+    if !declared.iter().any(|d| d == user) {
+        return Err(ClientError::Undeclared { user: user.to_owned(), declared: declared.join(", ") });
+    }
+    let validity = (user == "root").then_some(ROOT_VALIDITY);
+    sign_client(ledger, user, request, validity)
+}
+
+fn sign_client(
+    ledger: &Ledger,
+    user: &str,
+    request: Option<&str>,
+    validity: Option<SignedDuration>,
+) -> Result<Issued, ClientError> {
+    let authority = ledger.authorities.etcd.as_ref();
+    if authority.is_none() {
+        return Err(ClientError::NotThere(ledger.spec.name.to_string()));
+    }
+    if authority.is_some_and(|a| a.key.is_none()) {
+        return Err(ClientError::NoAuthorityKey);
+    }
+    let desired = desire(&ledger.spec, ledger, &Default::default(), arch(), "");
+    let mut wish = client_wish(user, &desired);
+    wish.validity = validity.unwrap_or(wish.validity);
+    let (request, key) = match request {
+        Some(request) => (request.to_owned(), None),
+        None => {
+            let key = KeyPair::generate(secrets::key_algorithm(&ledger.spec))?;
+            (key.csr(user)?, Some(key.to_pem()))
+        }
+    };
+    let certificate = sign(authority, &request, &wish)?;
+    let not_after = quorate_pki::inspect(&certificate)?.not_after;
+    Ok(Issued { certificate, key, not_after })
+}
+
+/// What etcdctl must be told to be root.
+#[derive(Clone, Debug)]
+pub struct Environment {
+    pub endpoints: Vec<String>,
+    pub ca: PathBuf,
+    pub certificate: Option<(PathBuf, PathBuf)>,
+    pub password: Option<Secret>,
+}
+
+/// Puts what a client needs into the home, and says where it is.
+pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Environment, ClientError> {
+    let name = ledger.spec.name.as_str();
+    let Some(authority) = &ledger.authorities.etcd else { return Err(ClientError::NotThere(name.to_owned())) };
+    let directory = home.clients(name);
+    private_directory(&directory).map_err(|source| ClientError::Io { path: directory.clone(), source })?;
+    let ca = directory.join("ca.crt");
+    write_private(&ca, &authority.certificate)?;
+    let certificate = match ledger.spec.etcd.client_auth {
+        ClientAuth::Password => None,
+        ClientAuth::Certificate => Some(root_certificate(&directory, ledger, brought)?),
+    };
+    let password = match ledger.spec.etcd.client_auth {
+        ClientAuth::Password => ledger.auth.root_password.clone().filter(|_| ledger.spec.auth.bootstrap),
+        ClientAuth::Certificate => None,
+    };
+    Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password })
+}
+
+async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
+    let provider = providers::provider(ledger.spec.provider, home);
+    let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
+    let url = |address: IpAddr| format!("https://{address}:{CLIENT_PORT}");
+    let of = |m: &MemberName| machines.get(m).map(|machine| url(machine.address));
+    Ok(ledger.spec.members.iter().filter_map(|m| of(&m.name.as_str().into())).collect())
+}
+
+fn root_certificate(
+    directory: &Path,
+    ledger: &Ledger,
+    brought: &BroughtFiles,
+) -> Result<(PathBuf, PathBuf), ClientError> {
+    let (certificate, key) = (directory.join("root.crt"), directory.join("root.key"));
+    if let Some(root) = brought.given.as_ref().and_then(|g| g.root.as_ref()) {
+        write_private(&key, root.key.expose())?;
+        write_private(&certificate, &root.chain)?;
+        return Ok((certificate, key));
+    }
+    if !still_good(&certificate, ledger) {
+        let issued = sign_client(ledger, "root", None, Some(ROOT_VALIDITY))?;
+        if let Some(made) = &issued.key {
+            write_private(&key, made.expose())?;
+        }
+        write_private(&certificate, &issued.certificate)?;
+    }
+    Ok((certificate, key))
+}
+
+fn still_good(certificate: &Path, ledger: &Ledger) -> bool {
+    let Ok(pem) = std::fs::read_to_string(certificate) else { return false };
+    let Ok(facts) = quorate_pki::inspect(&pem) else { return false };
+    let authority = ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone());
+    facts.authority_key_id == authority && facts.not_after.duration_since(Timestamp::now()) > ROOT_LEFT
+}
+
+/// Writes a file that only its owner can read, all at once.
+pub fn write_private(path: &Path, text: &str) -> Result<(), ClientError> {
+    let failed = |source| ClientError::Io { path: path.to_owned(), source };
+    let temporary = path.with_extension(format!("new-{}", std::process::id()));
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+    file.and_then(|mut f| f.write_all(text.as_bytes())).map_err(failed)?;
+    std::fs::rename(&temporary, path).map_err(failed)
+}

@@ -1,0 +1,210 @@
+//! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
+
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use quorate_core::desire::desire;
+use quorate_core::model::{Desired, Ledger, Observation};
+use quorate_core::planner::simulate::{self, Plan, Wish};
+use quorate_core::planner::{Action, Decision, Step, UnsafeBecause, WaitingFor, decide};
+use quorate_core::spec::ClusterSpec;
+
+use crate::brought::BroughtFiles;
+use crate::home::Home;
+use crate::ledger::{Held, LedgerError, Store};
+use crate::observe::Sight;
+use crate::providers::{self, ProviderError};
+
+/// How long a cluster may make no progress before the loop gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How many rounds in a row may fail before the loop gives up.
+const MOST_FAILURES: u32 = 5;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    #[error("a certificate could not be made")]
+    Pki(#[from] quorate_pki::Error),
+    #[error(transparent)]
+    Agent(#[from] quorate_agent::client::ClientError),
+    #[error("another controller has taken over, so nothing more is done here: {by}")]
+    TakenOver { by: String },
+    #[error("{action}: {source}")]
+    Step { action: String, source: Box<ControlError> },
+    #[error("{0}")]
+    Enrolment(String),
+    #[error("no progress for {} seconds; still waiting for {}", PATIENCE.as_secs(), texts(waiting).join("; "))]
+    OutOfPatience { waiting: Vec<WaitingFor> },
+}
+
+fn texts(items: &[impl ToString]) -> Vec<String> {
+    items.iter().map(ToString::to_string).collect()
+}
+
+impl ControlError {
+    /// Whether going on would mean to argue with another controller.
+    pub fn is_taken_over(&self) -> bool {
+        match self {
+            ControlError::TakenOver { .. } | ControlError::Ledger(LedgerError::Lost { .. }) => true,
+            ControlError::Agent(e) => e.is_stale_fence(),
+            ControlError::Step { source, .. } => source.is_taken_over(),
+            _ => false,
+        }
+    }
+}
+
+/// What the loop tells whoever watches it.
+#[derive(Debug)]
+pub enum Event<'a> {
+    Looked { seen: &'a Observation, decision: &'a Decision },
+    Begins(&'a Step),
+    Done(&'a Step),
+    Failed(&'a Step, &'a ControlError),
+}
+
+pub trait Reporter {
+    fn report(&self, event: Event<'_>);
+}
+
+/// How a run ended: settled, or with what is refused.
+#[derive(Debug)]
+pub struct Outcome {
+    pub steps_done: usize,
+    pub blocked: Vec<UnsafeBecause>,
+    pub seen: Observation,
+    pub ledger: Ledger,
+    /// The ledger itself was removed as the last step.
+    pub forgotten: bool,
+}
+
+pub struct Controller {
+    pub(crate) held: Held,
+    pub(crate) sight: Sight,
+    pub(crate) brought: BroughtFiles,
+    /// Random; the end of the next formation's token.
+    token_suffix: String,
+}
+
+impl Controller {
+    /// Takes the ledger's lock for this run. The spec becomes the one that the ledger remembers.
+    pub fn take(
+        home: &Home,
+        spec: &ClusterSpec,
+        brought: BroughtFiles,
+        verb: &str,
+        change: impl FnOnce(&mut Ledger),
+    ) -> Result<Self, ControlError> {
+        let store = Store::new(home.ledger(spec.name.as_str()));
+        let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
+        ledger.spec = spec.clone();
+        change(&mut ledger);
+        let holder = format!("quorate {verb}");
+        let held = Held::take(store, ledger, &holder, Timestamp::now())?;
+        let sight = Sight::new(providers::provider(spec.provider, home));
+        Ok(Controller { held, sight, brought, token_suffix: quorate_pki::random_hex(6) })
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        self.held.ledger()
+    }
+
+    pub(crate) fn desired(&self) -> Desired {
+        let ledger = self.held.ledger();
+        desire(&ledger.spec, ledger, &self.brought.fingerprints(&ledger.cluster_id), arch(), &self.token_suffix)
+    }
+
+    /// Looks, decides and acts until nothing is left to do.
+    pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+        let mut steps_done = 0;
+        let mut failures = 0;
+        let mut idle_since = Instant::now();
+        loop {
+            self.held.confirm(Timestamp::now())?;
+            let fence = self.held.fence();
+            let seen = self.sight.look(self.held.ledger(), Some(fence)).await?;
+            let desired = self.desired();
+            let decision = decide(&desired, &seen);
+            reporter.report(Event::Looked { seen: &seen, decision: &decision });
+            if decision.steps.is_empty() {
+                if decision.waiting.is_empty() {
+                    return self.end(steps_done, decision.blocked, seen);
+                }
+                if idle_since.elapsed() > PATIENCE {
+                    self.held.release()?;
+                    return Err(ControlError::OutOfPatience { waiting: decision.waiting });
+                }
+                tokio::time::sleep(pause(idle_since.elapsed())).await;
+                continue;
+            }
+            if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
+                return self.forget(steps_done + 1, seen);
+            }
+            match self.act(&desired, &seen, &decision.steps, reporter).await {
+                Ok(()) => {
+                    steps_done += decision.steps.len();
+                    failures = 0;
+                    if decision.steps.iter().any(|s| matches!(s.action, Action::AbandonFormation { .. })) {
+                        self.token_suffix = quorate_pki::random_hex(6);
+                    }
+                }
+                Err(e) if e.is_taken_over() => return Err(e),
+                Err(e) => {
+                    failures += 1;
+                    if failures >= MOST_FAILURES {
+                        self.held.release()?;
+                        return Err(e);
+                    }
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+            }
+            idle_since = Instant::now();
+        }
+    }
+
+    fn end(self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
+        let ledger = self.held.release()?;
+        Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
+    }
+
+    fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
+        let ledger = self.held.ledger().clone();
+        self.held.forget(Timestamp::now())?;
+        Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })
+    }
+}
+
+/// What would be done, without touching anything.
+pub async fn plan(
+    home: &Home,
+    spec: &ClusterSpec,
+    brought: &BroughtFiles,
+    change: impl FnOnce(&mut Ledger),
+) -> Result<Plan, ControlError> {
+    let mut ledger = Store::new(home.ledger(spec.name.as_str())).read()?.unwrap_or_else(|| new_ledger(spec));
+    ledger.spec = spec.clone();
+    change(&mut ledger);
+    let seen = Sight::new(providers::provider(spec.provider, home)).look(&ledger, None).await?;
+    let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    Ok(simulate::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+}
+
+fn new_ledger(spec: &ClusterSpec) -> Ledger {
+    Ledger::new(quorate_pki::random_hex(8), spec.clone())
+}
+
+/// As etcd's release archives name it.
+pub(crate) fn arch() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// Short at first, as things that start are up within milliseconds; longer when something takes its time.
+fn pause(idle: Duration) -> Duration {
+    if idle < Duration::from_secs(3) { Duration::from_millis(5) } else { Duration::from_millis(100) }
+}

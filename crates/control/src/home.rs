@@ -1,0 +1,61 @@
+//! Where quorate keeps what it must remember: `$QUORATE_HOME`, by default below the XDG data directory.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+#[derive(Clone, Debug)]
+pub struct Home {
+    root: PathBuf,
+}
+
+impl Home {
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Home { root: root.into() }
+    }
+
+    /// `$QUORATE_HOME`, else `$XDG_DATA_HOME/quorate`, else `~/.local/share/quorate`.
+    pub fn from_environment() -> Option<Self> {
+        let var = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let root = var("QUORATE_HOME")
+            .or_else(|| var("XDG_DATA_HOME").map(|d| d.join("quorate")))
+            .or_else(|| var("HOME").map(|h| h.join(".local/share/quorate")))?;
+        let root = std::path::absolute(root).ok()?;
+        Some(Home { root })
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn clusters(&self) -> PathBuf {
+        self.root.join("clusters")
+    }
+
+    pub fn cluster(&self, name: &str) -> PathBuf {
+        self.clusters().join(name)
+    }
+
+    pub fn ledger(&self, name: &str) -> PathBuf {
+        self.cluster(name).join("ledger")
+    }
+
+    /// The operator's own client certificates.
+    pub fn clients(&self, name: &str) -> PathBuf {
+        self.cluster(name).join("clients")
+    }
+
+    pub fn machines(&self) -> PathBuf {
+        self.root.join("machines")
+    }
+
+    /// etcd programs, shared by all machines here.
+    pub fn programs(&self) -> PathBuf {
+        self.root.join("cache").join("etcd")
+    }
+}
+
+/// Makes a directory, and those above it, that only its owner can read.
+pub fn private_directory(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}

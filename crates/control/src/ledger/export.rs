@@ -1,0 +1,88 @@
+//! The whole memory of a cluster in one encrypted file, to move it or to keep it safe. The age format: anyone with the
+//! key can open it with common tools.
+
+use std::io::{Read, Write};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use age::secrecy::SecretString;
+use quorate_core::Secret;
+use quorate_core::model::Ledger;
+
+use super::{LedgerError, parse};
+
+#[derive(Debug, thiserror::Error)]
+pub enum ExportError {
+    #[error("`{0}` is not an age public key (they begin with age1)")]
+    NotARecipient(String),
+    #[error("no age identity was found in the given file (a line that begins with AGE-SECRET-KEY-1)")]
+    NotAnIdentity,
+    #[error("the export could not be encrypted")]
+    Encrypt(#[source] age::EncryptError),
+    #[error("the export could not be opened: the key or passphrase does not fit, or it is damaged")]
+    Decrypt(#[source] age::DecryptError),
+    #[error("the export could not be read or written whole")]
+    Io(#[from] std::io::Error),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// To whom an export is encrypted.
+#[derive(Clone, Debug)]
+pub enum Key {
+    Passphrase(Secret),
+    /// age public keys when exporting, one age identity when importing.
+    Age(Vec<String>),
+}
+
+/// Encrypts the ledger, without its lock.
+pub fn export(ledger: &Ledger, key: &Key) -> Result<Vec<u8>, ExportError> {
+    let plain = Ledger { lock: None, ..ledger.clone() };
+    let bytes = serde_json::to_vec(&plain).expect("plain data serializes");
+    let mut sealed = Vec::new();
+    let mut writer = encryptor(key)?.wrap_output(&mut sealed)?;
+    writer.write_all(&bytes)?;
+    writer.finish()?;
+    Ok(sealed)
+}
+
+/// Decrypts an export.
+pub fn import(sealed: &[u8], key: &Key) -> Result<Ledger, ExportError> {
+    let decryptor = age::Decryptor::new(sealed).map_err(ExportError::Decrypt)?;
+    let mut reader = match key {
+        Key::Passphrase(passphrase) => {
+            let identity = age::scrypt::Identity::new(passphrase_of(passphrase));
+            decryptor.decrypt(std::iter::once(&identity as &dyn age::Identity))
+        }
+        Key::Age(lines) => {
+            let identities: Vec<age::x25519::Identity> =
+                lines.iter().filter_map(|line| age::x25519::Identity::from_str(line.trim()).ok()).collect();
+            if identities.is_empty() {
+                return Err(ExportError::NotAnIdentity);
+            }
+            decryptor.decrypt(identities.iter().map(|i| i as &dyn age::Identity))
+        }
+    }
+    .map_err(ExportError::Decrypt)?;
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes)?;
+    Ok(parse(&PathBuf::from("export"), &bytes)?)
+}
+
+fn encryptor(key: &Key) -> Result<age::Encryptor, ExportError> {
+    match key {
+        Key::Passphrase(passphrase) => Ok(age::Encryptor::with_user_passphrase(passphrase_of(passphrase))),
+        Key::Age(recipients) => {
+            let parsed = recipients
+                .iter()
+                .map(|r| age::x25519::Recipient::from_str(r).map_err(|_| ExportError::NotARecipient(r.clone())))
+                .collect::<Result<Vec<_>, _>>()?;
+            age::Encryptor::with_recipients(parsed.iter().map(|r| r as &dyn age::Recipient))
+                .map_err(ExportError::Encrypt)
+        }
+    }
+}
+
+fn passphrase_of(passphrase: &Secret) -> SecretString {
+    SecretString::from(passphrase.expose().to_owned())
+}

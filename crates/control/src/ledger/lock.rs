@@ -1,0 +1,108 @@
+//! The lock: a lease in the ledger with a fencing number. It is taken and kept by the same conditional write as
+//! everything else, so a controller that slept through its lease finds out at its next write.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_core::model::{Ledger, Lock};
+
+use super::{LedgerError, Store};
+use crate::process::Process;
+
+/// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
+pub const LEASE: Duration = Duration::from_secs(10);
+
+/// The ledger, in the hands of the controller that holds its lock.
+#[derive(Debug)]
+pub struct Held {
+    store: Store,
+    ledger: Ledger,
+    fence: u64,
+}
+
+impl Held {
+    /// Takes the lock, unless a living controller holds it.
+    pub fn take(store: Store, mut ledger: Ledger, holder: &str, now: Timestamp) -> Result<Self, LedgerError> {
+        if let Some(lock) = &ledger.lock
+            && is_held(lock, now)
+        {
+            return Err(LedgerError::Locked { holder: Box::new(lock.clone()) });
+        }
+        let me = Process::current();
+        ledger.fence += 1;
+        ledger.lock = Some(Lock {
+            fence: ledger.fence,
+            holder: holder.to_owned(),
+            host: crate::process::host_name(),
+            boot_id: crate::process::boot_id(),
+            pid: me.pid,
+            pid_started: me.started,
+            since: now,
+            expires: now + lease(),
+        });
+        let fence = ledger.fence;
+        store.write(&mut ledger)?;
+        Ok(Held { store, ledger, fence })
+    }
+
+    pub fn ledger(&self) -> &Ledger {
+        &self.ledger
+    }
+
+    /// The number that every order of this controller carries.
+    pub fn fence(&self) -> u64 {
+        self.fence
+    }
+
+    /// Changes the ledger and renews the lease with the same write.
+    pub fn write(&mut self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<(), LedgerError> {
+        let mut changed = self.ledger.clone();
+        change(&mut changed);
+        if let Some(lock) = &mut changed.lock {
+            lock.expires = now + lease();
+        }
+        self.store.write(&mut changed)?;
+        self.ledger = changed;
+        Ok(())
+    }
+
+    /// Makes sure that nobody took over, and that the lease has time left.
+    pub fn confirm(&mut self, now: Timestamp) -> Result<(), LedgerError> {
+        let half = SignedDuration::try_from(LEASE / 2).unwrap_or(SignedDuration::ZERO);
+        let fresh = self.ledger.lock.as_ref().is_some_and(|l| l.expires.duration_since(now) > half);
+        if !fresh {
+            return self.write(now, |_| {});
+        }
+        match self.store.read()? {
+            Some(current) if current.version == self.ledger.version => Ok(()),
+            Some(current) => Err(LedgerError::Lost { by: current.lock.map(Box::new) }),
+            None => Err(LedgerError::Lost { by: None }),
+        }
+    }
+
+    pub fn release(mut self) -> Result<Ledger, LedgerError> {
+        let mut changed = self.ledger.clone();
+        changed.lock = None;
+        self.store.write(&mut changed)?;
+        self.ledger = changed;
+        Ok(self.ledger)
+    }
+
+    /// Removes the ledger: the cluster is gone.
+    pub fn forget(mut self, now: Timestamp) -> Result<(), LedgerError> {
+        self.confirm(now)?;
+        let path = self.store.directory().to_owned();
+        std::fs::remove_dir_all(&path).map_err(|source| LedgerError::Io { what: "removed", path, source })
+    }
+}
+
+fn lease() -> SignedDuration {
+    SignedDuration::try_from(LEASE).unwrap_or(SignedDuration::ZERO)
+}
+
+/// A lock counts while its lease runs, unless its holder was a process of this host that is gone.
+fn is_held(lock: &Lock, now: Timestamp) -> bool {
+    let here = lock.host == crate::process::host_name() && lock.boot_id == crate::process::boot_id();
+    let gone = here && !Process { pid: lock.pid, started: lock.pid_started }.is_alive();
+    now < lock.expires && !gone
+}

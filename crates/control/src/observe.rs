@@ -1,0 +1,95 @@
+//! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
+
+use std::collections::BTreeMap;
+
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use quorate_agent::api::{FactsRequest, Identity};
+use quorate_agent::client::{AgentClient, Look};
+use quorate_core::Secret;
+use quorate_core::model::{AgentSeen, Formation, Ledger, MachineSeen, MemberName, Observation, Power, Seen};
+
+use crate::controller::ControlError;
+use crate::providers::{Provider, ProviderError};
+use crate::secrets;
+
+/// The eyes of a controller. It keeps one connection to each agent between looks.
+pub struct Sight {
+    provider: Box<dyn Provider>,
+    identity: Option<(String, Secret)>,
+    agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
+}
+
+impl Sight {
+    pub fn new(provider: Box<dyn Provider>) -> Self {
+        Sight { provider, identity: None, agents: BTreeMap::new() }
+    }
+
+    pub fn provider(&self) -> &dyn Provider {
+        self.provider.as_ref()
+    }
+
+    pub fn agent(&self, member: &MemberName) -> Option<&AgentClient> {
+        self.agents.get(member).map(|(_, client)| client)
+    }
+
+    /// The machine of a member as it was seen last.
+    pub fn machine(&self, member: &MemberName) -> Option<&MachineSeen> {
+        self.agents.get(member).map(|(machine, _)| machine)
+    }
+
+    /// Looks at one cluster. A fence makes every agent that answers deaf to older controllers.
+    pub async fn look(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
+        let now = Timestamp::now();
+        let machines = match self.provider.machines(ledger.spec.name.as_str()).await {
+            Ok(machines) => machines,
+            Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
+            Err(e) => {
+                let machines = Seen::Unreachable { since: now, why: e.to_string() };
+                return Ok(Observation { now, machines, agents: BTreeMap::new() });
+            }
+        };
+        self.meet(ledger, &machines, now)?;
+        let auth = ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. });
+        let request = FactsRequest { fence, auth };
+        let looks = self.agents.iter().map(async |(member, (_, agent))| {
+            let seen = match agent.look(&request).await {
+                Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
+                Ok(Look::Unenrolled { public_key }) => Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key }),
+                Err(e) if e.is_stale_fence() => return Err(ControlError::TakenOver { by: e.to_string() }),
+                Err(e) => Seen::Unreachable { since: now, why: e.to_string() },
+            };
+            Ok((member.clone(), seen))
+        });
+        let agents = join_all(looks).await.into_iter().collect::<Result<_, _>>()?;
+        Ok(Observation { now, machines: Seen::At(now, machines), agents })
+    }
+
+    /// Keeps one client for each machine of ours that is on.
+    fn meet(
+        &mut self,
+        ledger: &Ledger,
+        machines: &BTreeMap<MemberName, MachineSeen>,
+        now: Timestamp,
+    ) -> Result<(), ControlError> {
+        if self.identity.is_none() {
+            self.identity = secrets::controller_identity(ledger, now)?;
+        }
+        let (Some(identity), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
+        self.agents.retain(|member, (machine, _)| machines.get(member) == Some(machine));
+        for (member, machine) in machines {
+            let ours = machine.cluster_id == ledger.cluster_id;
+            if !ours || machine.power == Power::Off || self.agents.contains_key(member) {
+                continue;
+            }
+            let expected = Identity {
+                cluster_id: ledger.cluster_id.clone(),
+                member: member.clone(),
+                incarnation: machine.incarnation,
+            };
+            let client = AgentClient::new(machine.address, &control.certificate, identity.clone(), expected)?;
+            self.agents.insert(member.clone(), (machine.clone(), client));
+        }
+        Ok(())
+    }
+}

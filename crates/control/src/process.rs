@@ -1,0 +1,86 @@
+//! Processes of this host, known by their id and the tick at which they started, so that a reused id is not mistaken.
+
+use std::fs;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    pub pid: u32,
+    /// In clock ticks since boot.
+    pub started: u64,
+}
+
+impl Process {
+    pub fn current() -> Self {
+        let pid = std::process::id();
+        Process { pid, started: started(pid).unwrap_or_default() }
+    }
+
+    pub fn is_alive(self) -> bool {
+        started(self.pid) == Some(self.started)
+    }
+
+    /// Whether its first argument is this word.
+    pub fn is_called_with(self, word: &str) -> bool {
+        let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        command.split(|b| *b == 0).nth(1) == Some(word.as_bytes())
+    }
+
+    /// Asks it to end, and after `patience` does not ask any more.
+    pub fn end(self, patience: Duration) {
+        self.signal(Signal::TERM);
+        let deadline = Instant::now() + patience;
+        while self.is_alive() {
+            if Instant::now() >= deadline {
+                self.signal(Signal::KILL);
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            if Instant::now() >= deadline + Duration::from_secs(5) {
+                return;
+            }
+        }
+    }
+
+    fn signal(self, signal: Signal) {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        if let (Some(pid), true) = (pid, self.is_alive()) {
+            // It may end by itself in the meantime, which is what was wanted.
+            let _ = kill_process(pid, signal);
+        }
+    }
+}
+
+/// Every process that carries this variable in its environment.
+pub fn with_environment(variable: &str, value: &str) -> Vec<Process> {
+    let wanted = format!("{variable}={value}");
+    let carries = |pid: u32| {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.split(|b| *b == 0).any(|entry| entry == wanted.as_bytes())
+    };
+    pids().filter(|pid| carries(*pid)).filter_map(|pid| Some(Process { pid, started: started(pid)? })).collect()
+}
+
+pub fn pids() -> impl Iterator<Item = u32> {
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
+}
+
+pub fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+pub fn boot_id() -> String {
+    fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|s| s.trim().to_owned()).unwrap_or_default()
+}
+
+/// When a process that still lives was started. A zombie lives no more.
+fn started(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name in parentheses may hold anything, so the fields are counted from the last parenthesis.
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    if *fields.first()? == "Z" {
+        return None;
+    }
+    fields.get(19)?.parse().ok()
+}

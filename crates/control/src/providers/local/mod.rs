@@ -1,0 +1,270 @@
+//! The local provider: a machine is a directory, an agent, and an address of its own in 127.0.0.0/8.
+//!
+//! ```text
+//! machines/CLUSTER/MACHINE/
+//!   machine.json     the mark: whose machine this is, and its address
+//!   seed.json        what a cloud would hand over as user data
+//!   agent.log
+//!   root/            the machine's own files; the agent writes nowhere else
+//! ```
+//! A machine runs while its agent holds its lock. To switch it off is to end every process that
+//! was started in it, as pulling a plug would, only more gently.
+
+mod address;
+
+use std::collections::BTreeMap;
+use std::fs::{self, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use quorate_agent::api::Seed;
+use quorate_core::model::{MachineSeen, MemberName, Power};
+use serde::{Deserialize, Serialize};
+
+use super::{Provider, ProviderError};
+use crate::home::{Home, private_directory};
+use crate::process;
+
+/// Set in every process of a machine, so that all of them can be found.
+const MARK_VARIABLE: &str = "QUORATE_MACHINE";
+/// How long a new agent may take to come up.
+const AGENT_PATIENCE: Duration = Duration::from_secs(10);
+/// How long etcd may take to end when its machine is switched off.
+const STOP_PATIENCE: Duration = Duration::from_secs(10);
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct Mark {
+    cluster: String,
+    cluster_id: String,
+    member: MemberName,
+    incarnation: u64,
+    address: IpAddr,
+}
+
+#[derive(Clone, Debug)]
+pub struct Local {
+    machines: PathBuf,
+    programs: PathBuf,
+}
+
+impl Local {
+    pub fn new(home: &Home) -> Self {
+        Local { machines: home.machines(), programs: home.programs() }
+    }
+
+    fn directories(&self, cluster: &str) -> Result<Vec<PathBuf>, ProviderError> {
+        let entries = match fs::read_dir(self.machines.join(cluster)) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) => return Err(failed("read", &self.machines)(e)),
+        };
+        let hidden = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
+        Ok(entries.flatten().map(|e| e.path()).filter(|p| !hidden(p)).collect())
+    }
+
+    fn marked(&self, cluster: &str) -> Result<Vec<(PathBuf, Mark)>, ProviderError> {
+        let mut found = Vec::new();
+        for directory in self.directories(cluster)? {
+            if let Some(mark) = read_mark(&directory)? {
+                found.push((directory, mark));
+            }
+        }
+        Ok(found)
+    }
+
+    fn find(&self, cluster: &str, member: &MemberName) -> Result<Option<PathBuf>, ProviderError> {
+        Ok(self.marked(cluster)?.into_iter().find(|(_, mark)| mark.member == *member).map(|(directory, _)| directory))
+    }
+
+    /// The machine's directory, complete with mark and seed, appears all at once.
+    fn lay_out(&self, machine: &str, seed: &Seed) -> Result<PathBuf, ProviderError> {
+        let parent = self.machines.join(&seed.cluster);
+        let directory = parent.join(machine);
+        match read_mark(&directory)? {
+            Some(mark) if mark.cluster_id == seed.cluster_id => return Ok(directory),
+            Some(mark) => return Err(ProviderError::NotOurs { path: directory, found: mark.cluster_id }),
+            None if directory.exists() => {
+                return Err(ProviderError::NotOurs { path: directory, found: String::from("nobody") });
+            }
+            None => {}
+        }
+        let draft = parent.join(format!(".{machine}.new"));
+        remove(&draft)?;
+        private_directory(&draft.join("root")).map_err(failed("made", &draft))?;
+        let mark = Mark {
+            cluster: seed.cluster.clone(),
+            cluster_id: seed.cluster_id.clone(),
+            member: seed.member.clone(),
+            incarnation: seed.incarnation,
+            address: seed.address,
+        };
+        write_private(&draft.join("machine.json"), &mark)?;
+        write_private(&draft.join("seed.json"), seed)?;
+        fs::rename(&draft, &directory).map_err(failed("made", &directory))?;
+        Ok(directory)
+    }
+
+    fn switch_on(&self, directory: &Path) -> Result<(), ProviderError> {
+        if is_running(directory) {
+            return Ok(());
+        }
+        let log_path = directory.join("agent.log");
+        let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
+        let log = log.map_err(failed("opened", &log_path))?;
+        let errors = log.try_clone().map_err(failed("opened", &log_path))?;
+        let program = std::env::current_exe().map_err(failed("found", Path::new("quorate")))?;
+        let root = directory.join("root");
+        let mut agent = Command::new(&program)
+            .arg("agent")
+            .arg("--root")
+            .arg(&root)
+            .arg("--seed")
+            .arg(directory.join("seed.json"))
+            .arg("--cache")
+            .arg(&self.programs)
+            .env(MARK_VARIABLE, &root)
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .stdout(Stdio::from(log))
+            .stderr(Stdio::from(errors))
+            .spawn()
+            .map_err(failed("started", &program))?;
+        let deadline = Instant::now() + AGENT_PATIENCE;
+        while !is_running(directory) {
+            let ended = agent.try_wait().map_err(failed("watched", &program))?.is_some();
+            if ended || Instant::now() >= deadline {
+                let member = read_mark(directory)?.map(|m| m.member).unwrap_or_else(|| "?".into());
+                return Err(ProviderError::AgentDied { member, last_words: last_line(&log_path) });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait(?Send)]
+impl Provider for Local {
+    async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError> {
+        let seen = |(directory, mark): (PathBuf, Mark)| {
+            let power = if is_running(&directory) { Power::On } else { Power::Off };
+            let Mark { cluster_id, member, incarnation, address, .. } = mark;
+            (member, MachineSeen { cluster_id, incarnation, power, address })
+        };
+        Ok(self.marked(cluster)?.into_iter().map(seen).collect())
+    }
+
+    async fn create(&self, machine: &str, seed: &Seed) -> Result<(), ProviderError> {
+        let directory = self.lay_out(machine, seed)?;
+        self.switch_on(&directory)
+    }
+
+    async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError> {
+        let mut known = Vec::new();
+        for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
+            let marked = self.marked(&cluster.file_name().to_string_lossy())?;
+            known.extend(marked.into_iter().map(|(_, mark)| mark.address));
+        }
+        match wanted {
+            Some(pinned) => address::check(pinned).map(|()| pinned),
+            None => address::choose(salt, &known),
+        }
+    }
+
+    async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+        match self.find(cluster, member)? {
+            Some(directory) => self.switch_on(&directory),
+            None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
+        }
+    }
+
+    async fn stop(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+        if let Some(directory) = self.find(cluster, member)? {
+            let root = directory.join("root");
+            tokio::task::spawn_blocking(move || switch_off(&root)).await.expect("switching off does not panic");
+        }
+        Ok(())
+    }
+
+    async fn destroy(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+        self.stop(cluster, member).await?;
+        if let Some(directory) = self.find(cluster, member)? {
+            let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let doomed = directory.with_file_name(format!(".{name}.gone"));
+            remove(&doomed)?;
+            fs::rename(&directory, &doomed).map_err(failed("removed", &directory))?;
+        }
+        let parent = self.machines.join(cluster);
+        for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().ends_with(".gone") {
+                remove(&entry.path())?;
+            }
+        }
+        // Only an empty directory goes.
+        let _ = fs::remove_dir(&parent);
+        Ok(())
+    }
+}
+
+/// Ends the agent first, so that it does not start etcd again, then everything else in the machine.
+fn switch_off(root: &Path) {
+    let processes = || process::with_environment(MARK_VARIABLE, &root.to_string_lossy());
+    for agent in processes().into_iter().filter(|p| p.is_called_with("agent")) {
+        agent.end(Duration::from_secs(2));
+    }
+    let rest: Vec<_> = processes().into_iter().map(|p| std::thread::spawn(move || p.end(STOP_PATIENCE))).collect();
+    for thread in rest {
+        let _ = thread.join();
+    }
+}
+
+/// Whether an agent holds the machine's lock.
+fn is_running(directory: &Path) -> bool {
+    use rustix::fs::{FlockOperation, flock};
+    let Ok(file) = fs::File::open(directory.join("root").join(quorate_agent::LOCK_FILE)) else { return false };
+    flock(&file, FlockOperation::NonBlockingLockShared).is_err()
+}
+
+fn read_mark(directory: &Path) -> Result<Option<Mark>, ProviderError> {
+    let path = directory.join("machine.json");
+    match fs::read(&path) {
+        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| failed("read", &path)(e.into())),
+        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+        Err(e) => Err(failed("read", &path)(e)),
+    }
+}
+
+fn write_private(path: &Path, value: &impl Serialize) -> Result<(), ProviderError> {
+    let bytes = serde_json::to_vec_pretty(value).expect("plain data serializes");
+    let mut options = OpenOptions::new();
+    let file = options.write(true).create_new(true).mode(0o600).open(path);
+    file.and_then(|mut f| f.write_all(&bytes)).map_err(failed("written", path))
+}
+
+fn remove(path: &Path) -> Result<(), ProviderError> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("removed", path)(e)),
+        _ => Ok(()),
+    }
+}
+
+fn last_line(path: &Path) -> String {
+    let tail = || -> io::Result<String> {
+        let mut file = fs::File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(2048)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        Ok(String::from_utf8_lossy(&bytes).trim_end().lines().last().unwrap_or_default().to_owned())
+    };
+    tail().unwrap_or_default()
+}
+
+fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> ProviderError {
+    let path = path.to_owned();
+    move |source| ProviderError::Io { what, path: path.clone(), source }
+}

@@ -1,0 +1,58 @@
+//! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
+//! what does not bear this cluster's mark.
+
+mod local;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use quorate_agent::api::Seed;
+use quorate_core::model::{MachineSeen, MemberName};
+use quorate_core::spec;
+
+pub use local::Local;
+
+use crate::home::Home;
+
+/// What a provider must be able to do. Every call may be repeated: what is already so is left so.
+#[async_trait(?Send)]
+pub trait Provider {
+    /// Every machine of this cluster's name, whoever made it: the mark on each tells.
+    async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError>;
+
+    /// Makes a machine and switches it on. The address must be settled before: see `address`.
+    async fn create(&self, machine: &str, seed: &Seed) -> Result<(), ProviderError>;
+
+    /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
+    async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
+
+    async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
+    async fn stop(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
+    async fn destroy(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ProviderError {
+    #[error("{} cannot be {what}", path.display())]
+    Io { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{address}:{port} is already taken{}", by.as_ref().map(|b| format!(" by {b}")).unwrap_or_default())]
+    AddressTaken { address: IpAddr, port: u16, by: Option<String> },
+    #[error("{address} cannot be used on this machine: {why}")]
+    AddressUnusable { address: IpAddr, why: String },
+    #[error("no free address was found in 127.64.0.0/10 after {tries} tries")]
+    NoAddress { tries: u32 },
+    #[error("{} belongs to another cluster: it bears the mark of {found}", path.display())]
+    NotOurs { path: PathBuf, found: String },
+    #[error("there is no machine of {member} in cluster {cluster}")]
+    NoSuchMachine { cluster: String, member: MemberName },
+    #[error("the agent of {member} did not come up; its log ends with: {last_words}")]
+    AgentDied { member: MemberName, last_words: String },
+}
+
+pub fn provider(kind: spec::Provider, home: &Home) -> Box<dyn Provider> {
+    match kind {
+        spec::Provider::Local => Box::new(Local::new(home)),
+    }
+}

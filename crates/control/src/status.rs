@@ -1,0 +1,275 @@
+//! What `quorate status` tells: one cluster at a glance, in a shape that scripts can rely on.
+
+use jiff::Timestamp;
+use quorate_core::desire::desire;
+use quorate_core::model::{
+    AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Facts, Formation, Ledger, MachineSeen, MemberName, Observation,
+    Power, Seen, ServiceState,
+};
+use quorate_core::planner::{Decision, decide, safety};
+use quorate_core::spec::ClusterSpec;
+use serde::Serialize;
+
+use crate::brought::BroughtFiles;
+use crate::controller::{ControlError, arch};
+use crate::home::Home;
+use crate::ledger::Store;
+use crate::observe::Sight;
+use crate::providers;
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Status {
+    pub cluster: String,
+    pub cluster_id: String,
+    pub provider: String,
+    pub formation: &'static str,
+    pub etcd_version: String,
+    pub verdict: Verdict,
+    /// The verdict in one line.
+    pub summary: String,
+    pub voters: usize,
+    pub healthy: usize,
+    pub quorum: usize,
+    pub failures_survived: usize,
+    pub members: Vec<MemberStatus>,
+    pub alarms: Vec<AlarmStatus>,
+    /// What an `apply` would have to deal with.
+    pub pending: Pending,
+    /// By when the next `apply` must renew certificates.
+    pub renew_by: Option<Timestamp>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// Every voter is healthy.
+    Healthy,
+    /// It serves, with less tolerance than it should have.
+    Degraded,
+    /// It does not serve.
+    Down,
+    /// Its machines are switched off, by the operator's wish.
+    Off,
+    /// It is not formed yet.
+    Unformed,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct MemberStatus {
+    pub member: MemberName,
+    pub machine: String,
+    pub address: Option<String>,
+    pub endpoint: Option<String>,
+    pub role: Option<&'static str>,
+    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, unenrolled, absent.
+    pub health: &'static str,
+    /// Why, where it is not healthy.
+    pub why: Option<String>,
+    pub version: Option<String>,
+    pub db_size: Option<u64>,
+    pub db_quota: u64,
+    pub raft_index: Option<u64>,
+    /// Entries behind the furthest member.
+    pub raft_lag: Option<u64>,
+    pub certificate_days_left: Option<i64>,
+    pub generation: Option<u64>,
+    pub restarts: Option<u32>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct AlarmStatus {
+    pub member: String,
+    pub kind: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Pending {
+    pub steps: usize,
+    pub waiting: Vec<String>,
+    pub blocked: Vec<String>,
+}
+
+/// Looks at one cluster, without its lock.
+pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
+    let mut sight = Sight::new(providers::provider(ledger.spec.provider, home));
+    let seen = sight.look(ledger, None).await?;
+    let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    let desired = desire(&ledger.spec, ledger, &fingerprints, arch(), "");
+    Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
+}
+
+/// The clusters that this home remembers.
+pub fn known_clusters(home: &Home) -> Vec<String> {
+    let entries = std::fs::read_dir(home.clusters()).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries
+        .filter_map(|e| e.file_name().into_string().ok())
+        .filter(|name| matches!(Store::new(home.ledger(name)).read(), Ok(Some(_)) | Err(_)))
+        .collect();
+    names.sort();
+    names
+}
+
+pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
+    let spec = &ledger.spec;
+    let furthest = statuses(seen).map(|s| s.raft_index).max().unwrap_or(0);
+    let members: Vec<MemberStatus> =
+        spec.members.iter().map(|m| member_status(spec, seen, m.name.as_str().into(), furthest)).collect();
+    let voters = members.len();
+    let healthy = members.iter().filter(|m| m.health == "healthy" && m.role != Some("learner")).count();
+    let quorum = safety::quorum(voters);
+    let verdict = verdict(ledger, voters, healthy);
+    Status {
+        cluster: spec.name.to_string(),
+        cluster_id: ledger.cluster_id.clone(),
+        provider: String::from("local"),
+        formation: match ledger.formation {
+            Formation::Unformed => "unformed",
+            Formation::Forming { .. } => "forming",
+            Formation::Formed { .. } => "formed",
+        },
+        etcd_version: spec.etcd.version.to_string(),
+        verdict,
+        summary: summary(verdict, voters, healthy),
+        voters,
+        healthy,
+        quorum,
+        failures_survived: safety::failures_survived(voters, healthy),
+        members,
+        alarms: alarms(seen),
+        pending: Pending {
+            steps: decision.steps.len(),
+            waiting: decision.waiting.iter().map(ToString::to_string).collect(),
+            blocked: decision.blocked.iter().map(ToString::to_string).collect(),
+        },
+        renew_by: renew_by(ledger, seen),
+    }
+}
+
+fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
+    if ledger.power == Power::Off {
+        Verdict::Off
+    } else if !matches!(ledger.formation, Formation::Formed { .. }) {
+        Verdict::Unformed
+    } else if healthy == voters {
+        Verdict::Healthy
+    } else if healthy >= safety::quorum(voters) {
+        Verdict::Degraded
+    } else {
+        Verdict::Down
+    }
+}
+
+fn summary(verdict: Verdict, voters: usize, healthy: usize) -> String {
+    let quorum = safety::quorum(voters);
+    match (verdict, safety::failures_survived(voters, healthy)) {
+        (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
+        (Verdict::Unformed, _) => String::from("not formed yet: run `quorate apply`"),
+        (Verdict::Down, _) => format!("down: {healthy} of {voters} voters are healthy, quorum is {quorum}"),
+        (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no failure is survived"),
+        (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; {n} more may fail"),
+        (Verdict::Degraded, 0) => {
+            format!("degraded: {healthy} of {voters} voters are healthy, quorum is {quorum}; the next failure stops it")
+        }
+        (Verdict::Degraded, n) => {
+            format!("degraded: {healthy} of {voters} voters are healthy, quorum is {quorum}; {n} more may fail")
+        }
+    }
+}
+
+fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, furthest: u64) -> MemberStatus {
+    let machine = seen.machines.get().and_then(|m| m.get(&member));
+    let facts = seen.facts(&member);
+    let status = facts.and_then(|f| f.etcd.status.as_ref());
+    let (health, why) = health(seen, &member, machine, facts);
+    let name = spec.members.iter().find(|m| m.name.as_str() == member.as_str()).map(|m| spec.machine_name(&m.name));
+    MemberStatus {
+        machine: name.unwrap_or_default(),
+        address: machine.map(|m| m.address.to_string()),
+        endpoint: machine.map(|m| format!("https://{}:{CLIENT_PORT}", m.address)),
+        role: status.map(role),
+        health,
+        why,
+        version: status.map(|s| s.version.clone()),
+        db_size: status.map(|s| s.db_size),
+        db_quota: spec.etcd.quota.0,
+        raft_index: status.map(|s| s.raft_index),
+        raft_lag: status.map(|s| furthest - s.raft_index),
+        certificate_days_left: facts.and_then(|f| {
+            let certificate = f.certificates.get(&CertificateUse::Member)?;
+            Some(quorate_pki::days_left(certificate.not_after, seen.now))
+        }),
+        generation: facts.and_then(|f| f.node_config.as_ref()).map(|(generation, _)| *generation),
+        restarts: facts.and_then(|f| match &f.etcd.service {
+            ServiceState::Running { restarts, .. } | ServiceState::BackingOff { restarts, .. } => Some(*restarts),
+            ServiceState::Stopped => None,
+        }),
+        member,
+    }
+}
+
+fn role(status: &EtcdStatus) -> &'static str {
+    if status.is_learner {
+        "learner"
+    } else if status.leader == status.member_id {
+        "leader"
+    } else {
+        "voter"
+    }
+}
+
+fn health(
+    seen: &Observation,
+    member: &MemberName,
+    machine: Option<&MachineSeen>,
+    facts: Option<&Facts>,
+) -> (&'static str, Option<String>) {
+    let Some(facts) = facts else {
+        return match (machine, seen.agents.get(member)) {
+            (None, _) => ("absent", Some(String::from("it has no machine"))),
+            (Some(m), _) if m.power == Power::Off => ("off", Some(String::from("its machine does not run"))),
+            (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
+            (_, Some(Seen::Unreachable { why, .. })) => ("unseen", Some(why.clone())),
+            _ => ("unseen", None),
+        };
+    };
+    match (&facts.etcd.service, &facts.etcd.status) {
+        (ServiceState::Stopped, _) => ("stopped", None),
+        (ServiceState::BackingOff { last_exit, .. }, _) => {
+            ("failing", Some(format!("{}: {}", last_exit.how, last_exit.last_words)))
+        }
+        (_, Some(status)) if status.healthy => ("healthy", None),
+        (_, Some(status)) if status.leader == 0 => ("unhealthy", Some(String::from("it sees no leader"))),
+        (_, Some(_)) => ("unhealthy", Some(String::from("it does not answer reads"))),
+        (_, None) => ("starting", Some(String::from("it does not answer yet"))),
+    }
+}
+
+fn statuses(seen: &Observation) -> impl Iterator<Item = &EtcdStatus> {
+    seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref())
+}
+
+/// Alarms as any member reports them, each once.
+fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
+    let name = |id: u64| {
+        let of_id = statuses(seen).flat_map(|s| s.members.iter()).find(|m| m.id == id);
+        of_id.map_or_else(|| format!("{id:x}"), |m| m.name.clone())
+    };
+    let mut alarms: Vec<AlarmStatus> = Vec::new();
+    for alarm in statuses(seen).flat_map(|s| s.alarms.iter()) {
+        let (member, kind) = (name(alarm.member_id), alarm.kind.clone());
+        if !alarms.iter().any(|a| a.member == member && a.kind == kind) {
+            alarms.push(AlarmStatus { member, kind });
+        }
+    }
+    alarms
+}
+
+/// The first moment at which a certificate enters its renewal window.
+pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
+    if ledger.spec.tls.given.is_some() {
+        return None;
+    }
+    let window = jiff::SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).ok()?);
+    let expiries = seen.agents.keys().filter_map(|m| seen.facts(m));
+    expiries.flat_map(|f| f.certificates.values()).map(|c| c.not_after - window).min()
+}
