@@ -1,0 +1,155 @@
+//! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_control::ledger::{Held, Key, LEASE, LedgerError, Store, export, import};
+use quorate_core::Secret;
+use quorate_core::model::Ledger;
+use quorate_core::spec::{ClientAuth, generated};
+use quorate_core::versions;
+
+fn ledger() -> Ledger {
+    let spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name");
+    Ledger::new(String::from("0123456789abcdef"), spec.clusters[0].clone())
+}
+
+fn store() -> (tempfile::TempDir, Store) {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let store = Store::new(directory.path().join("ledger"));
+    (directory, store)
+}
+
+fn after_the_lease(now: Timestamp) -> Timestamp {
+    now + SignedDuration::try_from(LEASE).unwrap() + SignedDuration::from_secs(1)
+}
+
+#[test]
+fn what_was_written_is_read_back() {
+    let (_directory, store) = store();
+    assert!(store.read().unwrap().is_none());
+    let mut written = ledger();
+    store.write(&mut written).unwrap();
+    assert_eq!(store.read().unwrap(), Some(written));
+}
+
+#[test]
+fn of_two_writers_with_the_same_past_one_loses() {
+    let (_directory, store) = store();
+    let mut first = ledger();
+    store.write(&mut first).unwrap();
+    let mut second = first.clone();
+    store.write(&mut first).unwrap();
+    assert!(matches!(store.write(&mut second), Err(LedgerError::Lost { .. })));
+    assert_eq!(store.read().unwrap().unwrap().version, 2);
+}
+
+#[test]
+fn a_writer_so_late_that_its_slot_was_pruned_loses_too() {
+    let (_directory, store) = store();
+    let mut current = ledger();
+    store.write(&mut current).unwrap();
+    let mut late = current.clone();
+    for _ in 0..40 {
+        store.write(&mut current).unwrap();
+    }
+    assert!(matches!(store.write(&mut late), Err(LedgerError::Lost { .. })));
+    assert_eq!(store.read().unwrap().unwrap().version, current.version);
+}
+
+#[test]
+fn old_versions_are_pruned() {
+    let (_directory, store) = store();
+    let mut current = ledger();
+    for _ in 0..60 {
+        store.write(&mut current).unwrap();
+    }
+    let files = std::fs::read_dir(store.directory()).unwrap().count();
+    assert!(files <= 20, "{files} versions are kept");
+}
+
+#[test]
+fn a_living_holder_is_named_and_not_disturbed() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let _held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let current = store.read().unwrap().unwrap();
+    let refused = Held::take(store, current, "quorate up", now).unwrap_err().to_string();
+    assert!(refused.contains("`quorate apply`"), "{refused}");
+    assert!(refused.contains(&format!("process {}", std::process::id())), "{refused}");
+    assert!(refused.contains("since"), "{refused}");
+}
+
+#[test]
+fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let mut sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let current = store.read().unwrap().unwrap();
+    let later = after_the_lease(now);
+    let taker = Held::take(store, current, "quorate apply", later).unwrap();
+    assert!(taker.fence() > sleeper.fence());
+    assert!(matches!(sleeper.confirm(now), Err(LedgerError::Lost { .. })));
+    assert!(matches!(sleeper.write(now, |l| l.highest_revision = 7), Err(LedgerError::Lost { .. })));
+    assert_eq!(taker.ledger().highest_revision, 0);
+}
+
+#[test]
+fn the_lock_of_a_dead_process_is_taken_at_once() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let mut orphaned = held.ledger().clone();
+    // Process ids are below this; the holder is gone as after a kill.
+    orphaned.lock.as_mut().unwrap().pid = 4_194_305;
+    store.write(&mut orphaned).unwrap();
+    let taker = Held::take(store, orphaned, "quorate apply", now).unwrap();
+    assert_eq!(taker.fence(), 2);
+}
+
+#[test]
+fn a_lock_that_is_used_does_not_run_out() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let mut held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let later = after_the_lease(now);
+    held.confirm(later).unwrap();
+    let current = store.read().unwrap().unwrap();
+    assert!(matches!(Held::take(store, current, "quorate up", later), Err(LedgerError::Locked { .. })));
+}
+
+#[test]
+fn a_newer_format_is_refused_clearly() {
+    let (_directory, store) = store();
+    let mut newer = ledger();
+    newer.format = 99;
+    store.write(&mut newer).unwrap();
+    let refused = store.read().unwrap_err().to_string();
+    assert!(refused.contains("format 99") && refused.contains("newer quorate"), "{refused}");
+}
+
+#[test]
+fn the_ledger_is_readable_by_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let (_directory, store) = store();
+    store.write(&mut ledger()).unwrap();
+    let mode = |path: &std::path::Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(store.directory()), 0o700);
+    for file in std::fs::read_dir(store.directory()).unwrap() {
+        assert_eq!(mode(&file.unwrap().path()), 0o600);
+    }
+}
+
+#[test]
+fn an_export_is_sealed_and_comes_back_whole() {
+    let mut kept = ledger();
+    kept.auth.root_password = Some(Secret::new("correct horse"));
+    let key = Key::Passphrase(Secret::new("battery staple"));
+    let sealed = export(&kept, &key).unwrap();
+    assert!(!String::from_utf8_lossy(&sealed).contains("correct horse"));
+    assert_eq!(import(&sealed, &key).unwrap(), kept);
+    let wrong = Key::Passphrase(Secret::new("wrong"));
+    assert!(import(&sealed, &wrong).is_err());
+    let mut damaged = sealed.clone();
+    let middle = damaged.len() - 10;
+    damaged[middle] ^= 1;
+    assert!(import(&damaged, &key).is_err());
+}
