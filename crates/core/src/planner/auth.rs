@@ -11,8 +11,8 @@ const ROOT: &str = "root";
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let (Some(wish), Formation::Formed { .. }) = (&desired.auth, &desired.formation) else { return };
-    let Some((through, look)) = spokesman(desired, seen) else { return };
-    if decision.has_business_with(through) {
+    let Some((through, look)) = spokesman(desired, seen, decision) else { return };
+    if decision.steps.iter().any(|s| s.action.member() == Some(through)) {
         return;
     }
     match look {
@@ -28,9 +28,15 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
-/// The healthy voter through which users and roles are read and changed: the leader where it is one of them.
-fn spokesman<'a>(desired: &'a Desired, seen: &'a Observation) -> Option<(&'a MemberName, &'a AuthLook)> {
-    let mut healthy = desired.members.keys().filter_map(|member| {
+/// The healthy voter through which users and roles are read and changed: the leader where it is one of them. A member
+/// that is not known to be of this cluster speaks for nobody.
+fn spokesman<'a>(
+    desired: &'a Desired,
+    seen: &'a Observation,
+    decision: &Decision,
+) -> Option<(&'a MemberName, &'a AuthLook)> {
+    let trusted = |m: &&MemberName| !decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
+    let mut healthy = desired.members.keys().filter(trusted).filter_map(|member| {
         let facts = facts(seen, member).filter(|f| safety::is_healthy_voter(f))?;
         Some((member, facts.etcd.status.as_ref()?))
     });
@@ -98,6 +104,9 @@ fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
             ops.push((AuthOp::AddUser { user: user.clone() }, format!("the spec declares user {user}")));
         } else if owned.is_some_and(|o| o.password != wanted.password) {
             ops.push((AuthOp::SetPassword { user: user.clone() }, format!("the password of user {user} has changed")));
+        } else if owned.is_none() && wanted.password.is_some() {
+            let why = format!("another tool made user {user}, so nothing says that it has the declared password");
+            ops.push((AuthOp::SetPassword { user: user.clone() }, why));
         }
         let has = found.users.get(user).unwrap_or(&none);
         for role in wanted.roles.difference(has) {
@@ -112,7 +121,8 @@ fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
 }
 
 fn removals(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
-    for user in wish.owned.users.keys().filter(|u| *u != ROOT && !wish.users.contains_key(*u)) {
+    let made = wish.owned.users.iter().filter(|(_, owned)| !owned.adopted).map(|(user, _)| user);
+    for user in made.filter(|u| *u != ROOT && !wish.users.contains_key(*u)) {
         if found.users.contains_key(user) {
             let why = format!("quorate made user {user}, and the spec no longer names it");
             ops.push((AuthOp::DeleteUser { user: user.clone() }, why));

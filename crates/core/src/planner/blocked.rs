@@ -18,6 +18,8 @@ pub enum UnsafeBecause {
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
     LostData { member: MemberName },
+    LostMachine { member: MemberName },
+    ClientsWrote { member: MemberName, revision: u64 },
     OtherFormation { member: MemberName, found: String, ours: String },
     MembersDiffer { added: BTreeSet<MemberName>, removed: BTreeSet<MemberName> },
     VersionDiffers { member: MemberName, running: String, wanted: String },
@@ -30,13 +32,14 @@ pub enum UnsafeBecause {
 impl UnsafeBecause {
     pub fn rule(&self) -> Rule {
         match self {
-            UnsafeBecause::ForeignMachine { .. } | UnsafeBecause::ForeignData { .. } | UnsafeBecause::NoBackup => {
-                Rule::DataDiesOnlyByConsent
-            }
+            UnsafeBecause::ForeignMachine { .. }
+            | UnsafeBecause::ForeignData { .. }
+            | UnsafeBecause::ClientsWrote { .. }
+            | UnsafeBecause::NoBackup => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
             UnsafeBecause::OlderLedger { .. } => Rule::OneController,
             UnsafeBecause::WrongBinary { .. } | UnsafeBecause::VersionDiffers { .. } => Rule::KnownVersions,
-            UnsafeBecause::LostData { .. } => Rule::NewWithinOneFormation,
+            UnsafeBecause::LostData { .. } | UnsafeBecause::LostMachine { .. } => Rule::NewWithinOneFormation,
             UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
             UnsafeBecause::MembersDiffer { .. } => Rule::OneMembershipChange,
             UnsafeBecause::Quorum { .. } => Rule::OneDisturbance,
@@ -53,12 +56,27 @@ impl UnsafeBecause {
             | UnsafeBecause::WrongBinary { member, .. }
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::LostData { member }
+            | UnsafeBecause::LostMachine { member }
+            | UnsafeBecause::ClientsWrote { member, .. }
             | UnsafeBecause::OtherFormation { member, .. }
             | UnsafeBecause::VersionDiffers { member, .. }
             | UnsafeBecause::Quorum { member, .. }
             | UnsafeBecause::Outage { member, .. } => Some(member),
             UnsafeBecause::MembersDiffer { .. } | UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::NoBackup => None,
         }
+    }
+
+    /// Whether the member is not known to be of this cluster, or this ledger not to be the one that leads it: then nothing
+    /// at all is asked of it.
+    pub(super) fn bars_orders(&self) -> bool {
+        matches!(
+            self,
+            UnsafeBecause::ForeignMachine { .. }
+                | UnsafeBecause::SecondKey { .. }
+                | UnsafeBecause::OlderLedger { .. }
+                | UnsafeBecause::ForeignData { .. }
+                | UnsafeBecause::OtherFormation { .. }
+        )
     }
 
     /// A short word for each kind of refusal; `KINDS` has them all.
@@ -70,6 +88,8 @@ impl UnsafeBecause {
             UnsafeBecause::WrongBinary { .. } => "wrong-binary",
             UnsafeBecause::ForeignData { .. } => "foreign-data",
             UnsafeBecause::LostData { .. } => "lost-data",
+            UnsafeBecause::LostMachine { .. } => "lost-machine",
+            UnsafeBecause::ClientsWrote { .. } => "clients-wrote",
             UnsafeBecause::OtherFormation { .. } => "other-formation",
             UnsafeBecause::MembersDiffer { .. } => "members-differ",
             UnsafeBecause::VersionDiffers { .. } => "version-differs",
@@ -80,13 +100,15 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 13] = [
+    pub const KINDS: [&str; 15] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
         "wrong-binary",
         "foreign-data",
         "lost-data",
+        "lost-machine",
+        "clients-wrote",
         "other-formation",
         "members-differ",
         "version-differs",
@@ -104,8 +126,8 @@ impl UnsafeBecause {
                  if it is nobody's, remove the machine of {member} by hand; else choose another cluster name"
             ),
             UnsafeBecause::SecondKey { member } => format!(
-                "somebody may be answering in the place of {member}: look who listens at its address; if the machine was \
-                 only made anew, destroy it and let quorate create it again"
+                "look who listens at the address of {member} before anything else; if its machine was only made anew \
+                 outside quorate and holds nothing, remove it by hand"
             ),
             UnsafeBecause::OlderLedger { .. } => String::from(
                 "bring back the newer ledger with `quorate ledger import`; if it is gone for good, `quorate apply \
@@ -118,11 +140,21 @@ impl UnsafeBecause {
                 "quorate never removes data that it did not make: move the data directory of {member} away by hand"
             ),
             UnsafeBecause::LostData { member } => format!(
-                "put the disk of {member} back if it still exists; the others keep serving while they have a quorum. An \
-                 empty disk is never started as a new cluster"
+                "put the disk of {member} back if it still exists: an empty one is never started as a new cluster, and other \
+                 members go on serving while they have a quorum; where everything is lost, `quorate destroy` and `quorate \
+                 apply` begin anew"
+            ),
+            UnsafeBecause::LostMachine { member } => format!(
+                "bring the machine of {member} back if it still exists: this version of quorate does not replace members, and \
+                 other members go on serving while they have a quorum; where everything is lost, `quorate destroy` and \
+                 `quorate apply` begin anew"
+            ),
+            UnsafeBecause::ClientsWrote { .. } => String::from(
+                "if there is a newer ledger, bring it back with `quorate ledger import`; if nothing of the data is needed, \
+                 `quorate destroy` and `quorate apply` begin anew",
             ),
             UnsafeBecause::OtherFormation { member, .. } => {
-                format!("stop etcd on {member}: it is not part of this cluster, and its data must not be mixed in")
+                format!("stop etcd on {member} where it runs: its data is of something else and must not be mixed in")
             }
             UnsafeBecause::MembersDiffer { .. } => String::from(
                 "put the members of the spec back to those of the running cluster: this version of quorate forms \
@@ -162,6 +194,11 @@ impl fmt::Display for UnsafeBecause {
                 "an agent with another key answers in the place of {member}: the enrolment token was used by a first one \
                  before"
             ),
+            UnsafeBecause::OlderLedger { member, what, ledger, agent } if ledger == agent => write!(
+                f,
+                "the agent of {member} holds something else under {what} {agent} than the ledger wants to send: this \
+                 ledger is older than the cluster"
+            ),
             UnsafeBecause::OlderLedger { member, what, ledger, agent } => write!(
                 f,
                 "the agent of {member} remembers {what} {agent}, and the ledger only {ledger}: this ledger is older than \
@@ -177,8 +214,16 @@ impl fmt::Display for UnsafeBecause {
                 f,
                 "the data directory of {member} is empty, and the cluster was formed with data in it: its disk was lost"
             ),
+            UnsafeBecause::LostMachine { member } => {
+                write!(f, "the machine of {member} is gone, and with it the data that the cluster was formed with")
+            }
+            UnsafeBecause::ClientsWrote { member, revision } => write!(
+                f,
+                "etcd on {member} is at revision {revision}: clients have written to it, and this ledger knows of no formed \
+                 cluster, so beginning again would lose what they wrote"
+            ),
             UnsafeBecause::OtherFormation { member, found, ours } => {
-                write!(f, "{member} belongs to formation {found}, and this cluster is {ours}")
+                write!(f, "{member} belongs to {found}, and this cluster is {ours}")
             }
             UnsafeBecause::MembersDiffer { added, removed } => {
                 write!(f, "the cluster is formed, and the spec now has other members")?;

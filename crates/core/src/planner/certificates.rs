@@ -68,9 +68,9 @@ fn fault(
         return (certificate.fingerprint != *brought)
             .then(|| format!("the {name} certificate on {member} is not the one that was brought"));
     }
-    let authority = match of {
-        CertificateUse::Agent => &wish.control_authority,
-        CertificateUse::Member | CertificateUse::Root => &wish.etcd_authority,
+    let (authority, authority_ends) = match of {
+        CertificateUse::Agent => (&wish.control_authority, wish.control_authority_ends),
+        CertificateUse::Member | CertificateUse::Root => (&wish.etcd_authority, wish.etcd_authority_ends),
     };
     if certificate.authority_key_id != *authority {
         return Some(format!("the {name} certificate of {member} is signed by another CA"));
@@ -85,13 +85,17 @@ fn fault(
         }
     }
     let left = certificate.not_after.duration_since(seen.now);
-    (left <= wish.renew_before).then(|| {
+    // Where the CA itself ends, a new certificate would end no later than this one.
+    let gains = authority_ends.is_none_or(|ends| certificate.not_after < ends);
+    (gains && left <= wish.renew_before).then(|| {
         let days = left.as_hours() / 24;
         let window = wish.renew_before.as_hours() / 24;
         if left <= SignedDuration::ZERO {
             format!("the {name} certificate of {member} has expired")
         } else {
-            format!("the {name} certificate of {member} has {days} days left, and is renewed {window} days before")
+            format!(
+                "the {name} certificate of {member} has {days} days left, and is renewed {window} days before its end"
+            )
         }
     })
 }

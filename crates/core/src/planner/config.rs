@@ -1,6 +1,6 @@
 //! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be.
 
-use super::{Action, Decision, UnsafeBecause, facts, safety};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
 use crate::model::{
     BinarySeen, Desired, DesiredMember, EtcdStatus, Facts, Formation, MemberName, Observation, ServiceState,
 };
@@ -25,15 +25,17 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 Action::PushConfig { member: member.clone(), generation: wish.generation },
                 match found {
                     None => format!("{member} has no node config yet"),
-                    Some((generation, _)) => format!("{member} holds generation {generation} and the wish has changed"),
+                    Some((generation, _)) => {
+                        format!("{member} holds generation {generation}, and the spec asks for something else now")
+                    }
                 },
             ),
         }
     }
 }
 
-/// Restarts, one after another, the members whose etcd runs with older inputs: followers first, the leader last and
-/// only after it has handed over.
+/// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
+/// heal it; then followers; the leader last and only after it has handed over.
 pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if !matches!(desired.formation, Formation::Formed { .. }) || !decision.steps.is_empty() {
         return;
@@ -41,25 +43,39 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
     let leads = |member: &MemberName| status(seen, member).is_some_and(|s| s.leader == s.member_id);
-    let Some(next) = behind.iter().find(|m| !leads(m)).or(behind.first()) else { return };
+    let unwell = |member: &MemberName| !facts(seen, member).is_some_and(safety::is_healthy_voter);
+    let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
+    let Some(next) = first.or(behind.first()) else { return };
     if decision.has_business_with(next) {
         return;
     }
-    if let Err(because) = safety::may_disturb(desired, seen, next) {
-        return decision.block(because);
-    }
     let safety::Voters { all, healthy } = safety::voters(desired, seen);
+    match safety::may_disturb(desired, seen, next) {
+        Ok(()) => {}
+        // Somebody is on the way back: that needs time, not the operator.
+        Err(UnsafeBecause::Quorum { .. }) if !decision.waiting.is_empty() => {
+            return decision.wait(WaitingFor::Turn { member: (*next).clone(), voters: all, healthy });
+        }
+        Err(because) => return decision.block(because),
+    }
     if leads(next)
+        && !unwell(next)
         && let Some((to, to_id)) = successor(desired, seen, next)
     {
         let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
-    let why = format!(
-        "its settings changed; {next} is a voter and {healthy} of {all} are healthy: {} remain, quorum is {}",
-        healthy - 1,
-        safety::quorum(all)
-    );
+    let quorum = safety::quorum(all);
+    let why = if unwell(next) {
+        format!("its settings changed; {next} is not healthy, so its restart takes nothing away and may heal it")
+    } else if healthy - 1 < quorum {
+        String::from("its settings changed; the cluster is down meanwhile, as the operator allowed")
+    } else {
+        let remain = healthy - 1;
+        format!(
+            "its settings changed; {next} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}"
+        )
+    };
     decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
 }
 

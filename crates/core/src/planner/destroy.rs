@@ -1,9 +1,12 @@
 //! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
 
-use super::{Action, Decision, WaitingFor, machines};
-use crate::model::{Desired, Observation, Seen};
+use super::{Action, Decision, WaitingFor, machines, safety};
+use crate::model::{Desired, Destruction, Observation, Seen};
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(super) fn decide(desired: &Desired, word: Destruction, seen: &Observation, decision: &mut Decision) {
+    if let Err(because) = safety::may_destroy(desired, word) {
+        return decision.block(because);
+    }
     let found = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),

@@ -1,7 +1,7 @@
 //! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Desired, DesiredMember, MemberName, Observation, Seen};
+use crate::model::{AgentSeen, Desired, DesiredMember, Formation, MemberName, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
@@ -9,10 +9,12 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             continue;
         }
         match seen.agents.get(member) {
+            // Nobody knows where to ask while the provider does not tell; that is waited for already.
+            None if seen.machines.get().is_none() => {}
             None => wait(decision, member, "it was not asked yet"),
             Some(Seen::Unreachable { why, .. }) => wait(decision, member, why),
             Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
-                unenrolled(seen, decision, member, wish, public_key)
+                unenrolled(desired, seen, decision, member, wish, public_key)
             }
             Some(Seen::At(_, AgentSeen::Enrolled(facts))) => {
                 if let Err(because) = safety::ledger_is_current(desired, member, facts) {
@@ -23,7 +25,20 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
-fn unenrolled(seen: &Observation, decision: &mut Decision, member: &MemberName, wish: &DesiredMember, key: &str) {
+fn unenrolled(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    member: &MemberName,
+    wish: &DesiredMember,
+    key: &str,
+) {
+    let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
+    let formed = matches!(desired.formation, Formation::Formed { .. });
+    // A cluster is formed of enrolled agents only, so this one is another, and its machine may hold data.
+    if bound.is_some_and(|bound| bound != key) || (formed && bound.is_none()) {
+        return decision.block(UnsafeBecause::SecondKey { member: member.clone() });
+    }
     let destroy = Action::DestroyMachine { member: member.clone() };
     let Some(enrolment) = &wish.enrolment else {
         return decision.step(
@@ -31,17 +46,16 @@ fn unenrolled(seen: &Observation, decision: &mut Decision, member: &MemberName, 
             "its agent was never enrolled and the ledger holds no token for it: it is made anew, and holds nothing",
         );
     };
-    match &enrolment.bound_key {
-        Some(bound) if bound != key => decision.block(UnsafeBecause::SecondKey { member: member.clone() }),
-        None if enrolment.expires <= seen.now => decision.step(
+    if bound.is_none() && enrolment.expires <= seen.now {
+        return decision.step(
             destroy,
             "its enrolment token expired before it was used: the machine is made anew, and holds nothing",
-        ),
-        _ => decision.step(
-            Action::Enrol { member: member.clone() },
-            format!("the agent of {member} answers and has no certificate yet"),
-        ),
+        );
     }
+    decision.step(
+        Action::Enrol { member: member.clone() },
+        format!("the agent of {member} answers and has no certificate yet"),
+    );
 }
 
 fn wait(decision: &mut Decision, member: &MemberName, why: &str) {

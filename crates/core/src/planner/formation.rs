@@ -4,6 +4,7 @@
 //! that went wrong is answered by wiping all and beginning again under a new token; afterwards an empty disk is never
 //! a beginning.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::safety::{self, DataVerdict};
@@ -22,8 +23,25 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
+/// The wish without the members that the formed cluster does not have: nothing is made for one that may not join.
+pub(super) fn members_as_formed<'a>(desired: &'a Desired, decision: &mut Decision) -> Cow<'a, Desired> {
+    let Formation::Formed { members, .. } = &desired.formation else { return Cow::Borrowed(desired) };
+    if members.keys().eq(desired.members.keys()) {
+        return Cow::Borrowed(desired);
+    }
+    let added = desired.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
+    let removed = members.keys().filter(|m| !desired.members.contains_key(*m)).cloned().collect();
+    decision.block(UnsafeBecause::MembersDiffer { added, removed });
+    let mut narrowed = desired.clone();
+    narrowed.members.retain(|m, _| members.contains_key(m));
+    Cow::Owned(narrowed)
+}
+
 /// Nothing was begun: clean up what an abandoned formation left, and begin when every member is ready and empty.
 fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if let Err(because) = safety::no_client_wrote(desired, seen) {
+        return decision.block(because);
+    }
     let mut members = BTreeMap::new();
     for member in desired.members.keys() {
         let Some(facts) = ready(seen, decision, member) else { continue };
@@ -36,10 +54,11 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     }
     if members.len() == desired.members.len() {
         let token = desired.next_token.clone();
-        let why = format!(
-            "{} are ready and empty; from here on only this token may say `new`",
-            count(members.len(), "member", "members")
-        );
+        let ready = match members.len() {
+            1 => String::from("the only member is"),
+            all => format!("all {all} members are"),
+        };
+        let why = format!("{ready} ready and empty; from here on only this token may say `new`");
         decision.step(Action::RecordForming { token, members }, why);
     }
 }
@@ -53,7 +72,10 @@ fn form(
     members: &BTreeMap<MemberName, FormingMember>,
 ) {
     if let Some(why) = broken(desired, seen, token, members) {
-        return decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+        return match safety::no_client_wrote(desired, seen) {
+            Ok(()) => decision.step(Action::AbandonFormation { token: token.to_owned() }, why),
+            Err(because) => decision.block(because),
+        };
     }
     for member in desired.members.keys() {
         let Some(facts) = ready(seen, decision, member) else { return };
@@ -90,7 +112,13 @@ fn broken(
             return Some(format!("{member} has another address than when the formation began"));
         }
         let lost = safety::judge_data(desired, member, Some(token), facts) == DataVerdict::Lost;
-        lost.then(|| format!("{member} lost the data of this formation, and with it its votes"))
+        lost.then(|| match &facts.etcd.service {
+            ServiceState::BackingOff { last_exit, .. } => format!(
+                "etcd on {member} ended without leaving data ({}: {}), and may have forgotten its votes",
+                last_exit.how, last_exit.last_words
+            ),
+            _ => format!("{member} lost the data of this formation, and with it its votes"),
+        })
     })
 }
 
@@ -132,8 +160,11 @@ fn record_formed(desired: &Desired, seen: &Observation, decision: &mut Decision)
     let ids: BTreeSet<u64> = statuses.iter().map(|s| s.cluster_id).collect();
     let all = desired.members.len();
     if let (Some(id), 1, true) = (ids.first(), ids.len(), statuses.len() == all) {
-        let why =
-            format!("{all} of {all} voters are healthy and agree that they are one cluster; clients may write now");
+        let healthy = match all {
+            1 => String::from("the only voter is healthy"),
+            _ => format!("{all} of {all} voters are healthy and agree that they are one cluster"),
+        };
+        let why = format!("{healthy}; clients may write from now on");
         decision.step(Action::RecordFormed { etcd_cluster_id: *id }, why);
     } else if let Some((member, _)) = desired.members.first_key_value() {
         let why = String::from("the members do not agree yet which cluster they are");
@@ -150,25 +181,17 @@ fn keep(
     etcd_cluster_id: u64,
     members: &BTreeMap<MemberName, FormingMember>,
 ) {
-    let formed: BTreeSet<&MemberName> = members.keys().collect();
-    let wanted: BTreeSet<&MemberName> = desired.members.keys().collect();
-    if formed != wanted {
-        let names =
-            |a: &BTreeSet<&MemberName>, b: &BTreeSet<&MemberName>| a.difference(b).map(|m| (*m).clone()).collect();
-        let (added, removed) = (names(&wanted, &formed), names(&formed, &wanted));
-        decision.block(UnsafeBecause::MembersDiffer { added, removed });
-    }
     for member in members.keys().filter(|m| desired.members.contains_key(*m)) {
         let Some(facts) = ready(seen, decision, member) else { continue };
         match safety::judge_data(desired, member, Some(token), facts) {
-            DataVerdict::MayGoOn => keep_running(desired, decision, member, facts, etcd_cluster_id),
+            DataVerdict::MayGoOn => keep_running(decision, member, facts, etcd_cluster_id),
             DataVerdict::MayBeginAsNew | DataVerdict::Lost => {
                 decision.block(UnsafeBecause::LostData { member: member.clone() });
             }
             DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
                 member: member.clone(),
-                found: stamp.token,
-                ours: token.to_owned(),
+                found: format!("formation {}", stamp.token),
+                ours: format!("formation {token}"),
             }),
             DataVerdict::Foreign(found) => {
                 decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
@@ -177,7 +200,7 @@ fn keep(
     }
 }
 
-fn keep_running(desired: &Desired, decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64) {
+fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64) {
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => decision.step_expecting(
             Action::StartEtcd { member: member.clone(), bootstrap: None },
@@ -186,8 +209,8 @@ fn keep_running(desired: &Desired, decision: &mut Decision, member: &MemberName,
         ),
         (_, Some(status)) if status.cluster_id != cluster_id => decision.block(UnsafeBecause::OtherFormation {
             member: member.clone(),
-            found: format!("of etcd cluster {:x}", status.cluster_id),
-            ours: format!("{:x} ({})", cluster_id, desired.cluster),
+            found: format!("etcd cluster {:x}", status.cluster_id),
+            ours: format!("etcd cluster {cluster_id:x}"),
         }),
         _ => wait_for_etcd(decision, member, facts),
     }
@@ -239,8 +262,4 @@ fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Opt
     let address = seen.machines.get()?.get(member)?.address;
     let peer_url = format!("https://{address}:{PEER_PORT}");
     Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url }))
-}
-
-fn count(n: usize, one: &str, many: &str) -> String {
-    format!("{n} {}", if n == 1 { one } else { many })
 }

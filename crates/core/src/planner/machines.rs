@@ -1,7 +1,7 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor};
-use crate::model::{Desired, MachineSeen, MemberName, Observation, Power, Seen};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
+use crate::model::{AgentSeen, Desired, Formation, MachineSeen, MemberName, Observation, Power, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
@@ -10,6 +10,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
+            None if safety::held_data(desired, member) => {
+                decision.block(UnsafeBecause::LostMachine { member: member.clone() });
+            }
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation },
                 format!("{member} is in the spec and has no machine"),
@@ -18,6 +21,38 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(machine) if machine.power == Power::Off => decision
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
             Some(_) => {}
+        }
+    }
+}
+
+/// While no client can have written, a member that the spec no longer names leaves nothing behind.
+pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Some(machines) = seen.machines.get() else { return };
+    if matches!(desired.formation, Formation::Formed { .. }) {
+        return;
+    }
+    let ours = |m: &&MemberName| machines.get(*m).is_some_and(|machine| is_ours(desired, machine));
+    for member in desired.leftover.iter().filter(ours) {
+        if let Some(because) = facts(seen, member).and_then(|f| safety::fence_is_current(desired, member, f).err()) {
+            decision.block(because);
+            continue;
+        }
+        match seen.agents.get(member) {
+            Some(Seen::At(_, AgentSeen::Enrolled(_) | AgentSeen::Unenrolled { .. })) => decision.step(
+                Action::DestroyMachine { member: member.clone() },
+                format!("the spec no longer names {member}, and no client has written to the cluster yet"),
+            ),
+            _ if machines[member].power == Power::Off => decision.step(
+                Action::StartMachine { member: member.clone() },
+                format!("the spec no longer names {member}: its machine goes once it is seen what it holds"),
+            ),
+            Some(Seen::Unreachable { why, .. }) => {
+                decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
+            }
+            None => {
+                let why = String::from("it was not asked yet");
+                decision.wait(WaitingFor::Agent { member: member.clone(), why });
+            }
         }
     }
 }

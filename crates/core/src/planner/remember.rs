@@ -29,7 +29,8 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
         Action::AbandonFormation { token } => abandon(ledger, token),
         Action::RecordFormed { etcd_cluster_id } => formed(ledger, *etcd_cluster_id),
         Action::Auth { op: AuthOp::AddUser { user }, .. } => {
-            own(ledger, desired, user);
+            let made = OwnedUser { password: password(desired, user), adopted: false };
+            ledger.auth.users.insert(user.clone(), made);
             true
         }
         Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.auth.roles.insert(role.clone()),
@@ -48,7 +49,8 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
             true
         }
         Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
-            own(ledger, desired, user);
+            let known = OwnedUser { password: None, adopted: true };
+            ledger.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);
             true
         }
         Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.auth.users.remove(user).is_some(),
@@ -57,10 +59,8 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
     }
 }
 
-/// From now on the user is ours to change and to remove.
-fn own(ledger: &mut Ledger, desired: &Desired, user: &str) {
-    let password = desired.auth.as_ref().and_then(|a| a.users.get(user)).and_then(|u| u.password.clone());
-    ledger.auth.users.insert(user.to_owned(), OwnedUser { password });
+fn password(desired: &Desired, user: &str) -> Option<String> {
+    desired.auth.as_ref()?.users.get(user)?.password.clone()
 }
 
 fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::blocked::UnsafeBecause;
 use super::facts;
-use crate::model::{DataSeen, Desired, Facts, Formation, MemberName, Observation, Stamp};
+use crate::model::{DataSeen, Desired, Destruction, Facts, Formation, MemberName, Observation, ServiceState, Stamp};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -41,6 +41,9 @@ impl fmt::Display for Rule {
     }
 }
 
+/// The revision of an etcd that no client has written to.
+const UNWRITTEN: u64 = 1;
+
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
@@ -58,10 +61,15 @@ pub struct Voters {
     pub healthy: usize,
 }
 
-/// Counts voters. A member that could not be seen counts as a voter and not as healthy.
+/// Counts voters: those that the cluster was formed with, whatever the spec says by now. One that could not be seen
+/// counts as a voter and not as healthy.
 pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
-    let healthy = desired.members.keys().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
-    Voters { all: desired.members.len(), healthy }
+    let members: Vec<&MemberName> = match &desired.formation {
+        Formation::Formed { members, .. } => members.keys().collect(),
+        Formation::Unformed | Formation::Forming { .. } => desired.members.keys().collect(),
+    };
+    let healthy = members.iter().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
+    Voters { all: members.len(), healthy }
 }
 
 pub fn is_healthy_voter(facts: &Facts) -> bool {
@@ -97,10 +105,34 @@ pub fn judge_data(desired: &Desired, member: &MemberName, token: Option<&str>, s
         DataSeen::Unstamped => DataVerdict::Foreign(String::from("nothing says whose it is")),
         DataSeen::Empty => match &seen.etcd.last_started {
             None => DataVerdict::MayBeginAsNew,
+            // A fresh etcd takes a moment until its data is on disk.
+            Some(stamp) if present(stamp) && is_running(seen) => DataVerdict::MayGoOn,
             Some(stamp) if present(stamp) => DataVerdict::Lost,
             Some(stamp) => DataVerdict::Leftover(stamp.clone()),
         },
     }
+}
+
+/// Rule 5: whether this member was part of the formed cluster, so that a machine without its data is no beginning.
+pub fn held_data(desired: &Desired, member: &MemberName) -> bool {
+    matches!(&desired.formation, Formation::Formed { members, .. } if members.contains_key(member))
+}
+
+/// Rule 7 again: an etcd that was written to shows that the ledger, which knows of no formed cluster, is not the latest.
+/// Nothing is wiped on the word of such a ledger.
+pub fn no_client_wrote(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+    let wrote = |member: &MemberName| {
+        let revision = facts(seen, member)?.etcd.status.as_ref()?.revision;
+        (revision > UNWRITTEN).then(|| (member.clone(), revision))
+    };
+    match desired.members.keys().find_map(wrote) {
+        None => Ok(()),
+        Some((member, revision)) => Err(UnsafeBecause::ClientsWrote { member, revision }),
+    }
+}
+
+fn is_running(facts: &Facts) -> bool {
+    matches!(facts.etcd.service, ServiceState::Running { .. })
 }
 
 /// Rule 7 for what is left of formations: only while the cluster was never formed can no client have written.
@@ -108,27 +140,51 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
     !matches!(formation, Formation::Formed { .. })
 }
 
-/// Rules 3, 8 and 9: may this member be taken out for a restart now?
+/// Rule 7 for the whole cluster: once clients may have written, the word that it goes is not yet the word that no
+/// backup is needed.
+pub fn may_destroy(desired: &Desired, word: Destruction) -> Result<(), UnsafeBecause> {
+    match (&desired.formation, word) {
+        (Formation::Formed { .. }, Destruction::BackupMissing) => Err(UnsafeBecause::NoBackup),
+        _ => Ok(()),
+    }
+}
+
+/// Rules 3, 8 and 9: may this member be taken out for a restart now? All others must be healthy; it need not be so itself,
+/// since the restart may be what heals it.
 pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = voters(desired, seen);
-    if healthy < all {
+    let itself = usize::from(facts(seen, member).is_some_and(is_healthy_voter));
+    let others = healthy - itself;
+    if others < all - 1 {
         return Err(UnsafeBecause::Quorum { member: member.clone(), voters: all, healthy, quorum: quorum(all) });
     }
-    if healthy - 1 < quorum(all) && !desired.downtime {
+    if healthy >= quorum(all) && others < quorum(all) && !desired.downtime {
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
 }
 
+/// Rule 11: an agent that has obeyed a later controller shows that this ledger is not the latest.
+pub fn fence_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let (ledger, agent) = (desired.fence, facts.fence);
+    if agent <= ledger {
+        return Ok(());
+    }
+    Err(UnsafeBecause::OlderLedger { member: member.clone(), what: "fencing number", ledger, agent })
+}
+
 /// Rule 11: a ledger that knows less than the agents is not the one that led them here.
 pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    fence_is_current(desired, member, facts)?;
     let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
-    if facts.fence > desired.fence {
-        return Err(older("fencing number", desired.fence, facts.fence));
-    }
     let recorded = desired.members.get(member).map_or(0, |m| m.generation);
-    match facts.node_config {
-        Some((generation, _)) if generation > recorded => Err(older("generation", recorded, generation)),
+    let digest = desired.members.get(member).map(|m| &m.digest);
+    match &facts.node_config {
+        Some((generation, _)) if *generation > recorded => Err(older("generation", recorded, *generation)),
+        // The agent would refuse it: other content under a generation that it holds already.
+        Some((generation, held)) if *generation == recorded && Some(held) != digest => {
+            Err(older("generation", recorded, *generation))
+        }
         _ => Ok(()),
     }
 }

@@ -38,7 +38,7 @@ pub struct Wish<'a> {
 }
 
 impl Wish<'_> {
-    fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
+    pub fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
         desire(self.spec, ledger, self.brought, self.arch, token_suffix)
     }
 }
@@ -54,12 +54,11 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
             return Plan { steps, end: decision };
         }
         for step in decision.steps {
-            let forgotten = step.action == Action::ForgetCluster;
             world.perform(&desired, &step.action);
             steps.push(step);
-            if forgotten {
-                return Plan { steps, end: Decision::default() };
-            }
+        }
+        if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
+            return Plan { steps, end: Decision::default() };
         }
     }
     let desired = wish.desire(&world.ledger, "…");
@@ -72,13 +71,15 @@ pub struct World {
     pub ledger: Ledger,
     pub now: Timestamp,
     pub machines: BTreeMap<MemberName, SimMachine>,
-    pub auth: AuthSeen,
+    /// What a healthy member would tell of users and roles.
+    pub auth: AuthLook,
     /// Set while the provider does not answer.
     provider_away: Option<String>,
     /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
     touched: bool,
     leader: Option<MemberName>,
-    made: u64,
+    /// etcd's own numbers of the members, where they were seen.
+    ids: BTreeMap<MemberName, u64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -121,11 +122,26 @@ impl World {
                 }
             }
         }
-        let looks = world.machines.values().filter_map(|m| m.facts()?.etcd.status.as_ref());
-        let found =
-            looks.filter_map(|s| if let AuthLook::Seen(auth) = &s.auth { Some(auth.clone()) } else { None }).next();
-        world.auth = found.unwrap_or_default();
+        world.take_up_etcd();
         world
+    }
+
+    /// What the etcds that answered tell of the cluster as a whole.
+    fn take_up_etcd(&mut self) {
+        let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
+        let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
+        let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(name, _)| (*name).clone());
+        let ids = answers.iter().map(|(name, s)| ((*name).clone(), s.member_id)).collect();
+        let looks = || answers.iter().map(|(_, s)| &s.auth);
+        let seen = looks().find(|look| matches!(look, AuthLook::Seen(_)));
+        let look = seen.or_else(|| looks().find(|look| matches!(look, AuthLook::Failed { .. }))).cloned();
+        let unseen = match self.ledger.formation {
+            Formation::Formed { .. } => AuthLook::NotAsked,
+            Formation::Unformed | Formation::Forming { .. } => AuthLook::Seen(AuthSeen::default()),
+        };
+        self.auth = look.unwrap_or(unseen);
+        self.leader = leader;
+        self.ids = ids;
     }
 
     /// A world with nothing in it.
@@ -134,11 +150,11 @@ impl World {
             ledger,
             now,
             machines: BTreeMap::new(),
-            auth: AuthSeen::default(),
+            auth: AuthLook::Seen(AuthSeen::default()),
             provider_away: None,
             touched: false,
             leader: None,
-            made: 0,
+            ids: BTreeMap::new(),
         }
     }
 
@@ -182,22 +198,37 @@ impl World {
         let healthy = running.len() >= safety::quorum(all.len()) && all.contains(member);
         let leads = self.leader.as_ref().filter(|l| running.contains(l)).or(running.first().copied());
         Some(EtcdStatus {
-            member_id: id(member.as_str()),
-            cluster_id: id(&stamp.token),
-            leader: leads.filter(|_| healthy).map_or(0, |l| id(l.as_str())),
+            member_id: self.id(member),
+            cluster_id: self.cluster_id(&stamp.token),
+            leader: leads.filter(|_| healthy).map_or(0, |l| self.id(l)),
             is_learner: false,
             healthy,
-            version: facts.wanted_version(),
+            version: facts.version_there(),
             db_size: 0,
             db_size_in_use: 0,
             raft_term: 2,
             raft_index: 10,
             raft_applied_index: 10,
             revision: 1,
-            members: all.iter().map(entry).collect(),
+            members: all.iter().map(|m| self.entry(m)).collect(),
             alarms: Vec::new(),
-            auth: AuthLook::Seen(self.auth.clone()),
+            auth: self.auth.clone(),
         })
+    }
+
+    fn id(&self, member: &MemberName) -> u64 {
+        self.ids.get(member).copied().unwrap_or_else(|| number_for(member.as_str()))
+    }
+
+    fn cluster_id(&self, token: &str) -> u64 {
+        match &self.ledger.formation {
+            Formation::Formed { token: formed, etcd_cluster_id, .. } if formed == token => *etcd_cluster_id,
+            _ => number_for(token),
+        }
+    }
+
+    fn entry(&self, member: &MemberName) -> MemberEntry {
+        MemberEntry { id: self.id(member), name: member.to_string(), peer_urls: Vec::new(), is_learner: false }
     }
 
     /// The members whose etcd runs on data of this formation.
@@ -234,17 +265,26 @@ impl World {
             Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(*kind)),
             Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation),
             Action::StartMachine { member } => self.start(desired, member),
-            Action::StopMachine { member } => self.power(member, Power::Off),
-            Action::DestroyMachine { member } => drop(self.machines.remove(member)),
-            Action::Enrol { member } => self.enrol(member),
+            Action::StopMachine { member } => {
+                self.touched = true;
+                self.power(member, Power::Off);
+            }
+            Action::DestroyMachine { member } => {
+                self.touched = true;
+                self.machines.remove(member);
+            }
+            Action::Enrol { member } => self.enrol(desired, member),
             Action::InstallCertificates { member, uses } => self.install(desired, member, uses),
             Action::PushConfig { member, generation } => self.push(desired, member, *generation),
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
-            Action::StopEtcd { member } => self.on(member, |facts| {
-                facts.etcd.service = ServiceState::Stopped;
-                facts.etcd.peer_serving = false;
-            }),
+            Action::StopEtcd { member } => {
+                self.touched = true;
+                self.on(member, |facts| {
+                    facts.etcd.service = ServiceState::Stopped;
+                    facts.etcd.peer_serving = false;
+                });
+            }
             Action::WipeData { member, .. } => self.on(member, |facts| {
                 facts.etcd.data = DataSeen::Empty;
                 facts.etcd.last_started = None;
@@ -255,7 +295,9 @@ impl World {
             }
             Action::Auth { op, .. } => {
                 self.touched = true;
-                change_auth(&mut self.auth, op);
+                if let AuthLook::Seen(auth) = &mut self.auth {
+                    change_auth(auth, op);
+                }
             }
             Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
@@ -283,37 +325,53 @@ impl World {
     }
 
     fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64) {
-        self.made += 1;
+        let number = self.free_number();
         let pinned = desired.members.get(member).and_then(|m| m.address);
-        let number = u8::try_from(self.made % 250).unwrap_or(0);
         let seen = MachineSeen {
             cluster_id: desired.cluster_id.clone(),
             incarnation,
             power: Power::On,
-            address: pinned.unwrap_or(IpAddr::V4(Ipv4Addr::new(127, 64, 0, number + 1))),
+            address: pinned.unwrap_or(imagined_address(number)),
         };
-        let agent = SimAgent::Fresh { public_key: format!("key-{}", self.made) };
+        let agent = SimAgent::Fresh { public_key: format!("key-{number}") };
         self.machines.insert(member.clone(), SimMachine { seen, agent });
         let expires = self.now + SignedDuration::from_hours(1);
         let record = self.ledger.members.entry(member.clone()).or_default();
         record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
     }
 
+    /// A number for a new machine that neither a machine nor the present formation knows.
+    fn free_number(&self) -> u8 {
+        let begun = match &self.ledger.formation {
+            Formation::Unformed => None,
+            Formation::Forming { members, .. } | Formation::Formed { members, .. } => Some(members),
+        };
+        let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
+        let there = |n: u8| self.machines.values().any(|m| m.seen.address == imagined_address(n));
+        (1..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX)
+    }
+
     /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.
     fn start(&mut self, desired: &Desired, member: &MemberName) {
+        self.touched = true;
         self.power(member, Power::On);
+        self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
             machine.agent = SimAgent::Enrolled(Box::new(remembered));
-            if let Some(wish) = desired.auth.as_ref().filter(|_| !self.auth.enabled) {
-                self.auth = as_wished(wish);
-            }
+        }
+    }
+
+    /// Users and roles of a formed cluster that could not be asked: taken to be as they were left, that is, as wished.
+    fn remember_auth(&mut self, desired: &Desired) {
+        if let (AuthLook::NotAsked, Some(wish)) = (&self.auth, &desired.auth) {
+            self.auth = AuthLook::Seen(as_wished(wish));
         }
     }
 
     fn remembered(&self, desired: &Desired, member: &MemberName) -> Facts {
-        let mut facts = blank(&format!("machine-of-{member}"));
+        let mut facts = blank("");
         let Some(wish) = desired.members.get(member) else { return facts };
         let record = self.ledger.members.get(member).cloned().unwrap_or_default();
         if record.generation > 0 {
@@ -351,14 +409,17 @@ impl World {
         }
     }
 
-    fn enrol(&mut self, member: &MemberName) {
+    fn enrol(&mut self, desired: &Desired, member: &MemberName) {
         let Some(machine) = self.machines.get_mut(member) else { return };
+        let own = certificate(desired, self.now, member, machine, CertificateUse::Agent);
         if let SimAgent::Fresh { public_key } = &machine.agent {
             let record = self.ledger.members.entry(member.clone()).or_default();
             if let Some(enrolment) = &mut record.enrolment {
                 enrolment.bound_key = Some(public_key.clone());
             }
-            machine.agent = SimAgent::Enrolled(Box::new(blank(&format!("machine-{public_key}"))));
+            let mut facts = blank(&format!("machine-of-{public_key}"));
+            facts.certificates.insert(CertificateUse::Agent, own);
+            machine.agent = SimAgent::Enrolled(Box::new(facts));
         }
     }
 
@@ -379,6 +440,7 @@ impl World {
 
     fn start_etcd(&mut self, desired: &Desired, member: &MemberName, bootstrap: Option<&Stamp>) {
         self.touched = true;
+        self.remember_auth(desired);
         let digest = desired.members.get(member).map(|m| m.etcd_digest.clone()).unwrap_or_default();
         self.on(member, |facts| {
             facts.etcd.service = running(digest);
@@ -407,12 +469,20 @@ impl SimMachine {
 }
 
 impl Facts {
-    fn wanted_version(&self) -> String {
+    fn version_there(&self) -> String {
         match &self.etcd.binary {
             BinarySeen::Version(version) => version.clone(),
             BinarySeen::Unasked | BinarySeen::Missing { .. } => String::new(),
         }
     }
+}
+
+fn imagined_address(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(127, 64, 0, number))
+}
+
+fn imagined_machine(number: u8) -> String {
+    format!("machine-of-key-{number}")
 }
 
 fn running(digest: String) -> ServiceState {
@@ -451,6 +521,12 @@ fn certificate(
         CertificateUse::Root => wish.brought_root.as_ref(),
         CertificateUse::Agent => None,
     };
+    let authority_ends = match of {
+        CertificateUse::Agent => wish.control_authority_ends,
+        CertificateUse::Member | CertificateUse::Root => wish.etcd_authority_ends,
+    };
+    let ends = now.saturating_add(wish.validity).unwrap_or(Timestamp::MAX);
+    let ends = authority_ends.map_or(ends, |authority| ends.min(authority));
     CertificateSeen {
         fingerprint: brought.cloned().unwrap_or_default(),
         common_name: None,
@@ -460,7 +536,7 @@ fn certificate(
             CertificateUse::Member | CertificateUse::Root => wish.etcd_authority.clone(),
         },
         not_before: now,
-        not_after: now.saturating_add(wish.validity).unwrap_or(Timestamp::MAX),
+        not_after: ends,
         sans: super::certificates::sans(desired, member, &machine.seen),
         key_algorithm: String::new(),
     }
@@ -512,11 +588,7 @@ fn as_wished(wish: &AuthWish) -> AuthSeen {
     auth
 }
 
-fn entry(member: &MemberName) -> MemberEntry {
-    MemberEntry { id: id(member.as_str()), name: member.to_string(), peer_urls: Vec::new(), is_learner: false }
-}
-
 /// A number that stands for a name; never zero, which etcd uses for "none".
-fn id(name: &str) -> u64 {
+fn number_for(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) | 1
 }

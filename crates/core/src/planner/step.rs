@@ -137,7 +137,7 @@ impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Action::MakeSecrets { kinds } => {
-                write!(f, "make {}", list(kinds.iter().map(|k| secret_name(*k))))
+                write!(f, "put {} into the ledger", list(kinds.iter().map(|k| secret_name(*k))))
             }
             Action::CreateMachine { member, incarnation: 1 } => write!(f, "create the machine of {member}"),
             Action::CreateMachine { member, incarnation } => {
@@ -180,8 +180,8 @@ fn secret_name(kind: SecretKind) -> &'static str {
 }
 
 pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
-    let names = list(kinds.iter().map(|k| secret_name(*k)));
-    format!("the ledger does not hold {names} yet, and everything else rests on that")
+    let them = if kinds.len() == 1 { "it" } else { "them" };
+    format!("the ledger does not hold {them} yet, and everything else rests on {them}")
 }
 
 /// "a", "a and b", "a, b and c".

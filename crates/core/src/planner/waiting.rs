@@ -9,11 +9,32 @@ use crate::model::MemberName;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum WaitingFor {
-    Provider { why: String },
-    Agent { member: MemberName, why: String },
-    PeerPort { member: MemberName },
-    Health { member: MemberName, why: String },
-    EtcdToStay { member: MemberName, restarts: u32, how: String, last_words: String },
+    Provider {
+        why: String,
+    },
+    Agent {
+        member: MemberName,
+        why: String,
+    },
+    PeerPort {
+        member: MemberName,
+    },
+    Health {
+        member: MemberName,
+        why: String,
+    },
+    EtcdToStay {
+        member: MemberName,
+        restarts: u32,
+        how: String,
+        last_words: String,
+    },
+    /// The others are to be healthy before this member may be disturbed.
+    Turn {
+        member: MemberName,
+        voters: usize,
+        healthy: usize,
+    },
     AuthSight,
 }
 
@@ -24,7 +45,8 @@ impl WaitingFor {
             WaitingFor::Agent { member, .. }
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
-            | WaitingFor::EtcdToStay { member, .. } => Some(member),
+            | WaitingFor::EtcdToStay { member, .. }
+            | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
 }
@@ -39,6 +61,12 @@ impl fmt::Display for WaitingFor {
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {
                 write!(f, "etcd on {member} to stay up: it ended ({how}) and was restarted {restarts} times")?;
                 if last_words.is_empty() { Ok(()) } else { write!(f, "; its last words: {last_words}") }
+            }
+            WaitingFor::Turn { member, voters, healthy } => {
+                write!(
+                    f,
+                    "the others to be healthy, then {member} restarts: {healthy} of {voters} voters are healthy now"
+                )
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to tell its users and roles"),
         }

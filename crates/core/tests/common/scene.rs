@@ -1,0 +1,289 @@
+//! A cluster as a test sees it: the spec, the ledger, the last look, and a way to carry plans out with every step
+//! audited. The audit repeats the safety rules in its own words, so that a rule that is broken in the planner is not
+//! broken in the audit too.
+
+use std::collections::BTreeSet;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_core::model::{
+    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, DataSeen, Desired, Facts, Formation, Ledger, MemberName,
+    Observation, Power, Seen, ServiceState,
+};
+use quorate_core::planner::simulate::{Wish, World};
+use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts};
+
+/// More than any plan of these tests needs.
+const MOST_ROUNDS: usize = 100;
+pub const CLUSTER_ID: &str = "c1";
+
+/// Noon of the first day of the tests.
+pub fn the_present() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().expect("a time")
+}
+
+#[derive(Clone)]
+pub struct Scene {
+    pub spec: ClusterSpec,
+    pub brought: Brought,
+    pub ledger: Ledger,
+    pub seen: Observation,
+    /// How many plans were carried out; it ends the tokens of the next one.
+    applied: u32,
+}
+
+/// What came of carrying out a plan.
+pub struct Outcome {
+    pub steps: Vec<Step>,
+    pub end: Decision,
+    pub world: World,
+    pub rounds: Vec<Decision>,
+}
+
+impl Scene {
+    /// A cluster that was declared just now; nothing of it exists.
+    pub fn nothing(spec: ClusterSpec) -> Self {
+        let ledger = Ledger::new(CLUSTER_ID.to_owned(), spec.clone());
+        let seen = World::empty(ledger.clone(), the_present()).observe();
+        Scene { spec, brought: Brought::default(), ledger, seen, applied: 0 }
+    }
+
+    pub fn wish(&self) -> Wish<'_> {
+        Wish { spec: &self.spec, brought: &self.brought, arch: "amd64" }
+    }
+
+    pub fn desired(&self) -> Desired {
+        self.wish().desire(&self.ledger, &self.token_suffix())
+    }
+
+    pub fn decide(&self) -> Decision {
+        decide(&self.desired(), &self.seen)
+    }
+
+    /// Carries out all that is decided until nothing is left to do, and audits each step. Does not change the scene.
+    pub fn run(&self) -> Outcome {
+        self.run_until(|_| false)
+    }
+
+    /// The same, but stops before the first step for which `stop` holds.
+    pub fn run_until(&self, stop: impl Fn(&Step) -> bool) -> Outcome {
+        let mut world = World::imagine(self.ledger.clone(), self.seen.clone());
+        let (mut steps, mut rounds) = (Vec::new(), Vec::new());
+        for _ in 0..MOST_ROUNDS {
+            let desired = self.wish().desire(&world.ledger, &self.token_suffix());
+            let seen = world.observe();
+            let decision = decide(&desired, &seen);
+            rounds.push(decision.clone());
+            audit_decision(&desired, &seen, &decision);
+            if decision.steps.is_empty() || steps.last().is_some_and(forgets) {
+                return Outcome { steps, end: decision, world, rounds };
+            }
+            for step in decision.steps.clone() {
+                if stop(&step) {
+                    return Outcome { steps, end: decision, world, rounds };
+                }
+                audit_step(&desired, &world, &step);
+                world.perform(&desired, &step.action);
+                steps.push(step);
+            }
+        }
+        panic!("no end after {MOST_ROUNDS} rounds; the last steps: {}", last_words(&steps));
+    }
+
+    /// Makes what came of a plan the present state.
+    pub fn go_on_from(&mut self, outcome: &Outcome) {
+        self.applied += 1;
+        self.ledger = outcome.world.ledger.clone();
+        self.seen = outcome.world.observe();
+    }
+
+    pub fn settle(&mut self) {
+        let outcome = self.run();
+        assert!(outcome.end.settled(), "not settled: {:?}", outcome.end);
+        self.go_on_from(&outcome);
+    }
+
+    /// Random in earnest; here a letter per plan, so that two formations are told apart.
+    fn token_suffix(&self) -> String {
+        char::from(b'a' + u8::try_from(self.applied % 26).expect("a letter")).to_string()
+    }
+
+    pub fn facts_mut(&mut self, member: &MemberName) -> &mut Facts {
+        match self.seen.agents.get_mut(member) {
+            Some(Seen::At(_, AgentSeen::Enrolled(facts))) => facts,
+            other => panic!("{member} has no enrolled agent: {other:?}"),
+        }
+    }
+
+    pub fn hide(&mut self, member: &MemberName, why: &str) {
+        let unseen = Seen::Unreachable { since: self.seen.now, why: why.to_owned() };
+        self.seen.agents.insert(member.clone(), unseen);
+    }
+}
+
+/// A spec from the text below `name` and `members` of its only cluster.
+pub fn cluster(name: &str, members: usize, rest: &str) -> ClusterSpec {
+    let names: Vec<String> = (1..=members).map(|n| format!("{{name: etcd-{n}}}")).collect();
+    let head = format!("quorate: 1\nclusters:\n  - name: {name}\n    members: [{}]\n", names.join(", "));
+    let text = head + rest;
+    let document = Document::parse("cluster.yaml", &text).unwrap_or_else(|problems| panic!("{problems:?}\n{text}"));
+    let checked = document.spec(&HostFacts::default());
+    let mut spec = checked.spec.unwrap_or_else(|| panic!("{:?}\n{text}", checked.problems));
+    spec.clusters.remove(0)
+}
+
+fn forgets(step: &Step) -> bool {
+    step.action == Action::ForgetCluster
+}
+
+fn last_words(steps: &[Step]) -> String {
+    let last: Vec<String> = steps.iter().rev().take(8).map(|s| s.action.to_string()).collect();
+    last.join("; ")
+}
+
+/// What must hold of every decision, whatever the state.
+pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision) {
+    assert_eq!(*decision, decide(desired, seen), "the same look must lead to the same decision");
+    let restarts = decision.steps.iter().filter(|s| matches!(s.action, Action::RestartEtcd { .. })).count();
+    assert!(restarts <= 1, "one disturbance at a time: {decision:?}");
+    for step in &decision.steps {
+        assert!(!step.why.to_string().trim().is_empty(), "no reason: {step:?}");
+        if let Some(barred) =
+            decision.blocked.iter().find(|b| b.member().is_some() && b.member() == step.action.member())
+        {
+            assert!(matches!(step.action, Action::Auth { .. }), "{step:?} in spite of {barred}");
+        }
+    }
+    for because in &decision.blocked {
+        assert!(!because.remedy().is_empty() && !because.to_string().is_empty());
+    }
+}
+
+/// What must hold of every step when it is done in a world that is as it was seen.
+pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
+    let formed = matches!(world.ledger.formation, Formation::Formed { .. });
+    if let (Some(member), Precondition::Data(expected)) = (step.action.member(), &step.expects) {
+        let found = world.machines.get(member).and_then(|m| m.facts()).map(|f| &f.etcd.data);
+        assert_eq!(found, Some(expected), "{step:?}");
+    }
+    match &step.action {
+        Action::Auth { .. } => assert!(formed, "a client write before the formation is recorded: {step:?}"),
+        Action::WipeData { .. } | Action::RecordForming { .. } | Action::AbandonFormation { .. } => {
+            assert!(!formed, "after the formation: {step:?}");
+        }
+        Action::StartEtcd { bootstrap: Some(stamp), member } => {
+            let Formation::Forming { token, .. } = &world.ledger.formation else { panic!("`new` without a formation") };
+            assert_eq!(*token, stamp.token);
+            let facts = world.machines[member].facts().expect("an enrolled agent");
+            assert_eq!(facts.etcd.last_started, None, "`new` for the second time: {step:?}");
+            assert!(matches!(step.expects, Precondition::Data(DataSeen::Empty)));
+        }
+        Action::DestroyMachine { .. } => {
+            assert!(desired.destroy.is_some() || !formed, "destroys a machine of a formed cluster: {step:?}");
+        }
+        Action::RestartEtcd { member } => audit_restart(desired, world, member),
+        _ => {}
+    }
+}
+
+/// A restart takes no healthy member away that the quorum needs, and none that leads while another could.
+fn audit_restart(desired: &Desired, world: &World, member: &MemberName) {
+    let Formation::Formed { members, .. } = &world.ledger.formation else { panic!("a restart before the formation") };
+    let seen = world.observe();
+    let healthy: BTreeSet<&MemberName> =
+        members.keys().filter(|m| status(&seen, m).is_some_and(|s| s.healthy)).collect();
+    let others = healthy.iter().filter(|m| **m != member).count();
+    assert!(others == members.len() - 1, "{member} is restarted while another is unhealthy");
+    let outage = healthy.contains(member) && others < members.len() / 2 + 1;
+    assert!(!outage || desired.downtime, "an outage that nobody allowed");
+    let leads = status(&seen, member).is_some_and(|s| s.healthy && s.leader == s.member_id);
+    assert!(!leads || others == 0, "{member} leads and is restarted without handing over");
+}
+
+fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a quorate_core::model::EtcdStatus> {
+    enrolled(seen, member)?.etcd.status.as_ref()
+}
+
+fn enrolled<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a Facts> {
+    match seen.agents.get(member)?.get()? {
+        AgentSeen::Enrolled(facts) => Some(facts),
+        AgentSeen::Unenrolled { .. } => None,
+    }
+}
+
+/// What must hold where a plan ended: planning again changes nothing, and what is called settled is as declared.
+pub fn audit_end(scene: &Scene, outcome: &Outcome) {
+    if outcome.steps.last().is_some_and(forgets) {
+        assert!(outcome.world.machines.is_empty(), "forgotten with machines left");
+        return;
+    }
+    let mut after = scene.clone();
+    after.go_on_from(outcome);
+    let again = after.run();
+    assert!(again.steps.is_empty(), "planning again changes something: {}", last_words(&again.steps));
+    assert_eq!(again.end, outcome.end, "planning again ends elsewhere");
+    audit_tokens(&outcome.world);
+    if outcome.end.settled() {
+        audit_settled(scene, &after);
+    }
+}
+
+/// Rule 6: data that runs together is of one formation.
+fn audit_tokens(world: &World) {
+    let Formation::Formed { token, .. } = &world.ledger.formation else { return };
+    for (member, machine) in &world.machines {
+        let Some(facts) = machine.facts() else { continue };
+        if let (DataSeen::Stamped(stamp), ServiceState::Running { .. }) = (&facts.etcd.data, &facts.etcd.service) {
+            let ours = stamp.cluster_id == CLUSTER_ID && stamp.member == *member;
+            assert!(stamp.token == *token || !ours, "{member} runs in formation {}", stamp.token);
+        }
+    }
+}
+
+fn audit_settled(scene: &Scene, after: &Scene) {
+    let machines = after.seen.machines.get().expect("the provider answers where a cluster is settled");
+    if after.ledger.power == Power::Off {
+        assert!(machines.values().all(|m| m.power == Power::Off));
+        return;
+    }
+    assert!(matches!(after.ledger.formation, Formation::Formed { .. }), "settled without a formation");
+    assert_eq!(machines.len(), scene.spec.members.len(), "a machine too many or too few");
+    let desired = after.desired();
+    for (member, wish) in &desired.members {
+        let facts = enrolled(&after.seen, member).expect("an enrolled agent");
+        assert_eq!(facts.node_config, Some((wish.generation, wish.digest.clone())));
+        assert!(
+            matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if *digest == wish.etcd_digest),
+            "{member} does not run what was declared: {:?}",
+            facts.etcd.service
+        );
+        assert!(status(&after.seen, member).is_some_and(|s| s.healthy && !s.is_learner), "{member} is not healthy");
+        let soon = after.seen.now + SignedDuration::from_hours(1);
+        assert!(facts.certificates[&CertificateUse::Member].not_after > soon);
+        audit_auth(scene, &desired, &status(&after.seen, member).expect("a status").auth);
+    }
+}
+
+fn audit_auth(scene: &Scene, desired: &Desired, look: &AuthLook) {
+    if desired.auth.is_none() {
+        return;
+    }
+    let AuthLook::Seen(found) = look else { panic!("settled without sight of the users") };
+    assert!(found.enabled);
+    assert!(found.users["root"].contains("root"));
+    for user in &scene.spec.auth.users {
+        let roles: BTreeSet<String> = user.roles.iter().map(ToString::to_string).collect();
+        assert_eq!(found.users[user.name.as_str()], roles);
+    }
+    for role in &scene.spec.auth.roles {
+        assert_eq!(found.roles[role.name.as_str()].len(), role.permissions.len());
+    }
+}
+
+/// The user that a step removes, if it removes one.
+pub fn removed_user(step: &Step) -> Option<&str> {
+    match &step.action {
+        Action::Auth { op: AuthOp::DeleteUser { user }, .. } => Some(user),
+        _ => None,
+    }
+}

@@ -1,0 +1,350 @@
+//! The language of the stories: one line, one thing that is given or asked.
+//!
+//! ```text
+//! == a title
+//! cluster demo members 3          # what is declared; indented lines below it are more of the cluster's YAML
+//! settled                         # carried out until nothing is left to do
+//! etcd-2 disk lost                # what happened since
+//! plan
+//! ----
+//! what the operator is told
+//! ```
+//!
+//! `plan` tells all steps until it settles, `decide` one round, `apply` carries the plan out and tells it, so that the
+//! story can go on. `until STEP` carries out quietly what comes before that step. A second `cluster` is the edited spec.
+//! `UPDATE_STORIES=1` writes what comes out; read the difference before keeping it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+
+use jiff::SignedDuration;
+use quorate_core::model::{
+    AgentSeen, AuthLook, AuthSeen, BinarySeen, CertificateUse, Consent, DataSeen, Exit, Formation, MemberName, Power,
+    Seen, ServiceState, Stamp,
+};
+use quorate_core::planner::{Decision, Step};
+
+use crate::scene::{self, Scene};
+
+/// What the stories have reached, for the test that they reach everything.
+#[derive(Default)]
+pub struct Reached {
+    pub actions: BTreeSet<&'static str>,
+    pub refusals: BTreeSet<&'static str>,
+}
+
+/// Tells a whole file of stories again, with what really comes out in place of what was expected.
+pub fn retell(text: &str, reached: &mut Reached) -> String {
+    let mut told = String::new();
+    let mut scene = None;
+    let mut lines = text.lines().peekable();
+    while let Some(line) = lines.next() {
+        if line == "----" {
+            panic!("`----` follows plan, decide or apply");
+        }
+        let _ = writeln!(told, "{line}");
+        let line = line.split(" #").next().unwrap_or_default().trim_end();
+        if line.is_empty() || line.starts_with('#') {
+            continue;
+        }
+        if line.starts_with("== ") {
+            scene = None;
+            continue;
+        }
+        let mut more = String::new();
+        while let Some(next) = lines.next_if(|l| l.starts_with("    ")) {
+            let _ = writeln!(more, "{next}");
+        }
+        told.push_str(&more);
+        if matches!(line, "plan" | "decide" | "apply") {
+            let scene = scene.as_mut().expect("a cluster");
+            let _ = writeln!(told, "----\n{}", answer(scene, line, reached));
+            skip_expected(&mut lines);
+        } else {
+            tell(&mut scene, line, &more);
+        }
+    }
+    told
+}
+
+/// Passes over the old expectation: all up to an empty line.
+fn skip_expected<'a>(lines: &mut std::iter::Peekable<impl Iterator<Item = &'a str>>) {
+    if lines.next_if(|l| *l == "----").is_some() {
+        while lines.next_if(|l| !l.is_empty()).is_some() {}
+    }
+}
+
+fn answer(scene: &mut Scene, question: &str, reached: &mut Reached) -> String {
+    if question == "decide" {
+        let decision = scene.decide();
+        scene::audit_decision(&scene.desired(), &scene.seen, &decision);
+        note(reached, &decision.steps, &decision);
+        return show(&decision.steps, &decision);
+    }
+    let outcome = scene.run();
+    for round in &outcome.rounds {
+        note(reached, &round.steps, round);
+    }
+    scene::audit_end(scene, &outcome);
+    let shown = quorate_core::planner::simulate::plan(scene.wish(), &scene.ledger, &scene.seen);
+    assert_eq!(shown.steps.len(), outcome.steps.len(), "what `plan` shows is what is done");
+    let end = if outcome.world.machines.is_empty() { shown.end } else { outcome.end.clone() };
+    let told = show(&outcome.steps, &end);
+    if question == "apply" {
+        scene.go_on_from(&outcome);
+    }
+    told
+}
+
+fn note(reached: &mut Reached, steps: &[Step], decision: &Decision) {
+    reached.actions.extend(steps.iter().map(|s| s.action.kind()));
+    reached.refusals.extend(decision.blocked.iter().map(|b| b.kind()));
+}
+
+fn show(steps: &[Step], end: &Decision) -> String {
+    let mut lines: Vec<String> = steps.iter().map(|s| format!("{}: {}", s.action, s.why)).collect();
+    lines.extend(end.waiting.iter().map(|w| format!("waiting for {w}")));
+    for because in &end.blocked {
+        lines.push(format!("blocked: {because}"));
+        lines.push(format!("  rule: {}", because.rule()));
+        lines.push(format!("  hint: {}", because.remedy()));
+    }
+    if end.settled() {
+        lines.push(String::from("settled"));
+    }
+    lines.join("\n")
+}
+
+fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    if let ["cluster", name, "members", count] = words[..] {
+        let spec = scene::cluster(name, count.parse().expect("a number of members"), more);
+        match scene {
+            Some(scene) => scene.spec = spec,
+            None => *scene = Some(Scene::nothing(spec)),
+        }
+        return;
+    }
+    let scene = scene.as_mut().unwrap_or_else(|| panic!("`{line}` before any cluster"));
+    match words[..] {
+        ["settled"] => scene.settle(),
+        ["until", ..] => until(scene, line.strip_prefix("until ").unwrap_or_default()),
+        ["operator", ..] => operator(scene, &words[1..]),
+        ["user", user, "made", "by", "another", "tool"] => {
+            change_auth(scene, |auth| drop(auth.users.insert(user.to_owned(), BTreeSet::new())))
+        }
+        ["user", user, "removed", "by", "another", "tool"] => change_auth(scene, |auth| drop(auth.users.remove(user))),
+        ["users", "unseen:", ..] => {
+            let why = line.strip_prefix("users unseen: ").unwrap_or_default().to_owned();
+            look_at_auth(scene, |look| *look = AuthLook::Failed { why: why.clone() });
+        }
+        ["users", "not", "asked"] => look_at_auth(scene, |look| *look = AuthLook::NotAsked),
+        ["password", "of", user, "is", fingerprint] => {
+            scene.brought.passwords.insert(user.to_owned(), fingerprint.to_owned());
+        }
+        ["certificates", "brought", mark] => bring_certificates(scene, mark),
+        ["provider", "away"] => {
+            let why = String::from("connection refused");
+            scene.seen.machines = Seen::Unreachable { since: scene.seen.now, why };
+            scene.seen.agents.clear();
+        }
+        ["ledger", "forgets", "the", "formation"] => scene.ledger.formation = Formation::Unformed,
+        ["days", "pass:", days] => {
+            scene.seen.now += SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
+        }
+        ["CA", "ends", "in", days, "days"] => {
+            let ends = scene.seen.now + SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
+            scene.ledger.authorities.etcd.as_mut().expect("a CA").not_after = ends;
+        }
+        [member, ..] => happen(scene, &member.into(), &words[1..]),
+        [] => {}
+    }
+}
+
+fn until(scene: &mut Scene, step: &str) {
+    let outcome = scene.run_until(|s| s.action.to_string() == step);
+    let found = outcome.end.steps.iter().any(|s| s.action.to_string() == step);
+    assert!(found, "there is no step `{step}`; in the end: {:?}", outcome.end);
+    scene.go_on_from(&outcome);
+}
+
+fn operator(scene: &mut Scene, words: &[&str]) {
+    let now = scene.seen.now;
+    let consent = || Consent { at: now, by: String::from("alice"), shown: String::from("the plan") };
+    match words {
+        ["wants", "it", "down"] => scene.ledger.power = Power::Off,
+        ["wants", "it", "up"] => scene.ledger.power = Power::On,
+        ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
+        ["says", "destroy"] => scene.ledger.destroy = Some(consent()),
+        ["says", "destroy", "without", "backup"] => {
+            scene.ledger.destroy = Some(consent());
+            scene.ledger.without_backup = Some(consent());
+        }
+        _ => panic!("the operator does not say: {words:?}"),
+    }
+}
+
+/// Something happened to one member, or was found there.
+fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    match words {
+        ["machine", ..] => machine(scene, member, &words[1..]),
+        ["agent", ..] | ["unseen"] | ["token", "expired"] => agent(scene, member, words),
+        ["certificate", ..] => certificate(scene, member, &words[1..]),
+        ["disk", "lost"] => {
+            let etcd = &mut scene.facts_mut(member).etcd;
+            etcd.data = DataSeen::Empty;
+            etcd.service = ServiceState::Stopped;
+            etcd.status = None;
+            etcd.peer_serving = false;
+        }
+        ["data", ..] => data(scene, member, &words[1..]),
+        ["etcd", ..] => etcd(scene, member, &words[1..]),
+        ["leads"] => lead(scene, member),
+        ["binary", "missing"] => {
+            scene.facts_mut(member).etcd.binary = BinarySeen::Missing { why: String::from("no etcd on PATH") };
+        }
+        ["binary", version] => scene.facts_mut(member).etcd.binary = BinarySeen::Version((*version).to_owned()),
+        _ => panic!("{member} does not know: {words:?}"),
+    }
+}
+
+fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    let Seen::At(_, machines) = &mut scene.seen.machines else { panic!("the provider is away") };
+    match words {
+        ["gone"] => {
+            machines.remove(member);
+            scene.seen.agents.remove(member);
+        }
+        ["off"] => {
+            machines.get_mut(member).expect("a machine").power = Power::Off;
+            scene.hide(member, "its machine is off");
+        }
+        ["replaced"] => {
+            let facts = scene.facts_mut(member);
+            facts.machine_id = String::from("another");
+            facts.etcd.data = DataSeen::Empty;
+            facts.etcd.last_started = None;
+            facts.etcd.service = ServiceState::Stopped;
+            facts.etcd.status = None;
+        }
+        ["at", address] => {
+            machines.get_mut(member).expect("a machine").address = address.parse().expect("an address");
+        }
+        ["of", "cluster", other] => machines.get_mut(member).expect("a machine").cluster_id = (*other).to_owned(),
+        _ => panic!("the machine of {member} does not know: {words:?}"),
+    }
+}
+
+fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    match words {
+        ["unseen"] => scene.hide(member, "no answer within 1 s"),
+        ["agent", "remembers", "fence", fence] => scene.facts_mut(member).fence = fence.parse().expect("a number"),
+        ["agent", "remembers", "generation", generation] => {
+            let generation = generation.parse().expect("a number");
+            scene.facts_mut(member).node_config = Some((generation, String::from("other content")));
+        }
+        ["agent", "has", "another", "key"] => {
+            let stranger = AgentSeen::Unenrolled { public_key: String::from("another key") };
+            scene.seen.agents.insert(member.clone(), Seen::At(scene.seen.now, stranger));
+        }
+        ["token", "expired"] => {
+            let enrolment = scene.ledger.members.get_mut(member).and_then(|m| m.enrolment.as_mut());
+            enrolment.expect("an enrolment").expires = scene.seen.now;
+        }
+        _ => panic!("the agent of {member} does not know: {words:?}"),
+    }
+}
+
+fn certificate(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    let now = scene.seen.now;
+    let certificates = &mut scene.facts_mut(member).certificates;
+    let certificate = certificates.get_mut(&CertificateUse::Member).expect("a certificate");
+    match words {
+        ["has", days, "days", "left"] => {
+            certificate.not_after =
+                now + SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
+        }
+        ["is", "from", "another", "CA"] => certificate.authority_key_id = Some(String::from("another")),
+        ["lacks", san] => assert!(certificate.sans.remove(*san), "it has {:?}", certificate.sans),
+        _ => panic!("the certificate of {member} does not know: {words:?}"),
+    }
+}
+
+fn data(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    let stamp = |cluster: &str, token: &str| Stamp {
+        cluster_id: cluster.to_owned(),
+        token: token.to_owned(),
+        member: member.clone(),
+        incarnation: 1,
+    };
+    let data = match words {
+        ["unstamped"] => DataSeen::Unstamped,
+        ["of", "cluster", cluster] => DataSeen::Stamped(stamp(cluster, "etcd-cluster-z")),
+        ["of", "formation", token] => DataSeen::Stamped(stamp(scene::CLUSTER_ID, token)),
+        _ => panic!("the data of {member} does not know: {words:?}"),
+    };
+    scene.facts_mut(member).etcd.data = data;
+}
+
+fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    let at = scene.seen.now;
+    let etcd = &mut scene.facts_mut(member).etcd;
+    match words {
+        ["stopped"] => {
+            etcd.service = ServiceState::Stopped;
+            etcd.status = None;
+        }
+        ["unhealthy"] => {
+            let status = etcd.status.as_mut().expect("a status");
+            status.healthy = false;
+            status.leader = 0;
+        }
+        ["crashing"] => {
+            let last_words = String::from("panic: disk full");
+            let last_exit = Exit { at, how: String::from("exit code 2"), last_words };
+            etcd.service = ServiceState::BackingOff { restarts: 3, last_exit };
+            etcd.status = None;
+        }
+        ["at", "revision", revision] => {
+            etcd.status.as_mut().expect("a status").revision = revision.parse().expect("a number");
+        }
+        ["of", "another", "cluster"] => etcd.status.as_mut().expect("a status").cluster_id = 0xbad,
+        ["not", "yet", "serving"] => {
+            etcd.peer_serving = false;
+            etcd.status = None;
+        }
+        _ => panic!("etcd on {member} does not know: {words:?}"),
+    }
+}
+
+fn lead(scene: &mut Scene, leader: &MemberName) {
+    let id = scene.facts_mut(leader).etcd.status.as_ref().expect("a status").member_id;
+    for member in scene.spec.members.clone() {
+        scene.facts_mut(&member.name.as_str().into()).etcd.status.as_mut().expect("a status").leader = id;
+    }
+}
+
+fn look_at_auth(scene: &mut Scene, change: impl Fn(&mut AuthLook)) {
+    for agent in scene.seen.agents.values_mut() {
+        if let Seen::At(_, AgentSeen::Enrolled(facts)) = agent
+            && let Some(status) = &mut facts.etcd.status
+        {
+            change(&mut status.auth);
+        }
+    }
+}
+
+fn change_auth(scene: &mut Scene, change: impl Fn(&mut AuthSeen)) {
+    look_at_auth(scene, |look| match look {
+        AuthLook::Seen(auth) => change(auth),
+        other => panic!("users and roles were not seen: {other:?}"),
+    });
+}
+
+fn bring_certificates(scene: &mut Scene, mark: &str) {
+    let of = |member: &MemberName| (member.clone(), format!("{mark} of {member}"));
+    let members: BTreeMap<MemberName, String> =
+        scene.spec.members.iter().map(|m| of(&m.name.as_str().into())).collect();
+    scene.brought.members = Some(members);
+    scene.brought.root = Some(format!("{mark} of root"));
+}
