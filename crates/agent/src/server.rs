@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -91,6 +91,9 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Response<Full<
     let (parts, body) = request.into_parts();
     if parts.method != Method::POST {
         return refusal(StatusCode::METHOD_NOT_ALLOWED, "every request is a POST");
+    }
+    if body.size_hint().lower() > BODY_BYTES as u64 {
+        return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large");
     }
     let body = match tokio::time::timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await {
         Ok(Ok(body)) => body.to_bytes(),
