@@ -25,7 +25,7 @@ const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 impl Controller {
     /// Does the steps of one decision.
     pub(crate) async fn act(
-        &mut self,
+        &self,
         desired: &Desired,
         seen: &Observation,
         steps: &[Step],
@@ -43,13 +43,12 @@ impl Controller {
                 }
             }
         }
-        let this = &*self;
         let answers = &answers;
         let lines = by_member.into_values().map(async |steps| {
             let mut done = Vec::new();
             for step in steps {
                 reporter.report(Event::Begins(step));
-                if let Err(source) = this.perform(desired, seen, step, answers).await {
+                if let Err(source) = self.perform(desired, seen, step, answers).await {
                     let action = step.action.to_string();
                     let error = ControlError::Step { action, source: Box::new(source) };
                     reporter.report(Event::Failed(step, &error));
@@ -60,14 +59,18 @@ impl Controller {
             }
             (done, None)
         });
-        let ended = join_all(lines).await;
+        // A step may take minutes, as when etcd is fetched; the lease must not run out meanwhile.
+        let ended = tokio::select! {
+            ended = join_all(lines) => ended,
+            lost = self.held.keep() => return Err(lost.into()),
+        };
         self.remember_after(desired, ended.iter().flat_map(|(done, _)| done.iter().copied()))?;
         ended.into_iter().find_map(|(_, error)| error).map_or(Ok(()), Err)
     }
 
-    fn remember_before(&mut self, desired: &Desired, steps: &[Step]) -> Result<(), ControlError> {
+    fn remember_before(&self, desired: &Desired, steps: &[Step]) -> Result<(), ControlError> {
         let now = Timestamp::now();
-        let mut ledger = self.held.ledger().clone();
+        let mut ledger = Ledger::clone(&self.held.ledger());
         let mut changed = false;
         for step in steps {
             changed |= remember::before(&mut ledger, desired, &step.action);
@@ -95,11 +98,11 @@ impl Controller {
     }
 
     fn remember_after<'a>(
-        &mut self,
+        &self,
         desired: &Desired,
         steps: impl Iterator<Item = &'a Step>,
     ) -> Result<(), ControlError> {
-        let mut ledger = self.held.ledger().clone();
+        let mut ledger = Ledger::clone(&self.held.ledger());
         let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action) | changed);
         if changed {
             self.held.write(Timestamp::now(), |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
@@ -109,7 +112,7 @@ impl Controller {
 
     /// Lets every agent that is to be enrolled prove itself, and binds each token to the key that did, before anything is
     /// signed.
-    async fn enrolments(&mut self, steps: &[Step]) -> Result<BTreeMap<MemberName, EnrolAnswer>, ControlError> {
+    async fn enrolments(&self, steps: &[Step]) -> Result<BTreeMap<MemberName, EnrolAnswer>, ControlError> {
         let members: Vec<&MemberName> = steps
             .iter()
             .filter(|s| matches!(s.action, Action::Enrol { .. }))
@@ -118,8 +121,7 @@ impl Controller {
         if members.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let this = &*self;
-        let asked = members.into_iter().map(async |m| Ok((m.clone(), this.prove(m).await?)));
+        let asked = members.into_iter().map(async |m| Ok((m.clone(), self.prove(m).await?)));
         let answers: BTreeMap<MemberName, EnrolAnswer> =
             join_all(asked).await.into_iter().collect::<Result<_, ControlError>>()?;
         self.held.write(Timestamp::now(), |ledger| {

@@ -1,5 +1,6 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -17,6 +18,8 @@ use crate::providers::{self, ProviderError};
 
 /// How long a cluster may make no progress before the loop gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How many formations one run may begin.
+const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
 
@@ -36,6 +39,8 @@ pub enum ControlError {
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
     Enrolment(String),
+    #[error("the formation was begun {MOST_FORMATIONS} times and failed each time: {why}")]
+    FormationFails { why: String },
     #[error("no progress for {} seconds; still waiting for {}", PATIENCE.as_secs(), texts(waiting).join("; "))]
     OutOfPatience { waiting: Vec<WaitingFor> },
 }
@@ -107,24 +112,25 @@ impl Controller {
         Ok(Controller { held, sight, brought, token_suffix: quorate_pki::random_hex(6) })
     }
 
-    pub fn ledger(&self) -> &Ledger {
+    pub fn ledger(&self) -> Arc<Ledger> {
         self.held.ledger()
     }
 
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
-        desire(&ledger.spec, ledger, &self.brought.fingerprints(&ledger.cluster_id), arch(), &self.token_suffix)
+        desire(&ledger.spec, &ledger, &self.brought.fingerprints(&ledger.cluster_id), arch(), &self.token_suffix)
     }
 
     /// Looks, decides and acts until nothing is left to do.
     pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut steps_done = 0;
         let mut failures = 0;
+        let mut abandoned = 0;
         let mut idle_since = Instant::now();
         loop {
             self.held.confirm(Timestamp::now())?;
             let fence = self.held.fence();
-            let seen = self.sight.look(self.held.ledger(), Some(fence)).await?;
+            let seen = self.sight.look(&self.held.ledger(), Some(fence)).await?;
             let desired = self.desired();
             let decision = decide(&desired, &seen);
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
@@ -146,7 +152,12 @@ impl Controller {
                 Ok(()) => {
                     steps_done += decision.steps.len();
                     failures = 0;
-                    if decision.steps.iter().any(|s| matches!(s.action, Action::AbandonFormation { .. })) {
+                    if let Some(step) = decision.steps.iter().find(|s| is_abandonment(s)) {
+                        abandoned += 1;
+                        if abandoned >= MOST_FORMATIONS {
+                            self.held.release()?;
+                            return Err(ControlError::FormationFails { why: step.why.to_string() });
+                        }
                         self.token_suffix = quorate_pki::random_hex(6);
                     }
                 }
@@ -170,10 +181,14 @@ impl Controller {
     }
 
     fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
-        let ledger = self.held.ledger().clone();
+        let ledger = Ledger::clone(&self.held.ledger());
         self.held.forget(Timestamp::now())?;
         Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })
     }
+}
+
+fn is_abandonment(step: &Step) -> bool {
+    matches!(step.action, Action::AbandonFormation { .. })
 }
 
 /// What would be done, without touching anything.

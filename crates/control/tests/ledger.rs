@@ -82,7 +82,7 @@ fn a_living_holder_is_named_and_not_disturbed() {
 fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let mut sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let current = store.read().unwrap().unwrap();
     let later = after_the_lease(now);
     let taker = Held::take(store, current, "quorate apply", later).unwrap();
@@ -97,7 +97,7 @@ fn the_lock_of_a_dead_process_is_taken_at_once() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
-    let mut orphaned = held.ledger().clone();
+    let mut orphaned = Ledger::clone(&held.ledger());
     // Process ids are below this; the holder is gone as after a kill.
     orphaned.lock.as_mut().unwrap().pid = 4_194_305;
     store.write(&mut orphaned).unwrap();
@@ -109,7 +109,7 @@ fn the_lock_of_a_dead_process_is_taken_at_once() {
 fn a_lock_that_is_used_does_not_run_out() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let mut held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     let later = after_the_lease(now);
     held.confirm(later).unwrap();
     let current = store.read().unwrap().unwrap();

@@ -1,23 +1,24 @@
 //! The lock: a lease in the ledger with a fencing number. It is taken and kept by the same conditional write as
 //! everything else, so a controller that slept through its lease finds out at its next write.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::{Ledger, Lock};
 
 use super::{LedgerError, Store};
-use crate::process::Process;
+use crate::process::{self, Process};
 
 /// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
 pub const LEASE: Duration = Duration::from_secs(10);
 
-/// The ledger, in the hands of the controller that holds its lock.
+/// The ledger, in the hands of the controller that holds its lock. Many may read it while one keeps the lease.
 #[derive(Debug)]
 pub struct Held {
     store: Store,
-    ledger: Ledger,
     fence: u64,
+    ledger: Mutex<Arc<Ledger>>,
 }
 
 impl Held {
@@ -33,8 +34,8 @@ impl Held {
         ledger.lock = Some(Lock {
             fence: ledger.fence,
             holder: holder.to_owned(),
-            host: crate::process::host_name(),
-            boot_id: crate::process::boot_id(),
+            host: process::host_name(),
+            boot_id: process::boot_id(),
             pid: me.pid,
             pid_started: me.started,
             since: now,
@@ -42,11 +43,12 @@ impl Held {
         });
         let fence = ledger.fence;
         store.write(&mut ledger)?;
-        Ok(Held { store, ledger, fence })
+        Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)) })
     }
 
-    pub fn ledger(&self) -> &Ledger {
-        &self.ledger
+    /// The ledger as it was last written.
+    pub fn ledger(&self) -> Arc<Ledger> {
+        self.current().clone()
     }
 
     /// The number that every order of this controller carries.
@@ -55,44 +57,58 @@ impl Held {
     }
 
     /// Changes the ledger and renews the lease with the same write.
-    pub fn write(&mut self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<(), LedgerError> {
-        let mut changed = self.ledger.clone();
+    pub fn write(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<(), LedgerError> {
+        let mut current = self.current();
+        let mut changed = Ledger::clone(&current);
         change(&mut changed);
         if let Some(lock) = &mut changed.lock {
             lock.expires = now + lease();
         }
         self.store.write(&mut changed)?;
-        self.ledger = changed;
+        *current = Arc::new(changed);
         Ok(())
     }
 
     /// Makes sure that nobody took over, and that the lease has time left.
-    pub fn confirm(&mut self, now: Timestamp) -> Result<(), LedgerError> {
-        let half = SignedDuration::try_from(LEASE / 2).unwrap_or(SignedDuration::ZERO);
-        let fresh = self.ledger.lock.as_ref().is_some_and(|l| l.expires.duration_since(now) > half);
+    pub fn confirm(&self, now: Timestamp) -> Result<(), LedgerError> {
+        let ledger = self.ledger();
+        let fresh = ledger.lock.as_ref().is_some_and(|l| l.expires.duration_since(now) > lease() / 2);
         if !fresh {
             return self.write(now, |_| {});
         }
         match self.store.read()? {
-            Some(current) if current.version == self.ledger.version => Ok(()),
+            Some(current) if current.version == ledger.version => Ok(()),
             Some(current) => Err(LedgerError::Lost { by: current.lock.map(Box::new) }),
             None => Err(LedgerError::Lost { by: None }),
         }
     }
 
-    pub fn release(mut self) -> Result<Ledger, LedgerError> {
-        let mut changed = self.ledger.clone();
-        changed.lock = None;
-        self.store.write(&mut changed)?;
-        self.ledger = changed;
-        Ok(self.ledger)
+    /// Keeps the lease for as long as it is polled. Ends only when the lock is lost.
+    pub async fn keep(&self) -> LedgerError {
+        loop {
+            tokio::time::sleep(LEASE / 4).await;
+            if let Err(lost) = self.confirm(Timestamp::now()) {
+                return lost;
+            }
+        }
+    }
+
+    pub fn release(self) -> Result<Ledger, LedgerError> {
+        let mut released = Ledger::clone(&self.current());
+        released.lock = None;
+        self.store.write(&mut released)?;
+        Ok(released)
     }
 
     /// Removes the ledger: the cluster is gone.
-    pub fn forget(mut self, now: Timestamp) -> Result<(), LedgerError> {
+    pub fn forget(self, now: Timestamp) -> Result<(), LedgerError> {
         self.confirm(now)?;
         let path = self.store.directory().to_owned();
         std::fs::remove_dir_all(&path).map_err(|source| LedgerError::Io { what: "removed", path, source })
+    }
+
+    fn current(&self) -> MutexGuard<'_, Arc<Ledger>> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,7 +118,7 @@ fn lease() -> SignedDuration {
 
 /// A lock counts while its lease runs, unless its holder was a process of this host that is gone.
 fn is_held(lock: &Lock, now: Timestamp) -> bool {
-    let here = lock.host == crate::process::host_name() && lock.boot_id == crate::process::boot_id();
+    let here = lock.host == process::host_name() && lock.boot_id == process::boot_id();
     let gone = here && !Process { pid: lock.pid, started: lock.pid_started }.is_alive();
     now < lock.expires && !gone
 }
