@@ -1,1 +1,86 @@
-fn main() {}
+//! quorate, the one binary: a match on the verb, and the edge where errors are told.
+//!
+//! It decides nothing about clusters; verbs set what is wished in the ledger and let `control` run the loop.
+
+mod cli;
+mod commands;
+mod error;
+mod exit;
+mod load;
+mod output;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use quorate_control::Home;
+use tracing_subscriber::EnvFilter;
+
+use crate::cli::{Cli, Global, Verb};
+use crate::commands::Context;
+use crate::error::Error;
+use crate::exit::Exit;
+
+fn main() -> ExitCode {
+    let Cli { global, verb } = Cli::parse();
+    match run(global, verb) {
+        Ok(exit) => exit.into(),
+        Err(error) if error.is_reader_gone() => Exit::Done.into(),
+        Err(error) => {
+            output::talk(&error.render(None));
+            error.exit().into()
+        }
+    }
+}
+
+fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
+    let level = if global.verbose { "debug" } else { "info" };
+    if let Verb::Agent(options) = verb {
+        log(level);
+        return commands::agent::run(options);
+    }
+    if global.verbose {
+        log(level);
+    }
+    // It fails only when one is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
+    runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb))
+}
+
+async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
+    match verb {
+        Verb::Up(options) => commands::up::run(&context, options).await,
+        Verb::Init(options) => commands::spec::init(options),
+        Verb::Validate(options) => commands::spec::validate(options),
+        Verb::Plan(options) => commands::plan::run(&context, options).await,
+        Verb::Apply(options) => commands::apply::run(&context, options).await,
+        Verb::Status(options) => commands::status::run(&context, options).await,
+        Verb::Env(options) => commands::clients::env(&context, options).await,
+        Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
+        Verb::Logs(options) => commands::logs::run(&context, options).await,
+        Verb::Down(named) => commands::power::down(&context, named).await,
+        Verb::Start(named) => commands::power::start(&context, named).await,
+        Verb::Destroy(options) => commands::destroy::run(&context, options).await,
+        Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
+        Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options),
+        Verb::Schema => commands::spec::schema(),
+        Verb::Completions { shell } => commands::spec::completions(shell),
+        Verb::Agent(options) => commands::agent::run(options),
+    }
+}
+
+fn home(global: &Global) -> Result<Home, Error> {
+    if let Some(directory) = &global.home {
+        return Ok(Home::new(std::path::absolute(directory).map_err(Error::file("found", directory))?));
+    }
+    Home::from_environment().ok_or_else(|| {
+        Error::refused("there is no place to keep state: neither QUORATE_HOME nor HOME is set", "pass --home DIR")
+    })
+}
+
+/// Only our own crates tell details: what libraries log may hold what travels through them.
+fn log(level: &str) {
+    let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_etcd"].map(|of| format!("{of}={level}"));
+    let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+}

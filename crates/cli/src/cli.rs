@@ -1,0 +1,348 @@
+//! The command line as types. What `quorate help` prints is written here, and nowhere else.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use quorate_core::spec::ClientAuth;
+use quorate_core::versions::Version;
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0  done; `status`: healthy, or off as wished
+  1  error
+  2  wrong usage
+  3  something is refused as unsafe: `plan` and `apply` say what, by which rule, and what can be done
+  4  `plan --detailed-exitcode`: there is something to do
+  5  `status`: degraded
+  6  `status`: down, or not formed yet
+  7  another controller holds the lock, or took over
+
+Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.";
+
+/// Brings up highly available etcd clusters and keeps them well.
+///
+/// Every verb looks at what is there, decides the next safe steps, does them and looks again. So each can be
+/// interrupted at any time and given again.
+#[derive(Parser, Debug)]
+#[command(name = "quorate", version, max_term_width = 100, after_help = EXIT_CODES, disable_help_subcommand = false)]
+pub struct Cli {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Args, Debug)]
+pub struct Global {
+    /// Keep state in DIR instead of $QUORATE_HOME
+    #[arg(long, global = true, value_name = "DIR")]
+    pub home: Option<PathBuf>,
+    /// Tell more about what is going on, on stderr
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Verb {
+    /// Make a cluster on this machine, with no file at all
+    Up(Up),
+    /// Print a commented spec to start from
+    Init(Init),
+    /// Check a spec, and tell every problem with its line and column
+    Validate(Validate),
+    /// Show what would be done, step by step, each with its reason
+    Plan(Plan),
+    /// Show what is to be done, ask, and do it
+    Apply(Apply),
+    /// Show how clusters are
+    Status(Status),
+    /// Print what etcdctl must be told, as lines for eval
+    Env(Env),
+    /// Client certificates
+    #[command(subcommand)]
+    Cert(Cert),
+    /// Show the log of a member's etcd, or of its agent
+    Logs(Logs),
+    /// Stop the machines of a cluster; its data is kept
+    Down(Named),
+    /// Start the machines of a cluster again
+    Start(Named),
+    /// Remove a cluster and its data
+    Destroy(Destroy),
+    /// Move or keep the whole memory of a cluster, encrypted
+    #[command(subcommand)]
+    Ledger(Ledger),
+    /// Print the JSON schema of the spec, for editors
+    Schema,
+    /// Print completions for a shell
+    Completions {
+        /// The shell to complete in
+        shell: Shell,
+    },
+    /// Run the agent of a machine; providers start it, people need not
+    #[command(hide = true)]
+    Agent(Agent),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Format {
+    /// For people
+    Text,
+    /// For scripts; docs/json.md describes the shape
+    Json,
+}
+
+#[derive(Args, Debug)]
+pub struct Output {
+    /// How to print
+    #[arg(long = "output", value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub format: Format,
+}
+
+/// Make a cluster on this machine, with no file at all.
+///
+/// Its members are real etcd processes with addresses of their own in 127.0.0.0/8, TLS and authentication on. A
+/// cluster that exists already is brought up again with the settings it has.
+#[derive(Args, Debug)]
+pub struct Up {
+    /// Name of the cluster
+    #[arg(default_value = "demo")]
+    pub name: String,
+    /// How many members; 3 unless the cluster exists already
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
+    pub members: Option<u16>,
+    /// Which etcd; that on PATH, else the newest known, unless the cluster exists already
+    #[arg(long, value_name = "VERSION")]
+    pub etcd_version: Option<Version>,
+    /// How clients prove who they are; certificate unless the cluster exists already
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub client_auth: Option<Login>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Login {
+    /// By a client certificate, whose common name is the user
+    Certificate,
+    /// By user and password
+    Password,
+}
+
+impl From<Login> for ClientAuth {
+    fn from(login: Login) -> Self {
+        match login {
+            Login::Certificate => ClientAuth::Certificate,
+            Login::Password => ClientAuth::Password,
+        }
+    }
+}
+
+#[derive(Args, Debug)]
+pub struct Init {
+    /// Where the machines of the spec are to be made
+    #[arg(long, value_enum, value_name = "PROVIDER", default_value_t = Provider::Local)]
+    pub provider: Provider,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Provider {
+    /// On this machine
+    Local,
+}
+
+#[derive(Args, Debug)]
+pub struct Validate {
+    /// The spec, `-` for stdin
+    #[arg(value_name = "FILE")]
+    pub file: String,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Show what would be done, step by step, each with its reason. Nothing is touched.
+#[derive(Args, Debug)]
+pub struct Plan {
+    /// A spec, `-` for stdin, or the name of a known cluster
+    #[arg(value_name = "FILE|NAME")]
+    pub target: String,
+    /// Exit with 4 when there is something to do
+    #[arg(long)]
+    pub detailed_exitcode: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Show what is to be done, ask, and do it. Safe to kill and to run again.
+#[derive(Args, Debug)]
+pub struct Apply {
+    /// A spec, `-` for stdin, or the name of a known cluster
+    #[arg(value_name = "FILE|NAME")]
+    pub target: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// For this run, a restart may interrupt a cluster that cannot bridge it
+    #[arg(long)]
+    pub allow_downtime: bool,
+    /// Go on with a ledger older than what the agents remember; the newer one is gone for good
+    #[arg(long)]
+    pub accept_older_ledger: bool,
+    /// Of the file, only this cluster; can be given several times
+    #[arg(long = "cluster", value_name = "NAME")]
+    pub clusters: Vec<String>,
+}
+
+/// Show how clusters are: members, health, versions, sizes, certificates, alarms, and one line of verdict.
+#[derive(Args, Debug)]
+pub struct Status {
+    /// The cluster; all that are known when absent
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+/// Print what etcdctl must be told to be root, as lines for eval: eval "$(quorate env NAME)"
+#[derive(Args, Debug)]
+pub struct Env {
+    /// The cluster
+    pub name: String,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Cert {
+    /// Make a client certificate for a declared user
+    Issue(CertIssue),
+}
+
+/// Make a client certificate for root or a user that the spec declares. The key is made here and written to a file
+/// that only you can read, unless a signing request is given.
+#[derive(Args, Debug)]
+pub struct CertIssue {
+    /// The cluster
+    pub name: String,
+    /// Who the certificate is for
+    #[arg(long)]
+    pub user: String,
+    /// Sign this request (PEM) instead of making a key
+    #[arg(long, value_name = "FILE")]
+    pub csr: Option<PathBuf>,
+    /// Write to DIR instead of the cluster's directory in $QUORATE_HOME
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Logs {
+    /// The cluster
+    pub name: String,
+    /// The member
+    pub member: String,
+    /// The agent's log instead of etcd's
+    #[arg(long)]
+    pub agent: bool,
+    /// Go on printing what is added
+    #[arg(short, long)]
+    pub follow: bool,
+    /// How many of the last lines to begin with
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    pub lines: usize,
+}
+
+#[derive(Args, Debug)]
+pub struct Named {
+    /// The cluster
+    pub name: String,
+}
+
+/// Remove a cluster: its machines, its data, its keys and the memory of it. Asks for the cluster's name.
+#[derive(Args, Debug)]
+pub struct Destroy {
+    /// A spec, `-` for stdin, or the name of a known cluster
+    #[arg(value_name = "FILE|NAME")]
+    pub target: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    /// The data may go although there is no verified backup of it
+    #[arg(long)]
+    pub without_backup: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Ledger {
+    /// Write the ledger of a cluster as one encrypted file (age)
+    Export(LedgerExport),
+    /// Take over the ledger of a cluster from an export
+    Import(LedgerImport),
+}
+
+#[derive(Args, Debug)]
+#[group(id = "key", required = true, multiple = false, args = ["recipients", "passphrase_file"])]
+pub struct LedgerExport {
+    /// The cluster
+    pub name: String,
+    /// Encrypt to this age public key; can be given several times
+    #[arg(long = "recipient", id = "recipients", value_name = "AGE1…")]
+    pub recipients: Vec<String>,
+    /// Encrypt with the passphrase in the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
+    /// Write to FILE instead of stdout
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[group(id = "key", required = true, multiple = false, args = ["identity", "passphrase_file"])]
+pub struct LedgerImport {
+    /// The export, `-` for stdin
+    #[arg(default_value = "-")]
+    pub file: String,
+    /// Decrypt with the age identity in FILE
+    #[arg(long, value_name = "FILE")]
+    pub identity: Option<PathBuf>,
+    /// Decrypt with the passphrase in the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
+    /// Replace a ledger that is newer, or of another cluster of this name
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Agent {
+    /// Below which everything of the machine lies
+    #[arg(long, value_name = "DIR")]
+    pub root: PathBuf,
+    /// What the provider wrote at the machine's creation
+    #[arg(long, value_name = "FILE")]
+    pub seed: PathBuf,
+    /// Where etcd's programs are kept; by default below the root
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Let systemd keep etcd running
+    #[arg(long)]
+    pub systemd: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_sound_and_every_option_is_explained() {
+        let mut command = super::Cli::command();
+        command.build();
+        command.clone().debug_assert();
+        let mut open = vec![command];
+        while let Some(command) = open.pop() {
+            for argument in command.get_arguments() {
+                assert!(argument.get_help().is_some(), "{}: {}", command.get_name(), argument.get_id());
+            }
+            assert!(command.get_about().is_some(), "{}", command.get_name());
+            open.extend(command.get_subcommands().cloned());
+        }
+    }
+}

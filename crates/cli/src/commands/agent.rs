@@ -1,0 +1,21 @@
+//! `quorate agent`: the agent of one machine, until it is killed.
+
+use quorate_agent::{Options, Supervisor};
+
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+
+pub fn run(options: cli::Agent) -> Result<Exit, Error> {
+    let cli::Agent { root, seed, cache, systemd } = options;
+    let supervisor = if systemd { Supervisor::Systemd } else { Supervisor::Child };
+    if let (Supervisor::Child, Err(error)) = (supervisor, quorate_agent::detach()) {
+        // So it is when somebody starts it by hand in a shell.
+        tracing::info!(%error, "the agent stays in the session it was started in");
+    }
+    // It fails only when one is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
+    runtime.block_on(quorate_agent::run(Options { root, seed, cache, supervisor }))?;
+    Ok(Exit::Done)
+}

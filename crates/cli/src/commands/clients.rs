@@ -1,0 +1,108 @@
+//! For the operator's own clients: `env` tells etcdctl how to be root, `cert issue` makes certificates for users.
+
+use std::collections::BTreeMap;
+
+use quorate_control::clients::{self, Environment, write_private};
+use quorate_control::home::private_directory;
+
+use super::{Context, quoted};
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+
+pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    let brought = load::brought_files(&ledger)?;
+    let variables = variables(&clients::environment(&context.home, &ledger, &brought).await?);
+    match options.output.format {
+        Format::Json => output::print_json(&variables)?,
+        Format::Text => output::print(&exports(&variables))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
+    let Environment { endpoints, ca, certificate, password } = environment;
+    let mut variables = BTreeMap::from([
+        ("ETCDCTL_API", String::from("3")),
+        ("ETCDCTL_ENDPOINTS", endpoints.join(",")),
+        ("ETCDCTL_CACERT", ca.display().to_string()),
+    ]);
+    if let Some((certificate, key)) = certificate {
+        variables.insert("ETCDCTL_CERT", certificate.display().to_string());
+        variables.insert("ETCDCTL_KEY", key.display().to_string());
+    }
+    if let Some(password) = password {
+        variables.insert("ETCDCTL_USER", format!("root:{}", password.expose()));
+    }
+    variables
+}
+
+/// What belongs to the other way of logging in goes, so that a shell can change from one cluster to another.
+fn exports(variables: &BTreeMap<&'static str, String>) -> String {
+    let ways = ["ETCDCTL_CERT", "ETCDCTL_KEY", "ETCDCTL_USER"];
+    let other: Vec<&str> = ways.into_iter().filter(|name| !variables.contains_key(name)).collect();
+    let exports = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
+    exports.chain([format!("unset {}\n", other.join(" "))]).collect()
+}
+
+pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    let read = |path: &std::path::PathBuf| std::fs::read_to_string(path).map_err(Error::file("read", path));
+    let request = options.csr.as_ref().map(read).transpose()?;
+    let issued = clients::issue(&ledger, &options.user, request.as_deref())?;
+    let directory = options.out.unwrap_or_else(|| context.home.clients(&options.name));
+    private_directory(&directory).map_err(Error::file("made", &directory))?;
+    let certificate = directory.join(format!("{}.crt", options.user));
+    let mut written = vec![("certificate", certificate.clone())];
+    if let Some(key) = &issued.key {
+        let path = directory.join(format!("{}.key", options.user));
+        write_private(&path, key.expose())?;
+        written.push(("key", path));
+    }
+    write_private(&certificate, &issued.certificate)?;
+    if let Some(authority) = &ledger.authorities.etcd {
+        let path = directory.join("ca.crt");
+        write_private(&path, &authority.certificate)?;
+        written.push(("CA", path));
+    }
+    let mut text: String = written.iter().map(|(what, path)| format!("{what:11}  {}\n", path.display())).collect();
+    text.push_str(&format!("{:11}  {}\n", "good until", issued.not_after));
+    output::print(&text)?;
+    Ok(Exit::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use quorate_core::Secret;
+
+    use super::*;
+
+    #[test]
+    fn the_environment_can_be_evaluated_and_replaces_another() {
+        let mut environment = Environment {
+            endpoints: vec![String::from("https://127.64.0.1:2379"), String::from("https://127.64.0.2:2379")],
+            ca: PathBuf::from("/my home/ca.crt"),
+            certificate: Some((PathBuf::from("/c"), PathBuf::from("/k"))),
+            password: None,
+        };
+        let expected = "\
+export ETCDCTL_API=3
+export ETCDCTL_CACERT='/my home/ca.crt'
+export ETCDCTL_CERT=/c
+export ETCDCTL_ENDPOINTS=https://127.64.0.1:2379,https://127.64.0.2:2379
+export ETCDCTL_KEY=/k
+unset ETCDCTL_USER
+";
+        assert_eq!(exports(&variables(&environment)), expected);
+        environment.certificate = None;
+        environment.password = Some(Secret::new("a'b"));
+        let text = exports(&variables(&environment));
+        assert!(text.contains("export ETCDCTL_USER='root:a'\\''b'\n"), "{text}");
+        assert!(text.ends_with("unset ETCDCTL_CERT ETCDCTL_KEY\n"), "{text}");
+    }
+}

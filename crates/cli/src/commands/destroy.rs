@@ -1,0 +1,101 @@
+//! `quorate destroy`: shows what goes, asks for the cluster's name, and lets the loop remove it. Data that clients may
+//! have written goes only with a word about its backup.
+
+use std::fs;
+use std::io;
+
+use quorate_control::brought::BroughtFiles;
+use quorate_control::{controller, status};
+use quorate_core::model::{Consent, Ledger};
+
+use super::{Context, consent, run_loop};
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output::{self, size, table};
+
+pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error> {
+    let names = load::names(&context.home, &options.target)?;
+    let mut worst = Exit::Done;
+    for name in &names {
+        let exit = match destroy(context, name, &options).await {
+            Err(error) if names.len() > 1 => {
+                output::talk(&error.render(Some(name)));
+                error.exit()
+            }
+            other => other?,
+        };
+        worst = worst.max(exit);
+    }
+    Ok(worst)
+}
+
+async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Result<Exit, Error> {
+    let Some(ledger) = load::remembered(&context.home, name)? else { return remove_rest(context, name) };
+    // What the spec brings in files is not needed any more, and may be gone already.
+    let brought = BroughtFiles::default();
+    let shown = what_goes(&status::status(&context.home, &ledger, &brought).await?);
+    output::talk(&shown);
+    let words = Words { destroy: consent(shown), without_backup: options.without_backup };
+    let plan = controller::plan(&context.home, &ledger.spec, &brought, |ledger| words.write(ledger)).await?;
+    if !plan.end.blocked.is_empty() {
+        output::talk(&format!("not done, as it would be unsafe:\n{}", output::plan::blocked(&plan.end.blocked)));
+        return Ok(Exit::Blocked);
+    }
+    agree(name, options)?;
+    let outcome = run_loop(context, &ledger.spec, &brought, "destroy", |ledger| words.write(ledger)).await?;
+    if !outcome.blocked.is_empty() {
+        output::talk(&format!("not done, as it would be unsafe:\n{}", output::plan::blocked(&outcome.blocked)));
+        return Ok(Exit::Blocked);
+    }
+    remove_rest(context, name)
+}
+
+struct Words {
+    destroy: Consent,
+    without_backup: bool,
+}
+
+impl Words {
+    /// A word about the backup that was given before, in a run that was interrupted, still counts.
+    fn write(&self, ledger: &mut Ledger) {
+        ledger.destroy = Some(self.destroy.clone());
+        if self.without_backup {
+            ledger.without_backup = Some(self.destroy.clone());
+        }
+    }
+}
+
+fn what_goes(status: &status::Status) -> String {
+    let mut rows = vec![["MEMBER", "ADDRESS", "DATA"].map(String::from).to_vec()];
+    for member in &status.members {
+        let address = member.address.clone().unwrap_or_else(|| String::from("-"));
+        let data = member.db_size.map_or_else(|| String::from("unknown"), size);
+        rows.push(vec![member.member.to_string(), address, data]);
+    }
+    format!("cluster {} goes, with all its data and keys:\n\n{}\n", status.cluster, table(&rows))
+}
+
+fn agree(name: &str, options: &cli::Destroy) -> Result<(), Error> {
+    if options.yes {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        let what = format!("there is no terminal to ask whether cluster {name} may go");
+        return Err(Error::refused(what, "pass --yes to destroy it without asking"));
+    }
+    let answer = output::ask("type the name of the cluster to destroy it: ")?;
+    if answer == name { Ok(()) } else { Err(Error::Declined) }
+}
+
+/// The machines and the ledger are gone; what is left of the cluster here is its clients' certificates.
+fn remove_rest(context: &Context, name: &str) -> Result<Exit, Error> {
+    let directory = context.home.cluster(name);
+    match fs::remove_dir_all(&directory) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(load::unknown(&context.home, name)),
+        other => other.map_err(Error::file("removed", &directory))?,
+    }
+    output::talk(&format!("cluster {name} is gone\n"));
+    Ok(Exit::Done)
+}

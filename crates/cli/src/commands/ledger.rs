@@ -1,0 +1,154 @@
+//! `quorate ledger`: the whole memory of a cluster, encrypted, to move or to keep. It asks for nothing and never
+//! replaces what is newer without a word.
+
+use std::fs;
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use jiff::Timestamp;
+use quorate_control::ledger::{Held, Key, Store, export as seal, import as unseal};
+use quorate_core::Secret;
+use quorate_core::model::Ledger;
+
+use super::Context;
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+
+pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    if options.out.is_none() && io::stdout().is_terminal() {
+        return Err(Error::refused("an export is not for a terminal", "pass --out FILE, or redirect stdout"));
+    }
+    let key = match &options.passphrase_file {
+        Some(file) => passphrase(file)?,
+        None => Key::Age(options.recipients),
+    };
+    let sealed = seal(&ledger, &key)?;
+    match &options.out {
+        None => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&sealed).and_then(|()| stdout.flush()).map_err(Error::Output)?;
+        }
+        Some(path) => {
+            let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
+            file.and_then(|mut f| f.write_all(&sealed)).map_err(Error::file("written", path))?;
+            output::talk(&format!(
+                "the ledger of {}, version {}, is in {}\n",
+                options.name,
+                ledger.version,
+                path.display()
+            ));
+        }
+    }
+    Ok(Exit::Done)
+}
+
+pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Error> {
+    let sealed = read(&options.file)?;
+    let key = match (&options.identity, &options.passphrase_file) {
+        (Some(file), _) => identities(file)?,
+        (None, Some(file)) => passphrase(file)?,
+        (None, None) => unreachable!("the command line requires one of them"),
+    };
+    let imported = unseal(&sealed, &key)?;
+    let name = imported.spec.name.clone();
+    let version = imported.version;
+    let store = Store::new(context.home.ledger(name.as_str()));
+    match store.read()? {
+        Some(existing) => replace(store, existing, imported, options.replace)?,
+        None => store.write(&mut imported.clone())?,
+    }
+    let see = context.command(&format!("status {name}"));
+    output::talk(&format!("the ledger of {name}, version {version}, is taken over; see `{see}`\n"));
+    Ok(Exit::Done)
+}
+
+fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Result<(), Error> {
+    if !meant {
+        may_replace(&existing, &imported)?;
+    }
+    let held = Held::take(store, existing, "quorate ledger import", Timestamp::now())?;
+    held.write(Timestamp::now(), |ledger| {
+        let fence = ledger.fence.max(imported.fence);
+        let version = ledger.version.max(imported.version);
+        *ledger = Ledger { lock: ledger.lock.take(), fence, version, ..imported };
+    })?;
+    held.release()?;
+    Ok(())
+}
+
+fn may_replace(existing: &Ledger, imported: &Ledger) -> Result<(), Error> {
+    let name = &existing.spec.name;
+    let hint = "pass --replace if the one that is here may go; export it first to keep it";
+    if existing.cluster_id != imported.cluster_id {
+        let (here, there) = (&existing.cluster_id, &imported.cluster_id);
+        let what =
+            format!("the ledger of {name} here is of another cluster: its id is {here}, that of the export {there}");
+        return Err(Error::refused(what, hint));
+    }
+    if existing.version > imported.version {
+        let (here, there) = (existing.version, imported.version);
+        let what = format!("the ledger of {name} here is newer: it has version {here}, the export {there}");
+        return Err(Error::refused(what, hint));
+    }
+    Ok(())
+}
+
+fn read(file: &str) -> Result<Vec<u8>, Error> {
+    if file != "-" {
+        return fs::read(file).map_err(Error::file("read", file));
+    }
+    let mut bytes = Vec::new();
+    io::stdin().read_to_end(&mut bytes).map_err(Error::file("read", "stdin"))?;
+    Ok(bytes)
+}
+
+fn passphrase(file: &Path) -> Result<Key, Error> {
+    let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
+    match text.lines().next().filter(|line| !line.is_empty()) {
+        Some(line) => Ok(Key::Passphrase(Secret::new(line))),
+        None => Err(Error::refused(format!("{} is empty", file.display()), "write the passphrase on its first line")),
+    }
+}
+
+fn identities(file: &Path) -> Result<Key, Error> {
+    let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
+    Ok(Key::Age(text.lines().map(String::from).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::{ClientAuth, generated};
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+
+    fn ledger(id: &str, version: u64) -> Ledger {
+        let mut spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap();
+        Ledger { version, ..Ledger::new(id.to_owned(), spec.clusters.remove(0)) }
+    }
+
+    #[test]
+    fn an_import_replaces_neither_a_newer_ledger_nor_that_of_another_cluster() {
+        assert!(may_replace(&ledger("a", 5), &ledger("a", 6)).is_ok());
+        let newer = may_replace(&ledger("a", 7), &ledger("a", 6)).unwrap_err().to_string();
+        assert_eq!(newer, "the ledger of demo here is newer: it has version 7, the export 6");
+        assert!(may_replace(&ledger("a", 1), &ledger("b", 6)).unwrap_err().to_string().contains("another cluster"));
+    }
+
+    #[test]
+    fn a_replaced_ledger_is_the_newest_version_and_keeps_the_higher_fence() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::new(home.path().join("ledger"));
+        let mut existing = Ledger { fence: 9, ..ledger("a", 3) };
+        store.write(&mut existing).unwrap();
+        replace(store.clone(), existing, Ledger { highest_revision: 42, ..ledger("a", 1) }, true).unwrap();
+        let now = store.read().unwrap().unwrap();
+        assert_eq!((now.highest_revision, now.fence, now.lock), (42, 10, None));
+        assert!(now.version > 4);
+    }
+}

@@ -1,0 +1,60 @@
+//! `quorate logs`: a member's log, through its agent, which is the only one that reads there.
+
+use std::time::Duration;
+
+use quorate_agent::api::{LogOf, LogRequest};
+use quorate_control::observe::Sight;
+use quorate_control::providers;
+use quorate_core::model::{Ledger, MemberName, Observation, Seen};
+
+use super::Context;
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+
+/// How often a followed log is asked for more.
+const POLL: Duration = Duration::from_millis(300);
+
+pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    let members: Vec<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
+    if !members.contains(&options.member) {
+        return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
+    }
+    let member = MemberName::from(options.member.as_str());
+    let mut sight = Sight::new(providers::provider(ledger.spec.provider, &context.home));
+    let seen = sight.look(&ledger, None).await?;
+    let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
+        return Err(no_answer(context, &ledger, &seen, &member, options.agent));
+    };
+    let of = if options.agent { LogOf::Agent } else { LogOf::Etcd };
+    let mut request = LogRequest { of, from: None, lines: options.lines };
+    loop {
+        let answer = agent.logs(&request).await?;
+        output::print(&answer.text)?;
+        if !options.follow {
+            return Ok(Exit::Done);
+        }
+        request.from = Some(answer.next);
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+fn answered(seen: &Observation, member: &MemberName) -> bool {
+    seen.agents.get(member).is_some_and(|agent| agent.get().is_some())
+}
+
+fn no_answer(context: &Context, ledger: &Ledger, seen: &Observation, member: &MemberName, agent: bool) -> Error {
+    let why = match seen.agents.get(member) {
+        Some(Seen::Unreachable { why, .. }) => why.clone(),
+        _ => String::from("its machine is off or not there"),
+    };
+    let spec_member = ledger.spec.members.iter().find(|m| m.name.as_str() == member.as_str());
+    let machine = spec_member.map(|m| ledger.spec.machine_name(&m.name)).unwrap_or_default();
+    let directory = context.home.machines().join(ledger.spec.name.as_str()).join(machine);
+    let file = if agent { directory.join("agent.log") } else { directory.join("root/var/log/etcd.log") };
+    let what = format!("the agent of {member} does not answer: {why}");
+    Error::refused(what, format!("its log is the file {}", file.display()))
+}

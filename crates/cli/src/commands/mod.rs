@@ -1,0 +1,117 @@
+//! The verbs, one file each. A verb sets what is wished and lets the loop run; it has no way of its own to change a
+//! cluster.
+
+pub mod agent;
+pub mod apply;
+pub mod clients;
+pub mod destroy;
+pub mod ledger;
+pub mod logs;
+pub mod plan;
+pub mod power;
+pub mod spec;
+pub mod status;
+pub mod up;
+
+use jiff::Timestamp;
+use quorate_control::brought::BroughtFiles;
+use quorate_control::status::{Status, summarize};
+use quorate_control::{Controller, Home, Outcome};
+use quorate_core::model::{Consent, Ledger};
+use quorate_core::planner::Decision;
+use quorate_core::spec::ClusterSpec;
+
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::progress::Progress;
+use crate::output::{self, block};
+
+/// What every verb is given.
+#[derive(Debug)]
+pub struct Context {
+    pub home: Home,
+    /// Whether the home was named on the command line: then it is part of every command that is shown.
+    home_given: bool,
+}
+
+impl Context {
+    pub fn new(home: Home, home_given: bool) -> Self {
+        Context { home, home_given }
+    }
+
+    /// A command of ours as the operator can type it.
+    pub fn command(&self, arguments: &str) -> String {
+        if !self.home_given {
+            return format!("quorate {arguments}");
+        }
+        format!("quorate --home {} {arguments}", quoted(&self.home.root().to_string_lossy()))
+    }
+}
+
+/// A word as a shell reads it back.
+pub fn quoted(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:,@%+=".contains(c);
+    if !text.is_empty() && text.chars().all(plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+/// The operator's word, with what was shown when it was given.
+fn consent(shown: String) -> Consent {
+    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    let user = user.unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()));
+    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    Consent { at: Timestamp::now(), by: format!("{user}@{host}"), shown }
+}
+
+/// Takes the lock and runs the loop, with progress.
+async fn run_loop(
+    context: &Context,
+    spec: &ClusterSpec,
+    brought: &BroughtFiles,
+    verb: &str,
+    change: impl FnOnce(&mut Ledger),
+) -> Result<Outcome, Error> {
+    let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()));
+    let controller = Controller::take(&context.home, spec, brought.clone(), verb, change)?;
+    let outcome = tokio::select! {
+        outcome = controller.run(&progress) => outcome,
+        never = progress.keep_drawing() => match never {},
+    };
+    progress.finish();
+    Ok(outcome?)
+}
+
+/// Prints how a run ended, and what was refused on the way.
+fn conclude(context: &Context, outcome: Outcome) -> Result<Exit, Error> {
+    let Outcome { blocked, seen, ledger, .. } = outcome;
+    let decision = Decision { blocked, ..Decision::default() };
+    let status: Status = summarize(&ledger, &seen, &decision);
+    output::print(&block::text(context, &ledger, &status))?;
+    if decision.blocked.is_empty() {
+        return Ok(Exit::Done);
+    }
+    output::talk(&format!("\nnot done, as it would be unsafe:\n{}", output::plan::blocked(&decision.blocked)));
+    Ok(Exit::Blocked)
+}
+
+/// A destruction that was begun is ended, and nothing else is done meanwhile.
+fn refuse_if_being_destroyed(context: &Context, ledger: Option<&Ledger>) -> Result<(), Error> {
+    let Some((ledger, consent)) = ledger.and_then(|l| Some((l, l.destroy.as_ref()?))) else { return Ok(()) };
+    let name = &ledger.spec.name;
+    let what = format!("cluster {name} is being destroyed, by the word of {} at {}", consent.by, consent.at);
+    Err(Error::refused(what, format!("end it with `{}`", context.command(&format!("destroy {name}")))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn words_survive_the_shell() {
+        assert_eq!(quoted("https://127.0.0.1:2379,x"), "https://127.0.0.1:2379,x");
+        assert_eq!(quoted("root:it's $HOME"), r"'root:it'\''s $HOME'");
+        assert_eq!(quoted(""), "''");
+    }
+}

@@ -1,0 +1,28 @@
+//! `quorate down` and `quorate start`: a wish about power in the ledger, and the same loop.
+
+use quorate_core::model::Power;
+
+use super::{Context, conclude, refuse_if_being_destroyed, run_loop};
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+
+pub async fn down(context: &Context, named: cli::Named) -> Result<Exit, Error> {
+    switch(context, &named.name, "down", Power::Off).await
+}
+
+pub async fn start(context: &Context, named: cli::Named) -> Result<Exit, Error> {
+    switch(context, &named.name, "start", Power::On).await
+}
+
+async fn switch(context: &Context, name: &str, verb: &str, power: Power) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, name)?;
+    refuse_if_being_destroyed(context, Some(&ledger))?;
+    let brought = load::brought_files(&ledger)?;
+    let outcome = run_loop(context, &ledger.spec, &brought, verb, |ledger| {
+        ledger.power = power;
+        ledger.downtime = None;
+    });
+    conclude(context, outcome.await?)
+}

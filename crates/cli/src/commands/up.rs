@@ -1,0 +1,112 @@
+//! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
+
+use std::path::PathBuf;
+
+use quorate_agent::binaries;
+use quorate_core::model::{Ledger, Power};
+use quorate_core::spec::{ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
+use quorate_core::versions::{self, Version};
+
+use super::{Context, conclude, refuse_if_being_destroyed, run_loop};
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load::{self, Cluster};
+use crate::output;
+
+const MEMBERS: u16 = 3;
+
+pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
+    let known = load::remembered(&context.home, &options.name)?;
+    refuse_if_being_destroyed(context, known.as_ref())?;
+    let Cluster { spec, brought } = match known {
+        Some(ledger) => go_on(&ledger, &options)?,
+        None => Cluster { spec: new_spec(context, &options).await?, brought: Default::default() },
+    };
+    let outcome = run_loop(context, &spec, &brought, "up", |ledger| {
+        ledger.power = Power::On;
+        ledger.downtime = None;
+    });
+    conclude(context, outcome.await?)
+}
+
+/// The cluster exists: it keeps the settings it has.
+fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
+    let spec = &ledger.spec;
+    let differs = |what: &str, has: String, asked: Option<String>| match asked {
+        Some(asked) if asked != has => Err(Error::refused(
+            format!("cluster {} exists with {what} {has}, and {asked} was asked for", spec.name),
+            "leave that option out to bring it up as it is, or give the new cluster another name",
+        )),
+        _ => Ok(()),
+    };
+    differs("--members", spec.members.len().to_string(), options.members.map(|n| n.to_string()))?;
+    differs("--etcd-version", spec.etcd.version.to_string(), options.etcd_version.map(|v| v.to_string()))?;
+    let asked = options.client_auth.map(|login| login_name(login.into()).to_owned());
+    differs("--client-auth", login_name(spec.etcd.client_auth).to_owned(), asked)?;
+    output::talk(&format!("cluster {} exists already; going on with the settings it has\n", spec.name));
+    Ok(Cluster { spec: spec.clone(), brought: load::brought_files(ledger)? })
+}
+
+fn login_name(auth: ClientAuth) -> &'static str {
+    match auth {
+        ClientAuth::Certificate => "certificate",
+        ClientAuth::Password => "password",
+    }
+}
+
+async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, Error> {
+    let version = match options.etcd_version {
+        Some(version) => version,
+        None => found_version(context).await?.unwrap_or(versions::DEFAULT),
+    };
+    let members = usize::from(options.members.unwrap_or(MEMBERS));
+    let auth = options.client_auth.map_or(ClientAuth::Certificate, ClientAuth::from);
+    let hint = "names have lower case letters, digits and hyphens";
+    let spec = generated(&options.name, members, version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
+    // Checked as a file would be, so that what is refused or warned about there is so here.
+    let document = Document::parse("up", &spec.to_yaml()).expect("what quorate writes is YAML");
+    for problem in document.spec(&HostFacts::default()).problems {
+        let hint = problem.hint.unwrap_or_default();
+        match problem.severity {
+            Severity::Error => return Err(Error::refused(problem.message, hint)),
+            Severity::Warning => output::talk(&format!("warning: {}\n  hint: {hint}\n", problem.message)),
+        }
+    }
+    Ok(spec.clusters.into_iter().next().expect("one was generated"))
+}
+
+/// The version of the etcd on PATH, if there is one.
+async fn found_version(context: &Context) -> Result<Option<Version>, Error> {
+    let Some(etcd) = on_path() else { return Ok(None) };
+    let found = binaries::version_of(&etcd, &context.home.programs()).await?;
+    let version = found.parse().map_err(|_| {
+        let what = format!("{} is etcd {found}, which is not a release", etcd.display());
+        Error::refused(what, "say which release is wanted with --etcd-version")
+    })?;
+    Ok(Some(version))
+}
+
+fn on_path() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join("etcd")).find(|etcd| etcd.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options(members: Option<u16>) -> cli::Up {
+        cli::Up { name: String::from("demo"), members, etcd_version: None, client_auth: None }
+    }
+
+    #[test]
+    fn a_known_cluster_keeps_its_settings_and_a_conflict_names_both() {
+        let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();
+        let ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
+        assert_eq!(go_on(&ledger, &options(None)).unwrap().spec, ledger.spec);
+        assert!(go_on(&ledger, &options(Some(3))).is_ok());
+        let refusal = go_on(&ledger, &options(Some(5))).unwrap_err().to_string();
+        assert_eq!(refusal, "cluster demo exists with --members 3, and 5 was asked for");
+    }
+}

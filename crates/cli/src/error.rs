@@ -1,0 +1,142 @@
+//! Everything that a verb can fail with, and how it is told: once, at the edge, with its causes and a way on.
+
+use std::error::Error as _;
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
+
+use quorate_agent::AgentError;
+use quorate_agent::binaries::BinaryError;
+use quorate_agent::client::ClientError as AgentClientError;
+use quorate_control::ControlError;
+use quorate_control::clients::ClientError;
+use quorate_control::ledger::{ExportError, LedgerError};
+
+use crate::exit::Exit;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error(transparent)]
+    AgentClient(#[from] AgentClientError),
+    #[error(transparent)]
+    Binary(#[from] BinaryError),
+    #[error("{} cannot be {what}", path.display())]
+    File { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("the output cannot be written")]
+    Output(#[source] io::Error),
+    #[error("the runtime cannot be started")]
+    Runtime(#[source] io::Error),
+    #[error("{file} has {}", errors(*count))]
+    Invalid { file: String, count: usize },
+    #[error("there is no cluster `{name}` in {}, and no file of that name", home.display())]
+    UnknownCluster { name: String, home: PathBuf, known: Vec<String> },
+    #[error("cluster {cluster} has no member `{member}`")]
+    UnknownMember { cluster: String, member: String, members: Vec<String> },
+    #[error("{file} declares no cluster `{name}`")]
+    NotInFile { file: String, name: String, declared: Vec<String> },
+    #[error("{what}")]
+    Refused { what: String, hint: String },
+    #[error("nothing was done")]
+    Declined,
+}
+
+fn errors(count: usize) -> String {
+    if count == 1 { String::from("an error") } else { format!("{count} errors") }
+}
+
+impl Error {
+    pub fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Error::File { what, path, source }
+    }
+
+    pub fn refused(what: impl Into<String>, hint: impl Into<String>) -> Self {
+        Error::Refused { what: what.into(), hint: hint.into() }
+    }
+
+    pub fn exit(&self) -> Exit {
+        let locked = |e: &LedgerError| matches!(e, LedgerError::Locked { .. } | LedgerError::Lost { .. });
+        match self {
+            Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
+            Error::Control(e) if e.is_taken_over() => Exit::Locked,
+            _ => Exit::Error,
+        }
+    }
+
+    /// Whether whoever read the output has gone; there is nobody left to tell.
+    pub fn is_reader_gone(&self) -> bool {
+        matches!(self, Error::Output(e) if e.kind() == io::ErrorKind::BrokenPipe)
+    }
+
+    fn hint(&self) -> Option<String> {
+        match self {
+            Error::Control(ControlError::Ledger(LedgerError::Locked { .. }))
+            | Error::Ledger(LedgerError::Locked { .. }) => {
+                Some(String::from("wait for it to end; if it hangs, end that process, and its lock is free at once"))
+            }
+            Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
+                "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; the same command goes on from here",
+            )),
+            Error::Control(e) if !e.is_taken_over() => {
+                Some(String::from("the same command goes on from where it stopped"))
+            }
+            Error::UnknownCluster { known, .. } if known.is_empty() => {
+                Some(String::from("none is known yet; `quorate up` makes one, `quorate init` prints a spec"))
+            }
+            Error::UnknownCluster { known, .. } => Some(format!("known clusters: {}", known.join(", "))),
+            Error::UnknownMember { members, .. } => Some(format!("its members: {}", members.join(", "))),
+            Error::NotInFile { declared, .. } => Some(format!("it declares: {}", declared.join(", "))),
+            Error::Refused { hint, .. } => Some(hint.clone()),
+            _ => None,
+        }
+    }
+
+    /// The error, each cause on a line of its own, and the way on.
+    pub fn render(&self, cluster: Option<&str>) -> String {
+        let mut text = match cluster {
+            Some(cluster) => format!("error: cluster {cluster}: {self}\n"),
+            None => format!("error: {self}\n"),
+        };
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            let _ = writeln!(text, "  because: {error}");
+            cause = error.source();
+        }
+        if let Some(hint) = self.hint() {
+            let _ = writeln!(text, "  hint: {hint}");
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_told_with_its_causes_and_a_hint() {
+        let denied = io::Error::new(io::ErrorKind::PermissionDenied, "permission denied");
+        let error = Error::file("read", "/a.yaml")(denied);
+        assert_eq!(error.render(None), "error: /a.yaml cannot be read\n  because: permission denied\n");
+        let error = Error::refused("demo has 3 members, and 5 were asked for", "leave --members out");
+        let told = "error: cluster demo: demo has 3 members, and 5 were asked for\n  hint: leave --members out\n";
+        assert_eq!(error.render(Some("demo")), told);
+    }
+
+    #[test]
+    fn a_lock_has_an_exit_code_of_its_own() {
+        let lost = LedgerError::Lost { by: None };
+        assert_eq!(Error::from(ControlError::from(lost)).exit(), Exit::Locked);
+        assert_eq!(Error::Declined.exit(), Exit::Error);
+    }
+}

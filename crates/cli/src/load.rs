@@ -1,0 +1,142 @@
+//! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is told at
+//! once, at its place.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use quorate_control::brought::{self, BroughtFiles, FileProblem};
+use quorate_control::ledger::Store;
+use quorate_control::{Home, status};
+use quorate_core::model::Ledger;
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
+
+use crate::error::Error;
+use crate::output;
+
+/// A cluster as the operator wishes it.
+#[derive(Debug)]
+pub struct Cluster {
+    pub spec: ClusterSpec,
+    pub brought: BroughtFiles,
+}
+
+/// A spec file after all checks.
+#[derive(Debug)]
+pub struct CheckedFile {
+    pub file: String,
+    pub text: String,
+    pub problems: Vec<Problem>,
+    /// Complete only when no problem is an error.
+    pub clusters: Vec<Cluster>,
+}
+
+impl CheckedFile {
+    pub fn errors(&self) -> usize {
+        self.problems.iter().filter(|p| p.severity == Severity::Error).count()
+    }
+}
+
+/// The clusters of a file, or the one of that name as it was applied last.
+pub fn clusters(home: &Home, target: &str) -> Result<Vec<Cluster>, Error> {
+    if !is_file(home, target) {
+        let ledger = ledger(home, target)?;
+        let brought = brought_files(&ledger)?;
+        return Ok(vec![Cluster { spec: ledger.spec, brought }]);
+    }
+    let checked = file(target)?;
+    for problem in &checked.problems {
+        output::talk(&format!("{}\n", problem.render(&checked.text)));
+    }
+    match checked.errors() {
+        0 => Ok(checked.clusters),
+        count => Err(Error::Invalid { file: checked.file, count }),
+    }
+}
+
+/// The names alone: for what needs no more of the spec.
+pub fn names(home: &Home, target: &str) -> Result<Vec<String>, Error> {
+    if !is_file(home, target) {
+        return Ok(vec![target.to_owned()]);
+    }
+    Ok(clusters(home, target)?.into_iter().map(|c| c.spec.name.to_string()).collect())
+}
+
+/// Names of clusters have neither dots nor slashes, so most targets tell by themselves what they are. Of a known
+/// cluster and a file of the same name, the cluster is meant.
+fn is_file(home: &Home, target: &str) -> bool {
+    let path_like = target == "-" || target.contains(['.', '/']);
+    path_like || (!home.ledger(target).exists() && Path::new(target).is_file())
+}
+
+/// Reads and checks a spec, and every file that it names.
+pub fn file(target: &str) -> Result<CheckedFile, Error> {
+    let (file, text, base) = match target {
+        "-" => (String::from("<stdin>"), read_stdin()?, PathBuf::from(".")),
+        path => {
+            let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
+            (path.to_owned(), text, Path::new(path).parent().unwrap_or(Path::new("")).to_owned())
+        }
+    };
+    let document = match Document::parse(&file, &text) {
+        Ok(document) => document,
+        Err(problems) => return Ok(CheckedFile { file, text, problems, clusters: Vec::new() }),
+    };
+    let checked = document.spec(&HostFacts { memory: memory() });
+    let mut problems = checked.problems;
+    let mut clusters = Vec::new();
+    let now = Timestamp::now();
+    for (index, mut spec) in checked.spec.into_iter().flat_map(|s| s.clusters).enumerate() {
+        brought::resolve_paths(&mut spec, &base);
+        match brought::read(&spec, now) {
+            Ok(brought) => clusters.push(Cluster { spec, brought }),
+            Err(found) => problems.extend(found.into_iter().map(|p| placed(&document, index, p))),
+        }
+    }
+    problems.sort_by_key(|p| p.span);
+    Ok(CheckedFile { file, text, problems, clusters })
+}
+
+fn placed(document: &Document, index: usize, problem: FileProblem) -> Problem {
+    let FileProblem { field, message, hint } = problem;
+    document.problem(Severity::Error, format!("clusters[{index}].{field}"), message, hint)
+}
+
+fn read_stdin() -> Result<String, Error> {
+    let mut text = String::new();
+    std::io::stdin().read_to_string(&mut text).map_err(Error::file("read", "stdin"))?;
+    Ok(text)
+}
+
+fn memory() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kibibytes = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?.trim().strip_suffix("kB")?.trim();
+    kibibytes.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// The ledger of a known cluster.
+pub fn ledger(home: &Home, name: &str) -> Result<Ledger, Error> {
+    remembered(home, name)?.ok_or_else(|| unknown(home, name))
+}
+
+/// The ledger of a cluster, if it is known. A text that cannot be a name is not looked for.
+pub fn remembered(home: &Home, name: &str) -> Result<Option<Ledger>, Error> {
+    if name.parse::<Name>().is_err() {
+        return Ok(None);
+    }
+    Ok(Store::new(home.ledger(name)).read()?)
+}
+
+pub fn unknown(home: &Home, name: &str) -> Error {
+    let known = status::known_clusters(home);
+    Error::UnknownCluster { name: name.to_owned(), home: home.root().to_owned(), known }
+}
+
+/// The files that a remembered spec names, as they are now.
+pub fn brought_files(ledger: &Ledger) -> Result<BroughtFiles, Error> {
+    brought::read(&ledger.spec, Timestamp::now()).map_err(|problems| {
+        let told: Vec<String> = problems.iter().map(|p| format!("{}: {}", p.field, p.message)).collect();
+        let what = format!("files that the spec of {} names cannot be used: {}", ledger.spec.name, told.join("; "));
+        Error::refused(what, "put them back, or apply a spec that names others")
+    })
+}

@@ -1,0 +1,124 @@
+//! What stands at the end of a run: how the cluster is, where it is reached, what to type next, and by when to come
+//! back.
+
+use std::fmt::Write;
+
+use quorate_control::status::{Status, Verdict};
+use quorate_core::model::Ledger;
+use quorate_core::spec::ClientAuth;
+
+use crate::commands::Context;
+
+pub fn text(context: &Context, ledger: &Ledger, status: &Status) -> String {
+    let name = &status.cluster;
+    let mut text = format!("\ncluster {name} is {}\n", status.summary);
+    match status.verdict {
+        Verdict::Off => {
+            let _ = writeln!(text, "  switch it on with: {}", context.command(&format!("start {name}")));
+            return text;
+        }
+        Verdict::Unformed => return text,
+        Verdict::Healthy | Verdict::Degraded | Verdict::Down => {}
+    }
+    let endpoints: Vec<&str> = status.members.iter().filter_map(|m| m.endpoint.as_deref()).collect();
+    text.push_str(&listed("endpoints", &endpoints));
+    let env = context.command(&format!("env {name}"));
+    let see = context.command(&format!("status {name}"));
+    text.push_str(&listed("next", &[&format!("eval \"$({env})\""), "etcdctl member list", &see]));
+    text.push_str(&listed("password", &password(context, ledger).iter().map(String::as_str).collect::<Vec<_>>()));
+    text.push_str(&listed("due", &due(context, ledger, status).iter().map(String::as_str).collect::<Vec<_>>()));
+    text
+}
+
+fn listed(what: &str, lines: &[&str]) -> String {
+    let mut text = String::new();
+    for (index, line) in lines.iter().enumerate() {
+        let _ = writeln!(text, "  {:9}  {line}", if index == 0 { what } else { "" });
+    }
+    text
+}
+
+fn password(context: &Context, ledger: &Ledger) -> Option<String> {
+    if ledger.spec.etcd.client_auth != ClientAuth::Password || !ledger.spec.auth.bootstrap {
+        return None;
+    }
+    let name = &ledger.spec.name;
+    Some(match &ledger.spec.auth.root_password_file {
+        Some(file) => format!("root's is the one in {}", file.display()),
+        None => format!("root's was made here: `{}` prints it", context.command(&format!("env {name}"))),
+    })
+}
+
+fn due(context: &Context, ledger: &Ledger, status: &Status) -> Option<String> {
+    let apply = context.command(&format!("apply {}", ledger.spec.name));
+    if let Some(by) = status.renew_by {
+        return Some(format!("`{apply}` by {}, to renew certificates", by.strftime("%Y-%m-%d")));
+    }
+    let first = status.members.iter().filter_map(|m| m.certificate_days_left).min()?;
+    Some(format!("the first certificate ends in {first} days: bring new ones and run `{apply}` before"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use quorate_control::Home;
+    use quorate_control::status::summarize;
+    use quorate_core::model::{Formation, Observation, Power, Seen};
+    use quorate_core::planner::Decision;
+    use quorate_core::spec::generated;
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+
+    fn ledger(auth: ClientAuth) -> Ledger {
+        let mut spec = generated("demo", 1, DEFAULT, auth).unwrap();
+        let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
+        ledger.formation =
+            Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members: Default::default() };
+        ledger
+    }
+
+    fn shown(ledger: &Ledger, context: &Context) -> String {
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let seen = Observation { now, machines: Seen::At(now, Default::default()), agents: Default::default() };
+        let mut status = summarize(ledger, &seen, &Decision::default());
+        status.members[0].endpoint = Some(String::from("https://127.64.0.1:2379"));
+        if ledger.power == Power::On {
+            status.renew_by = Some("2026-09-01T10:00:00Z".parse().unwrap());
+        }
+        text(context, ledger, &status)
+    }
+
+    #[test]
+    fn the_block_has_endpoints_commands_and_the_next_date() {
+        let context = Context::new(Home::new("/h"), false);
+        let expected = "
+cluster demo is down: 0 of 1 voters are healthy, quorum is 1
+  endpoints  https://127.64.0.1:2379
+  next       eval \"$(quorate env demo)\"
+             etcdctl member list
+             quorate status demo
+  due        `quorate apply demo` by 2026-09-01, to renew certificates
+";
+        assert_eq!(shown(&ledger(ClientAuth::Certificate), &context), expected);
+    }
+
+    #[test]
+    fn a_given_home_is_part_of_each_command_and_passwords_are_only_pointed_at() {
+        let context = Context::new(Home::new("/my home"), true);
+        let mut ledger = ledger(ClientAuth::Password);
+        let text = shown(&ledger, &context);
+        assert!(text.contains("root's was made here: `quorate --home '/my home' env demo` prints it"), "{text}");
+        ledger.spec.auth.root_password_file = Some(PathBuf::from("/p"));
+        assert!(shown(&ledger, &context).contains("root's is the one in /p"));
+    }
+
+    #[test]
+    fn a_cluster_that_is_off_has_one_way_on() {
+        let context = Context::new(Home::new("/h"), false);
+        let mut ledger = ledger(ClientAuth::Certificate);
+        ledger.power = Power::Off;
+        assert!(shown(&ledger, &context).ends_with("  switch it on with: quorate start demo\n"));
+    }
+}

@@ -1,0 +1,99 @@
+//! What is printed: data to stdout, talk to stderr. Rendering is pure and writes to text; only this file prints.
+
+pub mod block;
+pub mod plan;
+pub mod progress;
+pub mod status;
+
+use std::io::{self, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::error::Error;
+
+/// Prints data.
+pub fn print(text: &str) -> Result<(), Error> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)
+}
+
+pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
+    let mut text = serde_json::to_string_pretty(value).expect("plain data serializes");
+    text.push('\n');
+    print(&text)
+}
+
+/// Tells something. Nobody may be listening, which is no reason to stop.
+pub fn talk(text: &str) {
+    let _ = io::stderr().lock().write_all(text.as_bytes());
+}
+
+/// Whether somebody can be asked.
+pub fn can_ask() -> bool {
+    io::stdin().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Asks, and gives the answer without the white space around it.
+pub fn ask(question: &str) -> Result<String, Error> {
+    talk(question);
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer).map_err(Error::file("read", "stdin"))?;
+    Ok(answer.trim().to_owned())
+}
+
+/// "1 step", "3 steps".
+pub fn count(number: usize, of: &str) -> String {
+    if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
+}
+
+/// Rows of cells, each column as wide as its widest cell.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|r| r.get(column)).map(|c: &String| c.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+        format!("{}\n", cells.join("  ").trim_end())
+    };
+    rows.iter().map(line).collect()
+}
+
+/// A size in the largest unit that keeps it readable: 20.5 KiB, 8 GiB.
+pub fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];
+    if bytes < 1024 {
+        return format!("{bytes} B");
+    }
+    let mut tenths = bytes.saturating_mul(10) / 1024;
+    let mut unit = 0;
+    while tenths >= 10240 && unit + 1 < UNITS.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    match tenths % 10 {
+        0 => format!("{} {}", tenths / 10, UNITS[unit]),
+        tenth => format!("{}.{tenth} {}", tenths / 10, UNITS[unit]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_short() {
+        assert_eq!(size(512), "512 B");
+        assert_eq!(size(20_992), "20.5 KiB");
+        assert_eq!(size(8 << 30), "8 GiB");
+        assert_eq!(size(1 << 20), "1 MiB");
+        assert_eq!(size(1 << 54), "16384 TiB");
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let rows = [vec![String::from("a"), String::from("bbb")], vec![String::from("ccc"), String::from("d")]];
+        assert_eq!(table(&rows), "a    bbb\nccc  d\n");
+    }
+}

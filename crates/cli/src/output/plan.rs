@@ -1,0 +1,183 @@
+//! A plan in words and in JSON: each step with its reason, then what remains waiting or refused. One cluster after
+//! another, so that a fleet need not be held in memory.
+
+use std::fmt::Write;
+
+use quorate_core::planner::simulate::Plan;
+use quorate_core::planner::{Step, UnsafeBecause, WaitingFor};
+use serde::Serialize;
+
+use super::count;
+
+/// What all plans of one run come to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Summary {
+    pub clusters: usize,
+    pub steps: usize,
+    pub waiting: usize,
+    pub blocked: usize,
+}
+
+impl Summary {
+    pub fn add(&mut self, plan: &Plan) {
+        self.clusters += 1;
+        self.steps += plan.steps.len();
+        self.waiting += plan.end.waiting.len();
+        self.blocked += plan.end.blocked.len();
+    }
+
+    pub fn line(&self) -> String {
+        let Summary { clusters, steps, waiting, blocked } = *self;
+        let mut line = format!("{}: {}", count(clusters, "cluster"), count(steps, "step"));
+        if waiting > 0 {
+            let _ = write!(line, ", {waiting} waiting");
+        }
+        if blocked > 0 {
+            let _ = write!(line, ", {blocked} blocked");
+        }
+        line.push('\n');
+        line
+    }
+}
+
+/// One cluster's plan, for people.
+pub fn text(cluster: &str, plan: &Plan) -> String {
+    let Plan { steps, end } = plan;
+    let mut text = match steps.len() {
+        0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
+        0 => format!("cluster {cluster}: no step can be taken\n"),
+        number => format!("cluster {cluster}: {}\n", count(number, "step")),
+    };
+    let width = steps.len().to_string().len();
+    for (index, Step { action, why, .. }) in steps.iter().enumerate() {
+        let margin = " ".repeat(width + 2);
+        let _ = writeln!(text, "  {:width$}. {action}\n  {margin}because {why}", index + 1);
+    }
+    for waiting in &end.waiting {
+        let _ = writeln!(text, "  waiting for {waiting}");
+    }
+    text.push_str(&blocked(&end.blocked));
+    text
+}
+
+/// What is refused, by which rule, and what can be done.
+pub fn blocked(refusals: &[UnsafeBecause]) -> String {
+    let mut text = String::new();
+    for because in refusals {
+        let (rule, remedy) = (because.rule(), because.remedy());
+        let _ = writeln!(text, "  blocked: {because}\n    rule:   {rule}\n    remedy: {remedy}");
+    }
+    text
+}
+
+#[derive(Debug, Serialize)]
+pub struct PlanJson {
+    cluster: String,
+    steps: Vec<StepJson>,
+    waiting: Vec<WaitingJson>,
+    blocked: Vec<BlockedJson>,
+}
+
+#[derive(Debug, Serialize)]
+struct StepJson {
+    number: usize,
+    kind: &'static str,
+    member: Option<String>,
+    action: String,
+    because: String,
+}
+
+#[derive(Debug, Serialize)]
+struct WaitingJson {
+    member: Option<String>,
+    waiting_for: String,
+}
+
+#[derive(Debug, Serialize)]
+struct BlockedJson {
+    kind: &'static str,
+    member: Option<String>,
+    because: String,
+    rule: String,
+    remedy: String,
+}
+
+/// One cluster's plan, for scripts.
+pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
+    let step = |(index, Step { action, why, .. }): (usize, &Step)| StepJson {
+        number: index + 1,
+        kind: action.kind(),
+        member: action.member().map(ToString::to_string),
+        action: action.to_string(),
+        because: why.to_string(),
+    };
+    let waiting =
+        |w: &WaitingFor| WaitingJson { member: w.member().map(ToString::to_string), waiting_for: w.to_string() };
+    let blocked = |b: &UnsafeBecause| BlockedJson {
+        kind: b.kind(),
+        member: b.member().map(ToString::to_string),
+        because: b.to_string(),
+        rule: b.rule().to_string(),
+        remedy: b.remedy(),
+    };
+    PlanJson {
+        cluster: cluster.to_owned(),
+        steps: plan.steps.iter().enumerate().map(step).collect(),
+        waiting: plan.end.waiting.iter().map(waiting).collect(),
+        blocked: plan.end.blocked.iter().map(blocked).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::planner::{Action, Decision, Precondition, Reason};
+
+    use super::*;
+
+    fn step(action: Action, why: &str) -> Step {
+        Step { action, why: Reason::new(why), expects: Precondition::Nothing }
+    }
+
+    fn plan() -> Plan {
+        let steps = vec![
+            step(Action::Enrol { member: "etcd-1".into() }, "its agent has no certificate yet"),
+            step(Action::ForgetCluster, "no machine of it is left"),
+        ];
+        let waiting = vec![WaitingFor::PeerPort { member: "etcd-2".into() }];
+        let blocked = vec![UnsafeBecause::Outage { member: "etcd-1".into(), voters: 1 }];
+        Plan { steps, end: Decision { steps: Vec::new(), waiting, blocked } }
+    }
+
+    #[test]
+    fn a_plan_numbers_its_steps_and_tells_what_remains() {
+        let expected = "\
+cluster demo: 2 steps
+  1. enrol the agent of etcd-1
+     because its agent has no certificate yet
+  2. forget the cluster
+     because no machine of it is left
+  waiting for etcd on etcd-2 to answer its peers
+  blocked: etcd-1 must be restarted and is the only voter: the cluster is down while it restarts
+    rule:   quorum is never given away
+    remedy: say that it may happen now with `quorate apply --allow-downtime`
+";
+        assert_eq!(text("demo", &plan()), expected);
+        let mut summary = Summary::default();
+        summary.add(&plan());
+        assert_eq!(summary.line(), "1 cluster: 2 steps, 1 waiting, 1 blocked\n");
+    }
+
+    #[test]
+    fn a_settled_cluster_is_said_to_be_so() {
+        let settled = Plan { steps: Vec::new(), end: Decision::default() };
+        assert_eq!(text("demo", &settled), "cluster demo: nothing to do\n");
+    }
+
+    #[test]
+    fn a_plan_in_json_has_text_and_kinds() {
+        let value = serde_json::to_value(json("demo", &plan())).unwrap();
+        assert_eq!(value["steps"][0]["kind"], "enrol");
+        assert_eq!(value["steps"][1]["member"], serde_json::Value::Null);
+        assert_eq!(value["blocked"][0]["kind"], "outage");
+    }
+}

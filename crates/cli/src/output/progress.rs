@@ -1,0 +1,291 @@
+//! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place with its stage; elsewhere
+//! a line is written when a step begins and when it is done. It never holds up the loop that it tells of.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use quorate_control::{Event, Reporter};
+use quorate_core::model::{MemberName, Observation};
+use quorate_core::planner::{Action, Decision, Step};
+
+use super::talk;
+
+/// Twenty times a second is fluent, and costs nothing.
+const REDRAW: Duration = Duration::from_millis(50);
+
+pub struct Progress {
+    terminal: bool,
+    state: RefCell<State>,
+}
+
+struct State {
+    cluster: String,
+    started: Instant,
+    members: BTreeMap<MemberName, Row>,
+    /// What is done for the cluster as a whole, or waited for.
+    note: String,
+    /// What was told to be waited for last.
+    waiting: Vec<String>,
+    lines_drawn: usize,
+    drawn_at: Option<Instant>,
+}
+
+struct Row {
+    stage: &'static str,
+    /// Set when the member has arrived: its time stands still then.
+    arrived: Option<Duration>,
+}
+
+impl Progress {
+    pub fn new<'a>(cluster: &str, members: impl Iterator<Item = &'a str>) -> Self {
+        let row = |name: &str| (MemberName::from(name), Row { stage: "", arrived: None });
+        let state = State {
+            cluster: cluster.to_owned(),
+            started: Instant::now(),
+            members: members.map(row).collect(),
+            note: String::new(),
+            waiting: Vec::new(),
+            lines_drawn: 0,
+            drawn_at: None,
+        };
+        Progress { terminal: std::io::stderr().is_terminal(), state: RefCell::new(state) }
+    }
+
+    /// Keeps the seconds running while a step takes its time.
+    pub async fn keep_drawing(&self) -> Infallible {
+        loop {
+            tokio::time::sleep(if self.terminal { REDRAW } else { Duration::from_secs(3600) }).await;
+            self.redraw(false);
+        }
+    }
+
+    /// Draws how it ended.
+    pub fn finish(&self) {
+        self.state.borrow_mut().note.clear();
+        self.redraw(true);
+    }
+
+    fn redraw(&self, at_once: bool) {
+        let mut state = self.state.borrow_mut();
+        let fresh = state.drawn_at.is_some_and(|at| at.elapsed() < REDRAW);
+        if !self.terminal || (fresh && !at_once) {
+            return;
+        }
+        let lines = state.lines();
+        let mut text = state.clear();
+        let width = terminal_width();
+        for line in &lines {
+            let _ = writeln!(text, "{}", line.chars().take(width).collect::<String>());
+        }
+        state.lines_drawn = lines.len();
+        state.drawn_at = Some(Instant::now());
+        talk(&text);
+    }
+
+    /// A line that stays: on a terminal above the members.
+    fn line(&self, text: &str) {
+        let mut state = self.state.borrow_mut();
+        let cleared = state.clear();
+        state.lines_drawn = 0;
+        talk(&format!("{cleared}[{:7.3}s] {text}\n", state.started.elapsed().as_secs_f64()));
+    }
+}
+
+impl Reporter for Progress {
+    fn report(&self, event: Event<'_>) {
+        match &event {
+            Event::Looked { seen, decision } => {
+                self.state.borrow_mut().looked(seen, decision);
+                let waiting = self.state.borrow_mut().newly_waiting(decision).filter(|_| !self.terminal);
+                if let Some(waiting) = waiting {
+                    self.line(&waiting);
+                }
+            }
+            Event::Begins(step) => {
+                self.state.borrow_mut().begins(step);
+                if !self.terminal {
+                    self.line(&format!("{} …", self.subject(step)));
+                }
+            }
+            Event::Done(step) => {
+                self.state.borrow_mut().done(step);
+                if !self.terminal {
+                    self.line(&format!("{} … done", self.subject(step)));
+                }
+            }
+            Event::Failed(step, error) => {
+                self.line(&format!("{} … failed: {}", self.subject(step), in_one_line(*error)));
+            }
+        }
+        self.redraw(false);
+    }
+}
+
+impl Progress {
+    fn subject(&self, step: &Step) -> String {
+        match step.action.member() {
+            Some(member) => format!("{member}: {}", step.action),
+            None => format!("{}: {}", self.state.borrow().cluster, step.action),
+        }
+    }
+}
+
+impl State {
+    fn looked(&mut self, seen: &Observation, decision: &Decision) {
+        let elapsed = self.started.elapsed();
+        for (name, row) in &mut self.members {
+            let status = seen.facts(name).and_then(|f| f.etcd.status.as_ref());
+            if status.is_some_and(|s| s.healthy) {
+                row.stage = "healthy";
+                row.arrived.get_or_insert(elapsed);
+            }
+        }
+        let waiting = decision.waiting.first().filter(|_| decision.steps.is_empty());
+        self.note = waiting.map(|w| format!("waiting for {w}")).unwrap_or_default();
+    }
+
+    /// What is waited for, when that has changed.
+    fn newly_waiting(&mut self, decision: &Decision) -> Option<String> {
+        if !decision.steps.is_empty() {
+            return None;
+        }
+        let waiting: Vec<String> = decision.waiting.iter().map(ToString::to_string).collect();
+        if waiting == self.waiting {
+            return None;
+        }
+        self.waiting = waiting;
+        (!self.waiting.is_empty()).then(|| format!("waiting for {}", self.waiting.join("; ")))
+    }
+
+    fn begins(&mut self, step: &Step) {
+        self.enter(step, stage(&step.action));
+    }
+
+    fn done(&mut self, step: &Step) {
+        if let Some(stage) = stage_after(&step.action) {
+            self.enter(step, Some(stage));
+        }
+    }
+
+    fn enter(&mut self, step: &Step, stage: Option<&'static str>) {
+        let row = step.action.member().and_then(|m| self.members.get_mut(m));
+        match (row, stage) {
+            (Some(row), Some(stage)) => {
+                row.stage = stage;
+                let arrived = matches!(stage, "stopped" | "gone");
+                row.arrived = arrived.then(|| self.started.elapsed());
+            }
+            _ => self.note = step.action.to_string(),
+        }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let elapsed = self.started.elapsed();
+        let width = self.members.keys().map(|m| m.as_str().len()).max().unwrap_or(0);
+        let line = |(name, row): (&MemberName, &Row)| {
+            let seconds = row.arrived.unwrap_or(elapsed).as_secs_f64();
+            format!("  {name:width$}  {:13} {seconds:6.1}s", row.stage)
+        };
+        let mut lines: Vec<String> = self.members.iter().map(line).collect();
+        if !self.note.is_empty() {
+            lines.push(format!("  {}: {}", self.cluster, self.note));
+        }
+        lines
+    }
+
+    /// Back to the first line that was drawn, and nothing below it.
+    fn clear(&self) -> String {
+        if self.lines_drawn == 0 { String::new() } else { format!("\x1b[{}A\x1b[J", self.lines_drawn) }
+    }
+}
+
+/// The stage of its member while a step is done; none for steps that concern the cluster as a whole.
+fn stage(action: &Action) -> Option<&'static str> {
+    match action {
+        Action::CreateMachine { .. } => Some("creating"),
+        Action::StartMachine { .. } => Some("switching on"),
+        Action::StopMachine { .. } => Some("switching off"),
+        Action::DestroyMachine { .. } => Some("destroying"),
+        Action::Enrol { .. } => Some("enrolling"),
+        Action::InstallCertificates { .. } => Some("certificates"),
+        Action::PushConfig { .. } => Some("configuring"),
+        Action::StartEtcd { .. } => Some("starting"),
+        Action::StopEtcd { .. } => Some("stopping"),
+        Action::WipeData { .. } => Some("wiping"),
+        Action::RestartEtcd { .. } => Some("restarting"),
+        Action::MakeSecrets { .. }
+        | Action::RecordForming { .. }
+        | Action::AbandonFormation { .. }
+        | Action::RecordFormed { .. }
+        | Action::MoveLeader { .. }
+        | Action::Auth { .. }
+        | Action::ForgetCluster => None,
+    }
+}
+
+/// The stage that a member is in when the step is done, where that is another.
+fn stage_after(action: &Action) -> Option<&'static str> {
+    match action {
+        Action::StartEtcd { .. } | Action::RestartEtcd { .. } => Some("voting"),
+        Action::StopMachine { .. } => Some("stopped"),
+        Action::DestroyMachine { .. } => Some("gone"),
+        _ => None,
+    }
+}
+
+fn in_one_line(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let _ = write!(text, ": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn terminal_width() -> usize {
+    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map(|size| size.ws_col).unwrap_or(0);
+    if columns == 0 { 80 } else { usize::from(columns) }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::planner::{Precondition, Reason, WaitingFor};
+
+    use super::*;
+
+    fn step(action: Action) -> Step {
+        Step { action, why: Reason::new("of this"), expects: Precondition::Nothing }
+    }
+
+    #[test]
+    fn each_member_shows_its_stage_and_the_cluster_its_own() {
+        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter());
+        let mut state = progress.state.borrow_mut();
+        state.begins(&step(Action::Enrol { member: "etcd-1".into() }));
+        state.done(&step(Action::StartEtcd { member: "etcd-2".into(), bootstrap: None }));
+        state.begins(&step(Action::ForgetCluster));
+        let stages: Vec<String> =
+            state.lines().iter().map(|l| l.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect();
+        assert_eq!(stages, ["etcd-1 enrolling", "etcd-2 voting", "demo: forget"]);
+        assert_eq!(state.clear(), "");
+        state.lines_drawn = 3;
+        assert_eq!(state.clear(), "\x1b[3A\x1b[J");
+    }
+
+    #[test]
+    fn waiting_is_told_when_it_changes_and_only_then() {
+        let progress = Progress::new("demo", ["etcd-1"].into_iter());
+        let mut state = progress.state.borrow_mut();
+        let waiting =
+            Decision { waiting: vec![WaitingFor::PeerPort { member: "etcd-1".into() }], ..Decision::default() };
+        assert_eq!(state.newly_waiting(&waiting).as_deref(), Some("waiting for etcd on etcd-1 to answer its peers"));
+        assert_eq!(state.newly_waiting(&waiting), None);
+        assert_eq!(state.newly_waiting(&Decision::default()), None);
+        assert!(state.newly_waiting(&waiting).is_some());
+    }
+}

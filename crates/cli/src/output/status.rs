@@ -1,0 +1,153 @@
+//! The status of clusters, for people: a table, what ails whom, and one line of verdict.
+
+use std::fmt::Write;
+
+use quorate_control::status::{MemberStatus, Status};
+
+use super::{count, size, table};
+
+/// One cluster in full.
+pub fn full(status: &Status) -> String {
+    let mut text = format!(
+        "cluster {}: etcd {} on {}, {}\n\n",
+        status.cluster, status.etcd_version, status.provider, status.formation
+    );
+    let head = [
+        "MEMBER",
+        "MACHINE",
+        "ROLE",
+        "HEALTH",
+        "VERSION",
+        "DB OF QUOTA",
+        "RAFT INDEX",
+        "LAG",
+        "CERTIFICATE",
+        "GENERATION",
+    ];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(status.members.iter().map(row));
+    text.push_str(&table(&rows));
+    text.push('\n');
+    for member in &status.members {
+        if let Some(why) = &member.why {
+            let _ = writeln!(text, "{} is {}: {}", member.member, member.health, why.trim_end());
+        }
+    }
+    for alarm in &status.alarms {
+        let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
+    }
+    text.push_str(&pending(status));
+    let _ = writeln!(text, "{}", status.summary);
+    text
+}
+
+/// Many clusters, a line each.
+pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> String {
+    let row = |s: &Status| {
+        let alarms = if s.alarms.is_empty() { String::new() } else { format!("; {}", count(s.alarms.len(), "alarm")) };
+        vec![s.cluster.clone(), format!("{}{alarms}", s.summary)]
+    };
+    table(&statuses.map(row).collect::<Vec<_>>())
+}
+
+fn row(member: &MemberStatus) -> Vec<String> {
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| String::from("-"));
+    vec![
+        member.member.to_string(),
+        member.machine.clone(),
+        or_dash(member.role.map(String::from)),
+        member.health.to_owned(),
+        or_dash(member.version.clone()),
+        or_dash(member.db_size.map(|used| format!("{}/{}", size(used), size(member.db_quota)))),
+        or_dash(member.raft_index.map(|n| n.to_string())),
+        or_dash(member.raft_lag.map(|n| n.to_string())),
+        or_dash(member.certificate_days_left.map(|n| format!("{n} days"))),
+        or_dash(member.generation.map(|n| n.to_string())),
+    ]
+}
+
+fn pending(status: &Status) -> String {
+    let mut text = String::new();
+    if status.pending.steps > 0 {
+        let steps = count(status.pending.steps, "step");
+        let _ = writeln!(text, "{steps} can be taken at once: see `quorate plan {}`", status.cluster);
+    }
+    for waiting in &status.pending.waiting {
+        let _ = writeln!(text, "waiting for {waiting}");
+    }
+    for blocked in &status.pending.blocked {
+        let _ = writeln!(text, "blocked: {blocked}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_control::status::{AlarmStatus, Pending, Verdict};
+
+    use super::*;
+
+    fn member(name: &str, health: &'static str, why: Option<&str>) -> MemberStatus {
+        let healthy = health == "healthy";
+        MemberStatus {
+            member: name.into(),
+            machine: name.to_owned(),
+            address: Some(String::from("127.64.0.1")),
+            endpoint: None,
+            role: healthy.then_some("leader"),
+            health,
+            why: why.map(String::from),
+            version: healthy.then(|| String::from("3.6.14")),
+            db_size: healthy.then_some(20_992),
+            db_quota: 8 << 30,
+            raft_index: healthy.then_some(12),
+            raft_lag: healthy.then_some(0),
+            certificate_days_left: healthy.then_some(364),
+            generation: healthy.then_some(1),
+            restarts: None,
+        }
+    }
+
+    fn status() -> Status {
+        Status {
+            cluster: String::from("demo"),
+            cluster_id: String::from("c"),
+            provider: String::from("local"),
+            formation: "formed",
+            etcd_version: String::from("3.6.14"),
+            verdict: Verdict::Down,
+            summary: String::from("down: 1 of 2 voters are healthy, quorum is 2"),
+            voters: 2,
+            healthy: 1,
+            quorum: 2,
+            failures_survived: 0,
+            members: vec![member("etcd-1", "healthy", None), member("etcd-2", "off", Some("its machine does not run"))],
+            alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
+            pending: Pending { steps: 1, ..Pending::default() },
+            renew_by: None,
+        }
+    }
+
+    #[test]
+    fn the_table_says_who_is_not_well_and_why() {
+        let expected = "\
+cluster demo: etcd 3.6.14 on local, formed
+
+MEMBER  MACHINE  ROLE    HEALTH   VERSION  DB OF QUOTA     RAFT INDEX  LAG  CERTIFICATE  GENERATION
+etcd-1  etcd-1   leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     1
+etcd-2  etcd-2   -       off      -        -               -           -    -            -
+
+etcd-2 is off: its machine does not run
+alarm NOSPACE on etcd-1
+1 step can be taken at once: see `quorate plan demo`
+down: 1 of 2 voters are healthy, quorum is 2
+";
+        assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn many_clusters_get_a_line_each() {
+        let line = "demo  down: 1 of 2 voters are healthy, quorum is 2; 1 alarm\n";
+        assert_eq!(brief([status(), status()].iter()), line.repeat(2));
+    }
+}
