@@ -1,6 +1,7 @@
 //! The project's chores as `cargo xtask VERB`: one file per verb. It is the first thing built on a fresh
 //! machine, so it depends on little, and installs only what a verb turns out to miss.
 
+mod bench;
 mod demo;
 mod etcd;
 mod host;
@@ -41,6 +42,9 @@ enum Verb {
     },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
+    /// Measure what the project promises in figures
+    #[command(subcommand)]
+    Bench(bench::Bench),
 }
 
 fn main() -> ExitCode {
@@ -60,5 +64,6 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Demo => demo::run(&lab),
+        Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }

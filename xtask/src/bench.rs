@@ -1,0 +1,146 @@
+//! `cargo xtask bench`: measures what the project promises in figures, and fails where a promise is not kept. Figures go
+//! to stdout as tables for the README, talk to stderr. Only one bench runs at a time, in a place of its own in the lab, and
+//! what a killed one left behind is cleared away by the next.
+
+mod agent;
+mod bringup;
+mod figures;
+mod plan;
+mod process;
+mod terraform;
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use clap::Subcommand;
+
+use crate::host;
+use crate::lab::{Lab, Version};
+
+/// The name of every cluster that a bench makes.
+const CLUSTER: &str = "bench";
+
+#[derive(Subcommand)]
+pub enum Bench {
+    /// Time `quorate up` from nothing against etcd started by a bare loop
+    Bringup(bringup::Options),
+    /// Time and weigh plans for up to 10,000 clusters
+    Plan,
+    /// Weigh idle agents
+    Agent,
+}
+
+pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
+    match bench {
+        Bench::Bringup(options) => bringup::run(lab, options),
+        Bench::Plan => plan::run(lab),
+        Bench::Agent => agent::run(lab),
+    }
+}
+
+/// The programs that are measured, and the place where they run. Clusters and files there end with it.
+struct Ground {
+    programs: PathBuf,
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Ground {
+    fn prepare(lab: &Lab) -> Result<Self> {
+        eprintln!("building quorate");
+        let release = ["build", "--release", "--locked"];
+        host::run(host::cargo()?.args(release).args(["--package", "quorate"]))?;
+        host::run(host::cargo()?.args(release).args(["--package", "quorate-agent", "--example", "bare_loop"]))?;
+        let directory = lab.root().join("bench");
+        fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        let path = directory.join(".lock");
+        let lock = File::create(&path).with_context(|| format!("cannot open {}", path.display()))?;
+        if lock.try_lock().is_err() {
+            eprintln!("waiting for another bench to end");
+            lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+        }
+        let ground = Self { programs: release_directory()?, directory, _lock: lock };
+        ground.clear()?;
+        Ok(ground)
+    }
+
+    /// A fresh, empty directory that lasts as long as the ground.
+    fn directory(&self, name: &str) -> Result<PathBuf> {
+        let path = self.directory.join(name);
+        remove(&path)?;
+        fs::create_dir(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(path)
+    }
+
+    /// Where quorate keeps its state here.
+    fn home(&self) -> PathBuf {
+        self.directory.join("home")
+    }
+
+    /// quorate on this ground, with an etcd directory as its whole PATH.
+    fn quorate(&self, path: &Path) -> Command {
+        let mut command = Command::new(self.programs.join("quorate"));
+        command.env("QUORATE_HOME", self.home()).env("PATH", path);
+        command
+    }
+
+    fn up(&self, lab: &Lab, version: Version, members: usize) -> Result<()> {
+        let mut up = self.quorate(&lab.etcd(version));
+        up.args(["up", CLUSTER, "--members", &members.to_string(), "--etcd-version", &version.to_string()]);
+        host::read(&mut up).map(drop)
+    }
+
+    /// Takes the cluster down and leaves nothing of it.
+    fn destroy(&self) -> Result<()> {
+        host::read(self.quorate(Path::new("")).args(["destroy", CLUSTER, "--yes", "--without-backup"]))?;
+        remove(&self.home())
+    }
+
+    /// etcd started by a bare loop on this ground.
+    fn bare_loop(&self, etcd: &Path, members: usize) -> Result<Command> {
+        let mut command = Command::new(self.programs.join("examples/bare_loop"));
+        command.arg(etcd).arg(members.to_string()).env("TMPDIR", self.directory("floor")?);
+        Ok(command)
+    }
+
+    /// The machines of the cluster: a directory each.
+    fn machines(&self) -> PathBuf {
+        self.home().join("machines").join(CLUSTER)
+    }
+
+    fn clear(&self) -> Result<()> {
+        if self.machines().exists() {
+            self.destroy()?;
+        }
+        let entries =
+            fs::read_dir(&self.directory).with_context(|| format!("cannot read {}", self.directory.display()))?;
+        entries.flatten().filter(|entry| entry.file_name() != ".lock").try_for_each(|entry| remove(&entry.path()))
+    }
+}
+
+impl Drop for Ground {
+    fn drop(&mut self) {
+        if let Err(error) = self.clear() {
+            eprintln!("warning: something is left in {}: {error:#}", self.directory.display());
+        }
+    }
+}
+
+/// Where cargo puts release builds: beside the directory that this very program was built into.
+fn release_directory() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("cannot tell where this program lies")?;
+    let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
+    Ok(target.join("release"))
+}
+
+fn remove(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
