@@ -97,11 +97,7 @@ impl Controller {
         Ok(())
     }
 
-    fn remember_after<'a>(
-        &self,
-        desired: &Desired,
-        steps: impl Iterator<Item = &'a Step>,
-    ) -> Result<(), ControlError> {
+    fn remember_after<'a>(&self, desired: &Desired, steps: impl Iterator<Item = &'a Step>) -> Result<(), ControlError> {
         let mut ledger = Ledger::clone(&self.held.ledger());
         let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action) | changed);
         if changed {

@@ -38,8 +38,18 @@ impl Sight {
         self.agents.get(member).map(|(machine, _)| machine)
     }
 
-    /// Looks at one cluster. A fence makes every agent that answers deaf to older controllers.
+    /// Looks at one cluster, users and roles included. A fence makes every agent that answers deaf to older controllers.
     pub async fn look(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
+        let auth = ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. });
+        self.ask(ledger, FactsRequest { fence, auth }).await
+    }
+
+    /// Looks without asking for users and roles: each such question goes through etcd's log.
+    pub async fn glance(&mut self, ledger: &Ledger) -> Result<Observation, ControlError> {
+        self.ask(ledger, FactsRequest { fence: None, auth: false }).await
+    }
+
+    async fn ask(&mut self, ledger: &Ledger, request: FactsRequest) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
         let machines = match self.provider.machines(ledger.spec.name.as_str()).await {
             Ok(machines) => machines,
@@ -50,8 +60,6 @@ impl Sight {
             }
         };
         self.meet(ledger, &machines, now)?;
-        let auth = ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. });
-        let request = FactsRequest { fence, auth };
         let looks = self.agents.iter().map(async |(member, (_, agent))| {
             let seen = match agent.look(&request).await {
                 Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),

@@ -6,7 +6,7 @@ use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Facts, Formation, Ledger, MachineSeen, MemberName, Observation,
     Power, Seen, ServiceState,
 };
-use quorate_core::planner::{Decision, decide, safety};
+use quorate_core::planner::{Decision, WaitingFor, decide, safety};
 use quorate_core::spec::ClusterSpec;
 use serde::Serialize;
 
@@ -69,7 +69,7 @@ pub struct MemberStatus {
     pub db_size: Option<u64>,
     pub db_quota: u64,
     pub raft_index: Option<u64>,
-    /// Entries behind the furthest member.
+    /// Entries behind the leader, where one answered.
     pub raft_lag: Option<u64>,
     pub certificate_days_left: Option<i64>,
     pub generation: Option<u64>,
@@ -92,7 +92,7 @@ pub struct Pending {
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(providers::provider(ledger.spec.provider, home));
-    let seen = sight.look(ledger, None).await?;
+    let seen = sight.glance(ledger).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
     let desired = desire(&ledger.spec, ledger, &fingerprints, arch(), "");
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
@@ -111,7 +111,7 @@ pub fn known_clusters(home: &Home) -> Vec<String> {
 
 pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
     let spec = &ledger.spec;
-    let furthest = statuses(seen).map(|s| s.raft_index).max().unwrap_or(0);
+    let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
         spec.members.iter().map(|m| member_status(spec, seen, m.name.as_str().into(), furthest)).collect();
     let voters = members.len();
@@ -138,7 +138,13 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         alarms: alarms(seen),
         pending: Pending {
             steps: decision.steps.len(),
-            waiting: decision.waiting.iter().map(ToString::to_string).collect(),
+            // Users and roles were not asked for, so waiting for them means nothing here.
+            waiting: decision
+                .waiting
+                .iter()
+                .filter(|w| **w != WaitingFor::AuthSight)
+                .map(ToString::to_string)
+                .collect(),
             blocked: decision.blocked.iter().map(ToString::to_string).collect(),
         },
         renew_by: renew_by(ledger, seen),
@@ -176,7 +182,7 @@ fn summary(verdict: Verdict, voters: usize, healthy: usize) -> String {
     }
 }
 
-fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, furthest: u64) -> MemberStatus {
+fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, furthest: Option<u64>) -> MemberStatus {
     let machine = seen.machines.get().and_then(|m| m.get(&member));
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
@@ -193,7 +199,7 @@ fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, fur
         db_size: status.map(|s| s.db_size),
         db_quota: spec.etcd.quota.0,
         raft_index: status.map(|s| s.raft_index),
-        raft_lag: status.map(|s| furthest - s.raft_index),
+        raft_lag: status.and_then(|s| Some(furthest?.saturating_sub(s.raft_index))),
         certificate_days_left: facts.and_then(|f| {
             let certificate = f.certificates.get(&CertificateUse::Member)?;
             Some(quorate_pki::days_left(certificate.not_after, seen.now))
