@@ -24,9 +24,6 @@ pub mod path {
 /// The name in the certificate of whoever may command agents.
 pub const CONTROLLER: &str = "controller";
 
-/// Where, below the root, a node config puts root's password when etcd's clients log in by password.
-pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
-
 /// Which machine of which cluster an agent speaks for.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Identity {

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use quorate_core::model::CertificateUse;
+use quorate_pki::KeyPair;
 use rustls::server::ParsedCertificate;
 use sha2::{Digest, Sha256};
 
@@ -13,7 +14,7 @@ use crate::api::{Certificate, Refusal};
 use crate::enrolment::check_agent_certificate;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
-use crate::state::{Key, State};
+use crate::state::State;
 use crate::{AgentError, hex, tls};
 
 impl Agent {
@@ -26,9 +27,10 @@ impl Agent {
         tls::roots_from_pem(&trust).map_err(AgentError::Tls)?;
         after.trust = Some(trust);
         for (of, certificate) in certificates {
-            if let Some(key) = certificate.key {
-                after.keys.insert(of, Key { pem: key, request: None });
-            }
+            match certificate.key {
+                Some(key) if of != CertificateUse::Agent => after.brought_keys.insert(of, key),
+                _ => after.brought_keys.remove(&of),
+            };
             check_key(&after, of, &certificate.chain)?;
             if of == CertificateUse::Agent {
                 check_agent_certificate(&after, &certificate.chain)?;
@@ -36,8 +38,8 @@ impl Agent {
             after.chains.insert(of, certificate.chain);
         }
         // The state first: the files follow from it, also after a crash in between.
-        let State { trust, chains, keys, .. } = after;
-        self.state.update(|state| (state.trust, state.chains, state.keys) = (trust, chains, keys)).await?;
+        let State { trust, chains, brought_keys: keys, .. } = after;
+        self.state.update(|state| (state.trust, state.chains, state.brought_keys) = (trust, chains, keys)).await?;
         self.shown.swap(&self.state.get())?;
         self.put_certificates().await?;
         Ok(())
@@ -52,10 +54,10 @@ impl Agent {
 fn check_key(state: &State, of: CertificateUse, chain: &str) -> Result<(), Refusal> {
     let name = of.file_stem();
     let refuse = |why: &str| Refusal::Failed { why: format!("the {name} certificate is not accepted: {why}") };
-    let key = state.keys.get(&of).ok_or_else(|| refuse("there is no key for it here, and none came with it"))?;
+    let key = state.key(of).ok_or_else(|| refuse("there is no key for it here, and none came with it"))?;
     let chain = tls::chain_from_pem(chain).map_err(|error| refuse(&error.to_string()))?;
     let leaf = ParsedCertificate::try_from(&chain[0]).map_err(|error| refuse(&error.to_string()))?;
-    if leaf.subject_public_key_info().as_ref() == key.pair()?.public_key_der() {
+    if leaf.subject_public_key_info().as_ref() == KeyPair::from_pem(key).map_err(AgentError::Pki)?.public_key_der() {
         Ok(())
     } else {
         Err(refuse("it is for another key"))
@@ -67,9 +69,9 @@ fn put(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), Agent
     let Some(trust) = &state.trust else { return Ok(()) };
     let mut set = vec![(String::from("ca.crt"), trust.as_str(), 0o644)];
     for of in [CertificateUse::Member, CertificateUse::Root] {
-        if let (Some(chain), Some(key)) = (state.chains.get(&of), state.keys.get(&of)) {
+        if let (Some(chain), Some(key)) = (state.chains.get(&of), state.key(of)) {
             set.push((format!("{}.crt", of.file_stem()), chain, 0o644));
-            set.push((format!("{}.key", of.file_stem()), key.pem.expose(), files::PRIVATE));
+            set.push((format!("{}.key", of.file_stem()), key.expose(), files::PRIVATE));
         }
     }
     let mut digest = Sha256::new();

@@ -92,7 +92,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         not_started: Mutex::new(None),
         layout,
     });
-    agent.put_right().await?;
+    agent.put_right().await;
     tokio::select! {
         ended = server::serve(agent.clone(), orders) => ended,
         () = health::serve(agent, health) => Ok(()),
@@ -101,13 +101,17 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
 
 impl Agent {
     /// Whatever happened while no agent was here: files are as the state says, and etcd runs if it should.
-    async fn put_right(self: &Arc<Self>) -> Result<(), AgentError> {
-        if let Some(in_place) = &self.state.get().node_config {
-            self.put_files(None, in_place.config.clone()).await?;
+    async fn put_right(self: &Arc<Self>) {
+        let config = self.state.get().node_config.as_ref().map(|in_place| in_place.config.clone());
+        let files = match config {
+            Some(config) => self.put_files(None, config).await,
+            None => Ok(()),
+        };
+        // Whatever is wrong, the controller must be able to ask.
+        for error in [files, self.put_certificates().await].into_iter().filter_map(Result::err) {
+            tracing::error!(error = error.in_full(), "files could not be put right");
         }
-        self.put_certificates().await?;
         self.resume_etcd().await;
-        Ok(())
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::pin::Pin;
 
 use quorate_core::model::ServiceState;
+use serde::{Deserialize, Serialize};
 
 use crate::AgentError;
 use crate::files::Owner;
@@ -15,11 +16,13 @@ use crate::files::Owner;
 pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// How etcd is started.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
-    /// Further arguments, for as long as etcd has not come into being.
+    /// Further arguments, for as long as etcd has not come into being. Never remembered: whoever comes later cannot know
+    /// that etcd still has not.
+    #[serde(skip)]
     pub(crate) first_args: Vec<String>,
     /// Of the inputs that etcd is started with.
     pub(crate) digest: String,
@@ -44,8 +47,8 @@ pub(crate) trait Service: Send + Sync {
     /// Starts etcd and from then on keeps it running.
     fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>>;
 
-    /// Takes over an etcd that an earlier agent started, if it still runs. `launch` is for when it ends.
-    fn adopt(&self, launch: Launch) -> Doing<'_, Result<bool, AgentError>>;
+    /// Takes over an etcd that an earlier agent started, if it still runs.
+    fn adopt(&self) -> Doing<'_, bool>;
 
     /// Ends etcd, or what is left of it, and keeps it ended.
     fn stop(&self) -> Doing<'_, Result<(), AgentError>>;

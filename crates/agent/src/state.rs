@@ -30,7 +30,10 @@ pub(crate) struct State {
     pub(crate) fence: u64,
     pub(crate) node_config: Option<InPlace>,
     pub(crate) binary: Binary,
+    /// Keys made here.
     pub(crate) keys: BTreeMap<CertificateUse, Key>,
+    /// Keys that were brought with their certificates, used instead of those made here.
+    pub(crate) brought_keys: BTreeMap<CertificateUse, Secret>,
     pub(crate) chains: BTreeMap<CertificateUse, String>,
     /// The CAs that etcd and its clients trust.
     pub(crate) trust: Option<String>,
@@ -56,14 +59,13 @@ pub(crate) struct Binary {
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Key {
     pub(crate) pem: Secret,
-    /// The signing request, where the key was made here.
-    pub(crate) request: Option<String>,
+    pub(crate) request: String,
 }
 
 impl Key {
     pub(crate) fn make(algorithm: KeyAlgorithm, common_name: &str) -> Result<Self, AgentError> {
         let pair = KeyPair::generate(algorithm)?;
-        Ok(Key { pem: pair.to_pem(), request: Some(pair.csr(common_name)?) })
+        Ok(Key { pem: pair.to_pem(), request: pair.csr(common_name)? })
     }
 
     pub(crate) fn pair(&self) -> Result<KeyPair, AgentError> {
@@ -86,6 +88,7 @@ impl State {
             node_config: None,
             binary: Binary { path: None, seen: BinarySeen::Unasked },
             keys: BTreeMap::from([(CertificateUse::Agent, key)]),
+            brought_keys: BTreeMap::new(),
             chains: BTreeMap::new(),
             trust: None,
             wanted_running: false,
@@ -96,6 +99,11 @@ impl State {
     /// The key that the agent serves TLS with, which is made together with the state.
     pub(crate) fn agent_key(&self) -> &Key {
         &self.keys[&CertificateUse::Agent]
+    }
+
+    /// The key of the certificate for this use.
+    pub(crate) fn key(&self, of: CertificateUse) -> Option<&Secret> {
+        self.brought_keys.get(&of).or_else(|| Some(&self.keys.get(&of)?.pem))
     }
 }
 

@@ -7,9 +7,10 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use common::{Machine, config, facts, order, stamp, until};
-use quorate_agent::api::{FactsRequest, LogOf, LogRequest, Order, ROOT_PASSWORD_FILE, Refusal};
+use quorate_agent::api::{FactsRequest, LogOf, LogRequest, Order, Refusal};
 use quorate_agent::client::{AgentClient, Look};
 use quorate_core::Secret;
+use quorate_core::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::{Access, AuthLook, AuthOp, AuthSeen, DataSeen, HEALTH_PORT, Permission, ServiceState};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -125,11 +126,14 @@ async fn etcd_is_brought_back_with_its_agent_when_both_were_killed() {
 }
 
 #[tokio::test]
-async fn an_etcd_whose_agent_ended_before_noting_it_is_found() {
+async fn an_etcd_whose_agent_ended_before_noting_it_is_found_even_when_another_is_wished_by_now() {
     let (mut machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
     let before = machine.etcds();
+    let mut other = config();
+    other.etcd.version = String::from("3.6.0");
+    order(&client, 1, Order::Converge { generation: 2, config: other }).await.unwrap();
     machine.stop_agent();
     let note = machine.root().join("var/lib/quorate/etcd.process.json");
     let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
@@ -138,6 +142,9 @@ async fn an_etcd_whose_agent_ended_before_noting_it_is_found() {
     machine.start_agent().await;
     machine.healthy(&client).await;
     assert_eq!(machine.etcds(), before);
+    machine.signal_etcd(Signal::KILL);
+    until("it comes back as it was started", async || (machine.etcds() != before).then_some(())).await;
+    machine.healthy(&client).await;
 }
 
 #[tokio::test]
@@ -229,7 +236,7 @@ async fn passwords_instead_of_certificates() {
     by_password.etcd.flags.remove("client-cert-auth");
     // With a CA for clients, etcd wants a certificate of each, whatever it was told.
     by_password.etcd.flags.remove("trusted-ca-file");
-    by_password.files.push(common::file(ROOT_PASSWORD_FILE, "root's own\n"));
+    by_password.files.push(common::file(ROOT_PASSWORD_FILE, "root's own"));
     order(&client, 1, Order::Converge { generation: 2, config: by_password }).await.unwrap();
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;

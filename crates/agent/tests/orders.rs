@@ -2,11 +2,12 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use common::{Machine, config, facts, file, order};
-use quorate_agent::api::{FactsRequest, LogOf, LogRequest, Order, Refusal};
+use quorate_agent::api::{Certificate, FactsRequest, LogOf, LogRequest, Order, Refusal};
 use quorate_core::model::{BinarySeen, BinarySource, CertificateUse};
 
 #[tokio::test]
@@ -117,6 +118,26 @@ async fn a_new_set_of_certificates_replaces_the_old_at_once_and_keys_stay_privat
     let state = machine.root().join("var/lib/quorate");
     assert_eq!(fs::metadata(&state).unwrap().permissions().mode() & 0o777, 0o700);
     assert_eq!(fs::metadata(state.join("state.json")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+#[tokio::test]
+async fn keys_made_elsewhere_come_and_go_with_their_certificates() {
+    let machine = Machine::new().await;
+    let client = machine.client();
+    machine.enrol(&client).await;
+    let install = |chain: String, key| {
+        let certificates = BTreeMap::from([(CertificateUse::Member, Certificate { chain, key })]);
+        let trust = machine.etcd.certificate_pem().to_owned();
+        order(&client, 1, Order::InstallCertificates { trust, certificates })
+    };
+    let (chain, key) = machine.leaf(&machine.etcd, "etcd-1", true, true);
+    let refused = install(chain.clone(), None).await.unwrap_err().to_string();
+    assert!(refused.contains("another key"), "{refused}");
+    install(chain, Some(key.clone())).await.unwrap();
+    let file = machine.root().join("etc/etcd/pki/member.key");
+    assert_eq!(fs::read_to_string(&file).unwrap(), key.expose());
+    machine.install_certificates(&client).await;
+    assert_ne!(fs::read_to_string(&file).unwrap(), key.expose(), "the machine's own key again");
 }
 
 #[tokio::test]

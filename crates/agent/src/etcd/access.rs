@@ -6,11 +6,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quorate_core::Secret;
+use quorate_core::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::{CLIENT_PORT, CertificateUse, NodeConfig, PEER_PORT};
 use quorate_etcd::{Client, ConnectOptions, Login};
 use rustls::ClientConfig;
 
-use crate::api::{ROOT_PASSWORD_FILE, Refusal};
+use crate::api::Refusal;
 use crate::layout::Layout;
 use crate::state::State;
 use crate::{AgentError, tls};
@@ -78,7 +79,7 @@ impl Access {
             url: self.url(config, "listen-client-urls", state.address, CLIENT_PORT),
             trust: state.trust.clone()?,
             identity,
-            password: password.map(|file| Secret::new(file.content.expose().trim_end_matches('\n'))),
+            password: password.map(|file| file.content.clone()),
         })
     }
 
@@ -121,5 +122,5 @@ fn options(means: &Means) -> ConnectOptions {
 }
 
 fn identity(state: &State, of: CertificateUse) -> Option<(String, Secret)> {
-    Some((state.chains.get(&of)?.clone(), state.keys.get(&of)?.pem.clone()))
+    Some((state.chains.get(&of)?.clone(), state.key(of)?.clone()))
 }

@@ -45,6 +45,7 @@ impl Agent {
             }
             (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
         }
+        self.not_started.lock().expect("no holder panics").take();
         self.service.start(launch).await?;
         self.prober.begin(self);
         Ok(())
@@ -75,7 +76,8 @@ impl Agent {
         let digest = match self.service.look().await {
             ServiceState::Stopped => return Ok(false),
             ServiceState::Running { digest, .. } => digest,
-            ServiceState::BackingOff { .. } => return Ok(self.start_anew_after_trouble().await?),
+            // It is being started as it is.
+            ServiceState::BackingOff { .. } => return Ok(true),
         };
         let other_formation =
             bootstrap.is_some_and(|bootstrap| matches!(found, DataSeen::Stamped(stamp) if *stamp != bootstrap.stamp));
@@ -83,12 +85,6 @@ impl Agent {
             return Err(refuse("etcd runs already, with other inputs"));
         }
         Ok(true)
-    }
-
-    /// The pause before the next attempt is cut short by stopping the service; the order then starts it as any other.
-    async fn start_anew_after_trouble(&self) -> Result<bool, AgentError> {
-        self.service.stop().await?;
-        Ok(false)
     }
 
     pub(crate) async fn restart_etcd(self: &Arc<Self>) -> Result<(), Refusal> {
@@ -148,8 +144,8 @@ impl Agent {
             // The agent may have ended before etcd did.
             return self.service.stop().await.map_err(in_full);
         }
-        let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
-        if !self.service.adopt(launch.clone()).await.map_err(in_full)? {
+        if !self.service.adopt().await {
+            let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
             self.check_data(&state).await?;
             self.service.start(launch).await.map_err(in_full)?;
         }

@@ -53,7 +53,7 @@ struct Record {
     boot_id: String,
     process: Option<ProcessId>,
     since: Timestamp,
-    digest: String,
+    launch: Launch,
     restarts: u32,
 }
 
@@ -86,13 +86,13 @@ impl Service for Children {
         })
     }
 
-    fn adopt(&self, launch: Launch) -> Doing<'_, Result<bool, AgentError>> {
+    fn adopt(&self) -> Doing<'_, bool> {
         Box::pin(async move {
-            let Some((record, process)) = self.shared.find() else { return Ok(false) };
-            let Record { since, digest, restarts, .. } = record;
-            self.shared.set(ServiceState::Running { since, digest, restarts });
+            let Some((record, process)) = self.shared.find() else { return false };
+            let Record { since, launch, restarts, .. } = record;
+            self.shared.set(ServiceState::Running { since, digest: launch.digest.clone(), restarts });
             *self.keeper.lock().await = Some(self.shared.clone().keep(launch, process, restarts));
-            Ok(true)
+            true
         })
     }
 
@@ -129,7 +129,7 @@ impl Shared {
 
     fn spawn(&self, launch: &Launch, restarts: u32) -> Result<Process, AgentError> {
         let since = Timestamp::now();
-        let mut record = Record { boot_id: boot_id(), process: None, since, digest: launch.digest.clone(), restarts };
+        let mut record = Record { boot_id: boot_id(), process: None, since, launch: launch.clone(), restarts };
         self.note(&record)?;
         let log = files::open_log(&self.layout.etcd_log())?;
         let child = command(launch, &log).and_then(|mut command| command.spawn());

@@ -78,8 +78,8 @@ impl Service for Systemd {
         })
     }
 
-    fn adopt(&self, _: Launch) -> Doing<'_, Result<bool, AgentError>> {
-        Box::pin(async { Ok(self.look().await != ServiceState::Stopped) })
+    fn adopt(&self) -> Doing<'_, bool> {
+        Box::pin(async { self.look().await != ServiceState::Stopped })
     }
 
     fn stop(&self) -> Doing<'_, Result<(), AgentError>> {
