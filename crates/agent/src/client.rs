@@ -167,24 +167,35 @@ impl AgentClient {
         time: Duration,
     ) -> Result<Answer<A>, ClientError> {
         let kept = self.idle.lock().expect("no holder panics").pop();
-        if let Some(mut connection) = kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed()) {
-            match self.ask(&mut connection, at, request, time).await {
-                Err(ClientError::Unreachable { .. }) if connection.sender.is_closed() => {}
-                answer => {
-                    self.keep(connection);
-                    return answer.map(Answer::Of);
-                }
+        if let Some(connection) = kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed()) {
+            match self.ask_and_keep(connection, at, request, time).await {
+                Err(Failed { error: ClientError::Unreachable { .. }, hung_up: true }) => {}
+                answer => return answer.map(Answer::Of).map_err(|failed| failed.error),
             }
         }
-        let mut connection = self.connect().await?;
+        let connection = self.connect().await?;
         if let Peer::Unverified(key) = &connection.peer {
             let key = key.clone();
             self.keep(connection);
             return Ok(Answer::Stranger(key));
         }
+        self.ask_and_keep(connection, at, request, time).await.map(Answer::Of).map_err(|failed| failed.error)
+    }
+
+    /// A connection on which an answer is still to come is not kept.
+    async fn ask_and_keep<A: DeserializeOwned>(
+        &self,
+        mut connection: Connection,
+        at: &str,
+        request: &impl Serialize,
+        time: Duration,
+    ) -> Result<A, Failed> {
         let answer = self.ask(&mut connection, at, request, time).await;
-        self.keep(connection);
-        answer.map(Answer::Of)
+        let hung_up = connection.sender.is_closed();
+        if !matches!(answer, Err(ClientError::Unreachable { .. })) {
+            self.keep(connection);
+        }
+        answer.map_err(|error| Failed { error, hung_up })
     }
 
     async fn connect_to_stranger(&self) -> Result<Connection, ClientError> {
@@ -274,6 +285,12 @@ async fn in_time<T, E: ToString>(time: Duration, work: impl Future<Output = Resu
         Ok(done) => done.map_err(|error| error.to_string()),
         Err(_) => Err(format!("no answer within {} s", time.as_secs())),
     }
+}
+
+struct Failed {
+    error: ClientError,
+    /// The other side closed the connection, as an agent that ends does.
+    hung_up: bool,
 }
 
 enum Answer<A> {

@@ -91,6 +91,7 @@ impl Agent {
                 self.prober.report(look.clone());
             }
             if look.status.as_ref().is_some_and(|status| status.healthy) {
+                tracing::info!(after = ?begun.elapsed(), "etcd is healthy");
                 return;
             }
             tokio::time::sleep(pause).await;

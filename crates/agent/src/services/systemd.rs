@@ -47,7 +47,7 @@ impl Systemd {
         if launch.first_args.is_empty() {
             files::remove(&first)?;
         } else {
-            let line = format!("{FORMATION}={}\n", quote(&launch.first_args.join(" ")));
+            let line = format!("{FORMATION}={}\n", quote_value(&launch.first_args.join(" ")));
             files::write(&first, line.as_bytes(), 0o644, None)?;
         }
         files::ensure(&self.unit_file(), unit(launch, &self.layout).as_bytes(), 0o644, None)?;
@@ -182,17 +182,14 @@ fn unit(launch: &Launch, layout: &Layout) -> String {
     )
 }
 
-/// One word of a command line, or one value of a variable, as systemd reads it.
+/// One word of a command line as units have it, where `%` and `$` would be expanded.
 fn quote(word: &str) -> String {
-    let mut quoted = String::from("\"");
-    for character in word.chars() {
-        match character {
-            '"' | '\\' => quoted.extend(['\\', character]),
-            '%' | '$' => quoted.extend([character, character]),
-            _ => quoted.push(character),
-        }
-    }
-    quoted + "\""
+    format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$"))
+}
+
+/// A value in a file of variables.
+fn quote_value(value: &str) -> String {
+    format!("\"{}\"", value.replace('\\', r"\\").replace('"', "\\\"").replace('$', r"\$"))
 }
 
 fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
