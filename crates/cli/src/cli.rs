@@ -12,7 +12,7 @@ Exit codes:
   0  done; `status`: healthy, or off as wished
   1  error
   2  wrong usage
-  3  something is refused as unsafe: `plan` and `apply` say what, by which rule, and what can be done
+  3  something is refused as unsafe; what, by which rule, and the way out are told
   4  `plan --detailed-exitcode`: there is something to do
   5  `status`: degraded
   6  `status`: down, or not formed yet
@@ -25,7 +25,7 @@ Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default 
 /// Every verb looks at what is there, decides the next safe steps, does them and looks again. So each can be
 /// interrupted at any time and given again.
 #[derive(Parser, Debug)]
-#[command(name = "quorate", version, max_term_width = 100, after_help = EXIT_CODES, disable_help_subcommand = false)]
+#[command(name = "quorate", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
     #[command(flatten)]
     pub global: Global,
@@ -36,28 +36,46 @@ pub struct Cli {
 #[derive(Args, Debug)]
 pub struct Global {
     /// Keep state in DIR instead of $QUORATE_HOME
-    #[arg(long, global = true, value_name = "DIR")]
+    #[arg(long, global = true, value_name = "DIR", display_order = 900)]
     pub home: Option<PathBuf>,
     /// Tell more about what is going on, on stderr
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 901)]
     pub verbose: bool,
 }
 
 #[derive(Subcommand, Debug)]
 pub enum Verb {
     /// Make a cluster on this machine, with no file at all
+    ///
+    /// Its members are real etcd processes with addresses of their own in 127.0.0.0/8, TLS and authentication on. A
+    /// cluster that exists already is brought up again with the settings it has.
     Up(Up),
     /// Print a commented spec to start from
     Init(Init),
     /// Check a spec, and tell every problem with its line and column
+    ///
+    /// The files that it names, such as a CA or a password, are read and checked too. Exits with 1 when something is an
+    /// error; warnings alone are no reason to fail.
     Validate(Validate),
     /// Show what would be done, step by step, each with its reason
+    ///
+    /// Nothing is touched. The steps come from the same function that `apply` follows, run against an imagined world until
+    /// it settles; below them stands what is waited for, and what is refused, by which rule and with which way out.
     Plan(Plan),
     /// Show what is to be done, ask, and do it
+    ///
+    /// Safe to kill at any time and to run again: it looks at what is there and goes on. Of several clusters all are tried,
+    /// and the worst end decides the exit code.
     Apply(Apply),
     /// Show how clusters are
+    ///
+    /// With a name, or when only one cluster is known: its members with role, health, version, size, raft index and lag, days
+    /// left of the certificate, and generation; alarms; one line of verdict. Else a line for each cluster.
     Status(Status),
     /// Print what etcdctl must be told, as lines for eval
+    ///
+    /// eval "$(quorate env NAME)" lets etcdctl be root on that cluster. Root's certificate is good for a day and is made anew
+    /// when it is asked for again.
     Env(Env),
     /// Client certificates
     #[command(subcommand)]
@@ -65,10 +83,15 @@ pub enum Verb {
     /// Show the log of a member's etcd, or of its agent
     Logs(Logs),
     /// Stop the machines of a cluster; its data is kept
+    ///
+    /// It stays off, whatever else is applied, until `quorate start` or `quorate up`.
     Down(Named),
     /// Start the machines of a cluster again
     Start(Named),
     /// Remove a cluster and its data
+    ///
+    /// Its machines, its data, its keys and the memory of it go. Asks for the cluster's name. A cluster that clients may have
+    /// written to also needs the word that no backup is wanted.
     Destroy(Destroy),
     /// Move or keep the whole memory of a cluster, encrypted
     #[command(subcommand)]
@@ -100,10 +123,6 @@ pub struct Output {
     pub format: Format,
 }
 
-/// Make a cluster on this machine, with no file at all.
-///
-/// Its members are real etcd processes with addresses of their own in 127.0.0.0/8, TLS and authentication on. A
-/// cluster that exists already is brought up again with the settings it has.
 #[derive(Args, Debug)]
 pub struct Up {
     /// Name of the cluster
@@ -112,7 +131,7 @@ pub struct Up {
     /// How many members; 3 unless the cluster exists already
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub members: Option<u16>,
-    /// Which etcd; that on PATH, else the newest known, unless the cluster exists already
+    /// Which etcd; by default that on PATH, else 3.6.14
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<Version>,
     /// How clients prove who they are; certificate unless the cluster exists already
@@ -159,7 +178,6 @@ pub struct Validate {
     pub output: Output,
 }
 
-/// Show what would be done, step by step, each with its reason. Nothing is touched.
 #[derive(Args, Debug)]
 pub struct Plan {
     /// A spec, `-` for stdin, or the name of a known cluster
@@ -172,7 +190,6 @@ pub struct Plan {
     pub output: Output,
 }
 
-/// Show what is to be done, ask, and do it. Safe to kill and to run again.
 #[derive(Args, Debug)]
 pub struct Apply {
     /// A spec, `-` for stdin, or the name of a known cluster
@@ -192,7 +209,6 @@ pub struct Apply {
     pub clusters: Vec<String>,
 }
 
-/// Show how clusters are: members, health, versions, sizes, certificates, alarms, and one line of verdict.
 #[derive(Args, Debug)]
 pub struct Status {
     /// The cluster; all that are known when absent
@@ -201,7 +217,6 @@ pub struct Status {
     pub output: Output,
 }
 
-/// Print what etcdctl must be told to be root, as lines for eval: eval "$(quorate env NAME)"
 #[derive(Args, Debug)]
 pub struct Env {
     /// The cluster
@@ -213,11 +228,12 @@ pub struct Env {
 #[derive(Subcommand, Debug)]
 pub enum Cert {
     /// Make a client certificate for a declared user
+    ///
+    /// For root, or a user that the spec declares. The key is made here and written to a file that only you can read, unless a
+    /// signing request is given.
     Issue(CertIssue),
 }
 
-/// Make a client certificate for root or a user that the spec declares. The key is made here and written to a file
-/// that only you can read, unless a signing request is given.
 #[derive(Args, Debug)]
 pub struct CertIssue {
     /// The cluster
@@ -256,7 +272,6 @@ pub struct Named {
     pub name: String,
 }
 
-/// Remove a cluster: its machines, its data, its keys and the memory of it. Asks for the cluster's name.
 #[derive(Args, Debug)]
 pub struct Destroy {
     /// A spec, `-` for stdin, or the name of a known cluster
@@ -275,40 +290,54 @@ pub enum Ledger {
     /// Write the ledger of a cluster as one encrypted file (age)
     Export(LedgerExport),
     /// Take over the ledger of a cluster from an export
+    ///
+    /// A ledger that is here already is replaced only by one of the same cluster that is not older.
     Import(LedgerImport),
 }
 
 #[derive(Args, Debug)]
-#[group(id = "key", required = true, multiple = false, args = ["recipients", "passphrase_file"])]
 pub struct LedgerExport {
     /// The cluster
     pub name: String,
-    /// Encrypt to this age public key; can be given several times
-    #[arg(long = "recipient", id = "recipients", value_name = "AGE1…")]
-    pub recipients: Vec<String>,
-    /// Encrypt with the passphrase in the first line of FILE
-    #[arg(long, value_name = "FILE")]
-    pub passphrase_file: Option<PathBuf>,
+    #[command(flatten)]
+    pub key: ExportKey,
     /// Write to FILE instead of stdout
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }
 
 #[derive(Args, Debug)]
-#[group(id = "key", required = true, multiple = false, args = ["identity", "passphrase_file"])]
+#[group(required = true, multiple = false)]
+pub struct ExportKey {
+    /// Encrypt to this age public key; can be given several times
+    #[arg(long = "recipient", value_name = "AGE1…")]
+    pub recipients: Vec<String>,
+    /// Encrypt with the passphrase in the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
 pub struct LedgerImport {
     /// The export, `-` for stdin
     #[arg(default_value = "-")]
     pub file: String,
+    #[command(flatten)]
+    pub key: ImportKey,
+    /// Replace a ledger that is newer, or of another cluster of this name
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct ImportKey {
     /// Decrypt with the age identity in FILE
     #[arg(long, value_name = "FILE")]
     pub identity: Option<PathBuf>,
     /// Decrypt with the passphrase in the first line of FILE
     #[arg(long, value_name = "FILE")]
     pub passphrase_file: Option<PathBuf>,
-    /// Replace a ledger that is newer, or of another cluster of this name
-    #[arg(long)]
-    pub replace: bool,
 }
 
 #[derive(Args, Debug)]
@@ -330,6 +359,12 @@ pub struct Agent {
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
+
+    #[test]
+    fn the_default_version_in_the_help_is_the_true_one() {
+        let help = super::Cli::command().find_subcommand_mut("up").unwrap().render_help().to_string();
+        assert!(help.contains(&quorate_core::versions::DEFAULT.to_string()), "{help}");
+    }
 
     #[test]
     fn the_command_line_is_sound_and_every_option_is_explained() {

@@ -38,7 +38,7 @@ pub enum Error {
     Runtime(#[source] io::Error),
     #[error("{file} has {}", errors(*count))]
     Invalid { file: String, count: usize },
-    #[error("there is no cluster `{name}` in {}, and no file of that name", home.display())]
+    #[error("there is no cluster `{name}` in {}", home.display())]
     UnknownCluster { name: String, home: PathBuf, known: Vec<String> },
     #[error("cluster {cluster} has no member `{member}`")]
     UnknownMember { cluster: String, member: String, members: Vec<String> },

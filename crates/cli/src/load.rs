@@ -1,7 +1,6 @@
 //! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is told at
 //! once, at its place.
 
-use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -31,9 +30,13 @@ pub struct CheckedFile {
     pub clusters: Vec<Cluster>,
 }
 
-impl CheckedFile {
-    pub fn errors(&self) -> usize {
-        self.problems.iter().filter(|p| p.severity == Severity::Error).count()
+pub fn errors(problems: &[Problem]) -> usize {
+    problems.iter().filter(|p| p.severity == Severity::Error).count()
+}
+
+fn tell(problems: &[Problem], text: &str) {
+    for problem in problems {
+        output::talk(&format!("{}\n", problem.render(text)));
     }
 }
 
@@ -45,21 +48,31 @@ pub fn clusters(home: &Home, target: &str) -> Result<Vec<Cluster>, Error> {
         return Ok(vec![Cluster { spec: ledger.spec, brought }]);
     }
     let checked = file(target)?;
-    for problem in &checked.problems {
-        output::talk(&format!("{}\n", problem.render(&checked.text)));
-    }
-    match checked.errors() {
+    tell(&checked.problems, &checked.text);
+    match errors(&checked.problems) {
         0 => Ok(checked.clusters),
         count => Err(Error::Invalid { file: checked.file, count }),
     }
 }
 
-/// The names alone: for what needs no more of the spec.
-pub fn names(home: &Home, target: &str) -> Result<Vec<String>, Error> {
+/// The names that a file declares, for what needs no more of it. None: the target is a name itself.
+pub fn names_in_file(home: &Home, target: &str) -> Result<Option<Vec<String>>, Error> {
     if !is_file(home, target) {
-        return Ok(vec![target.to_owned()]);
+        return Ok(None);
     }
-    Ok(clusters(home, target)?.into_iter().map(|c| c.spec.name.to_string()).collect())
+    let source = read(target)?;
+    let (spec, problems) = match Document::parse(&source.file, &source.text) {
+        Ok(document) => {
+            let checked = document.spec(&HostFacts::default());
+            (checked.spec, checked.problems)
+        }
+        Err(problems) => (None, problems),
+    };
+    let Some(spec) = spec else {
+        tell(&problems, &source.text);
+        return Err(Error::Invalid { file: source.file, count: errors(&problems) });
+    };
+    Ok(Some(spec.clusters.into_iter().map(|c| c.name.to_string()).collect()))
 }
 
 /// Names of clusters have neither dots nor slashes, so most targets tell by themselves what they are. Of a known
@@ -71,13 +84,7 @@ fn is_file(home: &Home, target: &str) -> bool {
 
 /// Reads and checks a spec, and every file that it names.
 pub fn file(target: &str) -> Result<CheckedFile, Error> {
-    let (file, text, base) = match target {
-        "-" => (String::from("<stdin>"), read_stdin()?, PathBuf::from(".")),
-        path => {
-            let text = std::fs::read_to_string(path).map_err(Error::file("read", path))?;
-            (path.to_owned(), text, Path::new(path).parent().unwrap_or(Path::new("")).to_owned())
-        }
-    };
+    let Source { file, text, base } = read(target)?;
     let document = match Document::parse(&file, &text) {
         Ok(document) => document,
         Err(problems) => return Ok(CheckedFile { file, text, problems, clusters: Vec::new() }),
@@ -102,10 +109,21 @@ fn placed(document: &Document, index: usize, problem: FileProblem) -> Problem {
     document.problem(Severity::Error, format!("clusters[{index}].{field}"), message, hint)
 }
 
-fn read_stdin() -> Result<String, Error> {
-    let mut text = String::new();
-    std::io::stdin().read_to_string(&mut text).map_err(Error::file("read", "stdin"))?;
-    Ok(text)
+/// A spec as text, and where the relative names in it begin.
+struct Source {
+    file: String,
+    text: String,
+    base: PathBuf,
+}
+
+fn read(target: &str) -> Result<Source, Error> {
+    if target == "-" {
+        let text = std::io::read_to_string(std::io::stdin()).map_err(Error::file("read", "stdin"))?;
+        return Ok(Source { file: String::from("<stdin>"), text, base: PathBuf::from(".") });
+    }
+    let text = std::fs::read_to_string(target).map_err(Error::file("read", target))?;
+    let base = Path::new(target).parent().unwrap_or(Path::new("")).to_owned();
+    Ok(Source { file: target.to_owned(), text, base })
 }
 
 fn memory() -> Option<u64> {

@@ -121,7 +121,7 @@ async fn words(
     let mut words = Words::default();
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
         let provider = providers::provider(ledger.spec.provider, &context.home);
-        words.above = Some(Sight::new(provider).look(ledger, None).await?);
+        words.above = Some(Sight::new(provider).glance(ledger).await?);
     }
     if options.allow_downtime {
         let before = plan(context, cluster, &words).await?;

@@ -7,8 +7,9 @@ use std::io;
 use quorate_control::brought::BroughtFiles;
 use quorate_control::{controller, status};
 use quorate_core::model::{Consent, Ledger};
+use quorate_core::spec::Name;
 
-use super::{Context, consent, run_loop};
+use super::{Context, consent, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -16,22 +17,32 @@ use crate::load;
 use crate::output::{self, size, table};
 
 pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error> {
-    let names = load::names(&context.home, &options.target)?;
+    let Some(names) = load::names_in_file(&context.home, &options.target)? else {
+        return match destroy(context, &options.target, &options).await? {
+            Some(exit) => Ok(exit),
+            None => Err(load::unknown(&context.home, &options.target)),
+        };
+    };
     let mut worst = Exit::Done;
     for name in &names {
         let exit = match destroy(context, name, &options).await {
-            Err(error) if names.len() > 1 => {
+            Ok(Some(exit)) => exit,
+            Ok(None) => {
+                output::talk(&format!("cluster {name} does not exist\n"));
+                Exit::Done
+            }
+            Err(error) => {
                 output::talk(&error.render(Some(name)));
                 error.exit()
             }
-            other => other?,
         };
         worst = worst.max(exit);
     }
     Ok(worst)
 }
 
-async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Result<Exit, Error> {
+/// None: there is no such cluster.
+async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Result<Option<Exit>, Error> {
     let Some(ledger) = load::remembered(&context.home, name)? else { return remove_rest(context, name) };
     // What the spec brings in files is not needed any more, and may be gone already.
     let brought = BroughtFiles::default();
@@ -40,14 +51,12 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     let words = Words { destroy: consent(shown), without_backup: options.without_backup };
     let plan = controller::plan(&context.home, &ledger.spec, &brought, |ledger| words.write(ledger)).await?;
     if !plan.end.blocked.is_empty() {
-        output::talk(&format!("not done, as it would be unsafe:\n{}", output::plan::blocked(&plan.end.blocked)));
-        return Ok(Exit::Blocked);
+        return Ok(Some(refused(&plan.end.blocked)));
     }
     agree(name, options)?;
     let outcome = run_loop(context, &ledger.spec, &brought, "destroy", |ledger| words.write(ledger)).await?;
     if !outcome.blocked.is_empty() {
-        output::talk(&format!("not done, as it would be unsafe:\n{}", output::plan::blocked(&outcome.blocked)));
-        return Ok(Exit::Blocked);
+        return Ok(Some(refused(&outcome.blocked)));
     }
     remove_rest(context, name)
 }
@@ -90,12 +99,23 @@ fn agree(name: &str, options: &cli::Destroy) -> Result<(), Error> {
 }
 
 /// The machines and the ledger are gone; what is left of the cluster here is its clients' certificates.
-fn remove_rest(context: &Context, name: &str) -> Result<Exit, Error> {
+fn remove_rest(context: &Context, name: &str) -> Result<Option<Exit>, Error> {
+    if name.parse::<Name>().is_err() {
+        return Ok(None);
+    }
+    let machines = context.home.machines().join(name);
+    if machines.exists() {
+        let what = format!("cluster {name} has no ledger, but machines in {}", machines.display());
+        return Err(Error::refused(
+            what,
+            "bring the ledger back with `quorate ledger import`, then destroy the cluster",
+        ));
+    }
     let directory = context.home.cluster(name);
     match fs::remove_dir_all(&directory) {
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Err(load::unknown(&context.home, name)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(Error::file("removed", &directory))?,
     }
     output::talk(&format!("cluster {name} is gone\n"));
-    Ok(Exit::Done)
+    Ok(Some(Exit::Done))
 }

@@ -23,9 +23,9 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
     if options.out.is_none() && io::stdout().is_terminal() {
         return Err(Error::refused("an export is not for a terminal", "pass --out FILE, or redirect stdout"));
     }
-    let key = match &options.passphrase_file {
+    let key = match &options.key.passphrase_file {
         Some(file) => passphrase(file)?,
-        None => Key::Age(options.recipients),
+        None => Key::Age(options.key.recipients),
     };
     let sealed = seal(&ledger, &key)?;
     match &options.out {
@@ -49,7 +49,7 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
 
 pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Error> {
     let sealed = read(&options.file)?;
-    let key = match (&options.identity, &options.passphrase_file) {
+    let key = match (&options.key.identity, &options.key.passphrase_file) {
         (Some(file), _) => identities(file)?,
         (None, Some(file)) => passphrase(file)?,
         (None, None) => unreachable!("the command line requires one of them"),

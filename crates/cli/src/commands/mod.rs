@@ -18,7 +18,7 @@ use quorate_control::brought::BroughtFiles;
 use quorate_control::status::{Status, summarize};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Consent, Ledger};
-use quorate_core::planner::Decision;
+use quorate_core::planner::{Decision, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 
 use crate::error::Error;
@@ -89,11 +89,13 @@ fn conclude(context: &Context, outcome: Outcome) -> Result<Exit, Error> {
     let decision = Decision { blocked, ..Decision::default() };
     let status: Status = summarize(&ledger, &seen, &decision);
     output::print(&block::text(context, &ledger, &status))?;
-    if decision.blocked.is_empty() {
-        return Ok(Exit::Done);
-    }
-    output::talk(&format!("\nnot done, as it would be unsafe:\n{}", output::plan::blocked(&decision.blocked)));
-    Ok(Exit::Blocked)
+    Ok(if decision.blocked.is_empty() { Exit::Done } else { refused(&decision.blocked) })
+}
+
+/// Tells what was refused.
+fn refused(blocked: &[UnsafeBecause]) -> Exit {
+    output::talk(&format!("\nnot done, as it would be unsafe:\n{}", output::plan::blocked(blocked)));
+    Exit::Blocked
 }
 
 /// A destruction that was begun is ended, and nothing else is done meanwhile.

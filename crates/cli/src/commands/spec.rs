@@ -28,7 +28,7 @@ struct Verdict<'a> {
 
 pub fn validate(options: cli::Validate) -> Result<Exit, Error> {
     let checked = load::file(&options.file)?;
-    let errors = checked.errors();
+    let errors = load::errors(&checked.problems);
     let valid = errors == 0;
     match options.output.format {
         Format::Json => output::print_json(&Verdict { file: &checked.file, valid, problems: &checked.problems })?,

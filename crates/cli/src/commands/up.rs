@@ -20,7 +20,11 @@ pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
     refuse_if_being_destroyed(context, known.as_ref())?;
     let Cluster { spec, brought } = match known {
-        Some(ledger) => go_on(&ledger, &options)?,
+        Some(ledger) => {
+            let cluster = go_on(&ledger, &options)?;
+            output::talk(&format!("cluster {} exists already; going on with the settings it has\n", options.name));
+            cluster
+        }
         None => Cluster { spec: new_spec(context, &options).await?, brought: Default::default() },
     };
     let outcome = run_loop(context, &spec, &brought, "up", |ledger| {
@@ -44,7 +48,6 @@ fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
     differs("--etcd-version", spec.etcd.version.to_string(), options.etcd_version.map(|v| v.to_string()))?;
     let asked = options.client_auth.map(|login| login_name(login.into()).to_owned());
     differs("--client-auth", login_name(spec.etcd.client_auth).to_owned(), asked)?;
-    output::talk(&format!("cluster {} exists already; going on with the settings it has\n", spec.name));
     Ok(Cluster { spec: spec.clone(), brought: load::brought_files(ledger)? })
 }
 

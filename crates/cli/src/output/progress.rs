@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use quorate_control::{Event, Reporter};
+use quorate_control::{ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
 use quorate_core::planner::{Action, Decision, Step};
 
@@ -118,7 +118,7 @@ impl Reporter for Progress {
                 }
             }
             Event::Failed(step, error) => {
-                self.line(&format!("{} … failed: {}", self.subject(step), in_one_line(*error)));
+                self.line(&format!("{} … failed: {}", self.subject(step), why_failed(error)));
             }
         }
         self.redraw(false);
@@ -237,7 +237,12 @@ fn stage_after(action: &Action) -> Option<&'static str> {
     }
 }
 
-fn in_one_line(error: &dyn std::error::Error) -> String {
+/// The error and its causes in one line, without the step, which is told beside it.
+fn why_failed(error: &ControlError) -> String {
+    let error: &dyn std::error::Error = match error {
+        ControlError::Step { source, .. } => source.as_ref(),
+        other => other,
+    };
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

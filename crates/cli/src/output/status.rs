@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use quorate_control::status::{MemberStatus, Status};
+use quorate_control::status::{MemberStatus, Status, Verdict};
 
 use super::{count, size, table};
 
 /// One cluster in full.
 pub fn full(status: &Status) -> String {
     let mut text = format!(
-        "cluster {}: etcd {} on {}, {}\n\n",
+        "cluster {}: etcd {}, provider {}, {}\n\n",
         status.cluster, status.etcd_version, status.provider, status.formation
     );
     let head = [
@@ -28,7 +28,8 @@ pub fn full(status: &Status) -> String {
     rows.extend(status.members.iter().map(row));
     text.push_str(&table(&rows));
     text.push('\n');
-    for member in &status.members {
+    // Of a cluster that is off by wish, the verdict says enough.
+    for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
         if let Some(why) = &member.why {
             let _ = writeln!(text, "{} is {}: {}", member.member, member.health, why.trim_end());
         }
@@ -83,7 +84,7 @@ fn pending(status: &Status) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_control::status::{AlarmStatus, Pending, Verdict};
+    use quorate_control::status::{AlarmStatus, Pending};
 
     use super::*;
 
@@ -131,7 +132,7 @@ mod tests {
     #[test]
     fn the_table_says_who_is_not_well_and_why() {
         let expected = "\
-cluster demo: etcd 3.6.14 on local, formed
+cluster demo: etcd 3.6.14, provider local, formed
 
 MEMBER  MACHINE  ROLE    HEALTH   VERSION  DB OF QUOTA     RAFT INDEX  LAG  CERTIFICATE  GENERATION
 etcd-1  etcd-1   leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     1

@@ -1,0 +1,237 @@
+//! The verbs that need no cluster, run as an operator or a script would, each with a home of its own.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const FAULTY: &str = "\
+quorate: 1
+clusters:
+  - name: Demo
+    membrs: []
+    members:
+      - name: etcd-1
+    etcd:
+      quota: 8GoB
+";
+
+struct Operator {
+    home: TempDir,
+}
+
+impl Operator {
+    fn new() -> Self {
+        Operator { home: tempfile::tempdir().unwrap() }
+    }
+
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.home.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.display().to_string()
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.run_with(arguments, "")
+    }
+
+    fn run_with(&self, arguments: &[&str], stdin: &str) -> Output {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
+        command.args(arguments).env_remove("XDG_DATA_HOME").env("QUORATE_HOME", self.home.path().join("state"));
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // A verb that does not read may have ended already.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        child.wait_with_output().unwrap()
+    }
+
+    fn json(&self, arguments: &[&str]) -> Value {
+        serde_json::from_slice(&self.run(arguments).stdout).unwrap()
+    }
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().unwrap()
+}
+
+fn spec_of(members: usize) -> String {
+    let members: String = (1..=members).map(|n| format!("      - name: etcd-{n}\n")).collect();
+    format!("quorate: 1\nclusters:\n  - name: demo\n    members:\n{members}")
+}
+
+#[test]
+fn the_spec_that_init_prints_is_valid() {
+    let operator = Operator::new();
+    let template = out(&operator.run(&["init"]));
+    let checked = operator.run_with(&["validate", "-"], &template);
+    assert_eq!((code(&checked), out(&checked).as_str()), (0, "<stdin> is valid: 0 errors, 0 warnings\n"));
+    let file = operator.write("cluster.yaml", &template);
+    assert_eq!(code(&operator.run(&["validate", &file])), 0);
+}
+
+#[test]
+fn validate_tells_every_problem_at_its_place() {
+    let operator = Operator::new();
+    let file = operator.write("faulty.yaml", FAULTY);
+    let checked = operator.run(&["validate", &file]);
+    let text = out(&checked);
+    assert_eq!(code(&checked), 1);
+    for place in [":3:11: error:", ":4:5: error:", ":8:14: error:"] {
+        assert!(text.contains(&format!("{file}{place}")), "{place} in {text}");
+    }
+    assert!(text.contains("  8 |       quota: 8GoB\n    |              ^^^^\n"), "{text}");
+    assert!(text.ends_with("is not valid: 3 errors, 0 warnings\n"), "{text}");
+    let json = operator.json(&["validate", &file, "--output", "json"]);
+    assert_eq!(json["valid"], false);
+    assert_eq!(json["problems"].as_array().unwrap().len(), 3);
+    assert_eq!(json["problems"][2]["line"], 8);
+    assert_eq!(json["problems"][2]["path"], "clusters[0].etcd.quota");
+}
+
+#[test]
+fn a_warning_does_not_fail_a_spec() {
+    let operator = Operator::new();
+    let file = operator.write("two.yaml", &spec_of(2));
+    let checked = operator.run(&["validate", &file]);
+    assert_eq!(code(&checked), 0);
+    assert!(out(&checked).ends_with("is valid: 0 errors, 1 warning\n"), "{}", out(&checked));
+}
+
+#[test]
+fn files_that_a_spec_names_are_checked_where_they_are_named() {
+    let operator = Operator::new();
+    let spec = format!("{}    tls:\n      ca: {{certificate: no.crt, key: no.key}}\n", spec_of(1));
+    let file = operator.write("ca.yaml", &spec);
+    let checked = operator.run(&["validate", &file]);
+    assert_eq!(code(&checked), 1);
+    let missing = operator.home.path().join("no.crt");
+    assert!(
+        out(&checked).contains(&format!("{file}:7:25: error: {} cannot be read", missing.display())),
+        "{}",
+        out(&checked)
+    );
+    let applied = operator.run(&["apply", &file, "--yes"]);
+    assert_eq!(code(&applied), 1);
+    assert!(err(&applied).contains(&format!("error: {file} has 2 errors\n")), "{}", err(&applied));
+}
+
+#[test]
+fn the_schema_describes_every_field() {
+    let schema = Operator::new().json(&["schema"]);
+    let fields = schema["$defs"]["ClusterSpec"]["properties"].as_object().unwrap();
+    assert!(fields.contains_key("members"));
+    for (name, field) in fields {
+        assert!(field["description"].is_string(), "{name} has no description");
+    }
+}
+
+#[test]
+fn completions_know_the_verbs_and_wrong_usage_exits_with_2() {
+    let operator = Operator::new();
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(out(&operator.run(&["completions", shell])).contains("detailed-exitcode"), "{shell}");
+    }
+    assert_eq!(code(&operator.run(&["aply"])), 2);
+    assert_eq!(code(&operator.run(&["plan"])), 2);
+    assert_eq!(code(&operator.run(&["ledger", "export", "demo"])), 2);
+    assert_eq!(code(&operator.run(&["up", "--members", "0"])), 2);
+    assert_eq!(code(&operator.run(&["--version"])), 0);
+}
+
+#[test]
+fn a_cluster_that_is_not_known_is_an_error_that_helps() {
+    let operator = Operator::new();
+    for verb in ["status", "plan", "apply", "env", "down", "start", "destroy"] {
+        let output = operator.run(&[verb, "nowhere"]);
+        assert_eq!(code(&output), 1, "{verb}");
+        let told = err(&output);
+        assert!(told.starts_with("error: there is no cluster `nowhere` in "), "{verb}: {told}");
+        assert!(told.contains("hint: none is known yet; `quorate up` makes one"), "{verb}: {told}");
+    }
+    let output = operator.run(&["destroy", "../state"]);
+    assert_eq!(code(&output), 1);
+    let status = operator.run(&["status"]);
+    assert_eq!((code(&status), out(&status).as_str()), (0, ""));
+}
+
+#[test]
+fn a_plan_from_nothing_has_every_step_with_its_reason() {
+    let operator = Operator::new();
+    for members in [1, 3] {
+        let file = operator.write("plan.yaml", &spec_of(members));
+        let planned = operator.run(&["plan", &file]);
+        let text = out(&planned);
+        assert_eq!(code(&planned), 0, "{}", err(&planned));
+        let steps =
+            text.lines().filter(|l| l.trim_start().starts_with(|c: char| c.is_ascii_digit()) && l.starts_with("  "));
+        let reasons = text.lines().filter(|l| l.trim_start().starts_with("because "));
+        let count = steps.count();
+        assert_eq!(count, reasons.count());
+        assert!(text.starts_with(&format!("cluster demo: {count} steps\n")), "{text}");
+        assert!(text.contains(&format!("create the machine of etcd-{members}\n")), "{text}");
+        assert!(text.ends_with(&format!("1 cluster: {count} steps\n")), "{text}");
+        assert_eq!(code(&operator.run(&["plan", &file, "--detailed-exitcode"])), 4);
+    }
+    assert!(!operator.home.path().join("state").exists(), "planning writes nothing");
+}
+
+#[test]
+fn a_plan_in_json_keeps_its_shape() {
+    let operator = Operator::new();
+    let file = operator.write("plan.yaml", &spec_of(3));
+    let json = operator.json(&["plan", &file, "--output", "json"]);
+    let cluster = &json["clusters"][0];
+    let steps = cluster["steps"].as_array().unwrap();
+    assert_eq!(cluster["cluster"], "demo");
+    assert_eq!(json["summary"]["clusters"], 1);
+    assert_eq!(json["summary"]["steps"], steps.len());
+    for (index, step) in steps.iter().enumerate() {
+        assert_eq!(step["number"], index + 1);
+        assert!(step["kind"].is_string() && step["action"].is_string() && step["because"].is_string(), "{step}");
+    }
+    assert!(steps.iter().any(|s| s["kind"] == "enrol" && s["member"] == "etcd-2"));
+    assert_eq!((&cluster["waiting"], &cluster["blocked"]), (&Value::Array(vec![]), &Value::Array(vec![])));
+}
+
+#[test]
+fn apply_without_a_terminal_wants_a_word_and_does_nothing_without_it() {
+    let operator = Operator::new();
+    let file = operator.write("one.yaml", &spec_of(1));
+    let applied = operator.run_with(&["apply", &file], "y\n");
+    assert_eq!(code(&applied), 1);
+    assert!(err(&applied).ends_with("  hint: pass --yes to apply without asking\n"), "{}", err(&applied));
+    let chosen = operator.run(&["apply", &file, "--yes", "--cluster", "other"]);
+    assert!(err(&chosen).contains("declares no cluster `other`\n  hint: it declares: demo\n"), "{}", err(&chosen));
+    assert!(!operator.home.path().join("state").exists());
+}
+
+#[test]
+fn up_refuses_a_version_that_loses_data_and_a_name_that_is_none() {
+    let operator = Operator::new();
+    let refused = operator.run(&["up", "demo", "--etcd-version", "3.5.1"]);
+    assert_eq!(code(&refused), 1);
+    assert!(err(&refused).contains("error: etcd 3.5.1 can corrupt its data"), "{}", err(&refused));
+    let named = operator.run(&["up", "Not_A_Name", "--etcd-version", "3.6.14"]);
+    assert_eq!(code(&named), 1);
+    assert!(!Path::new(&operator.home.path().join("state")).exists());
+}
+
+#[test]
+fn output_to_a_reader_that_has_gone_is_no_error() {
+    let operator = Operator::new();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let output = command.arg("schema").env("QUORATE_HOME", operator.home.path()).stdout(writer).output().unwrap();
+    assert_eq!((code(&output), err(&output).as_str()), (0, ""));
+}
