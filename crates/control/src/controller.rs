@@ -35,7 +35,7 @@ pub enum ControlError {
     Agent(#[from] quorate_agent::client::ClientError),
     #[error("another controller has taken over, so nothing more is done here: {by}")]
     TakenOver { by: String },
-    #[error("{action}: {source}")]
+    #[error("could not {action}")]
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
     Enrolment(String),

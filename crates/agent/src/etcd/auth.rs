@@ -14,7 +14,7 @@ pub(super) const LOOK: Duration = Duration::from_secs(2);
 const AT_ONCE: usize = 8;
 
 pub(super) async fn look(client: &Client) -> Result<AuthSeen, Error> {
-    let (enabled, users, roles) = tokio::join!(client.auth_enabled(), client.user_list(), client.role_list());
+    let (enabled, users, roles) = tokio::join!(is_enabled(client), client.user_list(), client.role_list());
     let users = ask_each(client, users?, |client, user| async move { client.user_get(&user).await });
     let roles = ask_each(client, roles?, |client, role| async move { client.role_get(&role).await });
     let (users, roles) = tokio::join!(users, roles);
@@ -23,6 +23,14 @@ pub(super) async fn look(client: &Client) -> Result<AuthSeen, Error> {
         users: users?.into_iter().map(|(user, roles)| (user, BTreeSet::from_iter(roles))).collect(),
         roles: roles?.into_iter().map(|(role, may)| (role, may.into_iter().map(in_our_words).collect())).collect(),
     })
+}
+
+/// etcd 3.4 does not tell; there a login that must fail does, at the price of a warning in etcd's log.
+async fn is_enabled(client: &Client) -> Result<bool, Error> {
+    match client.auth_status().await {
+        Err(Error::Unimplemented) => client.auth_enabled().await,
+        status => status.map(|status| status.enabled),
+    }
 }
 
 /// Asks about each name, a few at a time.
