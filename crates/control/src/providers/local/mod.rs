@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_core::model::{MachineSeen, MemberName, Power};
+use quorate_core::model::{CLIENT_PORT, MachineSeen, MemberName, Power};
 use serde::{Deserialize, Serialize};
 
 use super::{Provider, ProviderError};
@@ -177,12 +177,17 @@ impl Provider for Local {
         let mut known = Vec::new();
         for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
             let marked = self.marked(&cluster.file_name().to_string_lossy())?;
-            known.extend(marked.into_iter().map(|(_, mark)| mark.address));
+            known.extend(marked.into_iter().map(|(_, mark)| mark));
         }
-        match wanted {
-            Some(pinned) => address::check(pinned).map(|()| pinned),
-            None => address::choose(salt, &known),
+        let Some(pinned) = wanted else {
+            return address::choose(salt, &known.into_iter().map(|mark| mark.address).collect::<Vec<_>>());
+        };
+        // A machine that is switched off keeps its address.
+        if let Some(Mark { cluster, member, .. }) = known.into_iter().find(|mark| mark.address == pinned) {
+            let by = Some(format!("{member} of cluster {cluster}"));
+            return Err(ProviderError::AddressTaken { address: pinned, port: CLIENT_PORT, by });
         }
+        address::check(pinned).map(|()| pinned)
     }
 
     async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
