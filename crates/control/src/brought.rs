@@ -50,7 +50,10 @@ impl BroughtFiles {
         let print = |pair: &Pair| inspect(&pair.chain).map(|facts| facts.fingerprint).unwrap_or_default();
         let given = self.given.as_ref();
         let passwords = self.passwords.iter();
+        let trust = self.authority.as_ref().map(|pair| &pair.chain).or(given.map(|g| &g.trust));
         Brought {
+            authority: trust.and_then(|pem| quorate_pki::subject_key_id(pem)),
+            root_password: self.root_password.as_ref().map(|p| password_fingerprint(cluster_id, p)),
             members: given.map(|g| g.members.iter().map(|(name, pair)| (name.clone(), print(pair))).collect()),
             root: given.and_then(|g| g.root.as_ref()).map(print),
             passwords: passwords.map(|(user, p)| (user.clone(), password_fingerprint(cluster_id, p))).collect(),

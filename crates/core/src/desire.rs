@@ -186,6 +186,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
         validity: hours(spec.tls.leaf_validity),
         renew_before: hours(spec.tls.renew_before()),
+        brought_authority: brought.authority.clone(),
         root: spec.etcd.client_auth == ClientAuth::Certificate,
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),
@@ -204,7 +205,12 @@ fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
         let permissions = role.permissions.iter().map(permission).collect();
         (role.name.to_string(), permissions)
     });
-    AuthWish { users: users.collect(), roles: roles.collect(), owned: ledger.auth.clone() }
+    AuthWish {
+        root_password: brought.root_password.clone(),
+        users: users.collect(),
+        roles: roles.collect(),
+        owned: ledger.auth.clone(),
+    }
 }
 
 fn permission(permission: &spec::Permission) -> Permission {

@@ -65,6 +65,8 @@ pub struct CertificateWish {
     pub extra_sans: BTreeSet<String>,
     pub validity: SignedDuration,
     pub renew_before: SignedDuration,
+    /// Key identifier of the CA that the operator brought, if one was.
+    pub brought_authority: Option<String>,
     /// Whether the agent needs a client certificate as user root.
     pub root: bool,
     /// Set where certificates are made elsewhere: what is wanted is then exactly these.
@@ -74,6 +76,8 @@ pub struct CertificateWish {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct AuthWish {
+    /// Fingerprint of root's password where the operator brought it.
+    pub root_password: Option<String>,
     pub users: BTreeMap<String, UserWish>,
     pub roles: BTreeMap<String, BTreeSet<Permission>>,
     /// What quorate made before.
@@ -90,9 +94,12 @@ pub struct UserWish {
 /// What the operator brought in files, known to the planner by fingerprints only.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Brought {
+    /// Key identifier of the CA.
+    pub authority: Option<String>,
     /// Of the members' certificates, and of the root client's.
     pub members: Option<BTreeMap<MemberName, String>>,
     pub root: Option<String>,
+    pub root_password: Option<String>,
     /// Of the users' passwords.
     pub passwords: BTreeMap<String, String>,
 }

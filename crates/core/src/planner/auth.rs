@@ -21,6 +21,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             decision.block(UnsafeBecause::AuthUnseen { member: through.clone(), why: why.clone() })
         }
         AuthLook::Seen(found) => {
+            if root_password_differs(wish) {
+                decision.block(UnsafeBecause::RootPasswordDiffers);
+            }
             for (op, why) in changes(wish, found) {
                 decision.step(Action::Auth { member: through.clone(), op }, why);
             }
@@ -44,6 +47,12 @@ fn spokesman<'a>(
     let leads = |(_, s): &(&MemberName, &crate::model::EtcdStatus)| s.leader == s.member_id;
     let (member, status) = if leads(&first) { first } else { healthy.find(leads).unwrap_or(first) };
     Some((member, &status.auth))
+}
+
+/// Every agent logs in with the password it was given, so a new one cannot simply be set.
+fn root_password_differs(wish: &AuthWish) -> bool {
+    let set = wish.owned.users.get(ROOT).and_then(|owned| owned.password.as_ref());
+    matches!((set, &wish.root_password), (Some(set), Some(brought)) if set != brought)
 }
 
 /// The changes that make `found` equal to the wish, in an order that may be cut anywhere and taken up again.

@@ -26,6 +26,8 @@ pub enum UnsafeBecause {
     Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
     Outage { member: MemberName, voters: usize },
     AuthUnseen { member: MemberName, why: String },
+    AuthorityDiffers { ledger: String, brought: String },
+    RootPasswordDiffers,
     NoBackup,
 }
 
@@ -45,6 +47,7 @@ impl UnsafeBecause {
             UnsafeBecause::Quorum { .. } => Rule::OneDisturbance,
             UnsafeBecause::Outage { .. } => Rule::QuorumIsKept,
             UnsafeBecause::AuthUnseen { .. } => Rule::UnseenIsUnsafe,
+            UnsafeBecause::AuthorityDiffers { .. } | UnsafeBecause::RootPasswordDiffers => Rule::TrustComesFirst,
         }
     }
 
@@ -62,7 +65,11 @@ impl UnsafeBecause {
             | UnsafeBecause::VersionDiffers { member, .. }
             | UnsafeBecause::Quorum { member, .. }
             | UnsafeBecause::Outage { member, .. } => Some(member),
-            UnsafeBecause::MembersDiffer { .. } | UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::NoBackup => None,
+            UnsafeBecause::MembersDiffer { .. }
+            | UnsafeBecause::AuthUnseen { .. }
+            | UnsafeBecause::AuthorityDiffers { .. }
+            | UnsafeBecause::RootPasswordDiffers
+            | UnsafeBecause::NoBackup => None,
         }
     }
 
@@ -96,11 +103,13 @@ impl UnsafeBecause {
             UnsafeBecause::Quorum { .. } => "quorum",
             UnsafeBecause::Outage { .. } => "outage",
             UnsafeBecause::AuthUnseen { .. } => "auth-unseen",
+            UnsafeBecause::AuthorityDiffers { .. } => "authority-differs",
+            UnsafeBecause::RootPasswordDiffers => "root-password-differs",
             UnsafeBecause::NoBackup => "no-backup",
         }
     }
 
-    pub const KINDS: [&str; 15] = [
+    pub const KINDS: [&str; 17] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -115,6 +124,8 @@ impl UnsafeBecause {
         "quorum",
         "outage",
         "auth-unseen",
+        "authority-differs",
+        "root-password-differs",
         "no-backup",
     ];
 
@@ -173,6 +184,14 @@ impl UnsafeBecause {
             UnsafeBecause::AuthUnseen { .. } => String::from(
                 "if another tool changed the user root or its password, give quorate back a root that it can use; \
                  everything else goes on meanwhile",
+            ),
+            UnsafeBecause::AuthorityDiffers { .. } => String::from(
+                "name the CA that the cluster was formed with: this version of quorate does not change the CA of a \
+                 running cluster",
+            ),
+            UnsafeBecause::RootPasswordDiffers => String::from(
+                "put the password that the cluster was formed with back into `auth.root_password_file`: this version of \
+                 quorate does not change it",
             ),
             UnsafeBecause::NoBackup => {
                 String::from("say that none is needed with `--without-backup`: the data is then gone for good")
@@ -253,7 +272,21 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::AuthUnseen { member, why } => {
                 write!(f, "etcd's users and roles could not be read through {member}: {why}")
             }
+            UnsafeBecause::AuthorityDiffers { ledger, brought } => write!(
+                f,
+                "the spec names another CA (key {}) than the one that the members trust (key {})",
+                short(brought),
+                short(ledger)
+            ),
+            UnsafeBecause::RootPasswordDiffers => {
+                write!(f, "the file with root's password holds another one than the cluster was formed with")
+            }
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
         }
     }
+}
+
+/// Enough of a key's identifier to tell two apart.
+fn short(key_id: &str) -> &str {
+    key_id.get(..16).unwrap_or(key_id)
 }

@@ -6,10 +6,13 @@ use std::collections::BTreeSet;
 
 use jiff::SignedDuration;
 
-use super::{Action, Decision, facts};
+use super::{Action, Decision, facts, safety};
 use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MachineSeen, MemberName, Observation};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if let Err(because) = safety::authority_is_trusted(desired) {
+        return decision.block(because);
+    }
     for member in desired.members.keys() {
         if decision.has_business_with(member) {
             continue;

@@ -60,7 +60,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
 }
 
 fn password(desired: &Desired, user: &str) -> Option<String> {
-    desired.auth.as_ref()?.users.get(user)?.password.clone()
+    let wish = desired.auth.as_ref()?;
+    match wish.users.get(user) {
+        Some(user) => user.password.clone(),
+        None => wish.root_password.clone(),
+    }
 }
 
 fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {

@@ -22,6 +22,7 @@ pub enum Rule {
     KnownVersions,
     OneController,
     OneKeyPerToken,
+    TrustComesFirst,
 }
 
 impl fmt::Display for Rule {
@@ -37,6 +38,7 @@ impl fmt::Display for Rule {
             Rule::KnownVersions => "only known versions and paths",
             Rule::OneController => "one controller at a time",
             Rule::OneKeyPerToken => "an enrolment token is good for one key",
+            Rule::TrustComesFirst => "new trust is everywhere before the first that needs it",
         })
     }
 }
@@ -162,6 +164,17 @@ pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
+}
+
+/// A CA that the members do not trust yet would cut them off from each other with the first certificate it signs.
+pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
+    let wish = &desired.certificates;
+    match (&wish.etcd_authority, &wish.brought_authority) {
+        (Some(ledger), Some(brought)) if ledger != brought => {
+            Err(UnsafeBecause::AuthorityDiffers { ledger: ledger.clone(), brought: brought.clone() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Rule 11: an agent that has obeyed a later controller shows that this ledger is not the latest.

@@ -80,6 +80,8 @@ pub struct World {
     leader: Option<MemberName>,
     /// etcd's own numbers of the members, where they were seen.
     ids: BTreeMap<MemberName, u64>,
+    /// The number of the machine that was made last.
+    made: u8,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -155,6 +157,7 @@ impl World {
             touched: false,
             leader: None,
             ids: BTreeMap::new(),
+            made: 0,
         }
     }
 
@@ -262,7 +265,7 @@ impl World {
     /// What the action does to the machines; the ledger's part is in `remember`.
     pub fn effect(&mut self, desired: &Desired, action: &Action) {
         match action {
-            Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(*kind)),
+            Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(desired, *kind)),
             Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation),
             Action::StartMachine { member } => self.start(desired, member),
             Action::StopMachine { member } => {
@@ -306,7 +309,7 @@ impl World {
         }
     }
 
-    fn make_secret(&mut self, kind: SecretKind) {
+    fn make_secret(&mut self, desired: &Desired, kind: SecretKind) {
         let authority = |key_id: &str| AuthorityRecord {
             epoch: 1,
             certificate: String::new(),
@@ -315,7 +318,10 @@ impl World {
             not_after: Timestamp::MAX,
         };
         match kind {
-            SecretKind::EtcdAuthority => self.ledger.authorities.etcd = Some(authority("etcd")),
+            SecretKind::EtcdAuthority => {
+                let brought = desired.certificates.brought_authority.as_deref();
+                self.ledger.authorities.etcd = Some(authority(brought.unwrap_or("etcd")));
+            }
             SecretKind::ControlAuthority => self.ledger.authorities.control = Some(authority("control")),
             SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
             SecretKind::JwtKeys => {
@@ -340,15 +346,16 @@ impl World {
         record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
     }
 
-    /// A number for a new machine that neither a machine nor the present formation knows.
-    fn free_number(&self) -> u8 {
+    /// A number for a new machine that no machine had before, neither here nor in the present formation.
+    fn free_number(&mut self) -> u8 {
         let begun = match &self.ledger.formation {
             Formation::Unformed => None,
             Formation::Forming { members, .. } | Formation::Formed { members, .. } => Some(members),
         };
         let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
         let there = |n: u8| self.machines.values().any(|m| m.seen.address == imagined_address(n));
-        (1..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX)
+        self.made = (self.made.saturating_add(1)..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX);
+        self.made
     }
 
     /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.

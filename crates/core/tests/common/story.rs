@@ -143,6 +143,8 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             scene.brought.passwords.insert(user.to_owned(), fingerprint.to_owned());
         }
         ["certificates", "brought", mark] => bring_certificates(scene, mark),
+        ["CA", "brought", mark] => scene.brought.authority = Some(mark.to_owned()),
+        ["root", "password", "brought", mark] => scene.brought.root_password = Some(mark.to_owned()),
         ["provider", "away"] => {
             let why = String::from("connection refused");
             scene.seen.machines = Seen::Unreachable { since: scene.seen.now, why };
