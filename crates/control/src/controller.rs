@@ -18,6 +18,8 @@ use crate::providers::{self, ProviderError};
 
 /// How long a cluster may make no progress before the loop gives up.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// More rounds than any run needs; one that has not settled by then would go on for ever.
+const MOST_ROUNDS: u32 = 1000;
 /// How many formations one run may begin.
 const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
@@ -41,6 +43,8 @@ pub enum ControlError {
     Enrolment(String),
     #[error("the formation was begun {MOST_FORMATIONS} times and failed each time: {why}")]
     FormationFails { why: String },
+    #[error("after {MOST_ROUNDS} rounds there is still something to do, which is a bug in quorate: {step}")]
+    NeverSettles { step: String },
     #[error("no progress for {} seconds; still waiting for {}", PATIENCE.as_secs(), texts(waiting).join("; "))]
     OutOfPatience { waiting: Vec<WaitingFor> },
 }
@@ -126,6 +130,7 @@ impl Controller {
         let mut steps_done = 0;
         let mut failures = 0;
         let mut abandoned = 0;
+        let mut rounds = 0;
         let mut idle_since = Instant::now();
         loop {
             self.held.confirm(Timestamp::now())?;
@@ -147,6 +152,11 @@ impl Controller {
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
                 return self.forget(steps_done + 1, seen);
+            }
+            rounds += 1;
+            if rounds > MOST_ROUNDS {
+                self.held.release()?;
+                return Err(ControlError::NeverSettles { step: decision.steps[0].action.to_string() });
             }
             match self.act(&desired, &seen, &decision.steps, reporter).await {
                 Ok(()) => {

@@ -233,9 +233,7 @@ fn proven_public_key(csr_pem: &str) -> Result<SubjectPublicKeyInfo, Error> {
 /// What rcgen needs to know about the issuer: its key identifier. The name is put in by [`with_issuer`].
 fn issuer_params(authority: &X509Certificate<'_>) -> CertificateParams {
     let mut params = CertificateParams::default();
-    if let Some(id) = certificate::subject_key_identifier(authority) {
-        params.key_identifier_method = KeyIdMethod::PreSpecified(id);
-    }
+    params.key_identifier_method = KeyIdMethod::PreSpecified(certificate::subject_key_identifier(authority));
     params
 }
 

@@ -115,9 +115,15 @@ pub(crate) fn is_issued_by(certificate: &X509Certificate<'_>, issuer: &X509Certi
         && certificate.verify_signature(Some(issuer.public_key())).is_ok()
 }
 
-pub(crate) fn subject_key_identifier(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
-    certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
+/// The identifier by which leaves name this CA's key: its own, or, where an old CA has none, one made from the key.
+pub(crate) fn subject_key_identifier(certificate: &X509Certificate<'_>) -> Vec<u8> {
+    const LENGTH: usize = 20;
+    let own = certificate.iter_extensions().find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),
         _ => None,
+    });
+    own.unwrap_or_else(|| {
+        let digest = ring::digest::digest(&ring::digest::SHA256, certificate.public_key().raw);
+        digest.as_ref()[..LENGTH].to_vec()
     })
 }

@@ -57,11 +57,11 @@ fn facts(parsed: &X509Certificate<'_>, der: &[u8]) -> CertificateFacts {
     }
 }
 
-/// The subjectKeyIdentifier of the first certificate in the text, in hexadecimal.
+/// The identifier by which leaves name the key of the first certificate in the text, in hexadecimal.
 pub fn subject_key_id(ca_pem: &str) -> Option<String> {
     let chain = certificate::read_pem(ca_pem).ok()?;
     let parsed = certificate::parse_all(&chain[..1]).ok()?;
-    certificate::subject_key_identifier(&parsed[0]).map(|id| hex(&id))
+    Some(hex(&certificate::subject_key_identifier(&parsed[0])))
 }
 
 /// Whole days until then; below zero once it is past.

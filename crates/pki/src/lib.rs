@@ -20,5 +20,5 @@ pub use given::{GivenLeafProblem, GivenPart, LeafNeed, Usage, check_given_client
 pub use inspect::{CertificateFacts, days_left, inspect, subject_key_id};
 pub use jwt::{JwtAlgorithm, jwt_keypair};
 pub use key::{KeyAlgorithm, KeyPair};
-pub use random::{random_hex, random_token};
 pub use quorate_core::Secret;
+pub use random::{random_hex, random_token};

@@ -1,7 +1,7 @@
 //! Authorities that an operator brings: each refusal with its facts, and what is kept of a chain.
 
 use jiff::Timestamp;
-use quorate_pki::{Authority, AuthorityLack, Error, KeyAlgorithm, Secret, inspect};
+use quorate_pki::{Authority, AuthorityLack, Error, KeyAlgorithm, Secret, inspect, subject_key_id};
 
 use crate::support::{DAY, OpenSsl, authority, now, p256, wish};
 
@@ -44,6 +44,22 @@ fn a_ca_made_by_openssl_signs() {
     openssl.run("verify -purpose sslserver -CAfile corp.pem leaf.pem");
     assert_eq!(openssl.read("leaf.pem").matches("BEGIN CERTIFICATE").count(), 1);
     assert_eq!(authority.not_after(), inspect(&openssl.read("corp.pem")).unwrap().not_after);
+}
+
+#[test]
+fn leaves_name_the_key_of_a_ca_that_has_no_identifier() {
+    let openssl = OpenSsl::new();
+    self_signed(
+        &openssl,
+        "old",
+        &format!("{CA} -addext subjectKeyIdentifier=none -addext authorityKeyIdentifier=none"),
+    );
+    assert!(!openssl.run("x509 -in old.pem -noout -text").contains("Subject Key Identifier"));
+    let authority = load(&openssl, "old", now()).unwrap();
+    let leaf = authority.sign(&p256().csr("x").unwrap(), &wish("etcd-1"), now()).unwrap();
+    assert_eq!(inspect(&leaf).unwrap().authority_key_id, subject_key_id(&openssl.read("old.pem")));
+    openssl.write("leaf.pem", &leaf);
+    openssl.run("verify -purpose sslserver -CAfile old.pem leaf.pem");
 }
 
 #[test]

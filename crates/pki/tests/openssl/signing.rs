@@ -1,7 +1,5 @@
 //! Authorities that quorate makes, and what they sign, seen by OpenSSL.
 
-use std::time::Instant;
-
 use jiff::SignedDuration;
 use quorate_pki::{
     Authority, AuthoritySubject, Error, KeyAlgorithm, KeyPair, LeafWish, Secret, inspect, subject_key_id,
@@ -219,17 +217,4 @@ fn keys_that_cannot_be_used_are_refused_and_not_quoted() {
     assert_eq!(refusal(&Secret::new("hunter2")), Error::KeyNotPem);
     let broken = Secret::new("-----BEGIN PRIVATE KEY-----\nhunter2 ! \n-----END PRIVATE KEY-----\n");
     assert!(!format!("{0} {0:?}", refusal(&broken)).contains("hunter2"));
-}
-
-#[test]
-fn a_p256_authority_and_its_leaf_are_made_fast() {
-    let rounds = 50;
-    let begin = Instant::now();
-    for _ in 0..rounds {
-        issue(&authority(KeyAlgorithm::P256), &p256(), &wish("etcd-1"));
-    }
-    let each = begin.elapsed() / rounds;
-    // Unoptimized and on a busy machine: what this guards against is a slow algorithm slipping in.
-    assert!(each.as_millis() < 50, "{each:?}");
-    println!("{each:?} for an authority, a key, a request and a leaf");
 }
