@@ -86,7 +86,7 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
 }
 
 fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Option<(MemberName, u64)> {
-    let others = desired.members.keys().filter(|m| *m != leader);
+    let others = safety::voter_names(desired).into_iter().filter(|m| *m != leader);
     others
         .filter_map(|m| Some((m, facts(seen, m)?)))
         .filter(|(_, f)| safety::is_healthy_voter(f))

@@ -63,15 +63,19 @@ pub struct Voters {
     pub healthy: usize,
 }
 
-/// Counts voters: those that the cluster was formed with, whatever the spec says by now. One that could not be seen
-/// counts as a voter and not as healthy.
+/// Counts voters. One that could not be seen counts as a voter and not as healthy.
 pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
-    let members: Vec<&MemberName> = match &desired.formation {
+    let names = voter_names(desired);
+    let healthy = names.iter().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
+    Voters { all: names.len(), healthy }
+}
+
+/// The members that the cluster was formed with vote, whatever the spec says by now.
+pub fn voter_names(desired: &Desired) -> Vec<&MemberName> {
+    match &desired.formation {
         Formation::Formed { members, .. } => members.keys().collect(),
         Formation::Unformed | Formation::Forming { .. } => desired.members.keys().collect(),
-    };
-    let healthy = members.iter().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
-    Voters { all: members.len(), healthy }
+    }
 }
 
 pub fn is_healthy_voter(facts: &Facts) -> bool {

@@ -1,0 +1,141 @@
+//! The model check of formation: the real planner against an adversary, in every order of events.
+
+mod agent;
+mod formation;
+mod shared;
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use formation::{Budget, FormationModel, Move, State, Wrong, token};
+use quorate_core::model::{DataSeen, Formation, Ledger, ServiceState};
+use quorate_core::planner::simulate::{Wish, World};
+use quorate_core::planner::{Action, decide};
+use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+impl Model for FormationModel {
+    type State = State;
+    type Action = Move;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.first()]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Move>) {
+        self.moves(state, actions);
+    }
+
+    fn next_state(&self, last: &State, action: Move) -> Option<State> {
+        self.after(last, action)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("no member begins twice under one token", |_, s| never(s, Wrong::NewTwice)),
+            Property::always("a formation stays on its machines", |_, s| never(s, Wrong::NewElsewhere)),
+            Property::always("nothing begins after the formation", |_, s| never(s, Wrong::NewAfterFormed)),
+            Property::always("nothing is wiped after the formation", |_, s| never(s, Wrong::WipedAfterFormed)),
+            Property::always("no machine of the formation is destroyed", |_, s| never(s, Wrong::DestroyedAfterFormed)),
+            Property::always("clients write after the formation", |_, s| never(s, Wrong::WroteBeforeFormed)),
+            Property::always("clients write to one formation", |_, s: &State| s.past.written.len() <= 1),
+            Property::always("no older fence is obeyed", |_, s| never(s, Wrong::OlderFenceObeyed)),
+            Property::always("a formed cluster is not mixed", |_, s: &State| is_not_mixed(&s.world)),
+            Property::always("it settles when faults stop", FormationModel::settles),
+        ]
+    }
+}
+
+fn never(state: &State, wrong: Wrong) -> bool {
+    !state.past.wrongs.contains(&wrong)
+}
+
+fn is_not_mixed(world: &World) -> bool {
+    let Formation::Formed { .. } = &world.ledger.formation else { return true };
+    let formed = token(&world.ledger.formation);
+    let running =
+        world.machines.values().filter_map(|m| m.facts()).filter_map(|f| match (&f.etcd.data, &f.etcd.service) {
+            (DataSeen::Stamped(stamp), ServiceState::Running { .. }) => Some(Some(stamp.token.clone())),
+            _ => None,
+        });
+    running.into_iter().all(|t| t == formed)
+}
+
+fn spec(members: usize) -> ClusterSpec {
+    let version = "3.6.14".parse().expect("a version");
+    generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0)
+}
+
+/// Carries out what comes before the formation, where `configured`; else nothing exists yet.
+fn start(spec: &ClusterSpec, configured: bool) -> World {
+    let now = "2026-01-01T12:00:00Z".parse().expect("a time");
+    let mut world = World::empty(Ledger::new(String::from("c1"), spec.clone()), now);
+    let brought = Default::default();
+    let wish = Wish { spec, brought: &brought, arch: "amd64" };
+    while configured {
+        let desired = wish.desire(&world.ledger, "1");
+        let steps = decide(&desired, &world.observe()).steps;
+        if steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })) {
+            break;
+        }
+        steps.iter().for_each(|s| world.perform(&desired, &s.action));
+    }
+    world
+}
+
+/// Explores every order of events, and asks that what the adversary may do was really met.
+fn check(name: &str, members: usize, configured: bool, budget: Budget) {
+    let began = Instant::now();
+    let spec = spec(members);
+    let model = FormationModel::new(spec.clone(), start(&spec, configured), budget);
+    let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+    eprintln!("{name}: {states} states, {depth} moves deep, {:.1?}", began.elapsed());
+    checker.assert_properties();
+    let reached = &checker.model().reached;
+    let takeover = budget.takeovers > 0;
+    let expected = [
+        ("a formation abandoned", true, &reached.abandoned),
+        ("an order of a stale controller refused", takeover, &reached.stale_order_refused),
+        ("a write of a stale controller refused", takeover, &reached.stale_write_refused),
+        ("an order refused since the data was not as expected", takeover, &reached.not_as_expected),
+        ("a controller killed at work", budget.crashes > 0, &reached.killed_at_work),
+        ("a settled end", true, &reached.settled),
+        ("an end with data lost for good", true, &reached.lost_for_good),
+    ];
+    for (what, expected, counter) in expected {
+        let times = counter.load(Ordering::Relaxed);
+        eprintln!("  {what}: {times} times");
+        assert!(!expected || times > 0, "never reached: {what}");
+    }
+}
+
+#[test]
+fn one_member_from_nothing() {
+    check("one member from nothing", 1, false, Budget { faults: 2, crashes: 0, takeovers: 1, hidden: 0 });
+}
+
+#[test]
+fn two_members_from_nothing() {
+    check("two members from nothing", 2, false, Budget { faults: 1, crashes: 0, takeovers: 1, hidden: 0 });
+}
+
+#[test]
+fn two_members_ready_to_form() {
+    check("two members ready to form", 2, true, Budget { faults: 2, crashes: 0, takeovers: 1, hidden: 0 });
+}
+
+#[test]
+fn three_members_and_two_faults() {
+    check("three members and two faults", 3, true, Budget { faults: 2, crashes: 1, takeovers: 0, hidden: 0 });
+}
+
+#[test]
+fn three_members_and_a_second_controller() {
+    check("three members and a second controller", 3, true, Budget { faults: 1, crashes: 0, takeovers: 1, hidden: 1 });
+}
+
+#[test]
+fn three_members_and_three_controllers() {
+    check("three members and three controllers", 3, true, Budget { faults: 1, crashes: 1, takeovers: 1, hidden: 0 });
+}
