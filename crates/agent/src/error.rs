@@ -30,6 +30,9 @@ pub enum AgentError {
     Command { command: String, said: String },
     #[error("etcd runs already")]
     RunsAlready,
+    /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
+    #[error("etcd's data is gone from {}, and without it etcd is not started", path.display())]
+    DataGone { path: PathBuf },
     #[error("there is no user {user:?} on this machine for etcd to run as")]
     NoUser { user: String },
     #[error(transparent)]

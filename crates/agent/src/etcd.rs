@@ -8,4 +8,5 @@ mod start;
 
 pub(crate) use access::Access;
 pub(crate) use auth::change as change_auth;
+pub(crate) use data::look as look_at_data;
 pub(crate) use probe::{Look, Prober, ask_auth};

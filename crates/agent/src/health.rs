@@ -11,11 +11,11 @@ use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpListener;
-use tokio::sync::{Mutex, Semaphore};
+use tokio::sync::Mutex;
 
 use crate::agent::Agent;
+use crate::server::Crowd;
 
-const CONNECTIONS: usize = 16;
 const HEADERS: Duration = Duration::from_secs(2);
 const CONNECTION: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
@@ -28,15 +28,14 @@ struct Page {
 
 pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
     let page = Arc::new(Page { agent, last: Mutex::new(None) });
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut visitors = Crowd::default();
     loop {
-        let slot = slots.clone().acquire_owned().await.expect("it is never closed");
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let page = page.clone();
-        tokio::spawn(async move {
+        visitors.admit(async move {
             let service = service_fn(move |request| answer(page.clone(), request));
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -45,7 +44,6 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
                 .keep_alive(false)
                 .serve_connection(TokioIo::new(stream), service);
             let _ = tokio::time::timeout(CONNECTION, connection).await;
-            drop(slot);
         });
     }
 }

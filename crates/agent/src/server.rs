@@ -1,6 +1,7 @@
 //! The port that the controller speaks to. Every connection is a task of its own with limits on time and size, so that
 //! whatever comes in from strangers ends there and the agent lives on.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
@@ -25,7 +26,6 @@ const HANDSHAKE: Duration = Duration::from_secs(5);
 const HEADERS: Duration = Duration::from_secs(60);
 const BODY: Duration = Duration::from_secs(30);
 const BODY_BYTES: usize = 16 << 20;
-const CONNECTIONS: usize = 64;
 
 pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|source| AgentError::Listen { address, source })
@@ -35,9 +35,8 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     let state = agent.state.get();
     let acceptor = TlsAcceptor::from(tls::server_config(&state.control_ca, agent.shown.clone())?);
     tracing::info!(address = %state.address, "the agent answers");
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut strangers = Crowd::default();
     loop {
-        let slot = slots.clone().acquire_owned().await.expect("it is never closed");
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -48,22 +47,47 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
             }
         };
         let (agent, acceptor) = (agent.clone(), acceptor.clone());
-        tokio::spawn(async move {
-            if let Err(why) = converse(agent, acceptor, stream).await {
-                tracing::info!(%from, why, "a connection was refused or broke off");
+        strangers.admit(async move {
+            let refused = move |why: String| tracing::info!(%from, why, "a connection was refused or broke off");
+            match admit(&acceptor, stream).await {
+                Ok(stream) => drop(tokio::spawn(async move { converse(agent, stream).await.unwrap_or_else(refused) })),
+                Err(why) => refused(why),
             }
-            drop(slot);
         });
     }
 }
 
-async fn converse(agent: Arc<Agent>, acceptor: TlsAcceptor, stream: TcpStream) -> Result<(), String> {
+/// Those whom nobody knows yet. When there are too many, who came first must go: whoever means well needs milliseconds, so
+/// a crowd that stalls is in nobody's way.
+#[derive(Default)]
+pub(crate) struct Crowd {
+    tasks: VecDeque<AbortHandle>,
+}
+
+impl Crowd {
+    const LIMIT: usize = 64;
+
+    pub(crate) fn admit(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.tasks.retain(|task| !task.is_finished());
+        if self.tasks.len() >= Self::LIMIT {
+            self.tasks.pop_front().inspect(AbortHandle::abort);
+        }
+        self.tasks.push_back(tokio::spawn(work).abort_handle());
+    }
+}
+
+/// Lets the controller in, and nobody else.
+async fn admit(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
     let _ = stream.set_nodelay(true);
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream))
         .await
         .map_err(|_| String::from("no TLS handshake in time"))?
         .map_err(|error| error.to_string())?;
     check_is_controller(&stream)?;
+    Ok(stream)
+}
+
+async fn converse(agent: Arc<Agent>, stream: TlsStream<TcpStream>) -> Result<(), String> {
     let service = service_fn(move |request| {
         let agent = agent.clone();
         async move { Ok::<_, std::convert::Infallible>(answer(agent, request).await) }

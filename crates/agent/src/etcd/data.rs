@@ -11,7 +11,7 @@ use crate::{AgentError, files};
 
 /// What lies in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
 /// being leaves a database without one, which holds nothing and which etcd would not go on from.
-pub(super) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
+pub(crate) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
     if !has_log(&layout.data())? {
         return Ok(DataSeen::Empty);
     }

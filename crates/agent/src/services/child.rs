@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_core::model::{Exit, ServiceState};
+use quorate_core::model::{DataSeen, Exit, ServiceState};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::{Doing, Launch, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
-use crate::{AgentError, logs};
+use crate::{AgentError, etcd, logs};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -128,6 +128,9 @@ impl Shared {
     }
 
     fn spawn(&self, launch: &Launch, restarts: u32) -> Result<Process, AgentError> {
+        if launch.first_args.is_empty() && etcd::look_at_data(&self.layout)? == DataSeen::Empty {
+            return Err(AgentError::DataGone { path: self.layout.data() });
+        }
         let since = Timestamp::now();
         let mut record = Record { boot_id: boot_id(), process: None, since, launch: launch.clone(), restarts };
         self.note(&record)?;
@@ -195,10 +198,10 @@ impl Shared {
             if started.elapsed() > STEADY {
                 pause = FIRST_PAUSE;
             }
-            let mut how = how;
+            let mut exit = Exit { at: Timestamp::now(), how, last_words: logs::last_words(&self.layout.etcd_log()) };
             process = loop {
                 restarts += 1;
-                self.back_off(restarts, how, pause);
+                self.back_off(restarts, exit, pause);
                 tokio::select! {
                     _ = &mut stop => return,
                     () = tokio::time::sleep(pause) => {}
@@ -207,17 +210,18 @@ impl Shared {
                 launch.first_args = self.first_args.lock().expect("no holder panics").clone();
                 match self.spawn(&launch, restarts) {
                     Ok(process) => break process,
-                    Err(error) => how = error.in_full(),
+                    Err(error) => {
+                        exit = Exit { at: Timestamp::now(), how: error.in_full(), last_words: String::new() };
+                    }
                 }
             };
             started = Instant::now();
         }
     }
 
-    fn back_off(&self, restarts: u32, how: String, pause: Duration) {
-        tracing::warn!(how, restarts, ?pause, "etcd ended by itself; it is started again after a pause");
-        let last_words = logs::last_words(&self.layout.etcd_log());
-        self.set(ServiceState::BackingOff { restarts, last_exit: Exit { at: Timestamp::now(), how, last_words } });
+    fn back_off(&self, restarts: u32, last_exit: Exit, pause: Duration) {
+        tracing::warn!(how = last_exit.how, restarts, ?pause, "etcd does not run; it is started again after a pause");
+        self.set(ServiceState::BackingOff { restarts, last_exit });
     }
 }
 
