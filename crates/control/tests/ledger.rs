@@ -93,6 +93,38 @@ fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
 }
 
 #[test]
+fn a_ledger_that_was_removed_is_not_brought_back_nor_is_another_of_its_name_overwritten() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    sleeper.write(now, |_| {}).unwrap();
+    let later = after_the_lease(now);
+    let taker = Held::take(store.clone(), store.read().unwrap().unwrap(), "quorate destroy", later).unwrap();
+    taker.forget(later).unwrap();
+    assert!(!store.directory().exists());
+    assert!(matches!(sleeper.confirm(later), Err(LedgerError::Lost { .. })));
+    assert!(matches!(sleeper.write(later, |_| {}), Err(LedgerError::Lost { .. })));
+    assert!(!store.directory().exists());
+    let mut other = ledger();
+    store.write(&mut other).unwrap();
+    assert!(matches!(sleeper.write(later, |_| {}), Err(LedgerError::Lost { .. })));
+    assert!(matches!(sleeper.release(), Err(LedgerError::Lost { .. })));
+    assert_eq!(store.read().unwrap(), Some(other));
+}
+
+#[test]
+fn the_draft_of_a_killed_writer_is_swept_away() {
+    let (_directory, store) = store();
+    let mut current = ledger();
+    store.write(&mut current).unwrap();
+    std::fs::write(store.directory().join(".2.4194305"), "half").unwrap();
+    store.write(&mut current).unwrap();
+    store.write(&mut current).unwrap();
+    let names = std::fs::read_dir(store.directory()).unwrap().map(|e| e.unwrap().file_name());
+    assert!(names.into_iter().all(|name| !name.to_string_lossy().starts_with('.')));
+}
+
+#[test]
 fn the_lock_of_a_dead_process_is_taken_at_once() {
     let (_directory, store) = store();
     let now = Timestamp::now();

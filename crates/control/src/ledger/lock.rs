@@ -1,6 +1,8 @@
 //! The lock: a lease in the ledger with a fencing number. It is taken and kept by the same conditional write as
 //! everything else, so a controller that slept through its lease finds out at its next write.
 
+use std::fs;
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -42,6 +44,7 @@ impl Held {
             expires: now + lease(),
         });
         let fence = ledger.fence;
+        store.expect_newest(ledger.version)?;
         store.write(&mut ledger)?;
         Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)) })
     }
@@ -59,6 +62,7 @@ impl Held {
     /// Changes the ledger and renews the lease with the same write.
     pub fn write(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<(), LedgerError> {
         let mut current = self.current();
+        self.store.expect_newest(current.version)?;
         let mut changed = Ledger::clone(&current);
         change(&mut changed);
         if let Some(lock) = &mut changed.lock {
@@ -95,16 +99,24 @@ impl Held {
 
     pub fn release(self) -> Result<Ledger, LedgerError> {
         let mut released = Ledger::clone(&self.current());
+        self.store.expect_newest(released.version)?;
         released.lock = None;
         self.store.write(&mut released)?;
         Ok(released)
     }
 
-    /// Removes the ledger: the cluster is gone.
+    /// Removes the ledger: the cluster is gone. At once, for of a ledger that is removed file by file an older version
+    /// could be left, which knows nothing of its end.
     pub fn forget(self, now: Timestamp) -> Result<(), LedgerError> {
         self.confirm(now)?;
-        let path = self.store.directory().to_owned();
-        std::fs::remove_dir_all(&path).map_err(|source| LedgerError::Io { what: "removed", path, source })
+        let path = self.store.directory();
+        let doomed = path.with_extension("gone");
+        let failed = |source| LedgerError::Io { what: "removed", path: path.to_owned(), source };
+        match fs::remove_dir_all(&doomed) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+            _ => {}
+        }
+        fs::rename(path, &doomed).and_then(|()| fs::remove_dir_all(&doomed)).map_err(failed)
     }
 
     fn current(&self) -> MutexGuard<'_, Arc<Ledger>> {

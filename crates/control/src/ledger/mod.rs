@@ -94,9 +94,15 @@ impl Store {
         let temporary = self.directory.join(format!(".{next}.{}", std::process::id()));
         self.put(&temporary, &bytes).map_err(|e| self.failed("written", e))?;
         let linked = fs::hard_link(&temporary, self.file(next));
-        fs::remove_file(&temporary).map_err(|e| self.failed("written", e))?;
+        match fs::remove_file(&temporary) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed("written", e)),
+            _ => {}
+        }
         match linked {
-            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(self.lost()),
+            // The draft itself is gone when a later version was written meanwhile.
+            Err(e) if matches!(e.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {
+                return Err(self.lost());
+            }
             other => other.map_err(|e| self.failed("written", e))?,
         }
         File::open(&self.directory).and_then(|d| d.sync_all()).map_err(|e| self.failed("written", e))?;
@@ -112,6 +118,12 @@ impl Store {
         let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
         file.write_all(bytes)?;
         file.sync_all()
+    }
+
+    /// Fails with `Lost` unless this version is the newest. A ledger that was removed meanwhile, perhaps to make room for
+    /// another of its name, is not to be brought back.
+    fn expect_newest(&self, version: u64) -> Result<(), LedgerError> {
+        if self.newest()?.unwrap_or(0) == version { Ok(()) } else { Err(self.lost()) }
     }
 
     fn lost(&self) -> LedgerError {
@@ -133,14 +145,23 @@ impl Store {
         Ok(entries.flatten().filter_map(|e| number(e.file_name().to_str()?)).collect())
     }
 
+    /// Removes old versions, and drafts that writers left who were killed or have lost.
     fn prune(&self, newest: u64) -> Result<(), LedgerError> {
-        for version in self.versions()?.into_iter().filter(|v| v + KEPT <= newest) {
-            match fs::remove_file(self.file(version)) {
+        let old = self.versions()?.into_iter().filter(|v| v + KEPT <= newest).map(|v| self.file(v));
+        for path in old.chain(self.drafts_before(newest)?) {
+            match fs::remove_file(path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed("pruned", e)),
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    fn drafts_before(&self, newest: u64) -> Result<Vec<PathBuf>, LedgerError> {
+        let version = |name: &str| name.strip_prefix('.')?.split_once('.')?.0.parse::<u64>().ok();
+        let entries = fs::read_dir(&self.directory).map_err(|e| self.failed("read", e))?;
+        let drafts = entries.flatten().filter(|e| e.file_name().to_str().and_then(version).is_some_and(|v| v < newest));
+        Ok(drafts.map(|e| e.path()).collect())
     }
 
     fn file(&self, version: u64) -> PathBuf {

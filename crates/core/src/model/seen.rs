@@ -49,5 +49,7 @@ pub struct MachineSeen {
     pub cluster_id: String,
     pub incarnation: u64,
     pub power: Power,
+    /// Its agent is gone, so that it counts as off, and yet its etcd runs.
+    pub headless: bool,
     pub address: IpAddr,
 }

@@ -57,14 +57,14 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     }
 }
 
-/// Stops every machine of ours that runs.
+/// Stops every machine of ours on which something runs.
 pub(super) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
     };
     for (member, machine) in machines {
-        if is_ours(desired, machine) && machine.power == Power::On {
+        if is_ours(desired, machine) && (machine.power == Power::On || machine.headless) {
             decision
                 .step(Action::StopMachine { member: member.clone() }, "the cluster is to be down; its data is kept");
         }

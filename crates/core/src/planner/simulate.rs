@@ -337,6 +337,7 @@ impl World {
             cluster_id: desired.cluster_id.clone(),
             incarnation,
             power: Power::On,
+            headless: false,
             address: pinned.unwrap_or(imagined_address(number)),
         };
         let agent = SimAgent::Fresh { public_key: format!("key-{number}") };
@@ -413,6 +414,7 @@ impl World {
     fn power(&mut self, member: &MemberName, power: Power) {
         if let Some(machine) = self.machines.get_mut(member) {
             machine.seen.power = power;
+            machine.seen.headless = false;
         }
     }
 

@@ -221,6 +221,11 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             machines.get_mut(member).expect("a machine").power = Power::Off;
             scene.hide(member, "its machine is off");
         }
+        ["headless"] => {
+            let machine = machines.get_mut(member).expect("a machine");
+            (machine.power, machine.headless) = (Power::Off, true);
+            scene.hide(member, "its machine is off");
+        }
         ["replaced"] => {
             let facts = scene.facts_mut(member);
             facts.machine_id = String::from("another");

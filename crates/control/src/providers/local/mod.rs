@@ -28,7 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Provider, ProviderError};
 use crate::home::{Home, private_directory};
-use crate::process;
+use crate::process::{self, Process};
 
 /// Set in every process of a machine, so that all of them can be found.
 const MARK_VARIABLE: &str = "QUORATE_MACHINE";
@@ -162,8 +162,9 @@ impl Provider for Local {
     async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
+            let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
-            (member, MachineSeen { cluster_id, incarnation, power, address })
+            (member, MachineSeen { cluster_id, incarnation, power, headless, address })
         };
         Ok(self.marked(cluster)?.into_iter().map(seen).collect())
     }
@@ -223,14 +224,18 @@ impl Provider for Local {
 
 /// Ends the agent first, so that it does not start etcd again, then everything else in the machine.
 fn switch_off(root: &Path, patience: Duration) {
-    let processes = || process::with_environment(MARK_VARIABLE, &root.to_string_lossy());
-    for agent in processes().into_iter().filter(|p| p.is_called_with("agent")) {
+    for agent in processes(root).into_iter().filter(|p| p.is_called_with("agent")) {
         agent.end(patience);
     }
-    let rest: Vec<_> = processes().into_iter().map(|p| std::thread::spawn(move || p.end(patience))).collect();
+    let rest: Vec<_> = processes(root).into_iter().map(|p| std::thread::spawn(move || p.end(patience))).collect();
     for thread in rest {
         let _ = thread.join();
     }
+}
+
+/// Every process of a machine.
+fn processes(root: &Path) -> Vec<Process> {
+    process::with_environment(MARK_VARIABLE, &root.to_string_lossy())
 }
 
 /// Whether an agent holds the machine's lock.
