@@ -3,8 +3,8 @@
 use jiff::Timestamp;
 use quorate_core::desire::desire;
 use quorate_core::model::{
-    AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Facts, Formation, Ledger, MachineSeen, MemberName, Observation,
-    Power, Seen, ServiceState,
+    AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
+    Observation, Power, Seen, ServiceState,
 };
 use quorate_core::planner::{Decision, WaitingFor, decide, safety};
 use quorate_core::spec::ClusterSpec;
@@ -113,8 +113,11 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     let spec = &ledger.spec;
     let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
-        spec.members.iter().map(|m| member_status(spec, seen, m.name.as_str().into(), furthest)).collect();
-    let voters = members.len();
+        known_members(ledger).into_iter().map(|member| member_status(spec, seen, member, furthest)).collect();
+    let voters = match &ledger.formation {
+        Formation::Formed { members, .. } => members.len(),
+        Formation::Unformed | Formation::Forming { .. } => spec.members.len(),
+    };
     let healthy = members.iter().filter(|m| m.health == "healthy" && m.role != Some("learner")).count();
     let quorum = safety::quorum(voters);
     let verdict = verdict(ledger, voters, healthy);
@@ -149,6 +152,16 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         },
         renew_by: renew_by(ledger, seen),
     }
+}
+
+/// The members of the spec, and those of the running cluster that the spec does not name any more.
+fn known_members(ledger: &Ledger) -> Vec<MemberName> {
+    let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
+    if let Formation::Formed { members, .. } = &ledger.formation {
+        let left_out: Vec<_> = members.keys().filter(|m| !names.contains(m)).cloned().collect();
+        names.extend(left_out);
+    }
+    names
 }
 
 fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
@@ -187,9 +200,9 @@ fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, fur
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
     let (health, why) = health(seen, &member, machine, facts);
-    let name = spec.members.iter().find(|m| m.name.as_str() == member.as_str()).map(|m| spec.machine_name(&m.name));
+    let machine_name = member.as_str().parse().map(|name| spec.machine_name(&name));
     MemberStatus {
-        machine: name.unwrap_or_default(),
+        machine: machine_name.unwrap_or_default(),
         address: machine.map(|m| m.address.to_string()),
         endpoint: machine.map(|m| format!("https://{}:{CLIENT_PORT}", m.address)),
         role: status.map(role),
@@ -241,7 +254,8 @@ fn health(
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => ("stopped", None),
         (ServiceState::BackingOff { last_exit, .. }, _) => {
-            ("failing", Some(format!("{}: {}", last_exit.how, last_exit.last_words)))
+            let Exit { how, last_words, .. } = last_exit;
+            ("failing", Some(if last_words.is_empty() { how.clone() } else { format!("{how}: {last_words}") }))
         }
         (_, Some(status)) if status.healthy => ("healthy", None),
         (_, Some(status)) if status.leader == 0 => ("unhealthy", Some(String::from("it sees no leader"))),

@@ -55,10 +55,11 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     let issued = clients::issue(&ledger, &options.user, request.as_deref())?;
     let directory = options.out.unwrap_or_else(|| context.home.clients(&options.name));
     private_directory(&directory).map_err(Error::file("made", &directory))?;
-    let certificate = directory.join(format!("{}.crt", options.user));
+    let name = file_name(&options.user);
+    let certificate = directory.join(format!("{name}.crt"));
     let mut written = vec![("certificate", certificate.clone())];
     if let Some(key) = &issued.key {
-        let path = directory.join(format!("{}.key", options.user));
+        let path = directory.join(format!("{name}.key"));
         write_private(&path, key.expose())?;
         written.push(("key", path));
     }
@@ -74,6 +75,18 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     Ok(Exit::Done)
 }
 
+/// A user's name as that of a file in the directory, whatever it holds. Beside it lies `ca.crt`.
+fn file_name(user: &str) -> String {
+    let fine = |(at, c): (usize, char)| {
+        c.is_ascii_alphanumeric() && (at > 0 || user != "ca") || "-_@+=".contains(c) || (c == '.' && at > 0)
+    };
+    let encoded = |(at, c): (usize, char)| match fine((at, c)) {
+        true => c.to_string(),
+        false => format!("%{:02X}", u32::from(c)),
+    };
+    user.char_indices().map(encoded).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
@@ -81,6 +94,13 @@ mod tests {
     use quorate_core::Secret;
 
     use super::*;
+
+    #[test]
+    fn a_users_name_is_one_file_of_its_own() {
+        assert_eq!(file_name("app.v1@corp"), "app.v1@corp");
+        assert_eq!(file_name("../app"), "%2E.%2Fapp");
+        assert_eq!(file_name("ca"), "%63a");
+    }
 
     #[test]
     fn the_environment_can_be_evaluated_and_replaces_another() {

@@ -60,11 +60,12 @@ fn due(context: &Context, ledger: &Ledger, status: &Status) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::PathBuf;
 
     use quorate_control::Home;
     use quorate_control::status::summarize;
-    use quorate_core::model::{Formation, Observation, Power, Seen};
+    use quorate_core::model::{Formation, FormingMember, Observation, Power, Seen};
     use quorate_core::planner::Decision;
     use quorate_core::spec::generated;
     use quorate_core::versions::DEFAULT;
@@ -74,8 +75,9 @@ mod tests {
     fn ledger(auth: ClientAuth) -> Ledger {
         let mut spec = generated("demo", 1, DEFAULT, auth).unwrap();
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
-        ledger.formation =
-            Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members: Default::default() };
+        let member = FormingMember { machine_id: String::new(), peer_url: String::new() };
+        let members = BTreeMap::from([("etcd-1".into(), member)]);
+        ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
         ledger
     }
 
