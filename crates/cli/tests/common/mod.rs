@@ -3,11 +3,19 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod intruder;
+pub mod trio;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The oldest version that is supported, as Debian has it.
+pub const OLDEST: &str = "3.4.23";
 
 pub struct Sandbox {
     directory: tempfile::TempDir,
@@ -36,13 +44,20 @@ impl Run {
         self.expect(0)
     }
 
+    /// Fails the test if the command did not fail. Other programs have exit codes of their own.
+    #[track_caller]
+    pub fn fails(self) -> Self {
+        assert_ne!(self.code, Some(0), "\n--- stdout\n{}\n--- stderr\n{}", self.stdout, self.stderr);
+        self
+    }
+
     /// Both streams, for tests that look for words.
     pub fn text(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
     }
 
     #[track_caller]
-    pub fn json(&self) -> serde_json::Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e} in {}", self.stdout))
     }
 }
@@ -157,6 +172,100 @@ impl Drop for Sandbox {
     }
 }
 
+impl Sandbox {
+    /// What `quorate status` says to scripts, whatever its verdict.
+    #[track_caller]
+    pub fn status(&self, cluster: &str) -> Value {
+        self.quorate(&["status", cluster, "--output", "json"]).json()
+    }
+
+    /// The process of a member's etcd, if it runs.
+    pub fn etcd_of(&self, member: &str) -> Option<u32> {
+        let name = format!(" --name={member} ");
+        self.processes().into_iter().find(|(_, line)| line.contains("/etcd --") && line.contains(&name)).map(|p| p.0)
+    }
+
+    /// The newest version of a cluster's ledger.
+    pub fn ledger(&self, cluster: &str) -> Value {
+        let directory = self.home().join("clusters").join(cluster).join("ledger");
+        let entries = fs::read_dir(&directory).expect("a ledger").flatten().map(|e| e.path());
+        let newest = entries.filter(|p| p.extension().is_some_and(|e| e == "json")).max().expect("a version of it");
+        serde_json::from_slice(&fs::read(newest).expect("readable")).expect("JSON")
+    }
+
+    /// Whether a machine was made, even in part.
+    pub fn has_machines(&self) -> bool {
+        fs::read_dir(self.home().join("machines")).is_ok_and(|mut entries| entries.next().is_some())
+    }
+
+    /// Runs openssl in the sandbox, and fails the test when that fails.
+    #[track_caller]
+    pub fn openssl(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("openssl");
+        let run = Run::from(command.args(arguments).current_dir(self.path()).output().expect("openssl runs"));
+        run.ok().stdout
+    }
+}
+
+/// Certificates as another tool would make them. Files are `NAME.crt` and `NAME.key` in the sandbox.
+impl Sandbox {
+    /// A CA that signed itself, with a key such as `ec` or `rsa:2048`.
+    pub fn make_ca(&self, name: &str, key: &str) {
+        self.request(name, key, name);
+        self.file("ca.ext", "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n");
+        let [csr, key, crt] = ["csr", "key", "crt"].map(|kind| format!("{name}.{kind}"));
+        self.openssl(&[
+            "x509", "-req", "-in", &csr, "-signkey", &key, "-extfile", "ca.ext", "-days", "30", "-out", &crt,
+        ]);
+    }
+
+    /// A certificate that `authority` signed, with these extensions.
+    pub fn make_certificate(&self, name: &str, common_name: &str, authority: &str, extensions: &str) {
+        self.request(name, "ec", common_name);
+        self.file("leaf.ext", extensions);
+        let [csr, crt] = ["csr", "crt"].map(|kind| format!("{name}.{kind}"));
+        let [ca, ca_key] = ["crt", "key"].map(|kind| format!("{authority}.{kind}"));
+        let mut arguments = vec!["x509", "-req", "-in", &csr, "-CA", &ca, "-CAkey", &ca_key, "-CAcreateserial"];
+        arguments.extend(["-extfile", "leaf.ext", "-days", "20", "-out", &crt]);
+        self.openssl(&arguments);
+    }
+
+    /// A key and a signing request, `NAME.csr`.
+    pub fn request(&self, name: &str, key: &str, common_name: &str) {
+        self.file("openssl.cnf", "[req]\ndistinguished_name=dn\n[dn]\n");
+        let [key_file, csr] = ["key", "csr"].map(|kind| format!("{name}.{kind}"));
+        let subject = format!("/CN={common_name}");
+        let mut arguments = vec!["req", "-new", "-config", "openssl.cnf", "-nodes", "-newkey", key];
+        if key == "ec" {
+            arguments.extend(["-pkeyopt", "ec_paramgen_curve:P-256"]);
+        }
+        arguments.extend(["-subj", &subject, "-keyout", &key_file, "-out", &csr]);
+        self.openssl(&arguments);
+    }
+}
+
+/// A spec with one cluster named `c` of so many members; `etcd` goes into its etcd settings, `rest` are further fields.
+pub fn spec(members: usize, version: &str, etcd: &str, rest: &str) -> String {
+    let members: Vec<String> = (1..=members).map(|n| format!("{{name: etcd-{n}}}")).collect();
+    let members = members.join(", ");
+    let rest = rest.trim().lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let etcd = if etcd.is_empty() { String::new() } else { format!(", {etcd}") };
+    format!(
+        "quorate: 1\nclusters:\n  - name: c\n    members: [{members}]\n    etcd: {{version: {version}{etcd}}}\n{rest}"
+    )
+}
+
+/// An address to pin, of this test process alone; tests of one binary choose different numbers.
+pub fn address(number: u8) -> String {
+    let process = std::process::id();
+    format!("127.{}.{}.{number}", 32 + process % 32, 1 + process / 32 % 250)
+}
+
+/// The arguments of a process.
+pub fn arguments(pid: u32) -> Vec<String> {
+    command_line(pid).unwrap_or_default().split(' ').map(str::to_owned).collect()
+}
+
 /// Sends a signal with the `kill` program; a process that is gone already is fine.
 pub fn signal(pid: u32, name: &str) {
     let _ = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).stderr(Stdio::null()).status();
@@ -187,6 +296,11 @@ pub fn lab_versions() -> Vec<String> {
     let mut versions: Vec<(Vec<u32>, String)> = names.filter_map(|n| Some((parts(&n)?, n))).collect();
     versions.sort();
     versions.into_iter().map(|(_, name)| name).collect()
+}
+
+/// The newest version at hand.
+pub fn newest() -> String {
+    lab_versions().pop().expect("an etcd: run `cargo xtask etcd`")
 }
 
 /// The newest version of a minor line such as `3.6`, where one is at hand.
