@@ -236,6 +236,22 @@ fn destroy_may_be_killed_at_every_step_boundary_and_apply_does_not_revive_what_w
 }
 
 #[test]
+fn destroy_removes_what_was_half_made_and_half_removed() {
+    let trio = Trio::new(Login::Certificate);
+    let mut run = trio.spawn_apply();
+    run.until("into the ledger … done");
+    run.kill();
+    // A machine whose making was interrupted, and one whose removal was.
+    trio.destroy_machines_by_hand();
+    for name in [".etcd-1.new", ".etcd-2.gone"] {
+        fs::create_dir_all(trio.machine(name).join("root")).expect("a directory");
+        fs::write(trio.machine(name).join("seed.json"), "{}").expect("a file");
+    }
+    trio.destroy().ok();
+    trio.assert_gone();
+}
+
+#[test]
 fn down_ends_etcds_whose_agents_died_before() {
     let trio = Trio::up(Login::Certificate);
     trio.sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));

@@ -198,6 +198,8 @@ fn noise_stalls_and_crowds_at_the_agents_port_do_not_keep_the_controller_out() {
     crowd.iter_mut().for_each(|stream| stream.write_all(hello_begins).expect("it is sent"));
     assert_unimpressed(&trio, agent);
     assert!(begun.elapsed() < Duration::from_secs(5), "the controller had to wait: {:?}", begun.elapsed());
+    let open = fs::read_dir(format!("/proc/{agent}/fd")).expect("it runs").count();
+    assert!(open < 90, "the agent keeps {open} files open");
     for mut stream in crowd {
         stream.set_read_timeout(Some(Duration::from_secs(10))).expect("a time limit");
         let ended = stream.read_to_end(&mut Vec::new());

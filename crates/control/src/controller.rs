@@ -151,7 +151,7 @@ impl Controller {
                 continue;
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
-                return self.forget(steps_done + 1, seen);
+                return self.forget(steps_done + 1, seen).await;
             }
             rounds += 1;
             if rounds > MOST_ROUNDS {
@@ -190,8 +190,9 @@ impl Controller {
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 
-    fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
+    async fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
         let ledger = Ledger::clone(&self.held.ledger());
+        self.sight.provider().forget(ledger.spec.name.as_str()).await?;
         self.held.forget(Timestamp::now())?;
         Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })
     }

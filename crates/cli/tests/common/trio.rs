@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::{Run, Sandbox};
+use super::{Run, Sandbox, eventually, signal};
 
 pub const VERSION: &str = "3.5.30";
 pub const NAME: &str = "trio";
@@ -64,6 +64,13 @@ impl Trio {
 
     pub fn destroy(&self) -> Run {
         self.sandbox.quorate(&["destroy", "--yes", "--without-backup", NAME])
+    }
+
+    /// As if none had been made yet.
+    pub fn destroy_machines_by_hand(&self) {
+        self.pids().into_iter().for_each(|pid| signal(pid, "KILL"));
+        eventually("all have ended", 5, || self.pids().is_empty());
+        let _ = fs::remove_dir_all(self.sandbox.home().join("machines").join(NAME));
     }
 
     pub fn machine(&self, member: &str) -> PathBuf {

@@ -31,6 +31,9 @@ pub trait Provider {
     async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
     async fn stop(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
     async fn destroy(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
+
+    /// The cluster has no machine any more: removes what interrupted calls left of them.
+    async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -110,6 +110,20 @@ impl Local {
         Ok(directory)
     }
 
+    /// Removes the hidden directories with these endings, and that of the cluster if it is empty then.
+    fn sweep(&self, cluster: &str, endings: &[&str]) -> Result<(), ProviderError> {
+        let parent = self.machines.join(cluster);
+        for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if name.starts_with('.') && endings.iter().any(|ending| name.ends_with(ending)) {
+                remove(&entry.path())?;
+            }
+        }
+        // Only an empty directory goes.
+        let _ = fs::remove_dir(&parent);
+        Ok(())
+    }
+
     async fn pull_plug(&self, cluster: &str, member: &MemberName, patience: Duration) -> Result<(), ProviderError> {
         if let Some(directory) = self.find(cluster, member)? {
             let root = directory.join("root");
@@ -210,15 +224,11 @@ impl Provider for Local {
             remove(&doomed)?;
             fs::rename(&directory, &doomed).map_err(failed("removed", &directory))?;
         }
-        let parent = self.machines.join(cluster);
-        for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
-            if entry.file_name().to_string_lossy().ends_with(".gone") {
-                remove(&entry.path())?;
-            }
-        }
-        // Only an empty directory goes.
-        let _ = fs::remove_dir(&parent);
-        Ok(())
+        self.sweep(cluster, &[".gone"])
+    }
+
+    async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
+        self.sweep(cluster, &[".gone", ".new"])
     }
 }
 
