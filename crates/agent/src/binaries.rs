@@ -92,7 +92,8 @@ async fn of_version(etcd: PathBuf, wanted: &str, cache: &Path) -> Result<Binary,
     }
 }
 
-fn on_path(search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
+/// The `etcd` that a PATH leads to.
+pub fn on_path(search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
     let directories = search.into_iter().flat_map(std::env::split_paths);
     directories.map(|directory| directory.join("etcd")).find(|path| is_program(path)).ok_or(BinaryError::NotOnPath)
 }
@@ -109,6 +110,11 @@ fn is_program(path: &Path) -> bool {
 /// Asks the program, once for as long as it stays the same file: the answer is noted in the cache, for other agents too.
 pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
     let note = note_of(program, cache)?;
+    if let Ok(version) = fs::read_to_string(&note) {
+        return Ok(version);
+    }
+    // Agents that start together ask once, not each for itself.
+    let _lock = lock(cache, "versions").await?;
     if let Ok(version) = fs::read_to_string(&note) {
         return Ok(version);
     }

@@ -8,8 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, agent_common_name};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, Observation,
-    Stamp,
+    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, NodeConfig,
+    Observation, Stamp,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_pki::{Authority, LeafWish};
@@ -174,7 +174,7 @@ impl Controller {
             }
             Action::PushConfig { member, generation } => {
                 let Some(wish) = desired.members.get(member) else { return Ok(()) };
-                let order = Order::Converge { generation: *generation, config: wish.config.clone() };
+                let order = Order::Converge { generation: *generation, config: NodeConfig::clone(&wish.config) };
                 self.order(member, order).await
             }
             Action::StartEtcd { member, bootstrap } => {

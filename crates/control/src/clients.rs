@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::desire::desire;
 use quorate_core::model::{CLIENT_PORT, Ledger, MemberName};
+use quorate_core::planner::simulate::Wish;
 use quorate_core::spec::ClientAuth;
 use quorate_pki::KeyPair;
 
@@ -78,7 +78,7 @@ fn sign_client(
     if authority.is_some_and(|a| a.key.is_none()) {
         return Err(ClientError::NoAuthorityKey);
     }
-    let desired = desire(&ledger.spec, ledger, &Default::default(), arch(), "");
+    let desired = Wish { spec: &ledger.spec, brought: &Default::default(), arch: arch() }.desire(ledger, "");
     let mut wish = client_wish(user, &desired);
     wish.validity = validity.unwrap_or(wish.validity);
     let (request, key) = match request {

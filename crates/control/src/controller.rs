@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_core::desire::desire;
 use quorate_core::model::{Desired, Ledger, Observation};
 use quorate_core::planner::simulate::{self, Plan, Wish};
 use quorate_core::planner::{Action, Decision, Step, UnsafeBecause, WaitingFor, decide};
@@ -122,7 +121,8 @@ impl Controller {
 
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
-        desire(&ledger.spec, &ledger, &self.brought.fingerprints(&ledger.cluster_id), arch(), &self.token_suffix)
+        let brought = self.brought.fingerprints(&ledger.cluster_id);
+        Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &self.token_suffix)
     }
 
     /// Looks, decides and acts until nothing is left to do.
@@ -144,7 +144,7 @@ impl Controller {
                     return self.end(steps_done, decision.blocked, seen);
                 }
                 if idle_since.elapsed() > PATIENCE {
-                    self.held.release()?;
+                    self.held.release(|_| {})?;
                     return Err(ControlError::OutOfPatience { waiting: decision.waiting });
                 }
                 tokio::time::sleep(pause(idle_since.elapsed())).await;
@@ -155,7 +155,7 @@ impl Controller {
             }
             rounds += 1;
             if rounds > MOST_ROUNDS {
-                self.held.release()?;
+                self.held.release(|_| {})?;
                 return Err(ControlError::NeverSettles { step: decision.steps[0].action.to_string() });
             }
             match self.act(&desired, &seen, &decision.steps, reporter).await {
@@ -165,7 +165,7 @@ impl Controller {
                     if let Some(step) = decision.steps.iter().find(|s| is_abandonment(s)) {
                         abandoned += 1;
                         if abandoned >= MOST_FORMATIONS {
-                            self.held.release()?;
+                            self.held.release(|_| {})?;
                             return Err(ControlError::FormationFails { why: step.why.to_string() });
                         }
                         self.token_suffix = quorate_pki::random_hex(6);
@@ -175,7 +175,7 @@ impl Controller {
                 Err(e) => {
                     failures += 1;
                     if failures >= MOST_FAILURES {
-                        self.held.release()?;
+                        self.held.release(|_| {})?;
                         return Err(e);
                     }
                     tokio::time::sleep(Duration::from_millis(200)).await;
@@ -186,7 +186,9 @@ impl Controller {
     }
 
     fn end(self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
-        let ledger = self.held.release()?;
+        let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
+        let highest = revisions.max().unwrap_or(0);
+        let ledger = self.held.release(|ledger| ledger.highest_revision = ledger.highest_revision.max(highest))?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 

@@ -40,16 +40,30 @@ impl Sight {
 
     /// Looks at one cluster, users and roles included. A fence makes every agent that answers deaf to older controllers.
     pub async fn look(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
-        let auth = ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. });
-        self.ask(ledger, FactsRequest { fence, auth }).await
+        let mut seen = self.ask(ledger, fence).await?;
+        if ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. }) {
+            self.ask_for_auth(&mut seen, fence).await;
+        }
+        Ok(seen)
+    }
+
+    /// Every such question goes through etcd's log, so only one member is asked: the leader, where it answers.
+    async fn ask_for_auth(&self, seen: &mut Observation, fence: Option<u64>) {
+        let healthy = seen.agents.keys().filter_map(|m| Some((m, seen.facts(m)?.etcd.status.as_ref()?)));
+        let healthy = healthy.filter(|(_, status)| status.healthy && !status.is_learner);
+        let Some((member, _)) = healthy.min_by_key(|(_, status)| status.leader != status.member_id) else { return };
+        let Some(agent) = self.agent(member) else { return };
+        if let Ok(Look::Facts(facts)) = agent.look(&FactsRequest { fence, auth: true }).await {
+            seen.agents.insert(member.clone(), Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)));
+        }
     }
 
     /// Looks without asking for users and roles: each such question goes through etcd's log.
     pub async fn glance(&mut self, ledger: &Ledger) -> Result<Observation, ControlError> {
-        self.ask(ledger, FactsRequest { fence: None, auth: false }).await
+        self.ask(ledger, None).await
     }
 
-    async fn ask(&mut self, ledger: &Ledger, request: FactsRequest) -> Result<Observation, ControlError> {
+    async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
         let machines = match self.provider.machines(ledger.spec.name.as_str()).await {
             Ok(machines) => machines,
@@ -60,6 +74,7 @@ impl Sight {
             }
         };
         self.meet(ledger, &machines, now)?;
+        let request = FactsRequest { fence, auth: false };
         let looks = self.agents.iter().map(async |(member, (_, agent))| {
             let seen = match agent.look(&request).await {
                 Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),

@@ -1,11 +1,11 @@
 //! What `quorate status` tells: one cluster at a glance, in a shape that scripts can rely on.
 
 use jiff::Timestamp;
-use quorate_core::desire::desire;
 use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
     Observation, Power, Seen, ServiceState,
 };
+use quorate_core::planner::simulate::Wish;
 use quorate_core::planner::{Decision, WaitingFor, decide, safety};
 use quorate_core::spec::ClusterSpec;
 use serde::Serialize;
@@ -94,7 +94,7 @@ pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Res
     let mut sight = Sight::new(providers::provider(ledger.spec.provider, home));
     let seen = sight.glance(ledger).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
-    let desired = desire(&ledger.spec, ledger, &fingerprints, arch(), "");
+    let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
 }
 

@@ -3,6 +3,7 @@
 //! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use jiff::SignedDuration;
 use sha2::{Digest, Sha256};
@@ -10,7 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, SecretKind, UserWish,
+    DesiredMember, Destruction, EtcdService, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT,
+    SecretKind, UserWish,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -24,10 +26,50 @@ const DATA_DIRECTORY: &str = "var/lib/etcd";
 /// Where etcd publishes its release archives.
 const RELEASES: &str = "https://github.com/etcd-io/etcd/releases/download";
 
+/// The node configs of a cluster and their digests. They follow from the spec and the secrets alone, so whoever desires
+/// over and over renders them once.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Configs {
+    members: BTreeMap<String, Rendered>,
+    jwt: Option<JwtKeys>,
+    root_password: Option<Secret>,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+struct Rendered {
+    config: Arc<NodeConfig>,
+    digest: String,
+    etcd_digest: String,
+}
+
+impl Configs {
+    pub fn render(spec: &ClusterSpec, ledger: &Ledger, arch: &str) -> Self {
+        let binary = binary(spec, arch);
+        let rendered = spec.members.iter().map(|member| {
+            let config = node_config(spec, ledger, member, binary.clone());
+            let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
+            (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
+        });
+        let members = rendered.collect();
+        Configs { members, jwt: ledger.auth.jwt.clone(), root_password: ledger.auth.root_password.clone() }
+    }
+
+    /// Whether they would be rendered the same for this ledger.
+    pub fn are_current(&self, ledger: &Ledger) -> bool {
+        self.jwt == ledger.auth.jwt && self.root_password == ledger.auth.root_password
+    }
+}
+
 /// Lays the spec over the ledger. `token_suffix` is random: it ends the token of a formation, should one begin.
-pub fn desire(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str, token_suffix: &str) -> Desired {
+pub fn desire(
+    spec: &ClusterSpec,
+    ledger: &Ledger,
+    brought: &Brought,
+    configs: &Configs,
+    token_suffix: &str,
+) -> Desired {
     let members: BTreeMap<MemberName, DesiredMember> =
-        spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, arch))).collect();
+        spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
     let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
     Desired {
         cluster: spec.name.to_string(),
@@ -57,10 +99,8 @@ pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
     digest[..16].iter().map(|b| format!("{b:02x}")).collect()
 }
 
-fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &str) -> DesiredMember {
-    let config = node_config(spec, ledger, member, arch);
-    let digest = config.digest();
-    let etcd_digest = config.etcd_digest();
+fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Configs) -> DesiredMember {
+    let Rendered { config, digest, etcd_digest } = configs.members[member.name.as_str()].clone();
     let name = MemberName::from(member.name.as_str());
     let record = ledger.members.get(&name).cloned().unwrap_or_default();
     DesiredMember {
@@ -75,7 +115,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &str) 
     }
 }
 
-fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &str) -> NodeConfig {
+fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary: BinarySource) -> NodeConfig {
     let mut files = Vec::new();
     let mut inputs = BTreeSet::new();
     if let (TokenKind::Jwt, Some(keys)) = (spec.auth.token, &ledger.auth.jwt) {
@@ -87,7 +127,7 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, arch: &
         files.push(ConfigFile { path: ROOT_PASSWORD_FILE.into(), mode: 0o600, content: password.clone() });
     }
     let version = spec.etcd.version.to_string();
-    let etcd = EtcdService { version, binary: binary(spec, arch), flags: etcd_flags(spec, member), inputs };
+    let etcd = EtcdService { version, binary, flags: etcd_flags(spec, member), inputs };
     NodeConfig { files, etcd }
 }
 

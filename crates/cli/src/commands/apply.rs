@@ -1,10 +1,10 @@
 //! `quorate apply`: shows the plan, asks, and does it, one cluster after another.
 
 use quorate_control::controller;
-use quorate_control::ledger::Store;
 use quorate_control::observe::Sight;
-use quorate_control::{Outcome, providers};
+use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation};
+use quorate_core::planner::remember;
 use quorate_core::planner::simulate::Plan;
 
 use super::{Context, conclude, consent, refuse_if_being_destroyed, run_loop};
@@ -74,19 +74,7 @@ fn agree(options: &cli::Apply, steps: usize) -> Result<(), Error> {
 
 async fn apply(context: &Context, cluster: &Cluster, words: &Words) -> Result<Exit, Error> {
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "apply", |ledger| words.write(ledger)).await?;
-    if words.downtime.is_some() {
-        take_back_downtime(context, &outcome)?;
-    }
     conclude(context, outcome)
-}
-
-/// The word was given for this run. Whoever took the lock since then has taken it back already.
-fn take_back_downtime(context: &Context, outcome: &Outcome) -> Result<(), Error> {
-    let mut ledger = Ledger { downtime: None, ..outcome.ledger.clone() };
-    match Store::new(context.home.ledger(ledger.spec.name.as_str())).write(&mut ledger) {
-        Err(quorate_control::ledger::LedgerError::Lost { .. }) | Ok(()) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }
 
 async fn plan(context: &Context, cluster: &Cluster, words: &Words) -> Result<Plan, Error> {
@@ -99,14 +87,15 @@ async fn plan(context: &Context, cluster: &Cluster, words: &Words) -> Result<Pla
 struct Words {
     downtime: Option<Consent>,
     /// What the agents remember, when the ledger is to go on above it.
-    above: Option<Observation>,
+    above: Option<(Observation, Consent)>,
 }
 
 impl Words {
     fn write(&self, ledger: &mut Ledger) {
         ledger.downtime = self.downtime.clone();
-        if let Some(seen) = &self.above {
-            raise_above(ledger, seen);
+        if let Some((seen, consent)) = &self.above {
+            remember::resume_above(ledger, seen);
+            ledger.older_accepted = Some(consent.clone());
         }
     }
 }
@@ -121,76 +110,18 @@ async fn words(
     let mut words = Words::default();
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
         let provider = providers::provider(ledger.spec.provider, &context.home);
-        words.above = Some(Sight::new(provider).glance(ledger).await?);
+        let seen = Sight::new(provider).glance(ledger).await?;
+        words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
     }
     if options.allow_downtime {
-        let before = plan(context, cluster, &words).await?;
-        let shown: Vec<String> = before.end.blocked.iter().map(ToString::to_string).collect();
-        words.downtime = Some(consent(shown.join("; ")));
+        words.downtime = Some(consent(refusals(context, cluster, &words).await?));
     }
     Ok(words)
 }
 
-/// Lets an older ledger go on: its numbers become at least those that the agents remember. What an agent holds is
-/// noted as it is, so that only a difference in content is sent anew, under a number above.
-fn raise_above(ledger: &mut Ledger, seen: &Observation) {
-    for member in seen.agents.keys() {
-        let Some(facts) = seen.facts(member) else { continue };
-        ledger.fence = ledger.fence.max(facts.fence);
-        let Some((generation, digest)) = &facts.node_config else { continue };
-        let record = ledger.members.entry(member.clone()).or_default();
-        if *generation >= record.generation {
-            record.generation = *generation;
-            record.digest = digest.clone();
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use quorate_core::model::{
-        AgentSeen, BinarySeen, DataSeen, EtcdFacts, Facts, Host, MemberName, Seen, ServiceState,
-    };
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
-
-    use super::*;
-
-    fn remembers(fence: u64, generation: u64) -> AgentSeen {
-        AgentSeen::Enrolled(Box::new(Facts {
-            machine_id: String::from("m"),
-            fence,
-            node_config: Some((generation, String::from("held"))),
-            certificates: BTreeMap::new(),
-            requests: BTreeMap::new(),
-            etcd: EtcdFacts {
-                binary: BinarySeen::Unasked,
-                service: ServiceState::Stopped,
-                data: DataSeen::Empty,
-                last_started: None,
-                peer_serving: false,
-                status: None,
-            },
-            host: Host::default(),
-        }))
-    }
-
-    #[test]
-    fn an_older_ledger_goes_on_above_what_agents_remember_and_never_below_itself() {
-        let mut spec = generated("demo", 2, DEFAULT, ClientAuth::Certificate).unwrap();
-        let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
-        ledger.fence = 4;
-        ledger.members.entry("etcd-2".into()).or_default().generation = 9;
-        let now = jiff::Timestamp::UNIX_EPOCH;
-        let agents: [(MemberName, _); 2] = [("etcd-1".into(), remembers(7, 3)), ("etcd-2".into(), remembers(2, 5))];
-        let agents = agents.into_iter().map(|(name, agent)| (name, Seen::At(now, agent))).collect();
-        let seen = Observation { now, machines: Seen::At(now, BTreeMap::new()), agents };
-        raise_above(&mut ledger, &seen);
-        let record = |name: &str| ledger.members[&MemberName::from(name)].clone();
-        assert_eq!(ledger.fence, 7);
-        assert_eq!((record("etcd-1").generation, record("etcd-1").digest.as_str()), (3, "held"));
-        assert_eq!((record("etcd-2").generation, record("etcd-2").digest.as_str()), (9, ""));
-    }
+/// What is refused without the word that is about to be given.
+async fn refusals(context: &Context, cluster: &Cluster, words: &Words) -> Result<String, Error> {
+    let before = plan(context, cluster, words).await?;
+    let shown: Vec<String> = before.end.blocked.iter().map(ToString::to_string).collect();
+    Ok(shown.join("; "))
 }

@@ -77,7 +77,7 @@ fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Res
         let version = ledger.version.max(imported.version);
         *ledger = Ledger { lock: ledger.lock.take(), fence, version, ..imported };
     })?;
-    held.release()?;
+    held.release(|_| {})?;
     Ok(())
 }
 

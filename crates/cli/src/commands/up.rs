@@ -1,7 +1,5 @@
 //! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
 
-use std::path::PathBuf;
-
 use quorate_agent::binaries;
 use quorate_core::model::{Ledger, Power};
 use quorate_core::spec::{ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
@@ -81,18 +79,13 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
 
 /// The version of the etcd on PATH, if there is one.
 async fn found_version(context: &Context) -> Result<Option<Version>, Error> {
-    let Some(etcd) = on_path() else { return Ok(None) };
+    let Ok(etcd) = binaries::on_path(std::env::var_os("PATH").as_deref()) else { return Ok(None) };
     let found = binaries::version_of(&etcd, &context.home.programs()).await?;
     let version = found.parse().map_err(|_| {
         let what = format!("{} is etcd {found}, which is not a release", etcd.display());
         Error::refused(what, "say which release is wanted with --etcd-version")
     })?;
     Ok(Some(version))
-}
-
-fn on_path() -> Option<PathBuf> {
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path).map(|directory| directory.join("etcd")).find(|etcd| etcd.is_file())
 }
 
 #[cfg(test)]

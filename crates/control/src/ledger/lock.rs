@@ -80,11 +80,7 @@ impl Held {
         if !fresh {
             return self.write(now, |_| {});
         }
-        match self.store.read()? {
-            Some(current) if current.version == ledger.version => Ok(()),
-            Some(current) => Err(LedgerError::Lost { by: current.lock.map(Box::new) }),
-            None => Err(LedgerError::Lost { by: None }),
-        }
+        self.store.expect_newest(ledger.version)
     }
 
     /// Keeps the lease for as long as it is polled. Ends only when the lock is lost.
@@ -97,10 +93,13 @@ impl Held {
         }
     }
 
-    pub fn release(self) -> Result<Ledger, LedgerError> {
+    /// Gives the lock up, with a last change. A word that the operator gave for this run ends with it.
+    pub fn release(self, change: impl FnOnce(&mut Ledger)) -> Result<Ledger, LedgerError> {
         let mut released = Ledger::clone(&self.current());
         self.store.expect_newest(released.version)?;
+        change(&mut released);
         released.lock = None;
+        released.downtime = None;
         self.store.write(&mut released)?;
         Ok(released)
     }

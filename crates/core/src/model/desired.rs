@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -47,7 +48,7 @@ pub struct DesiredMember {
     /// Pinned by the operator.
     pub address: Option<IpAddr>,
     pub generation: u64,
-    pub config: NodeConfig,
+    pub config: Arc<NodeConfig>,
     pub digest: String,
     pub etcd_digest: String,
     pub enrolment: Option<Enrolment>,

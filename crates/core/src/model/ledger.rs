@@ -31,6 +31,8 @@ pub struct Ledger {
     pub without_backup: Option<Consent>,
     /// The operator's word that a restart may interrupt a cluster that cannot bridge it.
     pub downtime: Option<Consent>,
+    /// The operator's word that this ledger, though older than its cluster, is the one to go on with.
+    pub older_accepted: Option<Consent>,
     pub formation: Formation,
     pub members: BTreeMap<MemberName, MemberRecord>,
     pub authorities: Authorities,
@@ -187,6 +189,7 @@ impl Ledger {
             destroy: None,
             without_backup: None,
             downtime: None,
+            older_accepted: None,
             formation: Formation::Unformed,
             members: BTreeMap::new(),
             authorities: Authorities::default(),

@@ -4,8 +4,10 @@
 
 use std::collections::BTreeSet;
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
-use crate::model::{AuthLook, AuthOp, AuthSeen, AuthWish, Desired, Formation, MemberName, Observation, Permission};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use crate::model::{
+    AuthLook, AuthOp, AuthSeen, AuthWish, Desired, EtcdStatus, Formation, MemberName, Observation, Permission,
+};
 
 const ROOT: &str = "root";
 
@@ -31,22 +33,20 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
-/// The healthy voter through which users and roles are read and changed: the leader where it is one of them. A member
-/// that is not known to be of this cluster speaks for nobody.
+/// The healthy voter through which users and roles are read and changed: one that was asked for them, and of those the
+/// leader. A member that is not known to be of this cluster speaks for nobody.
 fn spokesman<'a>(
     desired: &'a Desired,
     seen: &'a Observation,
     decision: &Decision,
 ) -> Option<(&'a MemberName, &'a AuthLook)> {
     let trusted = |m: &&MemberName| !decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
-    let mut healthy = desired.members.keys().filter(trusted).filter_map(|member| {
-        let facts = facts(seen, member).filter(|f| safety::is_healthy_voter(f))?;
+    let healthy = desired.members.keys().filter(trusted).filter_map(|member| {
+        let facts = seen.facts(member).filter(|f| safety::is_healthy_voter(f))?;
         Some((member, facts.etcd.status.as_ref()?))
     });
-    let first = healthy.next()?;
-    let leads = |(_, s): &(&MemberName, &crate::model::EtcdStatus)| s.leader == s.member_id;
-    let (member, status) = if leads(&first) { first } else { healthy.find(leads).unwrap_or(first) };
-    Some((member, &status.auth))
+    let rank = |(_, s): &(&MemberName, &EtcdStatus)| (s.auth == AuthLook::NotAsked, s.leader != s.member_id);
+    healthy.min_by_key(rank).map(|(member, status)| (member, &status.auth))
 }
 
 /// Every agent logs in with the password it was given, so a new one cannot simply be set.

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 use jiff::SignedDuration;
 
-use super::{Action, Decision, facts, safety};
+use super::{Action, Decision, safety};
 use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MachineSeen, MemberName, Observation};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -17,7 +17,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         if decision.has_business_with(member) {
             continue;
         }
-        let Some(facts) = facts(seen, member) else { continue };
+        let Some(facts) = seen.facts(member) else { continue };
         let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { continue };
         let wanting = wanting(desired, seen, member, machine, facts);
         if let Some((_, why)) = wanting.first() {

@@ -1,6 +1,6 @@
 //! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{
     BinarySeen, Desired, DesiredMember, EtcdStatus, Facts, Formation, MemberName, Observation, ServiceState,
 };
@@ -10,7 +10,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         if decision.has_business_with(member) {
             continue;
         }
-        let Some(facts) = facts(seen, member) else { continue };
+        let Some(facts) = seen.facts(member) else { continue };
         if let Some(because) = version_differs(member, wish, facts) {
             decision.block(because);
             continue;
@@ -43,7 +43,7 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
     let leads = |member: &MemberName| status(seen, member).is_some_and(|s| s.leader == s.member_id);
-    let unwell = |member: &MemberName| !facts(seen, member).is_some_and(safety::is_healthy_voter);
+    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
     let Some(next) = first.or(behind.first()) else { return };
     if decision.has_business_with(next) {
@@ -80,7 +80,7 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
 }
 
 fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
-    let Some(facts) = facts(seen, member) else { return false };
+    let Some(facts) = seen.facts(member) else { return false };
     let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
     in_place && matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if *digest != wish.etcd_digest)
 }
@@ -88,13 +88,13 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
 fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Option<(MemberName, u64)> {
     let others = safety::voter_names(desired).into_iter().filter(|m| *m != leader);
     others
-        .filter_map(|m| Some((m, facts(seen, m)?)))
+        .filter_map(|m| Some((m, seen.facts(m)?)))
         .filter(|(_, f)| safety::is_healthy_voter(f))
         .find_map(|(m, f)| Some((m.clone(), f.etcd.status.as_ref()?.member_id)))
 }
 
 fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a EtcdStatus> {
-    facts(seen, member)?.etcd.status.as_ref()
+    seen.facts(member)?.etcd.status.as_ref()
 }
 
 fn version_differs(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {

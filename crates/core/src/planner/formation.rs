@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::safety::{self, DataVerdict};
-use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, facts};
+use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 use crate::model::{
     Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
 };
@@ -103,7 +103,7 @@ fn broken(
         return Some(String::from("the spec names other members now, and no client has written yet"));
     }
     members.iter().find_map(|(member, began)| {
-        let facts = facts(seen, member)?;
+        let facts = seen.facts(member)?;
         let now = forming_member(seen, member, facts).map(|(_, now)| now)?;
         if now.machine_id != began.machine_id {
             return Some(format!("{member} has another machine than when the formation began, so it forgot its votes"));
@@ -125,7 +125,7 @@ fn broken(
 /// A member that asks a peer whose port is open but silent waits a second; so each starts when the one before answers.
 fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
-        let Some(facts) = facts(seen, member) else { return };
+        let Some(facts) = seen.facts(member) else { return };
         match &facts.etcd.service {
             ServiceState::Stopped => {
                 let stamp = Stamp {
@@ -156,7 +156,7 @@ fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision,
 
 fn record_formed(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let statuses: Vec<&EtcdStatus> =
-        desired.members.keys().filter_map(|m| facts(seen, m)?.etcd.status.as_ref()).collect();
+        desired.members.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref()).collect();
     let ids: BTreeSet<u64> = statuses.iter().map(|s| s.cluster_id).collect();
     let all = desired.members.len();
     if let (Some(id), 1, true) = (ids.first(), ids.len(), statuses.len() == all) {
@@ -255,7 +255,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
 
 /// The facts of a member that no earlier concern has business with.
 fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) -> Option<&'a Facts> {
-    if decision.has_business_with(member) { None } else { facts(seen, member) }
+    if decision.has_business_with(member) { None } else { seen.facts(member) }
 }
 
 fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Option<(MemberName, FormingMember)> {

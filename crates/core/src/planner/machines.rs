@@ -1,6 +1,6 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, facts, safety};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{AgentSeen, Desired, Formation, MachineSeen, MemberName, Observation, Power, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -33,7 +33,7 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     }
     let ours = |m: &&MemberName| machines.get(*m).is_some_and(|machine| is_ours(desired, machine));
     for member in desired.leftover.iter().filter(ours) {
-        if let Some(because) = facts(seen, member).and_then(|f| safety::fence_is_current(desired, member, f).err()) {
+        if let Some(because) = seen.facts(member).and_then(|f| safety::fence_is_current(desired, member, f).err()) {
             decision.block(because);
             continue;
         }

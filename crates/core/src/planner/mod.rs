@@ -24,7 +24,7 @@ pub use waiting::WaitingFor;
 
 use serde::Serialize;
 
-use crate::model::{Desired, Facts, MemberName, Observation, Power};
+use crate::model::{Desired, MemberName, Observation, Power};
 
 /// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
@@ -90,12 +90,4 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     config::restart(desired, seen, &mut decision);
     auth::decide(desired, seen, &mut decision);
     decision
-}
-
-/// The facts of a member whose agent is enrolled and answered.
-fn facts<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a Facts> {
-    match seen.agents.get(member)?.get()? {
-        crate::model::AgentSeen::Enrolled(facts) => Some(facts),
-        crate::model::AgentSeen::Unenrolled { .. } => None,
-    }
 }

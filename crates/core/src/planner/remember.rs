@@ -2,7 +2,7 @@
 //! and the real controller remember alike.
 
 use super::Action;
-use crate::model::{AuthOp, Desired, Formation, Ledger, OwnedUser};
+use crate::model::{AuthOp, Desired, Formation, Ledger, Observation, OwnedUser};
 
 /// Writes what must be known before the step is done. Says whether the ledger changed.
 ///
@@ -56,6 +56,21 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
         Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.auth.users.remove(user).is_some(),
         Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.auth.roles.remove(role),
         _ => false,
+    }
+}
+
+/// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
+/// an agent holds is noted as it is, so that only other content is sent anew, under a number above.
+pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
+    for member in seen.agents.keys() {
+        let Some(facts) = seen.facts(member) else { continue };
+        ledger.fence = ledger.fence.max(facts.fence);
+        let Some((generation, digest)) = &facts.node_config else { continue };
+        let record = ledger.members.entry(member.clone()).or_default();
+        if *generation >= record.generation {
+            record.generation = *generation;
+            record.digest.clone_from(digest);
+        }
     }
 }
 

@@ -5,7 +5,6 @@ use std::fmt;
 use serde::Serialize;
 
 use super::blocked::UnsafeBecause;
-use super::facts;
 use crate::model::{DataSeen, Desired, Destruction, Facts, Formation, MemberName, Observation, ServiceState, Stamp};
 
 /// The rules by name, as refusals cite them.
@@ -66,7 +65,7 @@ pub struct Voters {
 /// Counts voters. One that could not be seen counts as a voter and not as healthy.
 pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
     let names = voter_names(desired);
-    let healthy = names.iter().filter(|m| facts(seen, m).is_some_and(is_healthy_voter)).count();
+    let healthy = names.iter().filter(|m| seen.facts(m).is_some_and(is_healthy_voter)).count();
     Voters { all: names.len(), healthy }
 }
 
@@ -128,7 +127,7 @@ pub fn held_data(desired: &Desired, member: &MemberName) -> bool {
 /// Nothing is wiped on the word of such a ledger.
 pub fn no_client_wrote(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
     let wrote = |member: &MemberName| {
-        let revision = facts(seen, member)?.etcd.status.as_ref()?.revision;
+        let revision = seen.facts(member)?.etcd.status.as_ref()?.revision;
         (revision > UNWRITTEN).then(|| (member.clone(), revision))
     };
     match desired.members.keys().find_map(wrote) {
@@ -159,7 +158,7 @@ pub fn may_destroy(desired: &Desired, word: Destruction) -> Result<(), UnsafeBec
 /// since the restart may be what heals it.
 pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = voters(desired, seen);
-    let itself = usize::from(facts(seen, member).is_some_and(is_healthy_voter));
+    let itself = usize::from(seen.facts(member).is_some_and(is_healthy_voter));
     let others = healthy - itself;
     if others < all - 1 {
         return Err(UnsafeBecause::Quorum { member: member.clone(), voters: all, healthy, quorum: quorum(all) });

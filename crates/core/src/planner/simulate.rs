@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::{Action, Decision, Step, decide, remember, safety};
 use crate::Secret;
-use crate::desire::desire;
+use crate::desire::{Configs, desire};
 use crate::model::{
     AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, Brought, CertificateSeen,
     CertificateUse, DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger,
@@ -39,16 +39,24 @@ pub struct Wish<'a> {
 
 impl Wish<'_> {
     pub fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
-        desire(self.spec, ledger, self.brought, self.arch, token_suffix)
+        desire(self.spec, ledger, self.brought, &self.configs(ledger), token_suffix)
+    }
+
+    fn configs(&self, ledger: &Ledger) -> Configs {
+        Configs::render(self.spec, ledger, self.arch)
     }
 }
 
 /// Runs `decide` against an imagined world that begins as the real one was seen.
 pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
     let mut world = World::imagine(ledger.clone(), seen.clone());
+    let mut configs = wish.configs(ledger);
     let mut steps = Vec::new();
     for _ in 0..MOST_ROUNDS {
-        let desired = wish.desire(&world.ledger, "…");
+        if !configs.are_current(&world.ledger) {
+            configs = wish.configs(&world.ledger);
+        }
+        let desired = desire(wish.spec, &world.ledger, wish.brought, &configs, "…");
         let decision = decide(&desired, &world.observe());
         if decision.steps.is_empty() {
             return Plan { steps, end: decision };

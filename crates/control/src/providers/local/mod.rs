@@ -133,7 +133,7 @@ impl Local {
         Ok(())
     }
 
-    fn switch_on(&self, directory: &Path) -> Result<(), ProviderError> {
+    async fn switch_on(&self, directory: &Path) -> Result<(), ProviderError> {
         if is_running(directory) {
             return Ok(());
         }
@@ -165,7 +165,7 @@ impl Local {
                 let member = read_mark(directory)?.map(|m| m.member).unwrap_or_else(|| "?".into());
                 return Err(ProviderError::AgentDied { member, last_words: last_line(&log_path) });
             }
-            std::thread::sleep(Duration::from_millis(1));
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
         Ok(())
     }
@@ -185,7 +185,7 @@ impl Provider for Local {
 
     async fn create(&self, machine: &str, seed: &Seed) -> Result<(), ProviderError> {
         let directory = self.lay_out(machine, seed)?;
-        self.switch_on(&directory)
+        self.switch_on(&directory).await
     }
 
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError> {
@@ -207,7 +207,7 @@ impl Provider for Local {
 
     async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
         match self.find(cluster, member)? {
-            Some(directory) => self.switch_on(&directory),
+            Some(directory) => self.switch_on(&directory).await,
             None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
         }
     }
