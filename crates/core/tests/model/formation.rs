@@ -15,14 +15,11 @@ use quorate_core::model::{
     ServiceState,
 };
 use quorate_core::planner::simulate::{SimAgent, SimMachine, Wish, World};
-use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, WaitingFor, decide, remember};
+use quorate_core::planner::{Action, Decision, Reason, Step, decide, remember};
 use quorate_core::spec::ClusterSpec;
 
 use crate::agent::{self, Obeyed, Refusal};
 use crate::shared::{Shared, hash};
-
-/// More rounds than a controller that nobody disturbs ever needs from any state.
-const MOST_ROUNDS: usize = 40;
 
 /// How much the adversary may still do.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -35,12 +32,15 @@ pub struct Budget {
     pub takeovers: u8,
     /// Agents hidden from one look.
     pub hidden: u8,
+    /// Orders that seem to have failed, and reach their agent later.
+    pub delays: u8,
 }
 
 #[derive(Clone, PartialEq, Debug, Hash)]
 pub struct State {
     pub world: Shared<World>,
     pub controllers: [Controller; 2],
+    under_way: Option<Shared<Order>>,
     pub budget: Budget,
     pub past: Past,
 }
@@ -48,7 +48,7 @@ pub struct State {
 /// What has happened, as far as the properties ask for it.
 #[derive(Clone, PartialEq, Debug, Default, Hash)]
 pub struct Past {
-    formations: u8,
+    pub formations: u8,
     /// Who was told `new`, under which token.
     told_new: BTreeSet<(String, MemberName)>,
     /// The machines with which each formation began.
@@ -61,7 +61,8 @@ pub struct Past {
 /// What must never happen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Wrong {
-    /// A member began as `new` twice under one token: it forgot its votes.
+    /// A member began as `new` twice under the ledger's token: it forgot its votes. Where the ledger has gone on to another,
+    /// no client will ever write to what this begins, and it is cleared away.
     NewTwice,
     /// `new` was said on a machine that the formation did not begin with.
     NewElsewhere,
@@ -103,12 +104,29 @@ impl Hash for Work {
     }
 }
 
+/// An order that has left its controller and has not reached its agent.
+#[derive(Clone, Debug)]
+struct Order {
+    machine_id: String,
+    fence: u64,
+    desired: Arc<Desired>,
+    step: Step,
+}
+
+impl Hash for Order {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.machine_id, self.fence, &self.step).hash(state);
+    }
+}
+
 #[derive(Clone, PartialEq, Debug)]
 pub enum Move {
     Take(usize),
     Look { controller: usize, hidden: Option<MemberName> },
     Write(usize),
     Do { controller: usize, step: usize },
+    Delay { controller: usize, step: usize },
+    Deliver,
     Finish(usize),
     Kill(usize),
     SwitchOff(MemberName),
@@ -125,6 +143,7 @@ pub struct Reached {
     pub stale_order_refused: AtomicUsize,
     pub stale_write_refused: AtomicUsize,
     pub not_as_expected: AtomicUsize,
+    pub delivered_late: AtomicUsize,
     pub killed_at_work: AtomicUsize,
     pub settled: AtomicUsize,
     pub lost_for_good: AtomicUsize,
@@ -139,7 +158,7 @@ pub struct FormationModel {
     /// What is desired follows from the ledger alone, and few ledgers are reached.
     wishes: Mutex<HashMap<u64, Arc<Desired>>>,
     /// Worlds from which a lone controller is known to settle.
-    settling: Mutex<HashSet<u64>>,
+    pub settling: Mutex<HashSet<u64>>,
 }
 
 impl FormationModel {
@@ -160,7 +179,8 @@ impl FormationModel {
         world.ledger.fence = 1;
         let world = Shared::new(world);
         let holder = Controller::Holding { fence: 1, stale: None, work: None };
-        State { world, controllers: [holder, Controller::Away], budget: self.budget, past: Past::default() }
+        let controllers = [holder, Controller::Away];
+        State { world, controllers, under_way: None, budget: self.budget, past: Past::default() }
     }
 
     pub fn moves(&self, state: &State, moves: &mut Vec<Move>) {
@@ -178,8 +198,12 @@ impl FormationModel {
                         Some(work) if !work.written => moves.push(Move::Write(c)),
                         Some(work) if work.steps.is_empty() => moves.push(Move::Finish(c)),
                         Some(work) => {
-                            let next = (0..work.steps.len()).filter(|i| work.is_next(*i));
-                            moves.extend(next.map(|step| Move::Do { controller: c, step }));
+                            for step in (0..work.steps.len()).filter(|i| work.is_next(*i)) {
+                                moves.push(Move::Do { controller: c, step });
+                                if state.budget.delays > 0 && is_order(&work.steps[step].action) {
+                                    moves.push(Move::Delay { controller: c, step });
+                                }
+                            }
                         }
                     }
                     if work.is_some() && state.budget.crashes > 0 {
@@ -187,6 +211,9 @@ impl FormationModel {
                     }
                 }
             }
+        }
+        if state.under_way.is_some() {
+            moves.push(Move::Deliver);
         }
         for (member, machine) in &state.world.machines {
             let member = || member.clone();
@@ -226,6 +253,8 @@ impl FormationModel {
             Move::Look { controller, hidden } => self.look(&mut next, controller, hidden.as_ref()),
             Move::Write(c) => self.write(&mut next, c),
             Move::Do { controller, step } => self.act(&mut next, controller, step),
+            Move::Delay { controller, step } => self.delay(&mut next, controller, step),
+            Move::Deliver => self.deliver(&mut next),
             Move::Finish(c) => self.finish(&mut next, c),
             Move::Kill(c) => {
                 next.budget.crashes -= 1;
@@ -256,7 +285,7 @@ impl FormationModel {
         (next != *last).then_some(next)
     }
 
-    fn desired(&self, ledger: &Ledger, formations: u8) -> Arc<Desired> {
+    pub fn desired(&self, ledger: &Ledger, formations: u8) -> Arc<Desired> {
         let key = hash(&(ledger, formations));
         if let Some(known) = self.wishes.lock().expect("no holder panics").get(&key) {
             return known.clone();
@@ -289,10 +318,9 @@ impl FormationModel {
             return;
         }
         let steps: Vec<Step> = steps.into_iter().map(|s| Step { why: Reason::new(""), ..s }).collect();
-        let mut unchanged = ledger.clone();
-        let written = !steps.iter().fold(false, |any, s| {
-            remember::before(&mut unchanged, &desired, &s.action) || writes_ledger(&s.action) || any
-        });
+        let mut copy = ledger.clone();
+        let changes = |s: &Step| remember::before(&mut copy, &desired, &s.action) || writes_ledger(&s.action);
+        let written = !steps.iter().any(changes);
         let work = Some(Shared::new(Work { desired, steps, done: Vec::new(), written }));
         state.controllers[c] = Controller::Holding { fence, stale, work };
     }
@@ -337,7 +365,7 @@ impl FormationModel {
         let formed = matches!(state.world.ledger.formation, Formation::Formed { .. });
         let before = state.world.clone();
         let done = match &step.action {
-            action if writes_ledger(action) || is_for_provider(action) => {
+            action if !is_order(action) => {
                 // A provider is asked only after another look at the lock.
                 if stale {
                     Err(Refusal::StaleFence)
@@ -370,15 +398,41 @@ impl FormationModel {
         self.end_of_work(state, c);
     }
 
+    /// The controller waits in vain for the answer, and takes the order for failed.
+    fn delay(&self, state: &mut State, c: usize, index: usize) {
+        let Controller::Holding { fence, work: Some(work), .. } = &mut state.controllers[c] else { return };
+        let step = work.change(|work| work.steps.remove(index));
+        work.change(|work| work.steps.retain(|s| s.action.member() != step.action.member()));
+        state.budget.delays -= 1;
+        if let Some(machine_id) = machine_id(&state.world, &step.action) {
+            let order = Order { machine_id, fence: *fence, desired: work.desired.clone(), step };
+            state.under_way = Some(Shared::new(order));
+        }
+        self.end_of_work(state, c);
+    }
+
+    fn deliver(&self, state: &mut State) {
+        let Some(order) = state.under_way.take() else { return };
+        // A machine that was made anew has another key, and no connection of the one before.
+        if machine_id(&state.world, &order.step.action).as_ref() != Some(&order.machine_id) {
+            return;
+        }
+        let formed = matches!(state.world.ledger.formation, Formation::Formed { .. });
+        let before = state.world.clone();
+        let done = state.world.change(|world| agent::obey(world, &order.desired, order.fence, &order.step));
+        if done == Ok(Obeyed::Done) {
+            count(&self.reached.delivered_late);
+            state.past.judge(&before, formed, order.fence, &order.step);
+        }
+    }
+
     /// What only holds afterwards is written where there is something to write.
     fn end_of_work(&self, state: &mut State, c: usize) {
         let Controller::Holding { stale, work, .. } = &mut state.controllers[c] else { return };
         let Some(finished) = work.as_ref().filter(|w| w.steps.is_empty()) else { return };
         let known: &Ledger = stale.as_deref().unwrap_or(&state.world.ledger);
         let mut ledger = known.clone();
-        let changes =
-            finished.done.iter().fold(false, |any, a| remember::after(&mut ledger, &finished.desired, a) || any);
-        if !changes {
+        if !finished.done.iter().any(|a| remember::after(&mut ledger, &finished.desired, a)) {
             *work = None;
         }
     }
@@ -398,7 +452,7 @@ impl FormationModel {
         });
     }
 
-    fn etcd_returns(&self, world: &mut World, member: &MemberName) {
+    pub fn etcd_returns(&self, world: &mut World, member: &MemberName) {
         let digest = self.desired(&world.ledger, 0).members[member].etcd_digest.clone();
         let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) else { return };
         if facts.etcd.data == DataSeen::Empty {
@@ -407,78 +461,6 @@ impl FormationModel {
         }
         facts.etcd.service = ServiceState::Running { since: Timestamp::UNIX_EPOCH, digest, restarts: 0 };
         facts.etcd.peer_serving = true;
-    }
-
-    /// Whether a lone controller that sees everything comes to an end that is right, when nothing more goes wrong.
-    pub fn settles(&self, state: &State) -> bool {
-        let as_it_is = hash(&state.world);
-        if self.settling.lock().expect("no holder panics").contains(&as_it_is) {
-            return true;
-        }
-        let mut world = World::clone(&state.world);
-        let mut way = vec![as_it_is];
-        let mut formations = state.past.formations;
-        world.ledger.fence += 1;
-        let fence = world.ledger.fence;
-        let members: Vec<MemberName> = world.machines.keys().cloned().collect();
-        for member in members {
-            if is_backing_off(&world, &member) {
-                self.etcd_returns(&mut world, &member);
-            }
-        }
-        loop {
-            let mark = hash(&without_fences(&world));
-            if self.settling.lock().expect("no holder panics").contains(&mark) {
-                break;
-            }
-            way.push(mark);
-            let desired = self.desired(&world.ledger, formations);
-            let decision = decide(&desired, &world.observe());
-            if decision.steps.is_empty() {
-                if !self.ends_well(&world, &decision) {
-                    return false;
-                }
-                break;
-            }
-            if way.len() > MOST_ROUNDS {
-                return false;
-            }
-            for step in &decision.steps {
-                remember::before(&mut world.ledger, &desired, &step.action);
-                formations += u8::from(matches!(step.action, Action::RecordForming { .. }));
-                let done = match &step.action {
-                    a if a.member().is_none() || writes_ledger(a) || is_for_provider(a) => {
-                        provide(&mut world, &desired, a)
-                    }
-                    _ => agent::obey(&mut world, &desired, fence, step),
-                };
-                if done.is_ok() {
-                    remember::after(&mut world.ledger, &desired, &step.action);
-                }
-            }
-        }
-        self.settling.lock().expect("no holder panics").extend(way);
-        true
-    }
-
-    /// Settled; or, where data of the formed cluster is truly gone, blocked for that and nothing else.
-    fn ends_well(&self, world: &World, end: &Decision) -> bool {
-        if end.settled() {
-            count(&self.reached.settled);
-            return true;
-        }
-        let gone = |member: &MemberName| agent::token_on_disk(world, member).is_none();
-        let only_losses = end.blocked.iter().all(|b| match b {
-            UnsafeBecause::LostData { member } | UnsafeBecause::LostMachine { member } => gone(member),
-            _ => false,
-        });
-        let only_quorum = end.waiting.iter().all(|w| matches!(w, WaitingFor::Health { .. }));
-        let formed = matches!(world.ledger.formation, Formation::Formed { .. });
-        if formed && !end.blocked.is_empty() && only_losses && only_quorum {
-            count(&self.reached.lost_for_good);
-            return true;
-        }
-        false
     }
 }
 
@@ -515,13 +497,10 @@ impl State {
             if let Controller::Holding { stale, work, .. } = controller {
                 alive.extend(stale.as_ref().and_then(|l| token(&l.formation)));
                 let steps = work.iter().flat_map(|w| &w.steps);
-                alive.extend(steps.filter_map(|s| match &s.action {
-                    Action::StartEtcd { bootstrap: Some(stamp), .. } => Some(stamp.token.clone()),
-                    Action::RecordForming { token, .. } => Some(token.clone()),
-                    _ => None,
-                }));
+                alive.extend(steps.filter_map(|s| named_token(&s.action)));
             }
         }
+        alive.extend(self.under_way.as_ref().and_then(|order| named_token(&order.step.action)));
         self.past.told_new.retain(|(token, _)| alive.contains(token));
         self.past.began.retain(|token, _| alive.contains(token));
     }
@@ -537,15 +516,17 @@ impl Past {
         };
         let Some(member) = step.action.member() else { return };
         let facts = before.machines.get(member).and_then(|m| m.facts());
-        let orders = !writes_ledger(&step.action) && !is_for_provider(&step.action);
-        wrong(orders && facts.is_some_and(|f| f.fence > fence), Wrong::OlderFenceObeyed);
+        wrong(is_order(&step.action) && facts.is_some_and(|f| f.fence > fence), Wrong::OlderFenceObeyed);
         match &step.action {
             Action::StartEtcd { bootstrap: Some(stamp), .. } => {
                 let began_on = self.began.get(&stamp.token).and_then(|m| m.get(member));
                 wrong(began_on != facts.map(|f| &f.machine_id), Wrong::NewElsewhere);
                 wrong(formed, Wrong::NewAfterFormed);
-                wrong(self.told_new.contains(&(stamp.token.clone(), member.clone())), Wrong::NewTwice);
-                self.told_new.insert((stamp.token.clone(), member.clone()));
+                let again = !self.told_new.insert((stamp.token.clone(), member.clone()));
+                let present = token(&before.ledger.formation).as_ref() == Some(&stamp.token);
+                if again && present {
+                    self.wrongs.insert(Wrong::NewTwice);
+                }
             }
             Action::WipeData { .. } => wrong(formed, Wrong::WipedAfterFormed),
             Action::DestroyMachine { .. } => wrong(formed, Wrong::DestroyedAfterFormed),
@@ -576,8 +557,26 @@ fn is_for_provider(action: &Action) -> bool {
     matches!(action, Action::StartMachine { .. } | Action::StopMachine { .. } | Action::DestroyMachine { .. })
 }
 
+/// Whether an enrolled agent does it.
+pub fn is_order(action: &Action) -> bool {
+    action.member().is_some() && !writes_ledger(action) && !is_for_provider(action)
+}
+
+fn machine_id(world: &World, action: &Action) -> Option<String> {
+    Some(world.machines.get(action.member()?)?.facts()?.machine_id.clone())
+}
+
+/// The formation that a step begins or begins in.
+fn named_token(action: &Action) -> Option<String> {
+    match action {
+        Action::StartEtcd { bootstrap: Some(stamp), .. } => Some(stamp.token.clone()),
+        Action::RecordForming { token, .. } => Some(token.clone()),
+        _ => None,
+    }
+}
+
 /// The provider does what it is asked where it can; a machine that exists is not made again.
-fn provide(world: &mut World, desired: &Desired, action: &Action) -> Result<Obeyed, Refusal> {
+pub fn provide(world: &mut World, desired: &Desired, action: &Action) -> Result<Obeyed, Refusal> {
     match action {
         Action::CreateMachine { member, .. } if world.machines.contains_key(member) => Err(Refusal::NotAsExpected),
         Action::StartMachine { member } | Action::Enrol { member } if !world.machines.contains_key(member) => {
@@ -598,16 +597,11 @@ pub fn token(formation: &Formation) -> Option<String> {
     }
 }
 
-fn facts_mut(machine: &mut SimMachine) -> Option<&mut Facts> {
+pub fn facts_mut(machine: &mut SimMachine) -> Option<&mut Facts> {
     match &mut machine.agent {
         SimAgent::Enrolled(facts) => Some(facts),
         _ => None,
     }
-}
-
-fn is_backing_off(world: &World, member: &MemberName) -> bool {
-    let facts = world.machines[member].facts();
-    facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::BackingOff { .. }))
 }
 
 fn backing_off() -> ServiceState {
@@ -620,14 +614,6 @@ fn hide(seen: &mut Observation, member: &MemberName) {
     seen.agents.insert(member.clone(), unseen);
 }
 
-/// Fencing numbers mean nothing to a controller that is newer than all of them.
-fn without_fences(world: &World) -> World {
-    let mut world = world.clone();
-    world.ledger.fence = 0;
-    world.machines.values_mut().filter_map(facts_mut).for_each(|f| f.fence = 0);
-    world
-}
-
-fn count(counter: &AtomicUsize) {
+pub fn count(counter: &AtomicUsize) {
     counter.fetch_add(1, Ordering::Relaxed);
 }

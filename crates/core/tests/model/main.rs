@@ -2,13 +2,15 @@
 
 mod agent;
 mod formation;
+mod settling;
 mod shared;
 
+use std::net::Ipv4Addr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use formation::{Budget, FormationModel, Move, State, Wrong, token};
-use quorate_core::model::{DataSeen, Formation, Ledger, ServiceState};
+use quorate_core::model::{Brought, DataSeen, Formation, Ledger, ServiceState};
 use quorate_core::planner::simulate::{Wish, World};
 use quorate_core::planner::{Action, decide};
 use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
@@ -61,33 +63,42 @@ fn is_not_mixed(world: &World) -> bool {
     running.into_iter().all(|t| t == formed)
 }
 
+/// Addresses are pinned, so that a machine that was made anew differs from the one before in nothing but itself.
 fn spec(members: usize) -> ClusterSpec {
     let version = "3.6.14".parse().expect("a version");
-    generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0)
+    let mut spec = generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0);
+    for (member, number) in spec.members.iter_mut().zip(1..) {
+        member.address = Some(Ipv4Addr::new(127, 64, 1, number).into());
+    }
+    spec
 }
 
-/// Carries out what comes before the formation, where `configured`; else nothing exists yet.
-fn start(spec: &ClusterSpec, configured: bool) -> World {
+/// Nothing exists but the declaration.
+fn nothing(spec: &ClusterSpec) -> World {
     let now = "2026-01-01T12:00:00Z".parse().expect("a time");
-    let mut world = World::empty(Ledger::new(String::from("c1"), spec.clone()), now);
-    let brought = Default::default();
+    World::empty(Ledger::new(String::from("c1"), spec.clone()), now)
+}
+
+/// All that comes before the formation is done.
+fn ready_to_form(spec: &ClusterSpec) -> World {
+    let mut world = nothing(spec);
+    let brought = Brought::default();
     let wish = Wish { spec, brought: &brought, arch: "amd64" };
-    while configured {
+    loop {
         let desired = wish.desire(&world.ledger, "1");
         let steps = decide(&desired, &world.observe()).steps;
         if steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })) {
-            break;
+            return world;
         }
         steps.iter().for_each(|s| world.perform(&desired, &s.action));
     }
-    world
 }
 
 /// Explores every order of events, and asks that what the adversary may do was really met.
-fn check(name: &str, members: usize, configured: bool, budget: Budget) {
+fn check(name: &str, members: usize, start: fn(&ClusterSpec) -> World, budget: Budget) {
     let began = Instant::now();
     let spec = spec(members);
-    let model = FormationModel::new(spec.clone(), start(&spec, configured), budget);
+    let model = FormationModel::new(spec.clone(), start(&spec), budget);
     let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     let (states, depth) = (checker.unique_state_count(), checker.max_depth());
     eprintln!("{name}: {states} states, {depth} moves deep, {:.1?}", began.elapsed());
@@ -99,6 +110,7 @@ fn check(name: &str, members: usize, configured: bool, budget: Budget) {
         ("an order of a stale controller refused", takeover, &reached.stale_order_refused),
         ("a write of a stale controller refused", takeover, &reached.stale_write_refused),
         ("an order refused since the data was not as expected", takeover, &reached.not_as_expected),
+        ("an order that came late and was obeyed", budget.delays > 0, &reached.delivered_late),
         ("a controller killed at work", budget.crashes > 0, &reached.killed_at_work),
         ("a settled end", true, &reached.settled),
         ("an end with data lost for good", true, &reached.lost_for_good),
@@ -110,32 +122,56 @@ fn check(name: &str, members: usize, configured: bool, budget: Budget) {
     }
 }
 
+const PEACE: Budget = Budget { faults: 0, crashes: 0, takeovers: 0, hidden: 0, delays: 0 };
+
 #[test]
 fn one_member_from_nothing() {
-    check("one member from nothing", 1, false, Budget { faults: 2, crashes: 0, takeovers: 1, hidden: 0 });
+    check("one member from nothing", 1, nothing, Budget { faults: 2, takeovers: 1, ..PEACE });
 }
 
 #[test]
 fn two_members_from_nothing() {
-    check("two members from nothing", 2, false, Budget { faults: 1, crashes: 0, takeovers: 1, hidden: 0 });
+    check("two members from nothing", 2, nothing, Budget { faults: 1, takeovers: 1, ..PEACE });
 }
 
 #[test]
 fn two_members_ready_to_form() {
-    check("two members ready to form", 2, true, Budget { faults: 2, crashes: 0, takeovers: 1, hidden: 0 });
+    check("two members ready to form", 2, ready_to_form, Budget { faults: 2, takeovers: 1, ..PEACE });
 }
 
 #[test]
 fn three_members_and_two_faults() {
-    check("three members and two faults", 3, true, Budget { faults: 2, crashes: 1, takeovers: 0, hidden: 0 });
+    check("three members and two faults", 3, ready_to_form, Budget { faults: 2, crashes: 1, ..PEACE });
 }
 
 #[test]
 fn three_members_and_a_second_controller() {
-    check("three members and a second controller", 3, true, Budget { faults: 1, crashes: 0, takeovers: 1, hidden: 1 });
+    check(
+        "three members and a second controller",
+        3,
+        ready_to_form,
+        Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE },
+    );
 }
 
 #[test]
 fn three_members_and_three_controllers() {
-    check("three members and three controllers", 3, true, Budget { faults: 1, crashes: 1, takeovers: 1, hidden: 0 });
+    check(
+        "three members and three controllers",
+        3,
+        ready_to_form,
+        Budget { faults: 1, crashes: 1, takeovers: 1, ..PEACE },
+    );
+}
+
+#[test]
+fn two_members_and_a_late_order() {
+    let budget = Budget { faults: 2, delays: 1, ..PEACE };
+    check("two members and a late order", 2, ready_to_form, budget);
+}
+
+#[test]
+fn three_members_and_a_late_order() {
+    let budget = Budget { faults: 1, crashes: 1, delays: 1, ..PEACE };
+    check("three members and a late order", 3, ready_to_form, budget);
 }
