@@ -1,4 +1,35 @@
 //! The model check of formation: the real planner against an adversary, in every order of events.
+//!
+//! Two controllers run `decide` against the simulated world. The adversary switches machines off and destroys them, loses
+//! disks, ends etcds, kills a controller at work, lets the second take the lock from the first while that one still acts,
+//! hides agents from a look and delivers an order late; each only as often as the budget says. Agents and ledger refuse
+//! as the real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is
+//! taken over from and never moves again, so every run with a takeover has all of its deaths; killing one on top of
+//! that makes a third.
+//!
+//! All runs are exhaustive. To end in seconds, one or two members begin with nothing, and three where all machines
+//! are enrolled and configured and the formation is about to begin; a machine that is lost goes the whole way again.
+//! Certificates never end and the spec never changes: stories and property tests have those.
+//!
+//! That the check can fail was tried by breaking one rule at a time:
+//!
+//! | broken on purpose | caught by |
+//! | --- | --- |
+//! | the planner takes lost data for a fresh disk | it settles when faults stop (the agent refuses) |
+//! | the planner and the agent do | no member begins twice under one token |
+//! | a machine made anew goes on in the formation | a formation stays on its machines; no member begins twice |
+//! | a member of a formed cluster that lost its data begins as `new` | it settles when faults stop (the agent refuses) |
+//! | what is left of a formed cluster's member is wiped | nothing is wiped after the formation |
+//! | `Formed` is recorded before all are healthy | nothing begins after the formation |
+//! | users are made before `Formed` is recorded | clients write after the formation |
+//! | abandoned data is not wiped | it settles when faults stop |
+//! | a formation's token is used again | no member begins twice under one token |
+//! | agents ignore fences | no older fence is obeyed; without that property, no member begins twice |
+//! | agents do not look at the data before a start | no member begins twice under one token |
+//! | agents wipe whatever they find | it settles when faults stop |
+//! | agents begin as `new` on a disk that lost another formation | nothing begins after the formation |
+//! | the ledger takes writes of a stale controller | a formed cluster is not mixed |
+//! | providers are asked without a look at the lock | no machine of the formation is destroyed |
 
 mod agent;
 mod formation;

@@ -63,11 +63,12 @@ impl FormationModel {
         true
     }
 
-    /// Settled; or, where data of the formed cluster is truly gone, blocked for that and nothing else.
+    /// Settled, formed and healthy; or, where data of the formed cluster is truly gone, blocked for that and nothing else.
     fn ends_well(&self, world: &World, end: &Decision) -> bool {
+        let formed = matches!(world.ledger.formation, Formation::Formed { .. });
         if end.settled() {
             count(&self.reached.settled);
-            return true;
+            return formed && all_healthy(world);
         }
         let gone = |member: &MemberName| agent::token_on_disk(world, member).is_none();
         let only_losses = end.blocked.iter().all(|b| match b {
@@ -75,13 +76,18 @@ impl FormationModel {
             _ => false,
         });
         let only_quorum = end.waiting.iter().all(|w| matches!(w, WaitingFor::Health { .. }));
-        let formed = matches!(world.ledger.formation, Formation::Formed { .. });
         if formed && !end.blocked.is_empty() && only_losses && only_quorum {
             count(&self.reached.lost_for_good);
             return true;
         }
         false
     }
+}
+
+fn all_healthy(world: &World) -> bool {
+    let seen = world.observe();
+    let healthy = |m: &MemberName| seen.facts(m).and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| s.healthy);
+    world.ledger.members.keys().all(healthy)
 }
 
 fn is_backing_off(world: &World, member: &MemberName) -> bool {
