@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
+use quorate_core::desire::Wish;
 use quorate_core::model::{CLIENT_PORT, Ledger, MemberName};
-use quorate_core::planner::simulate::Wish;
 use quorate_core::spec::ClientAuth;
 use quorate_pki::KeyPair;
 

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
+use quorate_core::desire::Wish;
 use quorate_core::model::{Desired, Ledger, Observation};
-use quorate_core::planner::simulate::{self, Plan, Wish};
-use quorate_core::planner::{Action, Decision, Step, UnsafeBecause, WaitingFor, decide};
+use quorate_core::planner;
+use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
 use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
@@ -23,6 +24,7 @@ const MOST_ROUNDS: u32 = 1000;
 const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
+const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
@@ -92,8 +94,6 @@ pub struct Controller {
     pub(crate) held: Held,
     pub(crate) sight: Sight,
     pub(crate) brought: BroughtFiles,
-    /// Random; the end of the next formation's token.
-    token_suffix: String,
 }
 
 impl Controller {
@@ -112,76 +112,49 @@ impl Controller {
         let holder = format!("quorate {verb}");
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
         let sight = Sight::new(providers::provider(spec.provider, home));
-        Ok(Controller { held, sight, brought, token_suffix: quorate_pki::random_hex(6) })
+        Ok(Controller { held, sight, brought })
     }
 
     pub fn ledger(&self) -> Arc<Ledger> {
         self.held.ledger()
     }
 
+    /// What is desired now. No two looks offer the same token, so no two formations can share one.
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
         let brought = self.brought.fingerprints(&ledger.cluster_id);
-        Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &self.token_suffix)
+        Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &quorate_pki::random_hex(6))
     }
 
     /// Looks, decides and acts until nothing is left to do.
     pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
-        let mut steps_done = 0;
-        let mut failures = 0;
-        let mut abandoned = 0;
-        let mut rounds = 0;
-        let mut idle_since = Instant::now();
+        let mut spent = Spent::default();
         loop {
             self.held.confirm(Timestamp::now())?;
-            let fence = self.held.fence();
-            let seen = self.sight.look(&self.held.ledger(), Some(fence)).await?;
+            let seen = self.sight.look(&self.held.ledger(), Some(self.held.fence())).await?;
             let desired = self.desired();
             let decision = decide(&desired, &seen);
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
-            if decision.steps.is_empty() {
-                if decision.waiting.is_empty() {
-                    return self.end(steps_done, decision.blocked, seen);
-                }
-                if idle_since.elapsed() > PATIENCE {
-                    self.held.release(|_| {})?;
-                    return Err(ControlError::OutOfPatience { waiting: decision.waiting });
-                }
-                tokio::time::sleep(pause(idle_since.elapsed())).await;
-                continue;
+            if decision.steps.is_empty() && decision.waiting.is_empty() {
+                return self.end(spent.steps, decision.blocked, seen);
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
-                return self.forget(steps_done + 1, seen).await;
+                return self.forget(spent.steps + 1, seen).await;
             }
-            rounds += 1;
-            if rounds > MOST_ROUNDS {
-                self.held.release(|_| {})?;
-                return Err(ControlError::NeverSettles { step: decision.steps[0].action.to_string() });
-            }
-            match self.act(&desired, &seen, &decision.steps, reporter).await {
-                Ok(()) => {
-                    steps_done += decision.steps.len();
-                    failures = 0;
-                    if let Some(step) = decision.steps.iter().find(|s| is_abandonment(s)) {
-                        abandoned += 1;
-                        if abandoned >= MOST_FORMATIONS {
-                            self.held.release(|_| {})?;
-                            return Err(ControlError::FormationFails { why: step.why.to_string() });
-                        }
-                        self.token_suffix = quorate_pki::random_hex(6);
-                    }
-                }
+            let went = if decision.steps.is_empty() {
+                spent.wait(decision.waiting).await
+            } else {
+                let done = self.act(&desired, &seen, &decision.steps, reporter).await;
+                spent.round(&decision.steps, done).await
+            };
+            match went {
+                Ok(()) => {}
                 Err(e) if e.is_taken_over() => return Err(e),
                 Err(e) => {
-                    failures += 1;
-                    if failures >= MOST_FAILURES {
-                        self.held.release(|_| {})?;
-                        return Err(e);
-                    }
-                    tokio::time::sleep(Duration::from_millis(200)).await;
+                    self.held.release(|_| {})?;
+                    return Err(e);
                 }
             }
-            idle_since = Instant::now();
         }
     }
 
@@ -200,8 +173,57 @@ impl Controller {
     }
 }
 
-fn is_abandonment(step: &Step) -> bool {
-    matches!(step.action, Action::AbandonFormation { .. })
+/// What a run has used up of its bounds.
+#[derive(Default)]
+struct Spent {
+    steps: usize,
+    rounds: u32,
+    /// In a row.
+    failures: u32,
+    formations: u32,
+    waiting_since: Option<Instant>,
+}
+
+impl Spent {
+    /// Lets time pass when there is nothing to do but wait, up to a bound.
+    async fn wait(&mut self, waiting: Vec<WaitingFor>) -> Result<(), ControlError> {
+        let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
+        if waited > PATIENCE {
+            return Err(ControlError::OutOfPatience { waiting });
+        }
+        tokio::time::sleep(pause(waited)).await;
+        Ok(())
+    }
+
+    /// Counts a round that was done, or has failed and may be tried again.
+    async fn round(&mut self, steps: &[Step], done: Result<(), ControlError>) -> Result<(), ControlError> {
+        self.waiting_since = None;
+        self.rounds += 1;
+        if let Some(step) = steps.iter().find(|s| matches!(s.action, Action::AbandonFormation { .. })) {
+            self.formations += 1;
+            if self.formations >= MOST_FORMATIONS {
+                return Err(ControlError::FormationFails { why: step.why.to_string() });
+            }
+        }
+        match done {
+            Ok(()) => {
+                self.failures = 0;
+                self.steps += steps.len();
+            }
+            Err(e) if e.is_taken_over() => return Err(e),
+            Err(e) => {
+                self.failures += 1;
+                if self.failures >= MOST_FAILURES {
+                    return Err(e);
+                }
+                tokio::time::sleep(AFTER_FAILURE).await;
+            }
+        }
+        if self.rounds >= MOST_ROUNDS {
+            return Err(ControlError::NeverSettles { step: steps[0].action.to_string() });
+        }
+        Ok(())
+    }
 }
 
 /// What would be done, without touching anything.
@@ -216,7 +238,7 @@ pub async fn plan(
     change(&mut ledger);
     let seen = Sight::new(providers::provider(spec.provider, home)).look(&ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
-    Ok(simulate::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+    Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
 }
 
 fn new_ledger(spec: &ClusterSpec) -> Ledger {

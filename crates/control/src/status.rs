@@ -1,11 +1,11 @@
 //! What `quorate status` tells: one cluster at a glance, in a shape that scripts can rely on.
 
 use jiff::Timestamp;
+use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
     Observation, Power, Seen, ServiceState,
 };
-use quorate_core::planner::simulate::Wish;
 use quorate_core::planner::{Decision, WaitingFor, decide, safety};
 use quorate_core::spec::ClusterSpec;
 use serde::Serialize;

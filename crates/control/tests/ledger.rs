@@ -108,7 +108,7 @@ fn a_ledger_that_was_removed_is_not_brought_back_nor_is_another_of_its_name_over
     let mut other = ledger();
     store.write(&mut other).unwrap();
     assert!(matches!(sleeper.write(later, |_| {}), Err(LedgerError::Lost { .. })));
-    assert!(matches!(sleeper.release(), Err(LedgerError::Lost { .. })));
+    assert!(matches!(sleeper.release(|_| {}), Err(LedgerError::Lost { .. })));
     assert_eq!(store.read().unwrap(), Some(other));
 }
 

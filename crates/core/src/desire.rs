@@ -43,7 +43,7 @@ struct Rendered {
 }
 
 impl Configs {
-    pub fn render(spec: &ClusterSpec, ledger: &Ledger, arch: &str) -> Self {
+    fn render(spec: &ClusterSpec, ledger: &Ledger, arch: &str) -> Self {
         let binary = binary(spec, arch);
         let rendered = spec.members.iter().map(|member| {
             let config = node_config(spec, ledger, member, binary.clone());
@@ -60,31 +60,45 @@ impl Configs {
     }
 }
 
-/// Lays the spec over the ledger. `token_suffix` is random: it ends the token of a formation, should one begin.
-pub fn desire(
-    spec: &ClusterSpec,
-    ledger: &Ledger,
-    brought: &Brought,
-    configs: &Configs,
-    token_suffix: &str,
-) -> Desired {
-    let members: BTreeMap<MemberName, DesiredMember> =
-        spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
-    let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
-    Desired {
-        cluster: spec.name.to_string(),
-        cluster_id: ledger.cluster_id.clone(),
-        power: ledger.power,
-        destroy: destruction(ledger),
-        downtime: ledger.downtime.is_some(),
-        formation: ledger.formation.clone(),
-        next_token: format!("{}-{token_suffix}", spec.initial_token),
-        secrets_missing: secrets_missing(spec, ledger),
-        fence: ledger.fence,
-        members,
-        leftover,
-        certificates: certificates(spec, ledger, brought),
-        auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+/// What the operator wants and brought, apart from the ledger.
+#[derive(Clone, Copy, Debug)]
+pub struct Wish<'a> {
+    pub spec: &'a ClusterSpec,
+    pub brought: &'a Brought,
+    pub arch: &'a str,
+}
+
+impl Wish<'_> {
+    /// Lays the wish over the ledger. `token_suffix` is random: it ends the token of a formation, should one begin.
+    pub fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
+        self.desire_with(ledger, &self.configs(ledger), token_suffix)
+    }
+
+    pub fn configs(&self, ledger: &Ledger) -> Configs {
+        Configs::render(self.spec, ledger, self.arch)
+    }
+
+    /// The same with node configs that were rendered before, for this spec and these secrets.
+    pub fn desire_with(&self, ledger: &Ledger, configs: &Configs, token_suffix: &str) -> Desired {
+        let Wish { spec, brought, .. } = *self;
+        let members: BTreeMap<MemberName, DesiredMember> =
+            spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
+        let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
+        Desired {
+            cluster: spec.name.to_string(),
+            cluster_id: ledger.cluster_id.clone(),
+            power: ledger.power,
+            destroy: destruction(ledger),
+            downtime: ledger.downtime.is_some(),
+            formation: ledger.formation.clone(),
+            next_token: format!("{}-{token_suffix}", spec.initial_token),
+            secrets_missing: secrets_missing(spec, ledger),
+            fence: ledger.fence,
+            members,
+            leftover,
+            certificates: certificates(spec, ledger, brought),
+            auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+        }
     }
 }
 

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use quorate_core::model::{
     AgentSeen, AuthLook, CertificateUse, DataSeen, Exit, MemberName, Power, Seen, ServiceState, Stamp,
 };
-use quorate_core::planner::simulate::plan;
+use quorate_core::planner::plan;
 use quorate_core::planner::{Action, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 use scene::Scene;

@@ -53,8 +53,9 @@ impl Agent {
 
     /// Stamp and memory first: once etcd may have written, nobody must take this disk for a fresh one.
     async fn prepare_first_start(&self, state: &State, stamp: Stamp) -> Result<(), Refusal> {
-        if state.last_started.as_ref() == Some(&stamp) {
-            let why = format!("etcd was started in formation {} before, and its data is gone", stamp.token);
+        // Also when that was another formation: whoever begins anew has wiped first, and this order is a late one.
+        if let Some(earlier) = &state.last_started {
+            let why = format!("etcd was started in formation {} before, and its data is gone", earlier.token);
             return Err(Refusal::Failed { why });
         }
         if (&stamp.cluster_id, &stamp.member) != (&state.identity.cluster_id, &state.identity.member) {

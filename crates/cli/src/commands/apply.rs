@@ -4,8 +4,8 @@ use quorate_control::controller;
 use quorate_control::observe::Sight;
 use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation};
+use quorate_core::planner::Plan;
 use quorate_core::planner::remember;
-use quorate_core::planner::simulate::Plan;
 
 use super::{Context, conclude, consent, refuse_if_being_destroyed, run_loop};
 use crate::cli;

@@ -52,7 +52,7 @@ fn password(context: &Context, ledger: &Ledger) -> Option<String> {
 fn due(context: &Context, ledger: &Ledger, status: &Status) -> Option<String> {
     let apply = context.command(&format!("apply {}", ledger.spec.name));
     if let Some(by) = status.renew_by {
-        return Some(format!("`{apply}` by {}, to renew certificates", by.strftime("%Y-%m-%d")));
+        return Some(format!("`{apply}` by {}, to renew certificates", by.strftime("%Y-%m-%d %H:%M UTC")));
     }
     let first = status.members.iter().filter_map(|m| m.certificate_days_left).min()?;
     Some(format!("the first certificate ends in {first} days: bring new ones and run `{apply}` before"))
@@ -101,7 +101,7 @@ cluster demo is down: 0 of 1 voters are healthy, quorum is 1
   next       eval \"$(quorate env demo)\"
              etcdctl member list
              quorate status demo
-  due        `quorate apply demo` by 2026-09-01, to renew certificates
+  due        `quorate apply demo` by 2026-09-01 10:00 UTC, to renew certificates
 ";
         assert_eq!(shown(&ledger(ClientAuth::Certificate), &context), expected);
     }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use quorate_core::planner::simulate::Plan;
+use quorate_core::planner::Plan;
 use quorate_core::planner::{Step, UnsafeBecause, WaitingFor};
 use serde::Serialize;
 

@@ -11,6 +11,7 @@ mod destroy;
 mod enrolment;
 mod formation;
 mod machines;
+mod plan;
 pub mod remember;
 pub mod safety;
 pub mod simulate;
@@ -19,6 +20,7 @@ mod waiting;
 
 pub use blocked::UnsafeBecause;
 pub use certificates::sans as certificate_sans;
+pub use plan::{Plan, plan};
 pub use step::{Action, Precondition, Reason, Step};
 pub use waiting::WaitingFor;
 

@@ -1,77 +1,19 @@
 //! The simulated world: machines, agents and etcds as far as the planner can tell them apart from real ones.
 //!
-//! `plan` runs `decide` against it until it settles, so what is shown is what will be done. The model check lets an
-//! adversary loose in it. It promises nothing about time or data, only about what the planner looks at.
+//! `plan` runs `decide` against it until it settles. The model check lets an adversary loose in it. It promises nothing about time or data, only about what the planner looks at.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
 
-use super::{Action, Decision, Step, decide, remember, safety};
+use super::{Action, remember, safety};
 use crate::Secret;
-use crate::desire::{Configs, desire};
 use crate::model::{
-    AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, Brought, CertificateSeen,
-    CertificateUse, DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger,
-    MachineSeen, MemberEntry, MemberName, Observation, Power, SecretKind, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse,
+    DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
+    MemberEntry, MemberName, Observation, Power, SecretKind, Seen, ServiceState, Stamp,
 };
-use crate::spec::ClusterSpec;
-
-/// More rounds than any plan needs: a plan that has not settled by then never will, and that is a bug.
-const MOST_ROUNDS: usize = 200;
-
-/// All steps from what was seen to a settled cluster, and what remains refused or waited for in the end.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct Plan {
-    pub steps: Vec<Step>,
-    pub end: Decision,
-}
-
-/// What the operator wants and brought, apart from the ledger.
-#[derive(Clone, Copy, Debug)]
-pub struct Wish<'a> {
-    pub spec: &'a ClusterSpec,
-    pub brought: &'a Brought,
-    pub arch: &'a str,
-}
-
-impl Wish<'_> {
-    pub fn desire(&self, ledger: &Ledger, token_suffix: &str) -> Desired {
-        desire(self.spec, ledger, self.brought, &self.configs(ledger), token_suffix)
-    }
-
-    fn configs(&self, ledger: &Ledger) -> Configs {
-        Configs::render(self.spec, ledger, self.arch)
-    }
-}
-
-/// Runs `decide` against an imagined world that begins as the real one was seen.
-pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
-    let mut world = World::imagine(ledger.clone(), seen.clone());
-    let mut configs = wish.configs(ledger);
-    let mut steps = Vec::new();
-    for _ in 0..MOST_ROUNDS {
-        if !configs.are_current(&world.ledger) {
-            configs = wish.configs(&world.ledger);
-        }
-        let desired = desire(wish.spec, &world.ledger, wish.brought, &configs, "…");
-        let decision = decide(&desired, &world.observe());
-        if decision.steps.is_empty() {
-            return Plan { steps, end: decision };
-        }
-        for step in decision.steps {
-            world.perform(&desired, &step.action);
-            steps.push(step);
-        }
-        if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
-            return Plan { steps, end: Decision::default() };
-        }
-    }
-    let desired = wish.desire(&world.ledger, "…");
-    Plan { steps, end: decide(&desired, &world.observe()) }
-}
 
 /// An imagined cluster: the truth of each machine, whether it can be seen or not.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

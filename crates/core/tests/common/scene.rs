@@ -5,11 +5,12 @@
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
+use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, DataSeen, Desired, Facts, Formation, Ledger, MemberName,
     Observation, Power, Seen, ServiceState,
 };
-use quorate_core::planner::simulate::{Wish, World};
+use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
 

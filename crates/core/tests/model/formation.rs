@@ -10,11 +10,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
+use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, Brought, DataSeen, Desired, Exit, Facts, Formation, Ledger, MemberName, Observation, Power, Seen,
     ServiceState,
 };
-use quorate_core::planner::simulate::{SimAgent, SimMachine, Wish, World};
+use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, decide, remember};
 use quorate_core::spec::ClusterSpec;
 

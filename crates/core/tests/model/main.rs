@@ -41,8 +41,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use formation::{Budget, FormationModel, Move, State, Wrong, token};
+use quorate_core::desire::Wish;
 use quorate_core::model::{Brought, DataSeen, Formation, Ledger, ServiceState};
-use quorate_core::planner::simulate::{Wish, World};
+use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, decide};
 use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
 use stateright::{Checker, HasDiscoveries, Model, Property};

@@ -1,0 +1,46 @@
+//! A plan: `decide` run against the simulated world until it settles, so that what is shown is what will be done.
+
+use serde::Serialize;
+
+use super::simulate::World;
+use super::{Action, Decision, Step, decide};
+use crate::desire::Wish;
+use crate::model::{Ledger, Observation};
+
+/// More rounds than any plan needs: a plan that has not settled by then never will, and that is a bug.
+const MOST_ROUNDS: usize = 200;
+
+/// Ends the token of a formation that is only imagined.
+const IMAGINED: &str = "…";
+
+/// All steps from what was seen to a settled cluster, and what remains refused or waited for in the end.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    pub end: Decision,
+}
+
+/// Runs `decide` against an imagined world that begins as the real one was seen.
+pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
+    let mut world = World::imagine(ledger.clone(), seen.clone());
+    let mut configs = wish.configs(ledger);
+    let mut steps = Vec::new();
+    for _ in 0..MOST_ROUNDS {
+        if !configs.are_current(&world.ledger) {
+            configs = wish.configs(&world.ledger);
+        }
+        let desired = wish.desire_with(&world.ledger, &configs, IMAGINED);
+        let decision = decide(&desired, &world.observe());
+        if decision.steps.is_empty() {
+            return Plan { steps, end: decision };
+        }
+        for step in decision.steps {
+            world.perform(&desired, &step.action);
+            steps.push(step);
+        }
+        if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
+            return Plan { steps, end: Decision::default() };
+        }
+    }
+    Plan { steps, end: decide(&wish.desire(&world.ledger, IMAGINED), &world.observe()) }
+}
