@@ -1,7 +1,6 @@
 //! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
 //! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,13 +11,13 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use quorate_core::Secret;
-use quorate_core::model::{AGENT_PORT, CertificateUse, Facts};
+use quorate_core::model::{AGENT_PORT, Facts};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
@@ -123,14 +122,6 @@ impl AgentClient {
         }
     }
 
-    /// The signing requests of the keys that were made on the machine.
-    pub async fn requests(&self) -> Result<BTreeMap<CertificateUse, String>, ClientError> {
-        match self.look(&FactsRequest { fence: None, auth: false }).await? {
-            Look::Facts(facts) => Ok(facts.requests),
-            Look::Unenrolled { .. } => Err(Refusal::NotEnrolled.into()),
-        }
-    }
-
     pub async fn order(&self, envelope: &Envelope) -> Result<(), ClientError> {
         let time = if matches!(envelope.order, Order::Converge { .. }) { CONVERGE } else { ORDER };
         self.verified(path::ORDERS, envelope, time).await?.of_ours()
@@ -231,9 +222,15 @@ impl AgentClient {
         let [first, others @ ..] = chain else { return Err(self.protocol("it shows no certificate")) };
         let leaf = ParsedCertificate::try_from(first)?;
         let algorithms = tls::provider().signature_verification_algorithms.all;
-        let trusted =
-            verify_server_cert_signed_by_trust_anchor(&leaf, &self.control_ca, others, UnixTime::now(), algorithms);
-        if trusted.is_ok() && x509::common_name(first) == Some(self.expected.common_name()) {
+        let verify = |at| verify_server_cert_signed_by_trust_anchor(&leaf, &self.control_ca, others, at, algorithms);
+        // An agent whose certificate ran out is still the one that holds its key, and must be reached to get a new one.
+        let trusted = match verify(UnixTime::now()) {
+            Err(rustls::Error::InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => x509::last_second(first).is_some_and(|at| verify(at).is_ok()),
+            verified => verified.is_ok(),
+        };
+        if trusted && x509::common_name(first) == Some(self.expected.common_name()) {
             return Ok(Peer::Verified);
         }
         let der = leaf.subject_public_key_info().as_ref().to_vec();

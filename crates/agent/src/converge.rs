@@ -1,9 +1,10 @@
-//! Makes files and programs be as the node config says. It starts and stops nothing: a running etcd takes up what it reads
+//! Makes files and programs be as the node config says. A running etcd is left alone: it takes up what it reads
 //! only at its start when it is ordered to restart.
 
 use std::path::{Component, Path};
+use std::sync::Arc;
 
-use quorate_core::model::{BinarySeen, NodeConfig};
+use quorate_core::model::{BinarySeen, NodeConfig, ServiceState};
 
 use crate::AgentError;
 use crate::agent::Agent;
@@ -14,7 +15,7 @@ use crate::layout::Layout;
 use crate::state::{Binary, InPlace, check_generation};
 
 impl Agent {
-    pub(crate) async fn converge(&self, generation: u64, config: NodeConfig) -> Result<(), Refusal> {
+    pub(crate) async fn converge(self: &Arc<Self>, generation: u64, config: NodeConfig) -> Result<(), Refusal> {
         let digest = config.digest();
         let state = self.state.get();
         check_generation(state.node_config.as_ref(), generation, &digest)?;
@@ -28,7 +29,18 @@ impl Agent {
         let binary = self.find_binary(&config).await;
         let in_place = InPlace { generation, digest, config };
         self.state.update(|state| (state.node_config, state.binary) = (Some(in_place), binary)).await?;
+        self.help_up().await;
         Ok(())
+    }
+
+    /// An etcd that keeps ending is not left to its old settings: these may be the cause.
+    async fn help_up(self: &Arc<Self>) {
+        if !matches!(self.service.look().await, ServiceState::BackingOff { .. }) {
+            return;
+        }
+        if let Err(why) = self.restart_etcd().await {
+            tracing::info!(%why, "etcd is not started with its new settings");
+        }
     }
 
     pub(crate) async fn put_files(&self, old: Option<NodeConfig>, config: NodeConfig) -> Result<(), AgentError> {

@@ -1,7 +1,9 @@
 //! What certificates say, in the words of the facts.
 
+use std::time::Duration;
+
 use quorate_core::model::CertificateSeen;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::{CertificateDer, UnixTime};
 use x509_parser::oid_registry;
 use x509_parser::prelude::{FromDer, X509Certificate};
 use x509_parser::x509::SubjectPublicKeyInfo;
@@ -12,6 +14,13 @@ pub(crate) fn common_name(certificate: &CertificateDer<'_>) -> Option<String> {
     let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
     let last = parsed.subject().iter_common_name().last()?;
     last.as_str().ok().map(str::to_owned)
+}
+
+/// The last moment at which a certificate was valid.
+pub(crate) fn last_second(certificate: &CertificateDer<'_>) -> Option<UnixTime> {
+    let (_, parsed) = X509Certificate::from_der(certificate).ok()?;
+    let seconds = u64::try_from(parsed.validity().not_after.timestamp()).ok()?;
+    Some(UnixTime::since_unix_epoch(Duration::from_secs(seconds)))
 }
 
 /// The facts of the first certificate of a chain in PEM.

@@ -7,6 +7,7 @@ use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, agent_common_name};
 use quorate_core::Secret;
+use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
     AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, NodeConfig,
     Observation, Stamp,
@@ -14,13 +15,15 @@ use quorate_core::model::{
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_pki::{Authority, LeafWish};
 
+use crate::brought::chain_of;
 use crate::controller::{ControlError, Controller, Event, Reporter};
 use crate::secrets;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
-/// The agent's own certificate; it is renewed with the others.
-const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
+
+/// What each agent that is to be enrolled answered, or why it is not.
+type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
 
 impl Controller {
     /// Does the steps of one decision.
@@ -108,7 +111,7 @@ impl Controller {
 
     /// Lets every agent that is to be enrolled prove itself, and binds each token to the key that did, before anything is
     /// signed.
-    async fn enrolments(&self, steps: &[Step]) -> Result<BTreeMap<MemberName, EnrolAnswer>, ControlError> {
+    async fn enrolments(&self, steps: &[Step]) -> Result<Answers, ControlError> {
         let members: Vec<&MemberName> = steps
             .iter()
             .filter(|s| matches!(s.action, Action::Enrol { .. }))
@@ -117,11 +120,10 @@ impl Controller {
         if members.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let asked = members.into_iter().map(async |m| Ok((m.clone(), self.prove(m).await?)));
-        let answers: BTreeMap<MemberName, EnrolAnswer> =
-            join_all(asked).await.into_iter().collect::<Result<_, ControlError>>()?;
+        let asked = members.into_iter().map(async |m| (m.clone(), self.prove(m).await.map_err(|e| chain_of(&e))));
+        let answers: Answers = join_all(asked).await.into_iter().collect();
         self.held.write(Timestamp::now(), |ledger| {
-            for (member, answer) in &answers {
+            for (member, answer) in answers.iter().filter_map(|(m, a)| Some((m, a.as_ref().ok()?))) {
                 let record = ledger.members.entry(member.clone()).or_default();
                 if let Some(enrolment) = &mut record.enrolment {
                     enrolment.bound_key.get_or_insert_with(|| answer.public_key.clone());
@@ -155,7 +157,7 @@ impl Controller {
         desired: &Desired,
         seen: &Observation,
         step: &Step,
-        answers: &BTreeMap<MemberName, EnrolAnswer>,
+        answers: &Answers,
     ) -> Result<(), ControlError> {
         let cluster = desired.cluster.as_str();
         if is_for_the_provider(&step.action) {
@@ -227,14 +229,14 @@ impl Controller {
         Ok(self.sight.provider().create(&wish.machine, &seed).await?)
     }
 
-    async fn enrol(
-        &self,
-        member: &MemberName,
-        answers: &BTreeMap<MemberName, EnrolAnswer>,
-    ) -> Result<(), ControlError> {
-        let Some(request) = answers.get(member).and_then(|a| a.requests.get(&CertificateUse::Agent)) else {
-            return Err(ControlError::Enrolment(format!("{member} sent no signing request for itself")));
+    async fn enrol(&self, member: &MemberName, answers: &Answers) -> Result<(), ControlError> {
+        let request = match answers.get(member) {
+            Some(Err(why)) => return Err(ControlError::Enrolment(why.clone())),
+            Some(Ok(answer)) => answer.requests.get(&CertificateUse::Agent),
+            None => None,
         };
+        let unasked = || ControlError::Enrolment(format!("{member} sent no signing request for itself"));
+        let request = request.ok_or_else(unasked)?;
         let chain = self.sign_for_agent(member, request)?;
         Ok(self.agent(member)?.enrol_certificate(chain).await?)
     }

@@ -208,7 +208,7 @@ impl Reader {
 }
 
 /// An error with its causes, in one line.
-fn chain_of(error: &dyn std::error::Error) -> String {
+pub(crate) fn chain_of(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -161,8 +161,12 @@ fn still_good(certificate: &Path, ledger: &Ledger) -> bool {
 pub fn write_private(path: &Path, text: &str) -> Result<(), ClientError> {
     let failed = |source| ClientError::Io { path: path.to_owned(), source };
     let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    let mut options = OpenOptions::new();
-    let file = options.write(true).create(true).truncate(true).mode(0o600).open(&temporary);
+    // Made anew, so that nothing that lies there already is followed or kept open by others.
+    match std::fs::remove_file(&temporary) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+        _ => {}
+    }
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary);
     file.and_then(|mut f| f.write_all(text.as_bytes())).map_err(failed)?;
     std::fs::rename(&temporary, path).map_err(failed)
 }

@@ -14,6 +14,7 @@ use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::observe::Sight;
+use crate::process;
 use crate::providers::{self, ProviderError};
 
 /// How long a cluster may make no progress before the loop gives up.
@@ -109,7 +110,7 @@ impl Controller {
         let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
         ledger.spec = spec.clone();
         change(&mut ledger);
-        let holder = format!("quorate {verb}");
+        let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
         let sight = Sight::new(providers::provider(spec.provider, home));
         Ok(Controller { held, sight, brought })

@@ -2,14 +2,14 @@
 //!
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
-pub mod act;
+mod act;
 pub mod brought;
 pub mod clients;
 pub mod controller;
 pub mod home;
 pub mod ledger;
 pub mod observe;
-mod process;
+pub mod process;
 pub mod providers;
 mod secrets;
 pub mod status;

@@ -66,6 +66,11 @@ pub fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
 }
 
+pub fn user_name() -> String {
+    let named = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+    named.unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()))
+}
+
 pub fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -7,7 +7,7 @@ use quorate_core::model::{
     Observation, Power, Seen, ServiceState,
 };
 use quorate_core::planner::{Decision, WaitingFor, decide, safety};
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{ClusterSpec, Provider};
 use serde::Serialize;
 
 use crate::brought::BroughtFiles;
@@ -124,7 +124,9 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
-        provider: String::from("local"),
+        provider: match spec.provider {
+            Provider::Local => String::from("local"),
+        },
         formation: match ledger.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",

@@ -1,7 +1,7 @@
 //! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_control::ledger::{Held, Key, LEASE, LedgerError, Store, export, import};
+use quorate_control::ledger::{Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClientAuth, generated};
@@ -174,11 +174,12 @@ fn the_ledger_is_readable_by_its_owner_alone() {
 fn an_export_is_sealed_and_comes_back_whole() {
     let mut kept = ledger();
     kept.auth.root_password = Some(Secret::new("correct horse"));
-    let key = Key::Passphrase(Secret::new("battery staple"));
-    let sealed = export(&kept, &key).unwrap();
+    let words = Secret::new("battery staple");
+    let (whom, key) = (SealFor::Passphrase(words.clone()), OpenWith::Passphrase(words));
+    let sealed = export(&kept, &whom).unwrap();
     assert!(!String::from_utf8_lossy(&sealed).contains("correct horse"));
     assert_eq!(import(&sealed, &key).unwrap(), kept);
-    let wrong = Key::Passphrase(Secret::new("wrong"));
+    let wrong = OpenWith::Passphrase(Secret::new("wrong"));
     assert!(import(&sealed, &wrong).is_err());
     let mut damaged = sealed.clone();
     let middle = damaged.len() - 10;

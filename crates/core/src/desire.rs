@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT, Permission, ROOT,
-    SecretKind, UserWish,
+    DesiredMember, Destruction, EtcdService, FormedWith, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT,
+    Permission, ROOT, SecretKind, UserWish,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -22,6 +22,8 @@ pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
 const PKI_DIRECTORY: &str = "etc/etcd/pki";
+/// An agent's certificate to its controller; renewed like any other when a third of it is left.
+pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 const DATA_DIRECTORY: &str = "var/lib/etcd";
 /// Where etcd publishes its release archives.
 const RELEASES: &str = "https://github.com/etcd-io/etcd/releases/download";
@@ -91,6 +93,9 @@ impl Wish<'_> {
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
             formation: ledger.formation.clone(),
+            abandoned: ledger.abandoned.clone(),
+            form_with: form_with(spec),
+            formed_with: ledger.formed_with.clone(),
             next_token: format!("{}-{token_suffix}", spec.initial_token),
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
@@ -99,6 +104,23 @@ impl Wish<'_> {
             certificates: certificates(spec, ledger, brought),
             auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
         }
+    }
+}
+
+fn form_with(spec: &ClusterSpec) -> FormedWith {
+    FormedWith {
+        etcd_version: spec.etcd.version.to_string(),
+        client_auth: match spec.etcd.client_auth {
+            ClientAuth::Certificate => String::from("certificate"),
+            ClientAuth::Password => String::from("password"),
+        },
+        bootstrap: spec.auth.bootstrap.to_string(),
+        namespace: spec.namespace.as_ref().map_or_else(|| String::from("none"), ToString::to_string),
+        key_algorithm: match spec.tls.key_algorithm {
+            spec::KeyAlgorithm::P256 => String::from("p256"),
+            spec::KeyAlgorithm::Rsa => String::from("rsa"),
+            spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
+        },
     }
 }
 

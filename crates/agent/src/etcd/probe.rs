@@ -10,7 +10,7 @@ use hyper::body::Bytes;
 use hyper::{Request, Uri};
 use hyper_util::rt::TokioIo;
 use quorate_core::model::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
-use quorate_etcd::{Client, Status};
+use quorate_etcd::{Client, Error, Status};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::net::TcpStream;
@@ -213,8 +213,11 @@ fn alarm_in(text: &str) -> Option<AlarmSeen> {
 pub(crate) async fn ask_auth(client: &Client) -> AuthLook {
     match timeout(super::auth::LOOK, super::auth::look(client)).await {
         Ok(Ok(seen)) => AuthLook::Seen(seen),
+        // Whoever asked waits and asks again.
+        Err(_) | Ok(Err(Error::Timeout | Error::NoLeader | Error::Unavailable { .. } | Error::Unreachable { .. })) => {
+            AuthLook::NotAsked
+        }
         Ok(Err(error)) => AuthLook::Failed { why: error.to_string() },
-        Err(_) => AuthLook::Failed { why: String::from("etcd did not answer in time") },
     }
 }
 

@@ -142,7 +142,10 @@ impl Machine {
 
     /// Signs what the agent asks for and has it installed.
     pub async fn install_certificates(&self, client: &AgentClient) {
-        let requests = client.requests().await.unwrap();
+        let Look::Facts(facts) = client.look(&FactsRequest { fence: None, auth: false }).await.unwrap() else {
+            panic!("the agent is not enrolled");
+        };
+        let requests = facts.requests;
         let sign = |of: CertificateUse, name: &str| {
             let addresses = vec![self.address, "127.0.0.1".parse().unwrap()];
             let wish = wish(name, addresses, of == CertificateUse::Member, true);

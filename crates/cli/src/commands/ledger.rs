@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
-use quorate_control::ledger::{Held, Key, Store, export as seal, import as unseal};
+use quorate_control::ledger::{Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 
@@ -24,8 +24,8 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
         return Err(Error::refused("an export is not for a terminal", "pass --out FILE, or redirect stdout"));
     }
     let key = match &options.key.passphrase_file {
-        Some(file) => passphrase(file)?,
-        None => Key::Age(options.key.recipients),
+        Some(file) => SealFor::Passphrase(passphrase(file)?),
+        None => SealFor::Recipients(options.key.recipients),
     };
     let sealed = seal(&ledger, &key)?;
     match &options.out {
@@ -51,7 +51,7 @@ pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Err
     let sealed = read(&options.file)?;
     let key = match (&options.key.identity, &options.key.passphrase_file) {
         (Some(file), _) => identities(file)?,
-        (None, Some(file)) => passphrase(file)?,
+        (None, Some(file)) => OpenWith::Passphrase(passphrase(file)?),
         (None, None) => unreachable!("the command line requires one of them"),
     };
     let imported = unseal(&sealed, &key)?;
@@ -107,17 +107,17 @@ fn read(file: &str) -> Result<Vec<u8>, Error> {
     Ok(bytes)
 }
 
-fn passphrase(file: &Path) -> Result<Key, Error> {
+fn passphrase(file: &Path) -> Result<Secret, Error> {
     let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
     match text.lines().next().filter(|line| !line.is_empty()) {
-        Some(line) => Ok(Key::Passphrase(Secret::new(line))),
+        Some(line) => Ok(Secret::new(line)),
         None => Err(Error::refused(format!("{} is empty", file.display()), "write the passphrase on its first line")),
     }
 }
 
-fn identities(file: &Path) -> Result<Key, Error> {
+fn identities(file: &Path) -> Result<OpenWith, Error> {
     let text = fs::read_to_string(file).map_err(Error::file("read", file))?;
-    Ok(Key::Age(text.lines().map(String::from).collect()))
+    Ok(OpenWith::Identities(Secret::new(text)))
 }
 
 #[cfg(test)]

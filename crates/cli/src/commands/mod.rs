@@ -15,6 +15,7 @@ pub mod up;
 
 use jiff::Timestamp;
 use quorate_control::brought::BroughtFiles;
+use quorate_control::process;
 use quorate_control::status::{Status, summarize};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Consent, Ledger};
@@ -59,10 +60,7 @@ pub fn quoted(text: &str) -> String {
 
 /// The operator's word, with what was shown when it was given.
 fn consent(shown: String) -> Consent {
-    let user = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-    let user = user.unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()));
-    let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    Consent { at: Timestamp::now(), by: format!("{user}@{host}"), shown }
+    Consent { at: Timestamp::now(), by: format!("{}@{}", process::user_name(), process::host_name()), shown }
 }
 
 /// Takes the lock and runs the loop, with progress.

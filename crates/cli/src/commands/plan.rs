@@ -35,7 +35,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     }
     let end = if json { format!("\n],\"summary\":{}}}\n", to_json(&summary)) } else { summary.line() };
     out.write_all(end.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)?;
-    Ok(match (summary.blocked, summary.steps) {
+    Ok(match (summary.blocked, summary.steps + summary.waiting) {
         (0, 0) => Exit::Done,
         (0, _) if options.detailed_exitcode => Exit::ChangesPending,
         (0, _) => Exit::Done,

@@ -29,34 +29,42 @@ pub enum ExportError {
 
 /// To whom an export is encrypted.
 #[derive(Clone, Debug)]
-pub enum Key {
+pub enum SealFor {
     Passphrase(Secret),
-    /// age public keys when exporting, one age identity when importing.
-    Age(Vec<String>),
+    /// age public keys.
+    Recipients(Vec<String>),
+}
+
+/// What opens an export.
+#[derive(Clone, Debug)]
+pub enum OpenWith {
+    Passphrase(Secret),
+    /// The text of an age identity file.
+    Identities(Secret),
 }
 
 /// Encrypts the ledger, without its lock.
-pub fn export(ledger: &Ledger, key: &Key) -> Result<Vec<u8>, ExportError> {
+pub fn export(ledger: &Ledger, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
     let plain = Ledger { lock: None, ..ledger.clone() };
     let bytes = serde_json::to_vec(&plain).expect("plain data serializes");
     let mut sealed = Vec::new();
-    let mut writer = encryptor(key)?.wrap_output(&mut sealed)?;
+    let mut writer = encryptor(whom)?.wrap_output(&mut sealed)?;
     writer.write_all(&bytes)?;
     writer.finish()?;
     Ok(sealed)
 }
 
 /// Decrypts an export.
-pub fn import(sealed: &[u8], key: &Key) -> Result<Ledger, ExportError> {
+pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Ledger, ExportError> {
     let decryptor = age::Decryptor::new(sealed).map_err(ExportError::Decrypt)?;
     let mut reader = match key {
-        Key::Passphrase(passphrase) => {
+        OpenWith::Passphrase(passphrase) => {
             let identity = age::scrypt::Identity::new(passphrase_of(passphrase));
             decryptor.decrypt(std::iter::once(&identity as &dyn age::Identity))
         }
-        Key::Age(lines) => {
+        OpenWith::Identities(file) => {
             let identities: Vec<age::x25519::Identity> =
-                lines.iter().filter_map(|line| age::x25519::Identity::from_str(line.trim()).ok()).collect();
+                file.expose().lines().filter_map(|line| age::x25519::Identity::from_str(line.trim()).ok()).collect();
             if identities.is_empty() {
                 return Err(ExportError::NotAnIdentity);
             }
@@ -69,10 +77,10 @@ pub fn import(sealed: &[u8], key: &Key) -> Result<Ledger, ExportError> {
     Ok(parse(&PathBuf::from("export"), &bytes)?)
 }
 
-fn encryptor(key: &Key) -> Result<age::Encryptor, ExportError> {
-    match key {
-        Key::Passphrase(passphrase) => Ok(age::Encryptor::with_user_passphrase(passphrase_of(passphrase))),
-        Key::Age(recipients) => {
+fn encryptor(whom: &SealFor) -> Result<age::Encryptor, ExportError> {
+    match whom {
+        SealFor::Passphrase(passphrase) => Ok(age::Encryptor::with_user_passphrase(passphrase_of(passphrase))),
+        SealFor::Recipients(recipients) => {
             let parsed = recipients
                 .iter()
                 .map(|r| age::x25519::Recipient::from_str(r).map_err(|_| ExportError::NotARecipient(r.clone())))

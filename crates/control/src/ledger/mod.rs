@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 use quorate_core::model::{LEDGER_FORMAT, Ledger, Lock};
 
-pub use export::{ExportError, Key, export, import};
+pub use export::{ExportError, OpenWith, SealFor, export, import};
 pub use lock::{Held, LEASE};
 
 use crate::home::private_directory;

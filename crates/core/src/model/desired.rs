@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{AuthRecord, Enrolment, Formation, MemberName, NodeConfig, Permission, Power, SecretKind};
+use super::{AuthRecord, Enrolment, Formation, FormedWith, MemberName, NodeConfig, Permission, Power, SecretKind};
 
 /// All that `decide` knows of the operator's wish and of what was known before.
 #[derive(Clone, PartialEq, Debug)]
@@ -19,6 +19,11 @@ pub struct Desired {
     /// The operator gave the word that a restart may interrupt the service.
     pub downtime: bool,
     pub formation: Formation,
+    /// Tokens of formations that were given up before any client could write.
+    pub abandoned: BTreeSet<String>,
+    /// What is settled at formation, as the spec has it now and as it was then.
+    pub form_with: FormedWith,
+    pub formed_with: Option<FormedWith>,
     /// The token of the next formation, should there be one; its end is random.
     pub next_token: String,
     pub secrets_missing: BTreeSet<SecretKind>,

@@ -34,6 +34,10 @@ pub struct Ledger {
     /// The operator's word that this ledger, though older than its cluster, is the one to go on with.
     pub older_accepted: Option<Consent>,
     pub formation: Formation,
+    /// Tokens of formations that were given up before any client could write: only their data may be wiped.
+    pub abandoned: BTreeSet<String>,
+    /// What was settled when the cluster was formed.
+    pub formed_with: Option<FormedWith>,
     pub members: BTreeMap<MemberName, MemberRecord>,
     pub authorities: Authorities,
     pub auth: AuthRecord,
@@ -98,6 +102,16 @@ pub struct FormingMember {
     pub peer_url: String,
 }
 
+/// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FormedWith {
+    pub etcd_version: String,
+    pub client_auth: String,
+    pub bootstrap: String,
+    pub namespace: String,
+    pub key_algorithm: String,
+}
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct MemberRecord {
     pub incarnation: u64,
@@ -105,7 +119,6 @@ pub struct MemberRecord {
     pub generation: u64,
     pub digest: String,
     pub enrolment: Option<Enrolment>,
-    pub unseen_since: Option<Timestamp>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -171,7 +184,8 @@ pub enum SecretKind {
 impl std::hash::Hash for Ledger {
     /// Leaves the spec out: it is large, and two ledgers that differ in it alone are still told apart by `Eq`.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation).hash(state);
+        (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation, &self.abandoned)
+            .hash(state);
         (&self.members, &self.authorities, &self.auth).hash(state);
     }
 }
@@ -191,6 +205,8 @@ impl Ledger {
             downtime: None,
             older_accepted: None,
             formation: Formation::Unformed,
+            abandoned: BTreeSet::new(),
+            formed_with: None,
             members: BTreeMap::new(),
             authorities: Authorities::default(),
             auth: AuthRecord::default(),

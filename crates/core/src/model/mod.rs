@@ -17,8 +17,8 @@ pub use facts::{
     Facts, Host, MemberEntry, ServiceState, Stamp,
 };
 pub use ledger::{
-    AuthRecord, Authorities, AuthorityRecord, Consent, Enrolment, Formation, FormingMember, JwtKeys, LEDGER_FORMAT,
-    Ledger, Lock, MemberRecord, OwnedUser, Power, SecretKind,
+    AuthRecord, Authorities, AuthorityRecord, Consent, Enrolment, Formation, FormedWith, FormingMember, JwtKeys,
+    LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

@@ -20,6 +20,8 @@ pub enum UnsafeBecause {
     LostData { member: MemberName },
     LostMachine { member: MemberName },
     ClientsWrote { member: MemberName, revision: u64 },
+    UnknownFormation { member: MemberName, token: String },
+    FixedAtFormation { field: String, was: String, wanted: String },
     OtherFormation { member: MemberName, found: String, ours: String },
     MembersDiffer { added: BTreeSet<MemberName>, removed: BTreeSet<MemberName> },
     VersionDiffers { member: MemberName, running: String, wanted: String },
@@ -39,7 +41,8 @@ impl UnsafeBecause {
             | UnsafeBecause::ClientsWrote { .. }
             | UnsafeBecause::NoBackup => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
-            UnsafeBecause::OlderLedger { .. } => Rule::OneController,
+            UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
+            UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
             UnsafeBecause::WrongBinary { .. } | UnsafeBecause::VersionDiffers { .. } => Rule::KnownVersions,
             UnsafeBecause::LostData { .. } | UnsafeBecause::LostMachine { .. } => Rule::NewWithinOneFormation,
             UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
@@ -61,6 +64,7 @@ impl UnsafeBecause {
             | UnsafeBecause::LostData { member }
             | UnsafeBecause::LostMachine { member }
             | UnsafeBecause::ClientsWrote { member, .. }
+            | UnsafeBecause::UnknownFormation { member, .. }
             | UnsafeBecause::OtherFormation { member, .. }
             | UnsafeBecause::VersionDiffers { member, .. }
             | UnsafeBecause::Quorum { member, .. }
@@ -68,6 +72,7 @@ impl UnsafeBecause {
             UnsafeBecause::MembersDiffer { .. }
             | UnsafeBecause::AuthUnseen { .. }
             | UnsafeBecause::AuthorityDiffers { .. }
+            | UnsafeBecause::FixedAtFormation { .. }
             | UnsafeBecause::RootPasswordDiffers
             | UnsafeBecause::NoBackup => None,
         }
@@ -97,6 +102,8 @@ impl UnsafeBecause {
             UnsafeBecause::LostData { .. } => "lost-data",
             UnsafeBecause::LostMachine { .. } => "lost-machine",
             UnsafeBecause::ClientsWrote { .. } => "clients-wrote",
+            UnsafeBecause::UnknownFormation { .. } => "unknown-formation",
+            UnsafeBecause::FixedAtFormation { .. } => "fixed-at-formation",
             UnsafeBecause::OtherFormation { .. } => "other-formation",
             UnsafeBecause::MembersDiffer { .. } => "members-differ",
             UnsafeBecause::VersionDiffers { .. } => "version-differs",
@@ -109,7 +116,7 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 17] = [
+    pub const KINDS: [&str; 19] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -118,6 +125,8 @@ impl UnsafeBecause {
         "lost-data",
         "lost-machine",
         "clients-wrote",
+        "unknown-formation",
+        "fixed-at-formation",
         "other-formation",
         "members-differ",
         "version-differs",
@@ -185,6 +194,13 @@ impl UnsafeBecause {
                 "if another tool changed the user root or its password, give quorate back a root that it can use; \
                  everything else goes on meanwhile",
             ),
+            UnsafeBecause::UnknownFormation { .. } => String::from(
+                "bring back the newer ledger with `quorate ledger import`. If it is gone and so may be the data, remove the \
+                 data directory by hand: quorate wipes only what it knows that no client wrote to",
+            ),
+            UnsafeBecause::FixedAtFormation { field, was, .. } => {
+                format!("set `{field}` back to {was}: this version of quorate does not change it on a running cluster")
+            }
             UnsafeBecause::AuthorityDiffers { .. } => String::from(
                 "name the CA that the cluster was formed with: this version of quorate does not change the CA of a \
                  running cluster",
@@ -271,6 +287,14 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::AuthUnseen { member, why } => {
                 write!(f, "etcd's users and roles could not be read through {member}: {why}")
+            }
+            UnsafeBecause::UnknownFormation { member, token } => write!(
+                f,
+                "{member} has taken part in the formation {token}, of which this ledger knows nothing: the ledger is older \
+                 than the cluster"
+            ),
+            UnsafeBecause::FixedAtFormation { field, was, wanted } => {
+                write!(f, "the cluster was formed with `{field}` {was}, and the spec now says {wanted}")
             }
             UnsafeBecause::AuthorityDiffers { ledger, brought } => write!(
                 f,

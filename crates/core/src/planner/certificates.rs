@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use jiff::SignedDuration;
 
 use super::{Action, Decision, safety};
+use crate::desire::AGENT_VALIDITY;
 use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MachineSeen, MemberName, Observation};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -90,9 +91,10 @@ fn fault(
     let left = certificate.not_after.duration_since(seen.now);
     // Where the CA itself ends, a new certificate would end no later than this one.
     let gains = authority_ends.is_none_or(|ends| certificate.not_after < ends);
-    (gains && left <= wish.renew_before).then(|| {
+    let renew_before = if of == CertificateUse::Agent { AGENT_VALIDITY / 3 } else { wish.renew_before };
+    (gains && left <= renew_before).then(|| {
         let days = left.as_hours() / 24;
-        let window = wish.renew_before.as_hours() / 24;
+        let window = renew_before.as_hours() / 24;
         if left <= SignedDuration::ZERO {
             format!("the {name} certificate of {member} has expired")
         } else {

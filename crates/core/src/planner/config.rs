@@ -6,12 +6,16 @@ use crate::model::{
 };
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let fixed = safety::fixed_at_formation(desired);
+    if !fixed.is_empty() {
+        return fixed.into_iter().for_each(|because| decision.block(because));
+    }
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
             continue;
         }
         let Some(facts) = seen.facts(member) else { continue };
-        if let Some(because) = version_differs(member, wish, facts) {
+        if let Some(because) = version_differs(desired, member, wish, facts) {
             decision.block(because);
             continue;
         }
@@ -97,8 +101,15 @@ fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a EtcdStat
     seen.facts(member)?.etcd.status.as_ref()
 }
 
-fn version_differs(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
-    let running = facts.etcd.status.as_ref().map(|s| s.version.clone())?;
+/// Also where a member does not answer: its data is of the version that the cluster was formed with.
+fn version_differs(
+    desired: &Desired,
+    member: &MemberName,
+    wish: &DesiredMember,
+    facts: &Facts,
+) -> Option<UnsafeBecause> {
+    let told = facts.etcd.status.as_ref().map(|s| &s.version);
+    let running = told.or(desired.formed_with.as_ref().map(|f| &f.etcd_version))?.clone();
     let wanted = wish.config.etcd.version.clone();
     (running != wanted).then(|| UnsafeBecause::VersionDiffers { member: member.clone(), running, wanted })
 }

@@ -238,6 +238,9 @@ fn wait_for_etcd(decision: &mut Decision, member: &MemberName, facts: &Facts) {
 
 /// Stops and wipes a remainder that no client ever wrote to; refuses what is not ours.
 fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts: &Facts, verdict: DataVerdict) {
+    if let Err(because) = safety::formation_is_known(desired, member, facts) {
+        return decision.block(because);
+    }
     match verdict {
         DataVerdict::Foreign(found) => decision.block(UnsafeBecause::ForeignData { member: member.clone(), found }),
         _ if facts.etcd.service != ServiceState::Stopped => decision.step(

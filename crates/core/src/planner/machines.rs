@@ -33,7 +33,11 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     }
     let ours = |m: &&MemberName| machines.get(*m).is_some_and(|machine| is_ours(desired, machine));
     for member in desired.leftover.iter().filter(ours) {
-        if let Some(because) = seen.facts(member).and_then(|f| safety::fence_is_current(desired, member, f).err()) {
+        let refused = seen.facts(member).and_then(|facts| {
+            let current = safety::fence_is_current(desired, member, facts);
+            current.and_then(|()| safety::formation_is_known(desired, member, facts)).err()
+        });
+        if let Some(because) = refused {
             decision.block(because);
             continue;
         }

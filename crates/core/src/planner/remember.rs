@@ -27,7 +27,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
             true
         }
         Action::AbandonFormation { token } => abandon(ledger, token),
-        Action::RecordFormed { etcd_cluster_id } => formed(ledger, *etcd_cluster_id),
+        Action::RecordFormed { etcd_cluster_id } => formed(ledger, desired, *etcd_cluster_id),
         Action::Auth { op: AuthOp::AddUser { user }, .. } => {
             let made = OwnedUser { password: password(desired, user), adopted: false };
             ledger.auth.users.insert(user.clone(), made);
@@ -86,14 +86,16 @@ fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
     match &ledger.formation {
         Formation::Forming { token, .. } if token == abandoned => {
             ledger.formation = Formation::Unformed;
+            ledger.abandoned.insert(abandoned.to_owned());
             true
         }
         _ => false,
     }
 }
 
-fn formed(ledger: &mut Ledger, etcd_cluster_id: u64) -> bool {
+fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool {
     let Formation::Forming { token, members } = &ledger.formation else { return false };
     ledger.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
+    ledger.formed_with = Some(desired.form_with.clone());
     true
 }

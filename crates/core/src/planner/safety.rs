@@ -5,7 +5,9 @@ use std::fmt;
 use serde::Serialize;
 
 use super::blocked::UnsafeBecause;
-use crate::model::{DataSeen, Desired, Destruction, Facts, Formation, MemberName, Observation, ServiceState, Stamp};
+use crate::model::{
+    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MemberName, Observation, Seen, ServiceState, Stamp,
+};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -22,6 +24,7 @@ pub enum Rule {
     OneController,
     OneKeyPerToken,
     TrustComesFirst,
+    SomeThingsStay,
 }
 
 impl fmt::Display for Rule {
@@ -38,6 +41,7 @@ impl fmt::Display for Rule {
             Rule::OneController => "one controller at a time",
             Rule::OneKeyPerToken => "an enrolment token is good for one key",
             Rule::TrustComesFirst => "new trust is everywhere before the first that needs it",
+            Rule::SomeThingsStay => "what is settled at formation stays",
         })
     }
 }
@@ -147,11 +151,69 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
 
 /// Rule 7 for the whole cluster: once clients may have written, the word that it goes is not yet the word that no
 /// backup is needed.
-pub fn may_destroy(desired: &Desired, word: Destruction) -> Result<(), UnsafeBecause> {
-    match (&desired.formation, word) {
-        (Formation::Formed { .. }, Destruction::BackupMissing) => Err(UnsafeBecause::NoBackup),
-        _ => Ok(()),
+///
+/// The ledger's word that nothing was formed is not enough, as it may be an older one: what is not seen to be empty may
+/// hold data.
+pub fn may_destroy(desired: &Desired, seen: &Observation, word: Destruction) -> Result<(), UnsafeBecause> {
+    let machines = seen.machines.get().into_iter().flatten();
+    let mut ours = machines.filter(|(_, machine)| machine.cluster_id == desired.cluster_id);
+    let formed = matches!(desired.formation, Formation::Formed { .. });
+    match word {
+        Destruction::BackupMissing if formed || !ours.all(|(m, _)| was_never_used(seen, m)) => {
+            Err(UnsafeBecause::NoBackup)
+        }
+        Destruction::BackupMissing | Destruction::BackupWaived => Ok(()),
     }
+}
+
+/// Whether it was seen that no etcd ever ran on this member's machine.
+fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
+    match seen.agents.get(member).and_then(Seen::get) {
+        Some(AgentSeen::Unenrolled { .. }) => true,
+        Some(AgentSeen::Enrolled(facts)) => facts.etcd.data == DataSeen::Empty && facts.etcd.last_started.is_none(),
+        None => false,
+    }
+}
+
+/// Rules 5 and 7: data of a formation that this ledger neither began nor gave up belongs to a cluster that it does not
+/// know, though it bears the cluster's name.
+pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let current = match &desired.formation {
+        Formation::Unformed => None,
+        Formation::Forming { token, .. } | Formation::Formed { token, .. } => Some(token),
+    };
+    let unknown = |s: &&Stamp| {
+        s.cluster_id == desired.cluster_id && Some(&s.token) != current && !desired.abandoned.contains(&s.token)
+    };
+    let in_data = match &facts.etcd.data {
+        DataSeen::Stamped(stamp) => Some(stamp),
+        DataSeen::Empty | DataSeen::Unstamped => None,
+    };
+    match in_data.into_iter().chain(&facts.etcd.last_started).find(unknown) {
+        Some(stamp) => Err(UnsafeBecause::UnknownFormation { member: member.clone(), token: stamp.token.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// What a living cluster keeps, whatever the spec says by now: each difference is a refusal of its own.
+pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
+    let Formation::Formed { members, .. } = &desired.formation else { return Vec::new() };
+    let Some(then) = &desired.formed_with else { return Vec::new() };
+    let now = &desired.form_with;
+    let settings = [
+        ("etcd.client_auth", &then.client_auth, &now.client_auth),
+        ("auth.bootstrap", &then.bootstrap, &now.bootstrap),
+        ("namespace", &then.namespace, &now.namespace),
+        ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
+    ];
+    let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
+    let addresses = members.iter().filter_map(|(member, formed)| {
+        let wanted = desired.members.get(member)?.address?.to_string();
+        let was = formed.peer_url.trim_start_matches("https://").rsplit_once(':')?.0.to_owned();
+        Some((format!("members.{member}.address"), was, wanted))
+    });
+    let all = settings.into_iter().chain(addresses).filter(|(_, was, wanted)| was != wanted);
+    all.map(|(field, was, wanted)| UnsafeBecause::FixedAtFormation { field, was, wanted }).collect()
 }
 
 /// Rules 3, 8 and 9: may this member be taken out for a restart now? All others must be healthy; it need not be so itself,

@@ -9,6 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{Action, remember, safety};
 use crate::Secret;
+use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse,
     DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
@@ -198,10 +199,18 @@ impl World {
 
     fn membership(&self, token: &str) -> BTreeSet<MemberName> {
         match &self.ledger.formation {
-            Formation::Forming { token: t, members } | Formation::Formed { token: t, members, .. } if t == token => {
-                members.keys().cloned().collect()
+            Formation::Forming { token: t, .. } | Formation::Formed { token: t, .. } if t == token => {
+                self.formation_members()
             }
             _ => BTreeSet::new(),
+        }
+    }
+
+    /// The members of the formation that the ledger knows.
+    fn formation_members(&self) -> BTreeSet<MemberName> {
+        match &self.ledger.formation {
+            Formation::Forming { members, .. } | Formation::Formed { members, .. } => members.keys().cloned().collect(),
+            Formation::Unformed => BTreeSet::new(),
         }
     }
 
@@ -315,9 +324,16 @@ impl World {
         self.power(member, Power::On);
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
+        let known = self.formation_members().contains(member);
+        let now = self.now;
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
-            machine.agent = SimAgent::Enrolled(Box::new(remembered));
+            machine.agent = if known {
+                SimAgent::Enrolled(Box::new(remembered))
+            } else {
+                let why = String::from("what it holds is seen when its machine runs");
+                SimAgent::Unknown { since: now, why }
+            };
         }
     }
 
@@ -480,11 +496,12 @@ fn certificate(
         CertificateUse::Root => wish.brought_root.as_ref(),
         CertificateUse::Agent => None,
     };
+    let validity = if of == CertificateUse::Agent { AGENT_VALIDITY } else { wish.validity };
     let authority_ends = match of {
         CertificateUse::Agent => wish.control_authority_ends,
         CertificateUse::Member | CertificateUse::Root => wish.etcd_authority_ends,
     };
-    let ends = now.saturating_add(wish.validity).unwrap_or(Timestamp::MAX);
+    let ends = now.saturating_add(validity).unwrap_or(Timestamp::MAX);
     let ends = authority_ends.map_or(ends, |authority| ends.min(authority));
     CertificateSeen {
         fingerprint: brought.cloned().unwrap_or_default(),

@@ -66,12 +66,11 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
         let path = cluster.at(&format!("tls.given.members.{name}"));
         found.error(path, format!("a certificate is given for `{name}`, which is no member"), hint);
     }
-    let root_needed = cluster.spec.auth.bootstrap && cluster.spec.etcd.client_auth == ClientAuth::Certificate;
-    if root_needed && given.root.is_none() {
+    if cluster.spec.etcd.client_auth == ClientAuth::Certificate && given.root.is_none() {
         found.error(
             cluster.at("tls.given"),
-            "the user root needs a client certificate to turn authentication on, and quorate has no CA to make one",
-            "add `root: {certificate: PATH, key: PATH}`, or use `client_auth: password` or `auth: {bootstrap: false}`",
+            "the agents need a client certificate of the user root to speak to etcd, and quorate has no CA to make one",
+            "add `root: {certificate: PATH, key: PATH}`, or use `client_auth: password`",
         );
     }
 }
