@@ -162,7 +162,11 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
     let expected = order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await;
     assert!(matches!(expected, Err(Refusal::NotAsExpected { .. })), "{expected:?}");
 
-    // Another formation may begin here; and when its data is lost while it should run, nothing is started.
+    // Nor by the order of another formation, which may be a late one. Once wiped it may begin; and when that data is lost
+    // while it should run, nothing is started.
+    let other = machine.start_etcd(&client, "t-2").await.unwrap_err().to_string();
+    assert!(other.contains("its data is gone"), "{other}");
+    order(&client, 1, Order::WipeData { stamp: stamp("t-1") }).await.unwrap();
     machine.start_etcd(&client, "t-2").await.unwrap();
     machine.healthy(&client).await;
     machine.stop_agent();

@@ -150,6 +150,9 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             scene.seen.machines = Seen::Unreachable { since: scene.seen.now, why };
             scene.seen.agents.clear();
         }
+        ["ledger", "gave", "up", token] => {
+            scene.ledger.abandoned.insert(token.to_owned());
+        }
         ["ledger", "forgets", "the", "formation"] => scene.ledger.formation = Formation::Unformed,
         ["days", "pass:", days] => {
             scene.seen.now += SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
