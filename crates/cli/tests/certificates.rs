@@ -190,3 +190,13 @@ fn names_in_certificates_change_while_etcd_runs_on() {
     assert_eq!(sandbox.processes(), pids);
     nothing_to_do(&sandbox);
 }
+
+#[test]
+fn leaves_that_outlive_the_agents_own() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    let told = apply(&sandbox, &spec(1, &version, "", "tls: {leaf_validity: 5y}")).ok().stdout;
+    sandbox.quorate(&["plan", "c", "--detailed-exitcode"]).ok();
+    let due: Timestamp = sandbox.status("c")["renew_by"].as_str().expect("a date").parse().expect("a time");
+    assert!(due > Timestamp::now() + SignedDuration::from_hours(24 * 200), "{due}: {told}");
+}

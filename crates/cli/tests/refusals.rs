@@ -232,7 +232,7 @@ fn given_leaves_that_lack_something() {
     refused(given("good", "server", root), &[place, "the private key does not belong to the certificate"]);
     refused(
         given("good", "good", ""),
-        &["c.yaml:6:7: error: the user root needs a client certificate", "`client_auth: password`"],
+        &["c.yaml:6:7: error: the agents need a client certificate of the user root", "`client_auth: password`"],
     );
     let nobody = "root: {certificate: nobody.crt, key: nobody.key}";
     refused(given("good", "good", nobody), &["c.yaml:10:9: error", "nobody", "expected \"root\""]);
@@ -429,4 +429,33 @@ fn applying_and_destroying_without_anyone_to_ask() {
     let told = sandbox.quorate(&["destroy", "c", "--without-backup"]).expect(1).stderr;
     assert!(told.contains("--yes"), "{told}");
     assert_eq!(sandbox.status("c")["verdict"], "healthy");
+}
+
+/// Puts the newest version of the ledger back that knew of no formation, as a restored backup of the home would.
+fn put_an_older_ledger_back(sandbox: &Sandbox) {
+    let mut files: Vec<_> =
+        fs::read_dir(sandbox.home().join("clusters/c/ledger")).unwrap().map(|f| f.unwrap().path()).collect();
+    files.sort();
+    let unformed = |path: &Path| fs::read_to_string(path).unwrap().contains(r#""formation": "unformed""#);
+    let older = files.iter().rposition(|f| unformed(f)).expect("a version from before the formation");
+    files[older + 1..].iter().for_each(|f| fs::remove_file(f).unwrap());
+}
+
+#[test]
+fn an_older_ledger_wipes_and_destroys_nothing() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(1, &version, "", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    sandbox.etcdctl(&version, "c", &["put", "precious", "data"]).ok();
+    sandbox.quorate(&["down", "c"]).ok();
+    put_an_older_ledger_back(&sandbox);
+
+    let destroyed = sandbox.quorate(&["destroy", "c", "--yes"]).expect(3);
+    assert!(destroyed.text().contains("no verified backup"), "{}", destroyed.text());
+    put_an_older_ledger_back(&sandbox);
+    let applied = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3);
+    assert!(applied.text().contains("the ledger is older than the cluster"), "{}", applied.text());
+    let kept = sandbox.etcdctl(&version, "c", &["get", "precious"]).ok();
+    assert!(kept.stdout.contains("data"), "{}", kept.stdout);
 }

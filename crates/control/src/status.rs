@@ -6,7 +6,7 @@ use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
     Observation, Power, Seen, ServiceState,
 };
-use quorate_core::planner::{Decision, WaitingFor, decide, safety};
+use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety};
 use quorate_core::spec::{ClusterSpec, Provider};
 use serde::Serialize;
 
@@ -293,5 +293,5 @@ pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
     }
     let window = jiff::SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).ok()?);
     let expiries = seen.agents.keys().filter_map(|m| seen.facts(m));
-    expiries.flat_map(|f| f.certificates.values()).map(|c| c.not_after - window).min()
+    expiries.flat_map(|f| &f.certificates).map(|(of, c)| c.not_after - renewal_window(*of, window)).min()
 }

@@ -13,9 +13,6 @@ const ROOT: &str = "root";
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let (Some(wish), Formation::Formed { .. }) = (&desired.auth, &desired.formation) else { return };
-    if !safety::fixed_at_formation(desired).is_empty() {
-        return;
-    }
     let Some((through, look)) = spokesman(desired, seen, decision) else { return };
     if decision.steps.iter().any(|s| s.action.member() == Some(through)) {
         return;

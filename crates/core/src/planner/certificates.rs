@@ -91,7 +91,7 @@ fn fault(
     let left = certificate.not_after.duration_since(seen.now);
     // Where the CA itself ends, a new certificate would end no later than this one.
     let gains = authority_ends.is_none_or(|ends| certificate.not_after < ends);
-    let renew_before = if of == CertificateUse::Agent { AGENT_VALIDITY / 3 } else { wish.renew_before };
+    let renew_before = renewal_window(of, wish.renew_before);
     (gains && left <= renew_before).then(|| {
         let days = left.as_hours() / 24;
         let window = renew_before.as_hours() / 24;
@@ -103,6 +103,14 @@ fn fault(
             )
         }
     })
+}
+
+/// How long before its end a certificate is renewed. The agent's own is not the operator's concern, and has its own.
+pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDuration {
+    match of {
+        CertificateUse::Agent => AGENT_VALIDITY / 3,
+        CertificateUse::Member | CertificateUse::Root => of_leaves,
+    }
 }
 
 /// The names and addresses for which a member's certificate must be good.

@@ -6,10 +6,6 @@ use crate::model::{
 };
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let fixed = safety::fixed_at_formation(desired);
-    if !fixed.is_empty() {
-        return fixed.into_iter().for_each(|because| decision.block(because));
-    }
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
             continue;

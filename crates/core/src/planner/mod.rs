@@ -19,7 +19,7 @@ mod step;
 mod waiting;
 
 pub use blocked::UnsafeBecause;
-pub use certificates::sans as certificate_sans;
+pub use certificates::{renewal_window, sans as certificate_sans};
 pub use plan::{Plan, plan};
 pub use step::{Action, Precondition, Reason, Step};
 pub use waiting::WaitingFor;
@@ -76,7 +76,12 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         machines::switch_off(desired, seen, &mut decision);
         return decision;
     }
-    if !desired.secrets_missing.is_empty() {
+    // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,
+    // the members are kept running as they are.
+    let fixed = safety::fixed_at_formation(desired);
+    let as_formed = fixed.is_empty();
+    fixed.into_iter().for_each(|because| decision.block(because));
+    if as_formed && !desired.secrets_missing.is_empty() {
         let kinds = desired.secrets_missing.clone();
         let why = step::missing_secrets(&kinds);
         decision.step(Action::MakeSecrets { kinds }, why);
@@ -86,10 +91,14 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     machines::decide(desired, seen, &mut decision);
     machines::remove_leftover(desired, seen, &mut decision);
     enrolment::decide(desired, seen, &mut decision);
-    certificates::decide(desired, seen, &mut decision);
-    config::decide(desired, seen, &mut decision);
+    if as_formed {
+        certificates::decide(desired, seen, &mut decision);
+        config::decide(desired, seen, &mut decision);
+    }
     formation::decide(desired, seen, &mut decision);
-    config::restart(desired, seen, &mut decision);
-    auth::decide(desired, seen, &mut decision);
+    if as_formed {
+        config::restart(desired, seen, &mut decision);
+        auth::decide(desired, seen, &mut decision);
+    }
     decision
 }
