@@ -62,7 +62,7 @@ impl Ground {
             eprintln!("waiting for another bench to end");
             lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
         }
-        let ground = Self { programs: release_directory()?, directory, _lock: lock };
+        let ground = Self { programs: host::release_directory()?, directory, _lock: lock };
         ground.clear()?;
         Ok(ground)
     }
@@ -127,13 +127,6 @@ impl Drop for Ground {
             eprintln!("warning: something is left in {}: {error:#}", self.directory.display());
         }
     }
-}
-
-/// Where cargo puts release builds: beside the directory that this very program was built into.
-fn release_directory() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("cannot tell where this program lies")?;
-    let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
-    Ok(target.join("release"))
 }
 
 fn remove(path: &Path) -> Result<()> {

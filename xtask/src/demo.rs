@@ -2,7 +2,7 @@
 //! quick way: the newest etcd already in the lab, else one Debian package.
 
 use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -15,7 +15,7 @@ const CLUSTER: &str = "demo";
 pub fn run(lab: &Lab) -> Result<()> {
     eprintln!("building quorate");
     host::run(host::cargo()?.args(["build", "--release", "--locked", "--package", "quorate"]))?;
-    let programs = release_directory()?;
+    let programs = host::release_directory()?;
     let etcd = lab.etcd(etcd::ensure_any(lab)?);
     let quorate = |arguments: &[&str]| -> Result<Command> {
         let mut command = Command::new(programs.join("quorate"));
@@ -29,13 +29,6 @@ pub fn run(lab: &Lab) -> Result<()> {
     }
     print_next(&programs, &etcd);
     Ok(())
-}
-
-/// Where cargo puts release builds: beside the directory that this very program was built into.
-fn release_directory() -> Result<PathBuf> {
-    let this = env::current_exe().context("cannot tell where this program lies")?;
-    let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
-    Ok(target.join("release"))
 }
 
 fn extended_path(first: &Path) -> Result<std::ffi::OsString> {

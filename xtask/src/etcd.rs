@@ -9,7 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 
 use crate::host;
 use crate::lab::{Lab, Version};
@@ -46,9 +46,15 @@ pub fn ensure_any(lab: &Lab) -> Result<Version> {
     if let Some(version) = newest() {
         return Ok(version);
     }
-    let packaged = debian::newest();
-    debian::install(&filling, &[packaged])?;
-    Ok(packaged.version)
+    // Debian's newest moves on without asking; an older release of it stays where it is.
+    let mut failure = None;
+    for packaged in debian::newest_first() {
+        match debian::install(&filling, &[packaged]) {
+            Ok(()) => return Ok(packaged.version),
+            Err(error) => failure = failure.or(Some(error)),
+        }
+    }
+    Err(failure.unwrap_or_else(|| anyhow!("no etcd is packaged")))
 }
 
 /// What is in the lab, and which lines are not, for people.

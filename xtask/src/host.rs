@@ -104,3 +104,10 @@ fn words(command: &Command) -> String {
     let words: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
     words.join(OsStr::new(" ")).to_string_lossy().into_owned()
 }
+
+/// Where cargo puts release builds: beside the directory that this very program was built into.
+pub fn release_directory() -> Result<PathBuf> {
+    let this = std::env::current_exe().context("cannot tell where this program lies")?;
+    let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
+    Ok(target.join("release"))
+}

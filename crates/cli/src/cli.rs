@@ -264,6 +264,8 @@ pub struct Logs {
     /// How many of the last lines to begin with
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub lines: usize,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Args, Debug)]

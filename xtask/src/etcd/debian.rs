@@ -29,8 +29,8 @@ const WANTED: [Packaged; 3] = [
 const DEBIAN_SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 
-pub fn newest() -> Packaged {
-    WANTED[WANTED.len() - 1]
+pub fn newest_first() -> impl Iterator<Item = Packaged> {
+    WANTED.into_iter().rev()
 }
 
 pub fn missing(lab: &Lab) -> Vec<Packaged> {

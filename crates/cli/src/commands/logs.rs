@@ -8,7 +8,7 @@ use quorate_control::providers;
 use quorate_core::model::{Ledger, MemberName, Observation, Seen};
 
 use super::Context;
-use crate::cli;
+use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
@@ -33,13 +33,29 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     let mut request = LogRequest { of, from: None, lines: options.lines };
     loop {
         let answer = agent.logs(&request).await?;
-        output::print(&answer.text)?;
+        match options.output.format == Format::Json {
+            true => output::print(&as_json(&options, &answer.text))?,
+            false => output::print(&answer.text)?,
+        }
         if !options.follow {
             return Ok(Exit::Done);
         }
         request.from = Some(answer.next);
         tokio::time::sleep(POLL).await;
     }
+}
+
+/// One object for each answer that has lines; a followed log is a line of JSON for each.
+fn as_json(options: &cli::Logs, text: &str) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    if options.follow && lines.is_empty() {
+        return String::new();
+    }
+    let log = if options.agent { "agent" } else { "etcd" };
+    let value = serde_json::json!({
+        "cluster": options.name, "member": options.member, "log": log, "lines": lines,
+    });
+    format!("{value}\n")
 }
 
 fn answered(seen: &Observation, member: &MemberName) -> bool {

@@ -166,9 +166,6 @@ impl Validity {
     pub const fn as_hours(self) -> u64 {
         self.hours
     }
-    pub const fn as_seconds(self) -> u64 {
-        self.hours * 3600
-    }
 }
 
 const VALIDITIES: [(&str, u64); 3] = [("y", 365 * 24), ("d", 24), ("h", 1)];
