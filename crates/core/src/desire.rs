@@ -95,7 +95,7 @@ impl Wish<'_> {
             formation: ledger.formation.clone(),
             abandoned: ledger.abandoned.clone(),
             form_with: form_with(spec),
-            formed_with: ledger.formed_with.clone(),
+            formed_with: formed_with(ledger),
             next_token: format!("{}-{token_suffix}", spec.initial_token),
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
@@ -122,6 +122,15 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
         },
     }
+}
+
+/// As it was settled at formation; authentication that was turned on later counts as well.
+fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
+    let mut formed_with = ledger.formed_with.clone()?;
+    if ledger.auth.users.contains_key("root") {
+        formed_with.bootstrap = true.to_string();
+    }
+    Some(formed_with)
 }
 
 fn destruction(ledger: &Ledger) -> Option<Destruction> {

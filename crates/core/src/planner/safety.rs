@@ -200,9 +200,11 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
     let Formation::Formed { members, .. } = &desired.formation else { return Vec::new() };
     let Some(then) = &desired.formed_with else { return Vec::new() };
     let now = &desired.form_with;
+    // Authentication may be turned on later, but not off again.
+    let bootstrap = if now.bootstrap == "true" { &now.bootstrap } else { &then.bootstrap };
     let settings = [
         ("etcd.client_auth", &then.client_auth, &now.client_auth),
-        ("auth.bootstrap", &then.bootstrap, &now.bootstrap),
+        ("auth.bootstrap", bootstrap, &now.bootstrap),
         ("namespace", &then.namespace, &now.namespace),
         ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
     ];
