@@ -338,7 +338,7 @@ fn a_ledger_that_a_living_controller_holds() {
     {
         let told = sandbox.quorate(arguments).expect(7).stderr;
         for word in
-            ["locked by `quorate apply`", &format!("process {}", first.id()), &format!("since {since}"), "hint:"]
+            ["locked by `quorate apply, by ", &format!("process {}", first.id()), &format!("since {since}"), "hint:"]
         {
             assert!(told.contains(word), "{word} is not in {told}");
         }
