@@ -198,3 +198,17 @@ async fn too_much_or_too_strange_a_request_is_refused_and_the_agent_lives() {
     assert_eq!(ask(String::from("POST /v1/facts HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999999\r\n\r\n")), "413");
     facts(&client).await;
 }
+
+#[tokio::test]
+async fn an_agent_whose_certificate_ran_out_is_still_known_and_can_be_given_another() {
+    let machine = Machine::new().await;
+    let (answer, _) = machine.client().enrol(&request(KeyAlgorithm::P256)).await.unwrap();
+    let own = &answer.requests[&CertificateUse::Agent];
+    let short = machine.sign_agent_for(own, SignedDuration::from_secs(2));
+    machine.client().enrol_certificate(short).await.unwrap();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let client = machine.client();
+    let ended = facts(&client).await.certificates[&CertificateUse::Agent].not_after;
+    assert!(ended < Timestamp::now(), "{ended} has not come yet");
+    machine.install_certificates(&client).await;
+}

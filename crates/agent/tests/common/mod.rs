@@ -127,7 +127,11 @@ impl Machine {
     }
 
     pub fn sign_agent(&self, request: &str) -> String {
-        let wish = wish(&identity().common_name(), vec![self.address], true, false);
+        self.sign_agent_for(request, YEAR)
+    }
+
+    pub fn sign_agent_for(&self, request: &str, validity: SignedDuration) -> String {
+        let wish = LeafWish { validity, ..wish(&identity().common_name(), vec![self.address], true, false) };
         self.control.sign(request, &wish, Timestamp::now()).unwrap()
     }
 
