@@ -165,7 +165,14 @@ impl Controller {
             self.held.confirm(Timestamp::now())?;
         }
         match &step.action {
-            Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation).await,
+            Action::CreateMachine { member, incarnation } => {
+                let made = self.create(desired, member, *incarnation).await;
+                // What failed may have failed because another controller has swept this one's drafts away.
+                if made.is_err() {
+                    self.held.confirm(Timestamp::now())?
+                }
+                made
+            }
             Action::StartMachine { member } => Ok(self.sight.provider().start(cluster, member).await?),
             Action::StopMachine { member } => Ok(self.sight.provider().stop(cluster, member).await?),
             Action::DestroyMachine { member } => Ok(self.sight.provider().destroy(cluster, member).await?),
@@ -226,7 +233,7 @@ impl Controller {
             token: enrolment.token.clone(),
             token_expires: enrolment.expires,
         };
-        Ok(self.sight.provider().create(&wish.machine, &seed).await?)
+        Ok(self.sight.provider().create(&wish.machine, &seed, self.held.fence()).await?)
     }
 
     async fn enrol(&self, member: &MemberName, answers: &Answers) -> Result<(), ControlError> {

@@ -128,7 +128,16 @@ impl Controller {
     }
 
     /// Looks, decides and acts until nothing is left to do.
-    pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+    pub async fn run(self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+        let (provider, fence) = (self.sight.provider(), self.held.fence());
+        let cluster = self.held.ledger().spec.name.to_string();
+        provider.admit(&cluster, fence).await?;
+        let ended = self.rounds(reporter).await;
+        provider.dismiss(&cluster, fence).await?;
+        ended
+    }
+
+    async fn rounds(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut spent = Spent::default();
         loop {
             self.held.confirm(Timestamp::now())?;

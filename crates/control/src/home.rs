@@ -59,3 +59,8 @@ impl Home {
 pub fn private_directory(path: &Path) -> io::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
+
+/// Makes a directory that only its owner can read, in one that must be there.
+pub fn one_private_directory(path: &Path) -> io::Result<()> {
+    std::fs::DirBuilder::new().mode(0o700).create(path)
+}

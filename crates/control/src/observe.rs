@@ -1,6 +1,7 @@
 //! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use futures_util::future::join_all;
 use jiff::Timestamp;
@@ -15,18 +16,18 @@ use crate::secrets;
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
-    provider: Box<dyn Provider>,
+    provider: Rc<dyn Provider>,
     identity: Option<(String, Secret)>,
     agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
 }
 
 impl Sight {
-    pub fn new(provider: Box<dyn Provider>) -> Self {
+    pub fn new(provider: Rc<dyn Provider>) -> Self {
         Sight { provider, identity: None, agents: BTreeMap::new() }
     }
 
-    pub fn provider(&self) -> &dyn Provider {
-        self.provider.as_ref()
+    pub fn provider(&self) -> Rc<dyn Provider> {
+        self.provider.clone()
     }
 
     pub fn agent(&self, member: &MemberName) -> Option<&AgentClient> {

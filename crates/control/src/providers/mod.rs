@@ -6,6 +6,7 @@ mod local;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::rc::Rc;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
@@ -22,8 +23,15 @@ pub trait Provider {
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
     async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError>;
 
+    /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
+    /// half made is removed. Called once, at the beginning of a run, before the lock is confirmed.
+    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
+
+    /// The controller with this fencing number makes no more machines.
+    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
+
     /// Makes a machine and switches it on. The address must be settled before: see `address`.
-    async fn create(&self, machine: &str, seed: &Seed) -> Result<(), ProviderError>;
+    async fn create(&self, machine: &str, seed: &Seed, fence: u64) -> Result<(), ProviderError>;
 
     /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
@@ -54,8 +62,8 @@ pub enum ProviderError {
     AgentDied { member: MemberName, last_words: String },
 }
 
-pub fn provider(kind: spec::Provider, home: &Home) -> Box<dyn Provider> {
+pub fn provider(kind: spec::Provider, home: &Home) -> Rc<dyn Provider> {
     match kind {
-        spec::Provider::Local => Box::new(Local::new(home)),
+        spec::Provider::Local => Rc::new(Local::new(home)),
     }
 }

@@ -27,7 +27,7 @@ use quorate_core::model::{CLIENT_PORT, MachineSeen, MemberName, Power};
 use serde::{Deserialize, Serialize};
 
 use super::{Provider, ProviderError};
-use crate::home::{Home, private_directory};
+use crate::home::{Home, one_private_directory, private_directory};
 use crate::process::{self, Process};
 
 /// Set in every process of a machine, so that all of them can be found.
@@ -37,6 +37,10 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
 /// leads nowhere when all are told to stop; what etcd has acknowledged is on disk in any case.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How the names of hidden directories end: of machines that are being made, and of those that are being removed.
+const DRAFTS: &str = ".new";
+const GONE: &str = ".gone";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Mark {
@@ -82,8 +86,14 @@ impl Local {
         Ok(self.marked(cluster)?.into_iter().find(|(_, mark)| mark.member == *member).map(|(directory, _)| directory))
     }
 
+    /// Where one controller drafts machines. Whoever comes after it removes the place, and with it the chance that a
+    /// controller which was stopped half-way finishes a machine when it wakes.
+    fn drafts(&self, cluster: &str, fence: u64) -> PathBuf {
+        self.machines.join(cluster).join(format!(".{fence}{DRAFTS}"))
+    }
+
     /// The machine's directory, complete with mark and seed, appears all at once.
-    fn lay_out(&self, machine: &str, seed: &Seed) -> Result<PathBuf, ProviderError> {
+    fn lay_out(&self, machine: &str, seed: &Seed, fence: u64) -> Result<PathBuf, ProviderError> {
         let parent = self.machines.join(&seed.cluster);
         let directory = parent.join(machine);
         match read_mark(&directory)? {
@@ -94,9 +104,11 @@ impl Local {
             }
             None => {}
         }
-        let draft = parent.join(format!(".{machine}.new"));
+        let draft = self.drafts(&seed.cluster, fence).join(machine);
         remove(&draft)?;
-        private_directory(&draft.join("root")).map_err(failed("made", &draft))?;
+        for path in [&draft, &draft.join("root")] {
+            one_private_directory(path).map_err(failed("made", path))?;
+        }
         let mark = Mark {
             cluster: seed.cluster.clone(),
             cluster_id: seed.cluster_id.clone(),
@@ -110,12 +122,12 @@ impl Local {
         Ok(directory)
     }
 
-    /// Removes the hidden directories with these endings, and that of the cluster if it is empty then.
-    fn sweep(&self, cluster: &str, endings: &[&str]) -> Result<(), ProviderError> {
+    /// Removes the hidden directories that these words fit, and that of the cluster if it is empty then.
+    fn sweep(&self, cluster: &str, doomed: impl Fn(&str) -> bool) -> Result<(), ProviderError> {
         let parent = self.machines.join(cluster);
         for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            if name.starts_with('.') && endings.iter().any(|ending| name.ends_with(ending)) {
+            if name.strip_prefix('.').is_some_and(&doomed) {
                 remove(&entry.path())?;
             }
         }
@@ -126,9 +138,7 @@ impl Local {
 
     async fn pull_plug(&self, cluster: &str, member: &MemberName, patience: Duration) -> Result<(), ProviderError> {
         if let Some(directory) = self.find(cluster, member)? {
-            let root = directory.join("root");
-            let switched = tokio::task::spawn_blocking(move || switch_off(&root, patience));
-            switched.await.expect("switching off does not panic");
+            end_all(directory.join("root"), patience).await;
         }
         Ok(())
     }
@@ -183,8 +193,20 @@ impl Provider for Local {
         Ok(self.marked(cluster)?.into_iter().map(seen).collect())
     }
 
-    async fn create(&self, machine: &str, seed: &Seed) -> Result<(), ProviderError> {
-        let directory = self.lay_out(machine, seed)?;
+    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+        let drafts = self.drafts(cluster, fence);
+        private_directory(&drafts).map_err(failed("made", &drafts))?;
+        let older =
+            |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
+        self.sweep(cluster, older)
+    }
+
+    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(cluster, |name| name.strip_suffix(DRAFTS).is_some_and(|n| n == fence.to_string()))
+    }
+
+    async fn create(&self, machine: &str, seed: &Seed, fence: u64) -> Result<(), ProviderError> {
+        let directory = self.lay_out(machine, seed, fence)?;
         self.switch_on(&directory).await
     }
 
@@ -220,16 +242,23 @@ impl Provider for Local {
         self.pull_plug(cluster, member, Duration::ZERO).await?;
         if let Some(directory) = self.find(cluster, member)? {
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let doomed = directory.with_file_name(format!(".{name}.gone"));
+            let doomed = directory.with_file_name(format!(".{name}{GONE}"));
             remove(&doomed)?;
             fs::rename(&directory, &doomed).map_err(failed("removed", &directory))?;
+            // An agent that somebody had just started; one that starts later finds no seed.
+            end_all(directory.join("root"), Duration::ZERO).await;
         }
-        self.sweep(cluster, &[".gone"])
+        self.sweep(cluster, |name| name.ends_with(GONE))
     }
 
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
-        self.sweep(cluster, &[".gone", ".new"])
+        self.sweep(cluster, |name| name.ends_with(GONE) || name.ends_with(DRAFTS))
     }
+}
+
+async fn end_all(root: PathBuf, patience: Duration) {
+    let ended = tokio::task::spawn_blocking(move || switch_off(&root, patience));
+    ended.await.expect("switching off does not panic");
 }
 
 /// Ends the agent first, so that it does not start etcd again, then everything else in the machine.
