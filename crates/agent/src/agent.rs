@@ -51,6 +51,13 @@ impl Agent {
             Order::StopEtcd => self.stop_etcd().await,
             Order::WipeData { stamp } => self.wipe_data(stamp).await,
             Order::MoveLeader { to } => self.move_leader(to).await,
+            Order::AddLearner { expects, peer_url } => self.add_learner(&expects, peer_url).await,
+            Order::Promote { expects, id } => self.promote(&expects, id).await,
+            Order::RemoveMember { expects, id } => self.remove_member(&expects, id).await,
+            Order::Downgrade { version } => self.downgrade(version).await,
+            Order::Rebuild { was, stamp, peer_url, bump_revision } => {
+                self.rebuild(was, stamp, peer_url, bump_revision).await
+            }
             Order::Auth { op, password } => {
                 let client = self.access.client(&self.state.get())?;
                 Ok(etcd::change_auth(&client, &op, password.as_ref()).await.map_err(AgentError::Etcd)?)
@@ -85,6 +92,7 @@ impl Agent {
             requests: requests(&state),
             etcd,
             host: self.host(),
+            reaches: BTreeMap::new(),
         })
     }
 
@@ -113,6 +121,8 @@ impl Agent {
             last_started: state.last_started.clone(),
             peer_serving: look.peer_serving,
             status: look.status,
+            log: None,
+            older: None,
         })
     }
 

@@ -3,12 +3,12 @@
 //! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
 //! way, and it holds no lasting secret.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use jiff::Timestamp;
 use quorate_core::Secret;
-use quorate_core::model::{AuthOp, CertificateUse, DataSeen, MemberName, NodeConfig, Stamp};
+use quorate_core::model::{AuthOp, CertificateUse, DataSeen, MemberName, Membership, NodeConfig, Stamp};
 use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
@@ -64,6 +64,9 @@ pub struct FactsRequest {
     pub fence: Option<u64>,
     /// Whether to list etcd's users and roles too.
     pub auth: bool,
+    /// Addresses of machines that the controller cannot reach: does this one?
+    #[serde(default)]
+    pub reach: BTreeSet<IpAddr>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -99,6 +102,33 @@ pub enum Order {
     MoveLeader {
         to: u64,
     },
+    /// Lets a member join that has no vote yet. Each change of the membership is made only if etcd's own list, read with a
+    /// quorum just before, is as expected.
+    AddLearner {
+        expects: Membership,
+        peer_url: String,
+    },
+    Promote {
+        expects: Membership,
+        id: u64,
+    },
+    RemoveMember {
+        expects: Membership,
+        id: u64,
+    },
+    /// Lets members of an older version join, by etcd's own procedure.
+    Downgrade {
+        version: String,
+    },
+    /// Makes the data of a new one-member formation from a copy of the data at hand. What was there is kept beside it.
+    Rebuild {
+        /// Of the data at hand.
+        was: Stamp,
+        stamp: Stamp,
+        peer_url: String,
+        /// By how much the revision goes up; all before is marked as compacted.
+        bump_revision: u64,
+    },
     Auth {
         op: AuthOp,
         password: Option<Secret>,
@@ -116,6 +146,11 @@ impl Order {
             Order::StopEtcd => "stop etcd",
             Order::WipeData { .. } => "wipe data",
             Order::MoveLeader { .. } => "move leader",
+            Order::AddLearner { .. } => "add learner",
+            Order::Promote { .. } => "promote",
+            Order::RemoveMember { .. } => "remove member",
+            Order::Downgrade { .. } => "downgrade",
+            Order::Rebuild { .. } => "rebuild",
             Order::Auth { .. } => "auth",
         }
     }

@@ -3,7 +3,9 @@
 mod access;
 mod auth;
 mod data;
+mod membership;
 mod probe;
+mod rebuild;
 mod start;
 
 pub(crate) use access::Access;

@@ -32,7 +32,8 @@ fn refusal<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> Refusal {
 async fn a_new_machine_proves_itself_and_then_shows_the_certificate_it_was_given() {
     let machine = Machine::new().await;
     let client = machine.client();
-    let Look::Unenrolled { public_key } = client.look(&FactsRequest { fence: Some(1), auth: false }).await.unwrap()
+    let Look::Unenrolled { public_key } =
+        client.look(&FactsRequest { fence: Some(1), auth: false, reach: Default::default() }).await.unwrap()
     else {
         panic!("nobody enrolled it")
     };
@@ -138,7 +139,7 @@ async fn strangers_are_refused_and_the_agent_lives() {
     for (who, (chain, key)) in strangers {
         let stranger =
             AgentClient::new(machine.address, machine.control.certificate_pem(), (chain, key), identity()).unwrap();
-        let answer = stranger.look(&FactsRequest { fence: Some(99), auth: false }).await;
+        let answer = stranger.look(&FactsRequest { fence: Some(99), auth: false, reach: Default::default() }).await;
         assert!(matches!(answer, Err(ClientError::Unreachable { .. })), "{who}: {answer:?}");
     }
     assert!(without_certificate(&machine).is_err());

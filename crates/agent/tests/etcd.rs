@@ -24,7 +24,7 @@ async fn auth(client: &AgentClient, op: AuthOp, password: Option<&str>) {
 }
 
 async fn auth_seen(client: &AgentClient) -> AuthSeen {
-    let look = client.look(&FactsRequest { fence: None, auth: true }).await.unwrap();
+    let look = client.look(&FactsRequest { fence: None, auth: true, reach: Default::default() }).await.unwrap();
     let Look::Facts(facts) = look else { panic!("not enrolled") };
     match facts.etcd.status.unwrap().auth {
         AuthLook::Seen(seen) => seen,

@@ -18,9 +18,9 @@ async fn a_controller_that_was_overtaken_is_not_obeyed_even_by_an_agent_that_cam
     order(&client, 7, Order::StopEtcd).await.unwrap();
     let stale = Err(Refusal::StaleFence { obeyed: 7, carried: 6 });
     assert_eq!(order(&client, 6, Order::StopEtcd).await, stale);
-    let look = client.look(&FactsRequest { fence: Some(6), auth: false }).await;
+    let look = client.look(&FactsRequest { fence: Some(6), auth: false, reach: Default::default() }).await;
     assert!(look.unwrap_err().is_stale_fence());
-    client.look(&FactsRequest { fence: Some(8), auth: false }).await.unwrap();
+    client.look(&FactsRequest { fence: Some(8), auth: false, reach: Default::default() }).await.unwrap();
     machine.stop_agent();
     machine.start_agent().await;
     assert_eq!(order(&client, 7, Order::StopEtcd).await, Err(Refusal::StaleFence { obeyed: 8, carried: 7 }));

@@ -161,7 +161,7 @@ fn whoever_is_not_the_controller_is_refused_at_the_agents_port() {
         }),
         ("root of the control CA", Intruder::signed_by(&ledger["authorities"]["control"], "root")),
     ];
-    let facts = FactsRequest { fence: Some(u64::MAX), auth: true };
+    let facts = FactsRequest { fence: Some(u64::MAX), auth: true, reach: Default::default() };
     let stop = Envelope { fence: u64::MAX, order: Order::StopEtcd };
     for (who, intruder) in &strangers {
         let asked = intruder.ask(address, path::FACTS, &facts);
@@ -171,7 +171,9 @@ fn whoever_is_not_the_controller_is_refused_at_the_agents_port() {
     }
     assert_unimpressed(&trio, agent);
     let controller = Intruder::controller(&ledger);
-    let (status, answer) = controller.ask(address, path::FACTS, &FactsRequest { fence: None, auth: false }).unwrap();
+    let (status, answer) = controller
+        .ask(address, path::FACTS, &FactsRequest { fence: None, auth: false, reach: Default::default() })
+        .unwrap();
     assert_eq!((status, &answer["fence"]), (200, &ledger["fence"]), "the controller itself is answered");
     trio.assert_settled();
 }

@@ -173,9 +173,18 @@ impl Controller {
                 }
                 made
             }
-            Action::StartMachine { member } => Ok(self.sight.provider().start(cluster, member).await?),
-            Action::StopMachine { member } => Ok(self.sight.provider().stop(cluster, member).await?),
-            Action::DestroyMachine { member } => Ok(self.sight.provider().destroy(cluster, member).await?),
+            Action::StartMachine { member } => {
+                let (seat, incarnation) = machine_of(seen, member);
+                Ok(self.sight.provider().start(cluster, &seat, incarnation).await?)
+            }
+            Action::StopMachine { member } => {
+                let (seat, incarnation) = machine_of(seen, member);
+                Ok(self.sight.provider().stop(cluster, &seat, incarnation).await?)
+            }
+            Action::DestroyMachine { member } => {
+                let (seat, incarnation) = machine_of(seen, member);
+                Ok(self.sight.provider().destroy(cluster, &seat, incarnation).await?)
+            }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
                 let order = self.certificates(desired, seen, member)?;
@@ -336,6 +345,12 @@ impl Controller {
         }
         self.brought.passwords.get(user).cloned()
     }
+}
+
+/// As the provider knows it: the seat, and which of its machines.
+fn machine_of(seen: &Observation, member: &MemberName) -> (MemberName, u64) {
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    (member.seat().into(), machine.map_or(1, |m| m.incarnation))
 }
 
 fn is_for_the_provider(action: &Action) -> bool {

@@ -17,6 +17,7 @@ use crate::act::{client_wish, sign};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch};
 use crate::home::{Home, private_directory};
+use crate::observe::by_name;
 use crate::providers;
 use crate::secrets;
 
@@ -124,6 +125,7 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
 async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
     let provider = providers::provider(ledger.spec.provider, home);
     let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
+    let machines = by_name(ledger, machines);
     let url = |address: IpAddr| format!("https://{address}:{CLIENT_PORT}");
     let of = |m: &MemberName| machines.get(m).map(|machine| url(machine.address));
     Ok(ledger.spec.members.iter().filter_map(|m| of(&m.name.as_str().into())).collect())

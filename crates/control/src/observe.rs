@@ -1,6 +1,6 @@
 //! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use futures_util::future::join_all;
@@ -54,7 +54,7 @@ impl Sight {
         let healthy = healthy.filter(|(_, status)| status.healthy && !status.is_learner);
         let Some((member, _)) = healthy.min_by_key(|(_, status)| status.leader != status.member_id) else { return };
         let Some(agent) = self.agent(member) else { return };
-        if let Ok(Look::Facts(facts)) = agent.look(&FactsRequest { fence, auth: true }).await {
+        if let Ok(Look::Facts(facts)) = agent.look(&FactsRequest { fence, auth: true, reach: BTreeSet::new() }).await {
             seen.agents.insert(member.clone(), Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)));
         }
     }
@@ -67,7 +67,7 @@ impl Sight {
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
         let machines = match self.provider.machines(ledger.spec.name.as_str()).await {
-            Ok(machines) => machines,
+            Ok(machines) => by_name(ledger, machines),
             Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
             Err(e) => {
                 let machines = Seen::Unreachable { since: now, why: e.to_string() };
@@ -75,7 +75,7 @@ impl Sight {
             }
         };
         self.meet(ledger, &machines, now)?;
-        let request = FactsRequest { fence, auth: false };
+        let request = FactsRequest { fence, auth: false, reach: BTreeSet::new() };
         let looks = self.agents.iter().map(async |(member, (_, agent))| {
             let seen = match agent.look(&request).await {
                 Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
@@ -108,7 +108,7 @@ impl Sight {
             }
             let expected = Identity {
                 cluster_id: ledger.cluster_id.clone(),
-                member: member.clone(),
+                member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
             let client = AgentClient::new(machine.address, &control.certificate, identity.clone(), expected)?;
@@ -116,4 +116,15 @@ impl Sight {
         }
         Ok(())
     }
+}
+
+/// A machine of another incarnation than the ledger wants is a former one, and is called so.
+pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>) -> BTreeMap<MemberName, MachineSeen> {
+    let named = machines.into_iter().map(|(member, machine)| {
+        let wanted = ledger.members.get(&member).map_or(1, |r| r.incarnation.max(1));
+        let ours = machine.cluster_id == ledger.cluster_id;
+        let name = if ours && machine.incarnation != wanted { member.former(machine.incarnation) } else { member };
+        (name, machine)
+    });
+    named.collect()
 }

@@ -190,6 +190,7 @@ fn in_our_words(status: Status, healthy: bool, members: Vec<quorate_etcd::Member
         is_learner: status.is_learner,
         healthy,
         version: status.version,
+        cluster_version: None,
         db_size: size(status.db_size),
         db_size_in_use: size(status.db_size_in_use),
         raft_term: status.raft_term,

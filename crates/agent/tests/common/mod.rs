@@ -146,7 +146,9 @@ impl Machine {
 
     /// Signs what the agent asks for and has it installed.
     pub async fn install_certificates(&self, client: &AgentClient) {
-        let Look::Facts(facts) = client.look(&FactsRequest { fence: None, auth: false }).await.unwrap() else {
+        let Look::Facts(facts) =
+            client.look(&FactsRequest { fence: None, auth: false, reach: Default::default() }).await.unwrap()
+        else {
             panic!("the agent is not enrolled");
         };
         let requests = facts.requests;
@@ -296,7 +298,7 @@ pub async fn order(client: &AgentClient, fence: u64, order: Order) -> Result<(),
 }
 
 pub async fn facts(client: &AgentClient) -> Facts {
-    match client.look(&FactsRequest { fence: None, auth: false }).await.unwrap() {
+    match client.look(&FactsRequest { fence: None, auth: false, reach: Default::default() }).await.unwrap() {
         Look::Facts(facts) => *facts,
         Look::Unenrolled { .. } => panic!("the agent is not enrolled"),
     }

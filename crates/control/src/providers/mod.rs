@@ -3,7 +3,6 @@
 
 mod local;
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -21,7 +20,7 @@ use crate::home::Home;
 #[async_trait(?Send)]
 pub trait Provider {
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
-    async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError>;
+    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 
     /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
     /// half made is removed. Called once, at the beginning of a run, before the lock is confirmed.
@@ -36,9 +35,9 @@ pub trait Provider {
     /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
 
-    async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
-    async fn stop(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
-    async fn destroy(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError>;
+    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
+    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
+    async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
 
     /// The cluster has no machine any more: removes what interrupted calls left of them.
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;

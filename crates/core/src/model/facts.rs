@@ -1,6 +1,7 @@
 //! What an agent reports of its machine. Facts only: the agent draws no conclusion from them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub struct Facts {
     pub requests: BTreeMap<CertificateUse, String>,
     pub etcd: EtcdFacts,
     pub host: Host,
+    /// Of the addresses it was asked about: whether a machine answers there.
+    pub reaches: BTreeMap<IpAddr, bool>,
 }
 
 /// What a certificate on a machine is for.
@@ -80,6 +83,29 @@ pub struct EtcdFacts {
     /// Whether the peer port answers; the next member of a formation may start then.
     pub peer_serving: bool,
     pub status: Option<EtcdStatus>,
+    /// How far the log on disk goes; told while etcd does not run.
+    pub log: Option<LogEnd>,
+    /// Set where etcd is kept from starting, since its peers remember more than its data holds.
+    pub older: Option<OlderData>,
+}
+
+/// The end of etcd's log on disk: the last entry, and up to where the member knew it to be agreed.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct LogEnd {
+    pub term: u64,
+    pub index: u64,
+    pub commit: u64,
+}
+
+/// A data directory that has gone back in time.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct OlderData {
+    /// The last index in the log on disk.
+    pub holds: u64,
+    /// What this member once acknowledged, as the leader remembers it.
+    pub acknowledged: u64,
+    /// The endpoint that told so.
+    pub told_by: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -147,6 +173,8 @@ pub struct EtcdStatus {
     /// A linearizable read was answered: this member has a quorum behind it.
     pub healthy: bool,
     pub version: String,
+    /// What all members have agreed to speak, such as 3.6.0.
+    pub cluster_version: Option<String>,
     pub db_size: u64,
     pub db_size_in_use: u64,
     pub raft_term: u64,
@@ -157,6 +185,9 @@ pub struct EtcdStatus {
     pub alarms: Vec<AlarmSeen>,
     pub auth: AuthLook,
 }
+
+/// etcd's list of members in short: the number of each, and whether it is a learner.
+pub type Membership = BTreeMap<u64, bool>;
 
 /// One row of etcd's own member list.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

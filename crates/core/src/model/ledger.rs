@@ -33,6 +33,15 @@ pub struct Ledger {
     pub downtime: Option<Consent>,
     /// The operator's word that this ledger, though older than its cluster, is the one to go on with.
     pub older_accepted: Option<Consent>,
+    /// The operator's word that machines which are not seen count as dead at once.
+    #[serde(default)]
+    pub without_grace: Option<Consent>,
+    /// The operator's word that the majority is lost for good, and what may be lost with it.
+    #[serde(default)]
+    pub recovery: Option<Consent>,
+    /// When the membership was last changed: only what was seen later may lead to the next change.
+    #[serde(default)]
+    pub last_change: Option<Timestamp>,
     pub formation: Formation,
     /// Tokens of formations that were given up before any client could write: only their data may be wiped.
     pub abandoned: BTreeSet<String>,
@@ -88,6 +97,7 @@ pub enum Formation {
         token: String,
         members: BTreeMap<MemberName, FormingMember>,
     },
+    /// `members` are those that etcd lists, or is about to list: learners and former machines too.
     Formed {
         token: String,
         /// etcd's own identity of the cluster.
@@ -119,6 +129,12 @@ pub struct MemberRecord {
     pub generation: u64,
     pub digest: String,
     pub enrolment: Option<Enrolment>,
+    /// Since when its machine or its agent is not seen, across runs.
+    #[serde(default)]
+    pub unseen_since: Option<Timestamp>,
+    /// Why it did not become a voter when that was last tried. The next run tries again.
+    #[serde(default)]
+    pub join_failed: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -186,7 +202,7 @@ impl std::hash::Hash for Ledger {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation, &self.abandoned)
             .hash(state);
-        (&self.members, &self.authorities, &self.auth).hash(state);
+        (&self.members, &self.authorities, &self.auth, &self.recovery, self.last_change).hash(state);
     }
 }
 
@@ -204,6 +220,9 @@ impl Ledger {
             without_backup: None,
             downtime: None,
             older_accepted: None,
+            without_grace: None,
+            recovery: None,
+            last_change: None,
             formation: Formation::Unformed,
             abandoned: BTreeSet::new(),
             formed_with: None,

@@ -14,7 +14,7 @@ pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, UserWish};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
-    Facts, Host, MemberEntry, ServiceState, Stamp,
+    Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Stamp,
 };
 pub use ledger::{
     AuthRecord, Authorities, AuthorityRecord, Consent, Enrolment, Formation, FormedWith, FormingMember, JwtKeys,

@@ -158,6 +158,7 @@ impl World {
             is_learner: false,
             healthy,
             version: facts.version_there(),
+            cluster_version: None,
             db_size: 0,
             db_size_in_use: 0,
             raft_term: 2,
@@ -478,8 +479,11 @@ fn blank(machine_id: &str) -> Facts {
             last_started: None,
             peer_serving: false,
             status: None,
+            log: None,
+            older: None,
         },
         host: Host::default(),
+        reaches: BTreeMap::new(),
     }
 }
 

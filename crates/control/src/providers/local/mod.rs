@@ -12,7 +12,6 @@
 
 mod address;
 
-use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::IpAddr;
@@ -82,8 +81,9 @@ impl Local {
         Ok(found)
     }
 
-    fn find(&self, cluster: &str, member: &MemberName) -> Result<Option<PathBuf>, ProviderError> {
-        Ok(self.marked(cluster)?.into_iter().find(|(_, mark)| mark.member == *member).map(|(directory, _)| directory))
+    fn find(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<Option<PathBuf>, ProviderError> {
+        let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
+        Ok(self.marked(cluster)?.into_iter().find(|(_, mark)| meant(mark)).map(|(directory, _)| directory))
     }
 
     /// Where one controller drafts machines. Whoever comes after it removes the place, and with it the chance that a
@@ -136,8 +136,14 @@ impl Local {
         Ok(())
     }
 
-    async fn pull_plug(&self, cluster: &str, member: &MemberName, patience: Duration) -> Result<(), ProviderError> {
-        if let Some(directory) = self.find(cluster, member)? {
+    async fn pull_plug(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+        patience: Duration,
+    ) -> Result<(), ProviderError> {
+        if let Some(directory) = self.find(cluster, member, incarnation)? {
             end_all(directory.join("root"), patience).await;
         }
         Ok(())
@@ -183,7 +189,7 @@ impl Local {
 
 #[async_trait(?Send)]
 impl Provider for Local {
-    async fn machines(&self, cluster: &str) -> Result<BTreeMap<MemberName, MachineSeen>, ProviderError> {
+    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
             let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
@@ -227,20 +233,20 @@ impl Provider for Local {
         address::check(pinned).map(|()| pinned)
     }
 
-    async fn start(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
-        match self.find(cluster, member)? {
+    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        match self.find(cluster, member, incarnation)? {
             Some(directory) => self.switch_on(&directory).await,
             None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
         }
     }
 
-    async fn stop(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
-        self.pull_plug(cluster, member, STOP_PATIENCE).await
+    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        self.pull_plug(cluster, member, incarnation, STOP_PATIENCE).await
     }
 
-    async fn destroy(&self, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
-        self.pull_plug(cluster, member, Duration::ZERO).await?;
-        if let Some(directory) = self.find(cluster, member)? {
+    async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        self.pull_plug(cluster, member, incarnation, Duration::ZERO).await?;
+        if let Some(directory) = self.find(cluster, member, incarnation)? {
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let doomed = directory.with_file_name(format!(".{name}{GONE}"));
             remove(&doomed)?;
