@@ -121,6 +121,10 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::KeyAlgorithm::Rsa => String::from("rsa"),
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
         },
+        network: match spec.network {
+            spec::Network::Loopback => String::from("loopback"),
+            spec::Network::Netns => String::from("netns"),
+        },
     }
 }
 

@@ -207,6 +207,7 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
         ("auth.bootstrap", bootstrap, &now.bootstrap),
         ("namespace", &then.namespace, &now.namespace),
         ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
+        ("network", &then.network, &now.network),
     ];
     let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
     let addresses = members.iter().filter_map(|(member, formed)| {
