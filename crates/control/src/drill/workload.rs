@@ -83,10 +83,19 @@ pub enum WorkloadError {
     NoEnd { why: String },
 }
 
+/// What the clients are to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Order {
+    GoOn,
+    End,
+    /// End without looking at what came of it.
+    GiveUp,
+}
+
 /// A workload that runs until it is finished, or dropped.
 pub struct Workload {
     clock: Clock,
-    stop: watch::Sender<bool>,
+    order: watch::Sender<Order>,
     marks: Vec<Mark>,
     thread: Option<JoinHandle<Result<History, WorkloadError>>>,
 }
@@ -96,6 +105,11 @@ pub struct Workload {
 pub struct Clock(Instant);
 
 impl Clock {
+    /// One whose run begins now.
+    pub fn begin() -> Self {
+        Clock(Instant::now())
+    }
+
     pub fn now(self) -> Moment {
         u64::try_from(self.0.elapsed().as_micros()).unwrap_or(Moment::MAX)
     }
@@ -109,8 +123,8 @@ impl Workload {
         load: Load,
         find: FindEndpoints,
     ) -> Result<Self, WorkloadError> {
-        let clock = Clock(Instant::now());
-        let (stop, stopped) = watch::channel(false);
+        let clock = Clock::begin();
+        let (order, orders) = watch::channel(Order::GoOn);
         let head = Head {
             cluster: cluster.to_owned(),
             scenario: scenario.to_owned(),
@@ -129,10 +143,10 @@ impl Workload {
             clock,
             history: Arc::new(Mutex::new(History { head, ..History::default() })),
         };
-        let run = move || runtime.block_on(shared.run(load, find, stopped));
+        let run = move || runtime.block_on(shared.run(load, find, orders));
         let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
         let thread = thread.map_err(WorkloadError::Start)?;
-        Ok(Workload { clock, stop, marks: Vec::new(), thread: Some(thread) })
+        Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
     }
 
     pub fn clock(&self) -> Clock {
@@ -151,7 +165,7 @@ impl Workload {
 
     /// Lets the clients end, reads the end through every endpoint, and tidies up.
     pub fn finish(mut self) -> Result<History, WorkloadError> {
-        let _ = self.stop.send(true);
+        let _ = self.order.send(Order::End);
         let thread = self.thread.take().expect("it is joined once");
         let mut history = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         history.marks = std::mem::take(&mut self.marks);
@@ -161,7 +175,7 @@ impl Workload {
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        let _ = self.stop.send(true);
+        let _ = self.order.send(Order::GiveUp);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -183,7 +197,7 @@ impl Shared {
         self,
         load: Load,
         find: FindEndpoints,
-        mut stopped: watch::Receiver<bool>,
+        mut orders: watch::Receiver<Order>,
     ) -> Result<History, WorkloadError> {
         let endpoints = self.endpoints.clone();
         let looking = tokio::spawn(async move {
@@ -206,14 +220,15 @@ impl Shared {
             return Err(WorkloadError::NotServing { why: String::from("watches could not be begun") });
         }
         let mut clients: Vec<_> = (0..load.clients)
-            .map(|number| tokio::spawn(Worker::new(&self, number).choose(load, stopped.clone())))
+            .map(|number| tokio::spawn(Worker::new(&self, number).choose(load, orders.clone())))
             .collect();
-        clients.push(tokio::spawn(Worker::new(&self, load.clients).keep_lease(stopped.clone())));
-        let _ = stopped.wait_for(|stop| *stop).await;
+        clients.push(tokio::spawn(Worker::new(&self, load.clients).keep_lease(orders.clone())));
+        let _ = orders.wait_for(|order| *order != Order::GoOn).await;
         for client in clients {
             client.await.expect("a client does not panic");
         }
-        let ended = self.end(load, through, watchers).await;
+        let given_up = *orders.borrow() == Order::GiveUp;
+        let ended = if given_up { Ok(()) } else { self.end(load, through, watchers).await };
         looking.abort();
         self.tidy_up().await;
         ended?;

@@ -8,7 +8,7 @@ use quorate_etcd::{Condition, Error, KeyRange, KeyValue, Op, OpResult, RangeQuer
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{AFTER_FAILURE, Load, Seat, Shared, of_pair, why};
+use super::{AFTER_FAILURE, Load, Order, Seat, Shared, of_pair, why};
 use crate::drill::history::{Call, Found, Outcome};
 
 /// Long enough for any fault that is not meant to be an outage.
@@ -32,9 +32,9 @@ impl Worker {
     }
 
     /// Works until it is told to stop.
-    pub(super) async fn choose(mut self, load: Load, stopped: watch::Receiver<bool>) {
+    pub(super) async fn choose(mut self, load: Load, orders: watch::Receiver<Order>) {
         let mut chance = Chance(load.seed.wrapping_mul(1000).wrapping_add(u64::from(self.number)));
-        while !*stopped.borrow() {
+        while *orders.borrow() == Order::GoOn {
             let call = self.next_call(load, &mut chance);
             let outcome = self.perform(call).await;
             let pause = load.pause.mul_f64(0.5 + chance.part());
@@ -65,9 +65,9 @@ impl Worker {
     }
 
     /// Keeps one key alive, and begins anew when its lease was lost.
-    pub(super) async fn keep_lease(mut self, stopped: watch::Receiver<bool>) {
+    pub(super) async fn keep_lease(mut self, orders: watch::Receiver<Order>) {
         let mut lease = None;
-        while !*stopped.borrow() {
+        while *orders.borrow() == Order::GoOn {
             lease = match lease {
                 None => self.grant().await,
                 Some(lease) => match self.perform(Call::Renew { lease }).await {
