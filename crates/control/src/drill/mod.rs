@@ -36,10 +36,10 @@ use crate::ledger::{LedgerError, Store};
 use crate::providers::{self, Provider, ProviderError};
 use check::{Findings, Least, Settled, Violation};
 use command::Program;
-use history::{History, Mark};
+use history::{Head, History, Mark};
 use machine::endpoints;
 use measure::Measures;
-use scenario::{Downtime, Scenario, Target};
+use scenario::{Scenario, Target};
 pub use settle::Check;
 use stage::Stage;
 use workload::{Access, Load, Workload, WorkloadError};
@@ -134,7 +134,7 @@ fn access(environment: &Environment) -> Result<Access, DrillError> {
 /// What came of one scenario.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    pub scenario: &'static str,
+    pub scenario: String,
     pub does: String,
     pub result: Ending,
     /// The verdict in words.
@@ -179,27 +179,27 @@ pub async fn run(
         _ => {}
     }
     let site = Site::new(home, ledger, brought).await?;
-    let downtime = scenario.downtime(ledger.spec.members.len(), !options.during.is_empty());
     let mut stage = Stage::set(&site, scenario, options, tell).await?;
     let (home, cluster) = (home.clone(), site.cluster.clone());
     let find = Box::new(move || endpoints(&home, &cluster));
-    let mut workload = Workload::start(&site.cluster, scenario.name, site.access.clone(), options.load, find)?;
+    let head = Head {
+        cluster: site.cluster.clone(),
+        scenario: scenario.name.to_owned(),
+        downtime: scenario.downtime(ledger.spec.members.len(), !options.during.is_empty()),
+        ..Head::default()
+    };
+    let mut workload = Workload::start(head, site.access.clone(), options.load, find)?;
     stage.play(&mut workload).await?;
     let checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
     let history = workload.finish()?;
     stage.clear().await?;
-    Ok((judge(scenario, downtime, &history, checks, &options.traffic), history))
+    Ok((judge(&history, checks, &options.traffic), history))
 }
 
 /// From what was recorded to a verdict. The checks are those of the cluster itself, which a history does not hold.
-pub fn judge(
-    scenario: Scenario,
-    downtime: Downtime,
-    history: &History,
-    checks: Vec<Check>,
-    traffic: &Least,
-) -> Verdict {
+pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict {
+    let downtime = history.head.downtime;
     let Findings { violations, too_little, settled } = check::check(history, traffic);
     let measures = measure::measure(history);
     let mut problems: Vec<String> = violations.iter().map(|v| format!("{}: {}", v.rule, v.text)).collect();
@@ -231,8 +231,8 @@ pub fn judge(
         problems = too_little;
     }
     Verdict {
-        scenario: scenario.name,
-        does: scenario.does(),
+        scenario: history.head.scenario.clone(),
+        does: Scenario::named(&history.head.scenario).map(|s| s.does()).unwrap_or_default(),
         result,
         summary,
         downtime_expected: downtime.text(),

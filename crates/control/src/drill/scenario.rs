@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use super::faults::Fault;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,8 +24,10 @@ pub enum Target {
 }
 
 /// What clients may notice.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Downtime {
+    #[default]
     /// Writes go on: whoever talks to the member that fails goes to another.
     None,
     /// Writes stand still while a leader is elected.

@@ -116,24 +116,17 @@ impl Clock {
 }
 
 impl Workload {
+    /// Begins at once. The head says what it is for; the rest of it is filled in.
     pub fn start(
-        cluster: &str,
-        scenario: &str,
+        mut head: Head,
         access: Access,
         load: Load,
         find: FindEndpoints,
     ) -> Result<Self, WorkloadError> {
         let clock = Clock::begin();
         let (order, orders) = watch::channel(Order::GoOn);
-        let head = Head {
-            cluster: cluster.to_owned(),
-            scenario: scenario.to_owned(),
-            began: Timestamp::now(),
-            clients: load.clients,
-            watchers: load.watchers,
-            seed: load.seed,
-            ended: 0,
-        };
+        head.began = Timestamp::now();
+        (head.clients, head.watchers, head.seed) = (load.clients, load.watchers, load.seed);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(WorkloadError::Start)?;
         let shared = Shared {

@@ -73,7 +73,7 @@ fn overview(runs: &[(Verdict, History)]) -> String {
         let _ = writeln!(
             html,
             "<tr><td><a href=\"#{0}\">{0}</a></td><td class=\"{1}\"><span class=\"pill\">{2}</span></td><td>{3}</td><td class=\"n\">{gap}</td><td class=\"n\">{4}</td></tr>",
-            escape(verdict.scenario),
+            escape(&verdict.scenario),
             class(verdict.result),
             word(verdict.result),
             escape(&verdict.does),
@@ -91,7 +91,7 @@ fn answered(verdict: &Verdict) -> usize {
 fn section(verdict: &Verdict, history: &History) -> String {
     let mut html = format!(
         "<section id=\"{0}\" class=\"{1}\">\n<h2>{0} <span class=\"pill\">{2}</span></h2>\n<p class=\"does\">{3}.</p>\n<p class=\"verdict\">{4}.</p>\n",
-        escape(verdict.scenario),
+        escape(&verdict.scenario),
         class(verdict.result),
         word(verdict.result),
         sentence(&verdict.does),
