@@ -27,6 +27,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         namespace: None,
         initial_token: super::types::default_initial_token(),
         provider: Provider::Local,
+        replace_after: super::types::default_replace_after(),
         members: members.collect::<Result<_, Malformed>>()?,
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
         tls: TlsSettings::default(),
