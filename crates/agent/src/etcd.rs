@@ -3,7 +3,9 @@
 mod access;
 mod auth;
 mod data;
+mod http;
 mod membership;
+mod pages;
 mod probe;
 mod rebuild;
 mod start;

@@ -100,12 +100,18 @@ pub(crate) fn server_config(control_ca: &str, shown: Arc<Shown>) -> Result<Arc<S
     Ok(Arc::new(config))
 }
 
-/// For looking at etcd's peer port with the member's own certificate.
-pub(crate) fn peer_client_config(trust: &str, chain: &str, key: &Secret) -> Result<Arc<ClientConfig>, rustls::Error> {
-    let mut config = ClientConfig::builder_with_provider(provider())
+/// For etcd's plain pages: with the member's certificate to its peer port, with root's or none to its client port.
+pub(crate) fn etcd_client_config(
+    trust: &str,
+    identity: Option<(&str, &Secret)>,
+) -> Result<Arc<ClientConfig>, rustls::Error> {
+    let config = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots_from_pem(trust)?)
-        .with_client_auth_cert(chain_from_pem(chain)?, key_from_pem(key)?)?;
+        .with_root_certificates(roots_from_pem(trust)?);
+    let mut config = match identity {
+        Some((chain, key)) => config.with_client_auth_cert(chain_from_pem(chain)?, key_from_pem(key)?)?,
+        None => config.with_no_client_auth(),
+    };
     config.resumption = rustls::client::Resumption::disabled();
     Ok(Arc::new(config))
 }

@@ -76,7 +76,7 @@ impl Controller {
         let mut ledger = Ledger::clone(&self.held.ledger());
         let mut changed = false;
         for step in steps {
-            changed |= remember::before(&mut ledger, desired, &step.action);
+            changed |= remember::before(&mut ledger, desired, &step.action, now);
             match &step.action {
                 Action::MakeSecrets { kinds } => {
                     let spec = ledger.spec.clone();
@@ -101,10 +101,11 @@ impl Controller {
     }
 
     fn remember_after<'a>(&self, desired: &Desired, steps: impl Iterator<Item = &'a Step>) -> Result<(), ControlError> {
+        let now = Timestamp::now();
         let mut ledger = Ledger::clone(&self.held.ledger());
-        let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action) | changed);
+        let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action, now) | changed);
         if changed {
-            self.held.write(Timestamp::now(), |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
+            self.held.write(now, |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ mod act;
 pub mod brought;
 pub mod clients;
 pub mod controller;
+pub mod drill;
 pub mod home;
 pub mod ledger;
 pub mod observe;

@@ -85,7 +85,6 @@ impl Wish<'_> {
         let Wish { spec, brought, .. } = *self;
         let members: BTreeMap<MemberName, DesiredMember> =
             spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
-        let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
         Desired {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
@@ -104,7 +103,6 @@ impl Wish<'_> {
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
             members,
-            leftover,
             certificates: certificates(spec, ledger, brought),
             auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
         }
@@ -124,6 +122,10 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::KeyAlgorithm::P256 => String::from("p256"),
             spec::KeyAlgorithm::Rsa => String::from("rsa"),
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
+        },
+        network: match spec.network {
+            spec::Network::Loopback => String::from("loopback"),
+            spec::Network::Netns => String::from("netns"),
         },
     }
 }

@@ -1,12 +1,16 @@
 //! What is known about etcd releases: which are refused or warned about, which have authorization holes, and the
-//! published checksums. Every rule is a row of a table, so that a new finding is a new row. Knows nothing of a
-//! cluster's present version; rules about the way from one version to another belong beside the upgrade planner.
+//! published checksums; and the way from one release to another. Every rule is a row of a table, so that a new finding is
+//! a new row. Knows releases only, never a cluster.
+
+mod path;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+
+pub use path::{Path, PathRefused, path};
 
 /// The etcd release that a spec without a version gets.
 pub const DEFAULT: Version = Version::new(3, 6, 14);
@@ -26,6 +30,12 @@ pub struct Version {
 impl Version {
     pub const fn new(major: u32, minor: u32, patch: u32) -> Self {
         Self { major, minor, patch }
+    }
+
+    /// Its major and minor, such as 3.6: what etcd calls the version of a cluster or of its storage, and what a
+    /// downgrade is enabled for.
+    pub fn line(self) -> String {
+        format!("{}.{}", self.major, self.minor)
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) struct Access {
     layout: Layout,
     kept: Mutex<Option<(Means, Client)>>,
     kept_peer: Mutex<Option<(Means, Arc<ClientConfig>)>>,
+    kept_pages: Mutex<Option<(Means, Arc<ClientConfig>)>>,
 }
 
 /// All that a connection rests on.
@@ -37,7 +38,7 @@ struct Means {
 
 impl Access {
     pub(crate) fn new(layout: Layout) -> Self {
-        Access { layout, kept: Mutex::default(), kept_peer: Mutex::default() }
+        Access { layout, kept: Mutex::default(), kept_peer: Mutex::default(), kept_pages: Mutex::default() }
     }
 
     /// The client of etcd's API, as root where that can be.
@@ -56,17 +57,12 @@ impl Access {
 
     /// Where etcd serves its peers, and how to go there as a member.
     pub(super) fn peer(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
-        let means = self.peer_means(state)?;
-        let mut kept = self.kept_peer.lock().expect("no holder panics");
-        if let Some((known, config)) = &*kept
-            && *known == means
-        {
-            return Some((means.url, config.clone()));
-        }
-        let (chain, key) = means.identity.as_ref()?;
-        let config = tls::peer_client_config(&means.trust, chain, key).ok()?;
-        *kept = Some((means.clone(), config.clone()));
-        Some((means.url, config))
+        over_tls(&self.kept_peer, self.peer_means(state)?)
+    }
+
+    /// Where etcd serves its clients, and how to go to its plain pages there. The pages of a peer take the same way.
+    pub(super) fn pages(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
+        over_tls(&self.kept_pages, Means { password: None, ..self.client_means(state)? })
     }
 
     /// By certificate where etcd asks for one, by password where the node config brings one.
@@ -105,6 +101,20 @@ impl Access {
             first.to_owned()
         }
     }
+}
+
+/// The TLS configuration for these means, made anew only when they have changed.
+fn over_tls(kept: &Mutex<Option<(Means, Arc<ClientConfig>)>>, means: Means) -> Option<(String, Arc<ClientConfig>)> {
+    let mut kept = kept.lock().expect("no holder panics");
+    if let Some((known, config)) = &*kept
+        && *known == means
+    {
+        return Some((means.url, config.clone()));
+    }
+    let identity = means.identity.as_ref().map(|(chain, key)| (chain.as_str(), key));
+    let config = tls::etcd_client_config(&means.trust, identity).ok()?;
+    *kept = Some((means.clone(), config.clone()));
+    Some((means.url, config))
 }
 
 fn not_ready() -> Refusal {

@@ -1,22 +1,15 @@
 //! What etcd says of itself. While it starts, a prober asks at short intervals and facts are answered from what it found,
 //! so that a bring-up loses no time; afterwards etcd is asked when facts are, within bounds, and never otherwise.
 
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use http_body_util::Empty;
-use hyper::body::Bytes;
-use hyper::{Request, Uri};
-use hyper_util::rt::TokioIo;
 use quorate_core::model::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
-use quorate_etcd::{Client, Error, Status};
-use rustls::ClientConfig;
-use rustls::pki_types::ServerName;
-use tokio::net::TcpStream;
+use quorate_etcd::{Client, Error, Member, Status};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
+use super::pages;
 use crate::agent::Agent;
 
 /// For each question of a look; they are asked at once.
@@ -94,6 +87,11 @@ impl Agent {
                 tracing::info!(after = ?begun.elapsed(), "etcd is healthy");
                 return;
             }
+            // It answers no linearizable read, however well it is.
+            if look.status.as_ref().is_some_and(|status| status.is_learner) {
+                tracing::info!(after = ?begun.elapsed(), "etcd is a learner");
+                return;
+            }
             tokio::time::sleep(pause).await;
             pause = (pause * 5 / 4).min(LONGEST_PAUSE);
         }
@@ -101,13 +99,13 @@ impl Agent {
 
     /// What etcd says now, or what the prober last found.
     pub(crate) async fn look_at_etcd(&self) -> Look {
-        match self.prober.found() {
-            Some(look) => look,
-            None => {
-                let (peer_serving, status) = tokio::join!(self.peer_serves(), self.ask_status());
-                Look { peer_serving, status }
-            }
+        if let Some(look) = self.prober.found() {
+            return look;
         }
+        let (peer_serving, status, cluster_version) =
+            tokio::join!(self.peer_serves(), self.ask_status(), self.ask_cluster_version());
+        let status = status.map(|status| EtcdStatus { cluster_version, ..status });
+        Look { peer_serving, status }
     }
 
     async fn ask_status(&self) -> Option<EtcdStatus> {
@@ -117,16 +115,48 @@ impl Agent {
             timeout(ANSWER, client.linearizable_read_ok()),
             timeout(ANSWER, client.members(false)),
         );
-        let members = members.ok().and_then(Result::ok).unwrap_or_default();
-        let healthy = matches!(healthy, Ok(Ok(())));
-        match status {
-            Ok(Ok(status)) => Some(in_our_words(status, healthy, members)),
+        let members = members.ok().and_then(Result::ok);
+        let status = match status {
+            Ok(Ok(status)) => Some(in_our_words(status)),
+            // A learner logs nobody in, and from 3.5.30 on it tells its status to an administrator alone.
+            Ok(Err(Error::Unauthenticated(_) | Error::PermissionDenied | Error::NotForLearner)) => {
+                let (url, config) = self.access.pages(&self.state.get())?;
+                pages::status(&url, config, ANSWER).await
+            }
             Ok(Err(error)) => {
                 tracing::debug!(%error, "etcd gives no status");
                 None
             }
             Err(_) => None,
-        }
+        };
+        let mut status = status?;
+        status.healthy = matches!(healthy, Ok(Ok(())));
+        let members = match members {
+            Some(members) => members,
+            None if status.is_learner => {
+                let (cluster_id, members) = self.ask_peer_page().await.unwrap_or((status.cluster_id, Vec::new()));
+                status.cluster_id = cluster_id;
+                members
+            }
+            None => Vec::new(),
+        };
+        status.members = members.into_iter().map(member_in_our_words).collect();
+        Some(status)
+    }
+
+    async fn ask_cluster_version(&self) -> Option<String> {
+        let (url, config) = self.access.pages(&self.state.get())?;
+        pages::cluster_version(&url, config, ANSWER).await
+    }
+
+    async fn peer_serves(&self) -> bool {
+        self.ask_peer_page().await.is_some()
+    }
+
+    /// The cluster's number and its members, as etcd tells its peers.
+    async fn ask_peer_page(&self) -> Option<(u64, Vec<Member>)> {
+        let (url, config) = self.access.peer(&self.state.get())?;
+        pages::members(&url, config, ANSWER).await
     }
 
     /// Whether a linearizable read is answered, for the health page.
@@ -140,55 +170,16 @@ impl Agent {
             Err(_) => Err("etcd does not answer in time"),
         }
     }
-
-    async fn peer_serves(&self) -> bool {
-        let Some((url, config)) = self.access.peer(&self.state.get()) else { return false };
-        match timeout(ANSWER, ask_peer_port(&url, config)).await {
-            Ok(Ok(())) => true,
-            Ok(Err(why)) => {
-                tracing::trace!(why, "the peer port does not answer");
-                false
-            }
-            Err(_) => false,
-        }
-    }
 }
 
-async fn ask_peer_port(url: &str, config: Arc<ClientConfig>) -> Result<(), String> {
-    let text = |error: &dyn std::fmt::Display| error.to_string();
-    let url: Uri = format!("{url}/members").parse().map_err(|error| text(&error))?;
-    let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-    let address = SocketAddr::new(host.parse().map_err(|error| text(&error))?, url.port_u16().unwrap_or(443));
-    let stream = TcpStream::connect(address).await.map_err(|error| text(&error))?;
-    let name = ServerName::try_from(host).map_err(|error| text(&error))?;
-    let connector = tokio_rustls::TlsConnector::from(config);
-    let stream = connector.connect(name, stream).await.map_err(|error| text(&error))?;
-    let handshake = hyper::client::conn::http1::handshake::<_, Empty<Bytes>>(TokioIo::new(stream));
-    let (mut sender, connection) = handshake.await.map_err(|error| text(&error))?;
-    let request = Request::get("/members").header("host", address.to_string()).body(Empty::new());
-    let request = request.map_err(|error| text(&error))?;
-    tokio::select! {
-        answer = sender.send_request(request) => match answer {
-            Ok(answer) if answer.status().is_success() => Ok(()),
-            Ok(answer) => Err(answer.status().to_string()),
-            Err(error) => Err(text(&error)),
-        },
-        ended = connection => Err(ended.err().map_or(String::from("closed"), |error| text(&error))),
-    }
-}
-
-fn in_our_words(status: Status, healthy: bool, members: Vec<quorate_etcd::Member>) -> EtcdStatus {
+fn in_our_words(status: Status) -> EtcdStatus {
     let size = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
-    let member = |member: quorate_etcd::Member| {
-        let quorate_etcd::Member { id, name, peer_urls, is_learner, client_urls: _ } = member;
-        MemberEntry { id, name, peer_urls, is_learner }
-    };
     EtcdStatus {
         member_id: status.member_id,
         cluster_id: status.cluster_id,
         leader: status.leader,
         is_learner: status.is_learner,
-        healthy,
+        healthy: false,
         version: status.version,
         cluster_version: None,
         db_size: size(status.db_size),
@@ -197,10 +188,15 @@ fn in_our_words(status: Status, healthy: bool, members: Vec<quorate_etcd::Member
         raft_index: status.raft_index,
         raft_applied_index: status.raft_applied_index,
         revision: size(status.revision),
-        members: members.into_iter().map(member).collect(),
+        members: Vec::new(),
         alarms: status.errors.iter().filter_map(|error| alarm_in(error)).collect(),
         auth: AuthLook::NotAsked,
     }
+}
+
+fn member_in_our_words(member: Member) -> MemberEntry {
+    let Member { id, name, peer_urls, is_learner, client_urls: _ } = member;
+    MemberEntry { id, name, peer_urls, is_learner }
 }
 
 /// Status lists alarms as text, `memberID:7 alarm:NOSPACE`. Asking for them in their own call would write to the raft log

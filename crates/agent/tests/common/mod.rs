@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -19,8 +20,10 @@ use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::{Options, Supervisor};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, NodeConfig, Stamp,
+    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
+    NodeConfig, Stamp,
 };
+use quorate_etcd::ConnectOptions;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use tokio::sync::oneshot;
 
@@ -30,8 +33,9 @@ const YEAR: SignedDuration = SignedDuration::from_hours(24 * 365);
 pub struct Machine {
     pub directory: tempfile::TempDir,
     pub address: IpAddr,
-    pub control: Authority,
-    pub etcd: Authority,
+    pub member: MemberName,
+    pub control: Arc<Authority>,
+    pub etcd: Arc<Authority>,
     pub token: Secret,
     agent: Option<Running>,
 }
@@ -45,20 +49,63 @@ impl Machine {
     /// A machine whose agent runs.
     pub async fn new() -> Self {
         let mut machine = Self::off();
-        machine.seed(machine.token.clone(), Timestamp::now() + SignedDuration::from_hours(1));
-        machine.start_agent().await;
+        machine.begin().await;
         machine
+    }
+
+    /// Another machine of the same cluster, whose agent is enrolled and whose etcd can be started.
+    pub async fn beside(&self, member: &str, config: &NodeConfig) -> (Self, AgentClient) {
+        let mut machine = Self::off();
+        (machine.member, machine.control, machine.etcd) = (member.into(), self.control.clone(), self.etcd.clone());
+        machine.begin().await;
+        let client = machine.made_ready(config).await;
+        (machine, client)
+    }
+
+    async fn begin(&mut self) {
+        self.seed(self.token.clone(), Timestamp::now() + SignedDuration::from_hours(1));
+        self.start_agent().await;
+    }
+
+    async fn made_ready(&self, config: &NodeConfig) -> AgentClient {
+        let client = self.client();
+        self.enrol(&client).await;
+        self.install_certificates(&client).await;
+        order(&client, 1, Order::Converge { generation: 1, config: config.clone() }).await.unwrap();
+        client
     }
 
     pub fn off() -> Self {
         Machine {
             directory: tempfile::tempdir().unwrap(),
             address: free_address(),
-            control: authority("control"),
-            etcd: authority("etcd"),
+            member: identity().member,
+            control: Arc::new(authority("control")),
+            etcd: Arc::new(authority("etcd")),
             token: quorate_pki::random_token(),
             agent: None,
         }
+    }
+
+    pub fn identity(&self) -> Identity {
+        Identity { member: self.member.clone(), ..identity() }
+    }
+
+    pub fn stamp(&self, token: &str) -> Stamp {
+        Stamp { member: self.member.clone(), ..stamp(token) }
+    }
+
+    pub fn peer_url(&self) -> String {
+        format!("https://{}:2380", self.address)
+    }
+
+    /// etcd as its user root, by certificate.
+    pub fn root_client(&self) -> quorate_etcd::Client {
+        let (chain, key) = self.leaf(&self.etcd, "root", false, true);
+        let mut options =
+            ConnectOptions::new(format!("https://{}:2379", self.address), self.etcd.certificate_pem().to_owned());
+        options.identity = Some((chain, key.expose().to_owned()));
+        quorate_etcd::Client::connect(options).unwrap()
     }
 
     pub fn root(&self) -> PathBuf {
@@ -70,7 +117,7 @@ impl Machine {
     }
 
     pub fn seed(&self, token: Secret, token_expires: Timestamp) {
-        let Identity { cluster_id, member, incarnation } = identity();
+        let Identity { cluster_id, member, incarnation } = self.identity();
         let seed = Seed {
             cluster: String::from("test"),
             cluster_id,
@@ -123,7 +170,7 @@ impl Machine {
 
     pub fn client(&self) -> AgentClient {
         let controller = self.leaf(&self.control, "controller", false, true);
-        AgentClient::new(self.address, self.control.certificate_pem(), controller, identity()).unwrap()
+        AgentClient::new(self.address, self.control.certificate_pem(), controller, self.identity()).unwrap()
     }
 
     pub fn sign_agent(&self, request: &str) -> String {
@@ -131,7 +178,7 @@ impl Machine {
     }
 
     pub fn sign_agent_for(&self, request: &str, validity: SignedDuration) -> String {
-        let wish = LeafWish { validity, ..wish(&identity().common_name(), vec![self.address], true, false) };
+        let wish = LeafWish { validity, ..wish(&self.identity().common_name(), vec![self.address], true, false) };
         self.control.sign(request, &wish, Timestamp::now()).unwrap()
     }
 
@@ -158,29 +205,40 @@ impl Machine {
             let chain = self.etcd.sign(&requests[&of], &wish, Timestamp::now()).unwrap();
             (of, Certificate { chain, key: None })
         };
-        let certificates = BTreeMap::from([sign(CertificateUse::Member, "etcd-1"), sign(CertificateUse::Root, "root")]);
+        let certificates =
+            BTreeMap::from([sign(CertificateUse::Member, self.member.as_str()), sign(CertificateUse::Root, "root")]);
         let trust = self.etcd.certificate_pem().to_owned();
         order(client, 1, Order::InstallCertificates { trust, certificates }).await.unwrap();
     }
 
     /// Enrolled, with certificates and node config, ready to start etcd.
     pub async fn ready() -> (Self, AgentClient) {
+        Self::ready_with(&config()).await
+    }
+
+    pub async fn ready_with(config: &NodeConfig) -> (Self, AgentClient) {
         let machine = Self::new().await;
-        let client = machine.client();
-        machine.enrol(&client).await;
-        machine.install_certificates(&client).await;
-        order(&client, 1, Order::Converge { generation: 1, config: config() }).await.unwrap();
+        let client = machine.made_ready(config).await;
         (machine, client)
     }
 
     pub fn bootstrap(&self, token: &str) -> Bootstrap {
-        let url = format!("https://{}:2380", self.address);
-        Bootstrap { stamp: stamp(token), initial_cluster: BTreeMap::from([("etcd-1".into(), url)]), existing: false }
+        let initial_cluster = BTreeMap::from([(self.member.clone(), self.peer_url())]);
+        Bootstrap { stamp: self.stamp(token), initial_cluster, existing: false }
     }
 
     pub async fn start_etcd(&self, client: &AgentClient, token: &str) -> Result<(), Refusal> {
         let bootstrap = Some(self.bootstrap(token));
         order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await
+    }
+
+    /// Starts a member that has been added to the cluster of `others`.
+    pub async fn join(&self, client: &AgentClient, token: &str, others: &[&Machine]) -> Result<(), Refusal> {
+        let mut bootstrap = Bootstrap { existing: true, ..self.bootstrap(token) };
+        // What the others are called is of no account.
+        let urls = others.iter().enumerate().map(|(n, other)| (format!("other#{n}").into(), other.peer_url()));
+        bootstrap.initial_cluster.extend(urls);
+        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap) }).await
     }
 
     pub async fn healthy(&self, client: &AgentClient) -> Facts {
@@ -246,11 +304,14 @@ fn wish(name: &str, addresses: Vec<IpAddr>, server: bool, client: bool) -> LeafW
     }
 }
 
-/// A node config of a member that is alone, known by certificates.
+/// A node config of a member, known by certificates.
 pub fn config() -> NodeConfig {
+    config_of(VERSION)
+}
+
+pub fn config_of(version: &str) -> NodeConfig {
     let pki = "{root}/etc/etcd/pki";
     let flags = [
-        ("name", String::from("etcd-1")),
         ("listen-client-urls", String::from("https://{address}:2379")),
         ("advertise-client-urls", String::from("https://{address}:2379")),
         ("listen-peer-urls", String::from("https://{address}:2380")),
@@ -266,8 +327,8 @@ pub fn config() -> NodeConfig {
     NodeConfig {
         files: vec![file("etc/quorate/note", "one")],
         etcd: EtcdService {
-            version: VERSION.to_owned(),
-            binary: BinarySource::Path(programs(VERSION).display().to_string()),
+            version: version.to_owned(),
+            binary: BinarySource::Path(programs(version).display().to_string()),
             flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             inputs: BTreeSet::new(),
         },
@@ -278,13 +339,23 @@ pub fn file(path: &str, content: &str) -> ConfigFile {
     ConfigFile { path: path.to_owned(), mode: 0o600, content: Secret::new(content) }
 }
 
+/// One version of each minor that tests may run.
+pub fn versions() -> Vec<&'static str> {
+    let newer = ["3.6.16", "3.7.3"].into_iter().filter(|version| lab().join(version).join("etcd").exists());
+    ["3.4.23", VERSION].into_iter().chain(newer).collect()
+}
+
 /// Where xtask puts etcd for tests.
-pub fn programs(version: &str) -> PathBuf {
+fn lab() -> PathBuf {
     let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let lab = std::env::var_os("QUORATE_LAB").map(PathBuf::from);
     let lab = lab.unwrap_or_else(|| cache().or_else(home).unwrap().join("quorate-lab"));
-    let directory = lab.join("etcd").join(version);
+    lab.join("etcd")
+}
+
+pub fn programs(version: &str) -> PathBuf {
+    let directory = lab().join(version);
     assert!(directory.join("etcd").exists(), "etcd {version} is not at hand: run `cargo xtask etcd`");
     directory
 }
@@ -302,6 +373,12 @@ pub async fn facts(client: &AgentClient) -> Facts {
         Look::Facts(facts) => *facts,
         Look::Unenrolled { .. } => panic!("the agent is not enrolled"),
     }
+}
+
+/// The members as etcd lists them there.
+pub fn membership(facts: &Facts) -> Membership {
+    let status = facts.etcd.status.as_ref().expect("etcd gives its status");
+    status.members.iter().map(|member| (member.id, member.is_learner)).collect()
 }
 
 /// Asks until there is an answer, for 20 s.

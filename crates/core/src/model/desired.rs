@@ -39,8 +39,6 @@ pub struct Desired {
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,
-    /// Members that the ledger remembers and the spec no longer names.
-    pub leftover: BTreeSet<MemberName>,
     pub certificates: CertificateWish,
     pub auth: Option<AuthWish>,
 }

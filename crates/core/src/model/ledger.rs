@@ -159,6 +159,13 @@ pub struct FormedWith {
     pub bootstrap: String,
     pub namespace: String,
     pub key_algorithm: String,
+    #[serde(default = "first_network")]
+    pub network: String,
+}
+
+/// Clusters of a ledger that does not say were formed when there was no other.
+fn first_network() -> String {
+    String::from("loopback")
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]

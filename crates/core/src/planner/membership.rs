@@ -2,6 +2,8 @@
 //! each on a list of members that is newer than the last change. The dead leave first, for etcd lets nobody join beside them;
 //! then the cluster grows; then, and after all restarts, it shrinks.
 
+use std::cmp::Ordering;
+
 use jiff::SignedDuration;
 
 use super::cluster::{Cluster, Listed, peer_url};
@@ -149,17 +151,7 @@ fn catch_up(
         Err(because) => decision.block(because),
         Ok(after) => {
             let Some(through) = cluster.spokesman(None) else { return };
-            let to_go = desired.members.len() > after.all;
-            let even = if after.all % 2 == 0 {
-                format!(
-                    "; an even number needs {} and survives no more than {} voters do, {}",
-                    safety::quorum(after.all),
-                    after.all - 1,
-                    if to_go { "until the next one votes too" } else { "for as long as it is even" }
-                )
-            } else {
-                String::new()
-            };
+            let even = if after.all % 2 == 0 { even(desired, after.all) } else { String::new() };
             decision.step_expecting(
                 Action::Promote { through: through.clone(), member: learner.name.clone(), id: learner.id },
                 format!("it lags by {lag} entries; {} of {} voters will be healthy then{even}", after.healthy, after.all),
@@ -167,6 +159,16 @@ fn catch_up(
             );
         }
     }
+}
+
+fn even(desired: &Desired, voters: usize) -> String {
+    let until = match voters.cmp(&desired.members.len()) {
+        Ordering::Less => "until the next one votes too",
+        Ordering::Equal => "as the spec wants it",
+        Ordering::Greater => "until the one that it replaces has left",
+    };
+    let (quorum, fewer) = (safety::quorum(voters), voters - 1);
+    format!("; an even number needs {quorum} and survives no more than {fewer} would, {until}")
 }
 
 fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, late: bool, why: &str) {

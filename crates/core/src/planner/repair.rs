@@ -46,6 +46,12 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 }
             }
         };
+        // Those that are left only need time to agree.
+        if cluster.is_none() && safety::can_agree(desired, seen) {
+            let why = String::from("the others must agree on its successor, and do not answer yet");
+            decision.wait(WaitingFor::Health { member: member.clone(), why });
+            continue;
+        }
         match safety::may_lose(desired, seen, cluster.as_ref(), member) {
             Ok(left) => decision.step(
                 Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 },

@@ -41,6 +41,9 @@ pub struct ClusterSpec {
     /// Where the machines are made.
     #[serde(default)]
     pub provider: Provider,
+    /// How machines of the provider `local` are connected.
+    #[serde(default)]
+    pub network: Network,
     /// The members. An odd number survives the most failures for its size.
     pub members: Vec<MemberSpec>,
     /// A machine that was not seen for this long counts as dead and is replaced.
@@ -89,6 +92,17 @@ pub enum Kind {
 pub enum Provider {
     #[default]
     Local,
+}
+
+/// How machines of the provider `local` are connected.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Network {
+    /// Each has an address of its own in 127.0.0.0/8.
+    #[default]
+    Loopback,
+    /// Each has a network namespace of its own, from which nothing leaves but to the cluster's other machines.
+    Netns,
 }
 
 /// A seat in the cluster.

@@ -10,7 +10,7 @@ use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::units::LONGEST_NAME;
-use super::{ClusterSpec, Document, HostFacts, Problem, Provider, Severity, Spec};
+use super::{Binary, ClusterSpec, Document, HostFacts, Network, Problem, Provider, Severity, Spec};
 
 pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
     let mut found = Findings { document, problems: Vec::new() };
@@ -22,6 +22,7 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
         members(&cluster, &mut found);
+        network(&cluster, &mut found);
         etcd::check(&cluster, host, &mut found);
         tls::check(&cluster, &mut found);
         auth::check(&cluster, &mut found);
@@ -146,12 +147,14 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
 }
 
 fn addresses(spec: &Spec, found: &mut Findings) {
-    let mut owners: HashMap<IpAddr, (usize, usize)> = HashMap::new();
+    let mut owners: HashMap<(Option<usize>, IpAddr), (usize, usize)> = HashMap::new();
     for (cluster_index, cluster) in spec.clusters.iter().enumerate() {
         for (index, member) in cluster.members.iter().enumerate() {
             let Some(address) = member.address else { continue };
             let path = |cluster: usize, member: usize| format!("clusters[{cluster}].members[{member}].address");
-            let (other_cluster, other) = *owners.entry(address).or_insert((cluster_index, index));
+            // Networks of their own cannot meet.
+            let shared_with = (cluster.network == Network::Netns).then_some(cluster_index);
+            let (other_cluster, other) = *owners.entry((shared_with, address)).or_insert((cluster_index, index));
             if (other_cluster, other) != (cluster_index, index) {
                 let owner = &spec.clusters[other_cluster];
                 let line = found.line_of(&path(other_cluster, other));
@@ -164,8 +167,9 @@ fn addresses(spec: &Spec, found: &mut Findings) {
                     "give each member an address of its own, or leave `address` out",
                 );
             }
-            match cluster.provider {
-                Provider::Local => local_address(address, path(cluster_index, index), found),
+            match (cluster.provider, cluster.network) {
+                (Provider::Local, Network::Loopback) => local_address(address, path(cluster_index, index), found),
+                (Provider::Local, Network::Netns) => private_address(address, path(cluster_index, index), found),
             }
         }
     }
@@ -190,5 +194,57 @@ fn local_address(address: IpAddr, path: String, found: &mut Findings) {
         other => {
             found.error(path, format!("the provider `local` has addresses in 127.0.0.0/8 only, not {other}"), hint)
         }
+    }
+}
+
+/// An address on the bridge of a cluster's own network.
+fn private_address(address: IpAddr, path: String, found: &mut Findings) {
+    let hint = "use one such as 10.1.2.11, or leave `address` out and quorate chooses";
+    match address {
+        IpAddr::V4(v4) if !v4.is_private() => {
+            let why = "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16";
+            found.error(path, format!("{why}, not {v4}"), hint);
+        }
+        IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255) => {
+            found.error(path, format!("{v4} is the first or last address of its range, which no host can have"), hint);
+        }
+        IpAddr::V4(v4) if v4.octets()[3] == 1 => {
+            found.error(
+                path,
+                format!("{v4} is the address of the network itself, from which members are reached"),
+                hint,
+            );
+        }
+        IpAddr::V4(_) => {}
+        IpAddr::V6(v6) => found.error(path, format!("`network: netns` has IPv4 addresses only, not {v6}"), hint),
+    }
+}
+
+fn network(cluster: &Cluster, found: &mut Findings) {
+    if cluster.spec.network != Network::Netns {
+        return;
+    }
+    if let Some(Binary::Package(_) | Binary::Archive { .. } | Binary::Mirror(_)) = &cluster.spec.etcd.binary {
+        found.warning(
+            cluster.at("etcd.binary"),
+            "under `network: netns` machines reach nothing outside, so they cannot fetch what is not here already",
+            "give a `path`, or leave `binary` out and have etcd on PATH",
+        );
+    }
+    let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| match member.address? {
+        IpAddr::V4(v4) if v4.is_private() => Some((index, v4)),
+        // Told about where each address is looked at by itself.
+        _ => None,
+    });
+    let range = |v4: Ipv4Addr| [v4.octets()[0], v4.octets()[1], v4.octets()[2]];
+    let mut pinned = pinned.peekable();
+    let Some((_, first)) = pinned.peek().copied() else { return };
+    for (index, other) in pinned.filter(|(_, v4)| range(*v4) != range(first)) {
+        let [a, b, c] = range(first);
+        found.error(
+            cluster.at(&format!("members[{index}].address")),
+            format!("{other} is not in {a}.{b}.{c}.0/24, where the first pinned address of this cluster is"),
+            "pin all addresses of a cluster in one such range",
+        );
     }
 }
