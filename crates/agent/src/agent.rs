@@ -6,16 +6,16 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use quorate_core::model::{EtcdFacts, Exit, Facts, Host, ServiceState};
+use quorate_core::model::{DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
 use crate::enrolment::requests;
-use crate::etcd::{Access, Prober};
+use crate::etcd::{Access, LogReader, Prober};
 use crate::layout::Layout;
 use crate::services::Service;
 use crate::state::StateStore;
 use crate::tls::Shown;
-use crate::{AgentError, etcd, x509};
+use crate::{AgentError, etcd, reach, x509};
 
 pub(crate) struct Agent {
     pub(crate) layout: Layout,
@@ -27,6 +27,7 @@ pub(crate) struct Agent {
     pub(crate) shown: Arc<Shown>,
     pub(crate) service: Arc<dyn Service>,
     pub(crate) access: Access,
+    pub(crate) log: Arc<LogReader>,
     pub(crate) prober: Prober,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
@@ -74,14 +75,15 @@ impl Agent {
     }
 
     /// Does not wait for an order that is carried out.
-    pub(crate) async fn facts(&self, request: FactsRequest) -> Result<Facts, Refusal> {
+    pub(crate) async fn facts(self: &Arc<Self>, request: FactsRequest) -> Result<Facts, Refusal> {
         if !self.state.get().enrolled {
             return Err(Refusal::NotEnrolled);
         }
         if let Some(fence) = request.fence {
             self.state.obey_fence(fence).await?;
         }
-        let etcd = self.etcd_facts(request.auth).await?;
+        let (etcd, reaches) = tokio::join!(self.etcd_facts(request.auth), reach::all(request.reach));
+        let etcd = etcd?;
         let state = self.state.get();
         let certificates = state.chains.iter().filter_map(|(of, chain)| Some((*of, x509::seen(chain)?)));
         Ok(Facts {
@@ -92,11 +94,11 @@ impl Agent {
             requests: requests(&state),
             etcd,
             host: self.host(),
-            reaches: BTreeMap::new(),
+            reaches,
         })
     }
 
-    async fn etcd_facts(&self, auth: bool) -> Result<EtcdFacts, AgentError> {
+    async fn etcd_facts(self: &Arc<Self>, auth: bool) -> Result<EtcdFacts, AgentError> {
         let service = match self.service.look().await {
             ServiceState::Stopped => match self.not_started.lock().expect("no holder panics").clone() {
                 Some(last_exit) => ServiceState::BackingOff { restarts: 0, last_exit },
@@ -104,9 +106,12 @@ impl Agent {
             },
             state => state,
         };
-        let mut look = match service {
-            ServiceState::Running { .. } => self.look_at_etcd().await,
-            ServiceState::Stopped | ServiceState::BackingOff { .. } => etcd::Look::default(),
+        let data = self.look_at_data().await?;
+        let (mut look, log) = match service {
+            ServiceState::Running { .. } => (self.look_at_etcd().await, None),
+            ServiceState::Stopped | ServiceState::BackingOff { .. } => {
+                (etcd::Look::default(), self.log_end(&data).await)
+            }
         };
         if let Some(status) = look.status.as_mut().filter(|_| auth)
             && let Ok(client) = self.access.client(&self.state.get())
@@ -114,15 +119,17 @@ impl Agent {
             status.auth = etcd::ask_auth(&client).await;
         }
         let state = self.state.get();
+        let still_older =
+            |older: &OlderData| data != DataSeen::Empty && log.is_none_or(|end| end.index < older.acknowledged);
         Ok(EtcdFacts {
             binary: state.binary.seen.clone(),
             service,
-            data: self.look_at_data().await?,
+            data: data.clone(),
             last_started: state.last_started.clone(),
             peer_serving: look.peer_serving,
             status: look.status,
-            log: None,
-            older: None,
+            log,
+            older: state.older.clone().filter(still_older),
         })
     }
 

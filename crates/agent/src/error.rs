@@ -5,6 +5,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use quorate_core::model::OlderData;
+
 use crate::api::Refusal;
 use crate::binaries::BinaryError;
 
@@ -33,6 +35,13 @@ pub enum AgentError {
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
     #[error("etcd's data is gone from {}, and without it etcd is not started", path.display())]
     DataGone { path: PathBuf },
+    #[error("etcd's log {} cannot be read: {why}", path.display())]
+    BadLog { path: PathBuf, why: String },
+    #[error(
+        "etcd's data is older than it was: its log ends at {}, and {} remembers that this member had {}",
+        .0.holds, .0.told_by, .0.acknowledged
+    )]
+    Older(OlderData),
     #[error("there is no user {user:?} on this machine for etcd to run as")]
     NoUser { user: String },
     #[error(transparent)]

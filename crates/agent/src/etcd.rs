@@ -5,12 +5,15 @@ mod auth;
 mod data;
 mod http;
 mod membership;
+mod older;
 mod pages;
 mod probe;
 mod rebuild;
 mod start;
+mod wal;
 
 pub(crate) use access::Access;
 pub(crate) use auth::change as change_auth;
 pub(crate) use data::look as look_at_data;
 pub(crate) use probe::{Look, Prober, ask_auth};
+pub(crate) use wal::LogReader;

@@ -17,6 +17,7 @@ mod files;
 mod health;
 mod layout;
 mod logs;
+mod reach;
 mod server;
 mod services;
 mod state;
@@ -87,6 +88,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         shown,
         service,
         access: etcd::Access::new(layout.clone()),
+        log: Arc::default(),
         prober: etcd::Prober::default(),
         orders: tokio::sync::Mutex::new(()),
         not_started: Mutex::new(None),

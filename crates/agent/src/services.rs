@@ -6,6 +6,7 @@ pub(crate) mod systemd;
 
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use quorate_core::model::ServiceState;
 use serde::{Deserialize, Serialize};
@@ -14,6 +15,9 @@ use crate::AgentError;
 use crate::files::Owner;
 
 pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// Asked before etcd is started again by itself.
+pub(crate) type Gate = Arc<dyn Fn() -> Doing<'static, Result<(), AgentError>> + Send + Sync>;
 
 /// How etcd is started.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -45,10 +49,10 @@ impl Launch {
 
 pub(crate) trait Service: Send + Sync {
     /// Starts etcd and from then on keeps it running.
-    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>>;
+    fn start(&self, launch: Launch, gate: Gate) -> Doing<'_, Result<(), AgentError>>;
 
     /// Takes over an etcd that an earlier agent started, if it still runs.
-    fn adopt(&self) -> Doing<'_, bool>;
+    fn adopt(&self, gate: Gate) -> Doing<'_, bool>;
 
     /// Ends etcd, or what is left of it, and keeps it ended.
     fn stop(&self) -> Doing<'_, Result<(), AgentError>>;

@@ -1,7 +1,7 @@
 //! The agent's memory: one file, replaced as a whole and made durable before anything is done that rests on it. All else
 //! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, Stamp};
+use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, Stamp};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +40,12 @@ pub(crate) struct State {
     /// Whether etcd is meant to run.
     pub(crate) wanted_running: bool,
     pub(crate) last_started: Option<Stamp>,
+    /// Where the other members serve their clients, to be asked before etcd is started.
+    #[serde(default)]
+    pub(crate) peers: BTreeSet<String>,
+    /// Found at the last attempt to start etcd.
+    #[serde(default)]
+    pub(crate) older: Option<OlderData>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -93,7 +99,15 @@ impl State {
             trust: None,
             wanted_running: false,
             last_started: None,
+            peers: BTreeSet::new(),
+            older: None,
         })
+    }
+
+    /// Nothing is left of the formation that etcd was in here.
+    pub(crate) fn forget_formation(&mut self) {
+        (self.last_started, self.older) = (None, None);
+        self.peers.clear();
     }
 
     /// The key that the agent serves TLS with, which is made together with the state.

@@ -17,6 +17,7 @@ Exit codes:
   5  `status`: degraded
   6  `status`: down, or not formed yet
   7  another controller holds the lock, or took over
+  8  `drill`: a scenario failed, or had too little traffic to tell
 
 Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.";
 
@@ -82,6 +83,12 @@ pub enum Verb {
     Cert(Cert),
     /// Show the log of a member's etcd, or of its agent
     Logs(Logs),
+    /// Rehearse faults on a running cluster, and tell whether clients could rely on it
+    ///
+    /// Clients put, get, swap, delete and watch below a prefix of their own, through every endpoint, while faults strike; then
+    /// the cluster is brought back by `apply`. What they saw must be linearizable with no acknowledged write lost, and the
+    /// cluster must be as its spec says. This disturbs the cluster: `--scenario list` tells what each scenario does.
+    Drill(Drill),
     /// Stop the machines of a cluster; its data is kept
     ///
     /// It stays off, whatever else is applied, until `quorate start` or `quorate up`.
@@ -264,6 +271,45 @@ pub struct Logs {
     /// How many of the last lines to begin with
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub lines: usize,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Drill {
+    /// The cluster
+    #[arg(required_unless_present_any = ["scenarios", "check"])]
+    pub name: Option<String>,
+    /// What to rehearse; can be given several times, and `list` lists them. By default a few that are harmless
+    #[arg(long = "scenario", value_name = "SCENARIO")]
+    pub scenarios: Vec<String>,
+    /// Let the fault strike during this command of quorate, such as "apply new.yaml --yes"
+    #[arg(long, value_name = "COMMAND")]
+    pub during: Option<String>,
+    /// How long the traffic goes on at least, in each scenario
+    #[arg(long, value_name = "N", default_value_t = 12)]
+    pub seconds: u64,
+    /// How many clients write and read
+    #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub clients: u32,
+    /// How long each client pauses between two operations, in milliseconds
+    #[arg(long, value_name = "MS", default_value_t = 15)]
+    pub pause: u64,
+    /// Repeat the choices of an earlier drill
+    #[arg(long, value_name = "NUMBER")]
+    pub seed: Option<u64>,
+    /// Write a report with timelines (HTML) to FILE
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
+    /// Write all that was recorded (JSON lines) to FILE
+    #[arg(long, value_name = "FILE")]
+    pub history: Option<PathBuf>,
+    /// Do not rehearse; judge what an earlier drill recorded in FILE
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "scenarios", "during", "history"])]
+    pub check: Option<PathBuf>,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
     #[command(flatten)]
     pub output: Output,
 }

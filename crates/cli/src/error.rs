@@ -10,6 +10,7 @@ use quorate_agent::binaries::BinaryError;
 use quorate_agent::client::ClientError as AgentClientError;
 use quorate_control::ControlError;
 use quorate_control::clients::ClientError;
+use quorate_control::drill::DrillError;
 use quorate_control::ledger::{ExportError, LedgerError};
 
 use crate::exit::Exit;
@@ -20,6 +21,8 @@ pub enum Error {
     Control(#[from] ControlError),
     #[error(transparent)]
     Client(#[from] ClientError),
+    #[error(transparent)]
+    Drill(#[from] DrillError),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     #[error(transparent)]

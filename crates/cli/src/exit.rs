@@ -15,6 +15,8 @@ pub enum Exit {
     Degraded,
     /// `status`: it does not serve, or is not formed yet.
     Down,
+    /// `drill`: a scenario did not pass.
+    Drill,
     /// Another controller holds the lock, or took over.
     Locked,
     Error,
@@ -30,6 +32,7 @@ impl Exit {
             Exit::Degraded => 5,
             Exit::Down => 6,
             Exit::Locked => 7,
+            Exit::Drill => 8,
         }
     }
 }

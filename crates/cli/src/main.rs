@@ -58,6 +58,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Env(options) => commands::clients::env(&context, options).await,
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
         Verb::Logs(options) => commands::logs::run(&context, options).await,
+        Verb::Drill(options) => commands::drill::run(&context, options).await,
         Verb::Down(named) => commands::power::down(&context, named).await,
         Verb::Start(named) => commands::power::start(&context, named).await,
         Verb::Destroy(options) => commands::destroy::run(&context, options).await,

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
 use quorate_core::model::{CLIENT_PORT, Ledger, MemberName};
-use quorate_core::spec::ClientAuth;
+use quorate_core::spec::{ClientAuth, Network};
 use quorate_pki::KeyPair;
 
 use crate::act::{client_wish, sign};
@@ -101,6 +101,8 @@ pub struct Environment {
     pub ca: PathBuf,
     pub certificate: Option<(PathBuf, PathBuf)>,
     pub password: Option<Secret>,
+    /// The network namespace in which a client must run to reach the endpoints.
+    pub netns: Option<String>,
 }
 
 /// Puts what a client needs into the home, and says where it is.
@@ -119,11 +121,12 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
         ClientAuth::Password => ledger.auth.root_password.clone().filter(|_| ledger.spec.auth.bootstrap),
         ClientAuth::Certificate => None,
     };
-    Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password })
+    let netns = (ledger.spec.network == Network::Netns).then(|| providers::netns::hub(&ledger.cluster_id));
+    Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password, netns })
 }
 
 async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
-    let provider = providers::provider(ledger.spec.provider, home);
+    let provider = providers::provider(ledger, home);
     let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines);
     let url = |address: IpAddr| format!("https://{address}:{CLIENT_PORT}");

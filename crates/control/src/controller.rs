@@ -112,7 +112,7 @@ impl Controller {
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
-        let sight = Sight::new(providers::provider(spec.provider, home));
+        let sight = Sight::new(providers::provider(&held.ledger(), home));
         Ok(Controller { held, sight, brought })
     }
 
@@ -246,7 +246,7 @@ pub async fn plan(
     let mut ledger = Store::new(home.ledger(spec.name.as_str())).read()?.unwrap_or_else(|| new_ledger(spec));
     ledger.spec = spec.clone();
     change(&mut ledger);
-    let seen = Sight::new(providers::provider(spec.provider, home)).look(&ledger, None).await?;
+    let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
 }

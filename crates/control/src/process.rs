@@ -18,6 +18,11 @@ impl Process {
         Process { pid, started: started(pid).unwrap_or_default() }
     }
 
+    /// The process of this id, if one lives.
+    pub fn of(pid: u32) -> Option<Self> {
+        Some(Process { pid, started: started(pid)? })
+    }
+
     pub fn is_alive(self) -> bool {
         started(self.pid) == Some(self.started)
     }
@@ -43,7 +48,8 @@ impl Process {
         }
     }
 
-    fn signal(self, signal: Signal) {
+    /// Sends a signal, if it still lives.
+    pub fn signal(self, signal: Signal) {
         let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
         if let (Some(pid), true) = (pid, self.is_alive()) {
             // It may end by itself in the meantime, which is what was wanted.
@@ -59,7 +65,7 @@ pub fn with_environment(variable: &str, value: &str) -> Vec<Process> {
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         environment.split(|b| *b == 0).any(|entry| entry == wanted.as_bytes())
     };
-    pids().filter(|pid| carries(*pid)).filter_map(|pid| Some(Process { pid, started: started(pid)? })).collect()
+    pids().filter(|pid| carries(*pid)).filter_map(Process::of).collect()
 }
 
 pub fn pids() -> impl Iterator<Item = u32> {

@@ -91,7 +91,7 @@ pub struct Pending {
 
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
-    let mut sight = Sight::new(providers::provider(ledger.spec.provider, home));
+    let mut sight = Sight::new(providers::provider(ledger, home));
     let seen = sight.glance(ledger).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
     let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");

@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use sha2::{Digest, Sha256};
 
 use crate::Secret;
+use crate::flags;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
     DesiredMember, Destruction, EtcdService, FormedWith, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT,
@@ -229,7 +230,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, S
     if etcd.client_auth == ClientAuth::Certificate {
         flags.insert(String::from("trusted-ca-file"), pki("ca.crt"));
     }
-    flags.extend(etcd.flags.iter().map(|(name, value)| (name.clone(), value.0.clone())));
+    flags.extend(flags::translate(&etcd.flags, etcd.version).flags);
     flags
 }
 

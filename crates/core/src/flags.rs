@@ -1,15 +1,23 @@
-//! The command line flags of etcd: which release knows which, and which of them quorate sets itself. The table comes
-//! from etcd's sources; a test compares it with the `--help` of real binaries. It judges names only, never values.
+//! The command line flags of etcd: which release knows which, which of them quorate sets itself, and how a flag is
+//! written for a release that calls it otherwise. The tables come from etcd's sources; a test compares them with the
+//! `--help` of real binaries. It judges names only, of flags and of feature gates, never values.
+
+mod renamed;
 
 use std::sync::LazyLock;
 
 use crate::versions::Version;
 
+pub use renamed::{Conflict, Renamed, Translation, gate_names, translate};
+
+/// The flag that lists feature gates, as `Name=true,Other=false`.
+pub const FEATURE_GATES: &str = "feature-gates";
+
 /// The newest patch release of each minor that the table was made from. What a later one brought is not known.
 const TABLE_MADE_FROM: [Version; 4] =
     [Version::new(3, 4, 45), Version::new(3, 5, 33), Version::new(3, 6, 16), Version::new(3, 7, 3)];
 
-/// A flag, and for each minor that knows it the first release that does.
+/// A flag, or a feature gate as `feature-gates=NAME`, and for each minor that knows it the first release that does.
 struct Flag {
     name: &'static str,
     since: Vec<Version>,
@@ -42,7 +50,7 @@ pub enum Knowledge {
     },
 }
 
-/// Whether this release of etcd knows `--NAME`.
+/// Whether this release of etcd knows `--NAME`, which may be a feature gate as `feature-gates=NAME`.
 pub fn knowledge(name: &str, version: Version) -> Knowledge {
     let flag = TABLE.binary_search_by(|flag| flag.name.cmp(name)).ok().map(|index| &TABLE[index]);
     if flag.is_some_and(|flag| flag.known_to(version)) {
@@ -54,11 +62,15 @@ pub fn knowledge(name: &str, version: Version) -> Knowledge {
     }
     match flag {
         Some(flag) => Knowledge::Elsewhere(flag.since.clone()),
-        None => Knowledge::Unknown { nearest: crate::spec::nearest(name, known(version)) },
+        None => {
+            let is_gate = name.contains('=');
+            let alike = known(version).filter(|other| other.contains('=') == is_gate);
+            Knowledge::Unknown { nearest: crate::spec::nearest(name, alike) }
+        }
     }
 }
 
-/// The names of all flags that this release knows, in order.
+/// The names of all flags and feature gates that this release knows, in order.
 pub fn known(version: Version) -> impl Iterator<Item = &'static str> {
     TABLE.iter().filter(move |flag| flag.known_to(version)).map(|flag| flag.name)
 }

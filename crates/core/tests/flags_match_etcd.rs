@@ -1,11 +1,12 @@
-//! Compares the table of flags with real etcd binaries, as `cargo xtask etcd` puts them into the cache.
+//! Compares the tables of flags, feature gates and their renamings with real etcd binaries, as `cargo xtask etcd` puts them into the cache.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use quorate_core::flags;
+use quorate_core::flags::{self, FEATURE_GATES};
+use quorate_core::spec::FlagValue;
 use quorate_core::versions::{Gate, Version, gate};
 
 /// The releases that must be there; others are compared when they are.
@@ -35,24 +36,37 @@ fn listed(etcd: &Path) -> BTreeSet<String> {
         .collect()
 }
 
+/// Feature gates that the help lists, each as `NAME=true|false` at the beginning of a line.
+fn listed_gates(etcd: &Path) -> BTreeSet<String> {
+    let help = output(etcd, "--help");
+    let names = help.lines().filter_map(|line| line.trim_start().split_once("=true|false"));
+    names.map(|(name, _)| format!("{FEATURE_GATES}={name}")).collect()
+}
+
 /// Whether the program itself takes the flag, which its help may not say.
 fn takes(etcd: &Path, flag: &str) -> bool {
     !output(etcd, &format!("--{flag}=1")).contains("flag provided but not defined")
 }
 
-#[test]
-fn the_table_agrees_with_real_binaries() {
+fn releases() -> Vec<(Version, PathBuf)> {
     let lab = lab();
     for version in NEEDED {
         assert!(lab.join(version).join("etcd").is_file(), "etcd {version} is not in the cache: run `cargo xtask etcd`");
     }
     let names = fs::read_dir(&lab).unwrap().filter_map(|entry| entry.unwrap().file_name().into_string().ok());
     let versions = names.filter_map(|name| name.parse::<Version>().ok());
-    for version in versions.filter(|version| !matches!(gate(*version), Gate::Refused(_))) {
-        let etcd = lab.join(version.to_string()).join("etcd");
+    let usable = versions.filter(|version| !matches!(gate(*version), Gate::Refused(_)));
+    usable.map(|version| (version, lab.join(version.to_string()).join("etcd"))).collect()
+}
+
+#[test]
+fn the_table_agrees_with_real_binaries() {
+    for (version, etcd) in releases() {
         let listed = listed(&etcd);
         assert!(listed.len() > 60, "etcd {version} lists only {} flags", listed.len());
-        let table: BTreeSet<String> = flags::known(version).map(str::to_owned).collect();
+        let (gates, table): (BTreeSet<String>, _) =
+            flags::known(version).map(str::to_owned).partition(|name| name.contains('='));
+        assert_eq!(gates, listed_gates(&etcd), "the feature gates of etcd {version}");
         for flag in listed.difference(&table) {
             assert!(
                 GONE.contains(&flag.as_str()) && !takes(&etcd, flag),
@@ -61,6 +75,54 @@ fn the_table_agrees_with_real_binaries() {
         }
         for flag in table.difference(&listed) {
             assert!(takes(&etcd, flag), "the table says that etcd {version} knows `{flag}`, and it does not");
+        }
+    }
+}
+
+/// The help of 3.6 says of each old name which one to use instead.
+#[test]
+fn what_3_6_says_of_its_old_names_is_what_is_written_for_3_7() {
+    let newest = Version::new(3, 7, 3);
+    for (version, etcd) in releases().into_iter().filter(|(version, _)| version.line() == "3.6") {
+        let help = output(&etcd, "--help");
+        let mut flag = "";
+        let mut compared = 0;
+        for line in help.lines().map(str::trim) {
+            if let Some(begun) = line.strip_prefix("--") {
+                flag = begun.split(' ').next().unwrap();
+            }
+            let Some((_, instead)) = line.split_once("Use '--") else { continue };
+            let instead = instead.split('\'').next().unwrap();
+            let (name, value) = match instead.split_once('=') {
+                Some((name, gate)) => (name, gate),
+                None => (instead, "true"),
+            };
+            let given = BTreeMap::from([(flag.to_owned(), FlagValue("true".to_owned()))]);
+            let written = flags::translate(&given, newest).flags;
+            assert_eq!(written, BTreeMap::from([(name.to_owned(), value.to_owned())]), "`{flag}` of etcd {version}");
+            compared += 1;
+        }
+        assert!(compared > 20, "etcd {version} speaks of only {compared} old names");
+    }
+}
+
+/// Whether the operator gave the oldest or the newest names.
+#[test]
+fn what_is_written_for_a_release_is_what_it_takes() {
+    let given = [
+        ("experimental-initial-corrupt-check", "true"),
+        ("experimental-corrupt-check-time", "1h"),
+        ("experimental-watch-progress-notify-interval", "1m"),
+    ];
+    let older = given.map(|(name, value)| (name.to_owned(), FlagValue(value.to_owned())));
+    let newest = flags::translate(&BTreeMap::from(older.clone()), Version::new(3, 7, 3)).flags;
+    let newer = newest.into_iter().map(|(name, value)| (name, FlagValue(value))).collect();
+    for (version, etcd) in releases() {
+        for given in [&BTreeMap::from(older.clone()), &newer] {
+            for (name, value) in flags::translate(given, version).flags {
+                let answer = output(&etcd, &format!("--{name}={value}"));
+                assert!(answer.contains("etcd Version"), "etcd {version} on `{name}={value}`: {answer}");
+            }
         }
     }
 }

@@ -1,15 +1,16 @@
-//! The state of one member and the care for it: status, alarms, leadership, defragmentation, hashes, snapshots. All of it is about the
-//! member connected to, never about the cluster, except where an alarm or a leader is the cluster's.
+//! The state of one member and the care for it: status, alarms, leadership, defragmentation, hashes, snapshots, downgrades. All of it is
+//! about the member connected to, never about the cluster, except where an alarm, a leader or a downgrade is the cluster's.
 
 use tonic::Streaming;
 
 use crate::connect::Client;
 use crate::error::Error;
 use crate::generated::etcdserverpb::alarm_request::AlarmAction;
+use crate::generated::etcdserverpb::downgrade_request::DowngradeAction;
 use crate::generated::etcdserverpb::maintenance_client::MaintenanceClient;
 use crate::generated::etcdserverpb::{
-    AlarmMember, AlarmRequest, AlarmType, DefragmentRequest, HashKvRequest, MoveLeaderRequest, SnapshotRequest,
-    SnapshotResponse, StatusRequest, StatusResponse,
+    AlarmMember, AlarmRequest, AlarmType, DefragmentRequest, DowngradeRequest, HashKvRequest, MoveLeaderRequest,
+    SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +27,8 @@ pub struct Status {
     pub db_quota: Option<i64>,
     /// etcd tells from 3.6 on.
     pub storage_version: Option<String>,
+    /// What the cluster is being downgraded to, such as 3.5.0, while that is enabled; etcd tells from 3.6 on.
+    pub downgrade_target: Option<String>,
     /// The member id of the leader, zero for none.
     pub leader: u64,
     pub raft_term: u64,
@@ -114,6 +117,31 @@ impl Client {
         Ok(())
     }
 
+    /// Whether the cluster could be downgraded to this minor, such as 3.5: its version is the next one, and no downgrade is enabled.
+    pub async fn downgrade_validate(&self, minor: &str) -> Result<(), Error> {
+        self.downgrade(DowngradeAction::Validate, minor).await
+    }
+
+    /// Lowers the version of the cluster to this minor, such as 3.5, and then that of each member's storage. It takes seconds, and does not
+    /// go on while a member is missing; no member may start with the older release before its `storage_version` is that of the target.
+    /// etcd ends the downgrade by itself once every member runs the older release. Until then no new member can join.
+    pub async fn downgrade_enable(&self, minor: &str) -> Result<(), Error> {
+        self.downgrade(DowngradeAction::Enable, minor).await
+    }
+
+    /// Where all members still run the newer release, the versions go up again; otherwise when all do. From 3.6 on it is no error to cancel
+    /// what is not enabled.
+    pub async fn downgrade_cancel(&self) -> Result<(), Error> {
+        self.downgrade(DowngradeAction::Cancel, "").await
+    }
+
+    async fn downgrade(&self, action: DowngradeAction, minor: &str) -> Result<(), Error> {
+        let request = DowngradeRequest { action: action.into(), version: minor.to_owned() };
+        self.call(request, |channel, request| async move { MaintenanceClient::new(channel).downgrade(request).await })
+            .await?;
+        Ok(())
+    }
+
     /// The member serves nobody meanwhile. Takes as long as the database is large, and has no deadline.
     pub async fn defragment(&self) -> Result<(), Error> {
         let defragment = |channel, request| async move { MaintenanceClient::new(channel).defragment(request).await };
@@ -172,6 +200,7 @@ impl From<StatusResponse> for Status {
             db_size_in_use: answer.db_size_in_use,
             db_quota: Some(answer.db_size_quota).filter(|quota| *quota > 0),
             storage_version: Some(answer.storage_version).filter(|version| !version.is_empty()),
+            downgrade_target: answer.downgrade_info.filter(|info| info.enabled).map(|info| info.target_version),
             leader: answer.leader,
             raft_term: answer.raft_term,
             raft_index: answer.raft_index,

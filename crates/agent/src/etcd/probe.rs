@@ -1,6 +1,7 @@
 //! What etcd says of itself. While it starts, a prober asks at short intervals and facts are answered from what it found,
 //! so that a bring-up loses no time; afterwards etcd is asked when facts are, within bounds, and never otherwise.
 
+use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -79,7 +80,7 @@ impl Agent {
                 }
             }
             if look.peer_serving {
-                look.status = self.ask_status().await;
+                look.status = self.ask_status().await.map(|(status, _)| status);
                 look.peer_serving = look.status.is_some() || self.peer_serves().await;
                 self.prober.report(look.clone());
             }
@@ -98,17 +99,19 @@ impl Agent {
     }
 
     /// What etcd says now, or what the prober last found.
-    pub(crate) async fn look_at_etcd(&self) -> Look {
+    pub(crate) async fn look_at_etcd(self: &Arc<Self>) -> Look {
         if let Some(look) = self.prober.found() {
             return look;
         }
         let (peer_serving, status, cluster_version) =
             tokio::join!(self.peer_serves(), self.ask_status(), self.ask_cluster_version());
-        let status = status.map(|status| EtcdStatus { cluster_version, ..status });
-        Look { peer_serving, status }
+        let Some((status, peers)) = status else { return Look { peer_serving, status: None } };
+        self.remember_peers(peers);
+        Look { peer_serving, status: Some(EtcdStatus { cluster_version, ..status }) }
     }
 
-    async fn ask_status(&self) -> Option<EtcdStatus> {
+    /// And the endpoints of the other members.
+    async fn ask_status(&self) -> Option<(EtcdStatus, BTreeSet<String>)> {
         let client = self.access.client(&self.state.get()).ok()?;
         let (status, healthy, members) = tokio::join!(
             timeout(ANSWER, client.status()),
@@ -140,8 +143,10 @@ impl Agent {
             }
             None => Vec::new(),
         };
+        let others = members.iter().filter(|member| member.id != status.member_id);
+        let peers = others.flat_map(|member| member.client_urls.iter().cloned()).collect();
         status.members = members.into_iter().map(member_in_our_words).collect();
-        Some(status)
+        Some((status, peers))
     }
 
     async fn ask_cluster_version(&self) -> Option<String> {

@@ -39,6 +39,7 @@ impl Agent {
             (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no formation was named")),
             (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
             (DataSeen::Stamped(stamp), None) => {
+                self.check_age().await?;
                 let stamp = stamp.clone();
                 let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
@@ -46,7 +47,7 @@ impl Agent {
             (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
         }
         self.not_started.lock().expect("no holder panics").take();
-        self.service.start(launch).await?;
+        self.service.start(launch, self.gate()).await?;
         self.prober.begin(self);
         Ok(())
     }
@@ -95,9 +96,13 @@ impl Agent {
         }
         let launch = self.launch(&state, None)?;
         self.check_data(&state).await.map_err(|why| refuse(&why))?;
+        // Data that is in use until the restart is as old as it was.
+        if !matches!(self.service.look().await, ServiceState::Running { .. }) {
+            self.check_age().await?;
+        }
         self.prober.end();
         self.service.stop().await?;
-        self.service.start(launch).await?;
+        self.service.start(launch, self.gate()).await?;
         self.prober.begin(self);
         Ok(())
     }
@@ -126,7 +131,7 @@ impl Agent {
         }
         let layout = self.layout.clone();
         blocking(move || data::wipe(&layout)).await?;
-        Ok(self.state.update(|state| state.last_started = None).await?)
+        Ok(self.state.update(State::forget_formation).await?)
     }
 
     /// Called once, when the agent starts: finds the etcd of an earlier agent, or brings back what should run.
@@ -145,10 +150,11 @@ impl Agent {
             // The agent may have ended before etcd did.
             return self.service.stop().await.map_err(in_full);
         }
-        if !self.service.adopt().await {
+        if !self.service.adopt(self.gate()).await {
             let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
             self.check_data(&state).await?;
-            self.service.start(launch).await.map_err(in_full)?;
+            self.check_age().await.map_err(in_full)?;
+            self.service.start(launch, self.gate()).await.map_err(in_full)?;
         }
         self.prober.begin(self);
         Ok(())

@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Doing, Launch, Service};
+use super::{Doing, Gate, Launch, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::{AgentError, etcd, logs};
@@ -73,7 +73,7 @@ impl Children {
 }
 
 impl Service for Children {
-    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>> {
+    fn start(&self, launch: Launch, gate: Gate) -> Doing<'_, Result<(), AgentError>> {
         Box::pin(async move {
             let mut keeper = self.keeper.lock().await;
             if keeper.is_some() {
@@ -81,17 +81,17 @@ impl Service for Children {
             }
             *self.shared.first_args.lock().expect("no holder panics") = launch.first_args.clone();
             let process = self.shared.spawn(&launch, 0)?;
-            *keeper = Some(self.shared.clone().keep(launch, process, 0));
+            *keeper = Some(self.shared.clone().keep(launch, process, 0, gate));
             Ok(())
         })
     }
 
-    fn adopt(&self) -> Doing<'_, bool> {
+    fn adopt(&self, gate: Gate) -> Doing<'_, bool> {
         Box::pin(async move {
             let Some((record, process)) = self.shared.find() else { return false };
             let Record { since, launch, restarts, .. } = record;
             self.shared.set(ServiceState::Running { since, digest: launch.digest.clone(), restarts });
-            *self.keeper.lock().await = Some(self.shared.clone().keep(launch, process, restarts));
+            *self.keeper.lock().await = Some(self.shared.clone().keep(launch, process, restarts, gate));
             true
         })
     }
@@ -175,9 +175,9 @@ impl Shared {
         })
     }
 
-    fn keep(self: Arc<Self>, launch: Launch, process: Process, restarts: u32) -> Keeper {
+    fn keep(self: Arc<Self>, launch: Launch, process: Process, restarts: u32, gate: Gate) -> Keeper {
         let (stop, stopped) = oneshot::channel();
-        let task = tokio::spawn(async move { self.keep_running(launch, process, restarts, stopped).await });
+        let task = tokio::spawn(async move { self.keep_running(launch, process, restarts, gate, stopped).await });
         Keeper { stop, task }
     }
 
@@ -186,6 +186,7 @@ impl Shared {
         mut launch: Launch,
         mut process: Process,
         mut restarts: u32,
+        gate: Gate,
         mut stop: oneshot::Receiver<()>,
     ) {
         let mut pause = FIRST_PAUSE;
@@ -208,7 +209,11 @@ impl Shared {
                 }
                 pause = (pause * 2).min(LONGEST_PAUSE);
                 launch.first_args = self.first_args.lock().expect("no holder panics").clone();
-                match self.spawn(&launch, restarts) {
+                let open = tokio::select! {
+                    _ = &mut stop => return,
+                    open = gate() => open,
+                };
+                match open.and_then(|()| self.spawn(&launch, restarts)) {
                     Ok(process) => break process,
                     Err(error) => {
                         exit = Exit { at: Timestamp::now(), how: error.in_full(), last_words: String::new() };

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
-use super::{Doing, Launch, NEVER_NEW, Service};
+use super::{Doing, Gate, Launch, NEVER_NEW, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::{AgentError, logs};
@@ -70,7 +70,8 @@ impl Systemd {
 }
 
 impl Service for Systemd {
-    fn start(&self, launch: Launch) -> Doing<'_, Result<(), AgentError>> {
+    /// systemd starts it again by itself, and asks nobody: only a boot comes by here.
+    fn start(&self, launch: Launch, _: Gate) -> Doing<'_, Result<(), AgentError>> {
         Box::pin(async move {
             self.put_unit(&launch).await?;
             systemctl(&["reset-failed", UNIT]).await?;
@@ -78,7 +79,7 @@ impl Service for Systemd {
         })
     }
 
-    fn adopt(&self) -> Doing<'_, bool> {
+    fn adopt(&self, _: Gate) -> Doing<'_, bool> {
         Box::pin(async { self.look().await != ServiceState::Stopped })
     }
 

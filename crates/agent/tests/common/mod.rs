@@ -232,6 +232,29 @@ impl Machine {
         order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await
     }
 
+    /// Three members of one cluster, healthy.
+    pub async fn three(config: &NodeConfig) -> [(Self, AgentClient); 3] {
+        let one = Self::ready_with(config).await;
+        let two = one.0.beside("etcd-2", config).await;
+        let three = one.0.beside("etcd-3", config).await;
+        let all = [one, two, three];
+        let urls = all.iter().map(|(machine, _)| (machine.member.clone(), machine.peer_url()));
+        let initial_cluster = BTreeMap::from_iter(urls);
+        for (machine, client) in &all {
+            let (stamp, initial_cluster) = (machine.stamp("t-1"), initial_cluster.clone());
+            let bootstrap = Some(Bootstrap { stamp, initial_cluster, existing: false });
+            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await.unwrap();
+        }
+        for (machine, client) in &all {
+            machine.healthy(client).await;
+        }
+        all
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.root().join("var/lib/etcd")
+    }
+
     /// Starts a member that has been added to the cluster of `others`.
     pub async fn join(&self, client: &AgentClient, token: &str, others: &[&Machine]) -> Result<(), Refusal> {
         let mut bootstrap = Bootstrap { existing: true, ..self.bootstrap(token) };
@@ -365,6 +388,19 @@ pub async fn order(client: &AgentClient, fence: u64, order: Order) -> Result<(),
         Ok(()) => Ok(()),
         Err(ClientError::Refused(refusal)) => Err(refusal),
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Copies a directory with all that is in it.
+pub fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().flatten() {
+        let target = to.join(entry.file_name());
+        if entry.file_type().unwrap().is_dir() {
+            copy(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
     }
 }
 

@@ -109,7 +109,7 @@ async fn words(
 ) -> Result<Words, Error> {
     let mut words = Words::default();
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
-        let provider = providers::provider(ledger.spec.provider, &context.home);
+        let provider = providers::provider(ledger, &context.home);
         let seen = Sight::new(provider).glance(ledger).await?;
         words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
     }

@@ -12,6 +12,9 @@ use crate::exit::Exit;
 use crate::load;
 use crate::output;
 
+/// The network namespace that clients must run in, where there is one.
+const NETNS: &str = "QUORATE_NETNS";
+
 pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
     let brought = load::brought_files(&ledger)?;
@@ -24,7 +27,7 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
 }
 
 fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
-    let Environment { endpoints, ca, certificate, password } = environment;
+    let Environment { endpoints, ca, certificate, password, netns } = environment;
     let mut variables = BTreeMap::from([
         ("ETCDCTL_API", String::from("3")),
         ("ETCDCTL_ENDPOINTS", endpoints.join(",")),
@@ -37,15 +40,20 @@ fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     if let Some(password) = password {
         variables.insert("ETCDCTL_USER", format!("root:{}", password.expose()));
     }
+    if let Some(netns) = netns {
+        variables.insert(NETNS, netns.clone());
+    }
     variables
 }
 
-/// What belongs to the other way of logging in goes, so that a shell can change from one cluster to another.
+/// What belongs to another way of logging in or another network goes, so that a shell can change from one cluster to another.
 fn exports(variables: &BTreeMap<&'static str, String>) -> String {
-    let ways = ["ETCDCTL_CERT", "ETCDCTL_KEY", "ETCDCTL_USER"];
+    let ways = ["ETCDCTL_CERT", "ETCDCTL_KEY", "ETCDCTL_USER", NETNS];
     let other: Vec<&str> = ways.into_iter().filter(|name| !variables.contains_key(name)).collect();
+    let within =
+        variables.get(NETNS).map(|netns| format!("# clients must run in there: ip netns exec {netns} etcdctl …\n"));
     let exports = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
-    exports.chain([format!("unset {}\n", other.join(" "))]).collect()
+    within.into_iter().chain(exports).chain([format!("unset {}\n", other.join(" "))]).collect()
 }
 
 pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> {
@@ -109,6 +117,7 @@ mod tests {
             ca: PathBuf::from("/my home/ca.crt"),
             certificate: Some((PathBuf::from("/c"), PathBuf::from("/k"))),
             password: None,
+            netns: None,
         };
         let expected = "\
 export ETCDCTL_API=3
@@ -116,13 +125,17 @@ export ETCDCTL_CACERT='/my home/ca.crt'
 export ETCDCTL_CERT=/c
 export ETCDCTL_ENDPOINTS=https://127.64.0.1:2379,https://127.64.0.2:2379
 export ETCDCTL_KEY=/k
-unset ETCDCTL_USER
+unset ETCDCTL_USER QUORATE_NETNS
 ";
         assert_eq!(exports(&variables(&environment)), expected);
         environment.certificate = None;
         environment.password = Some(Secret::new("a'b"));
         let text = exports(&variables(&environment));
         assert!(text.contains("export ETCDCTL_USER='root:a'\\''b'\n"), "{text}");
-        assert!(text.ends_with("unset ETCDCTL_CERT ETCDCTL_KEY\n"), "{text}");
+        assert!(text.ends_with("unset ETCDCTL_CERT ETCDCTL_KEY QUORATE_NETNS\n"), "{text}");
+        environment.netns = Some(String::from("quorate-1"));
+        let text = exports(&variables(&environment));
+        assert!(text.starts_with("# clients must run in there: ip netns exec quorate-1 etcdctl …\n"), "{text}");
+        assert!(text.contains("export QUORATE_NETNS=quorate-1\nunset ETCDCTL_CERT ETCDCTL_KEY\n"), "{text}");
     }
 }

@@ -24,7 +24,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
         return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
     }
     let member = MemberName::from(options.member.as_str());
-    let mut sight = Sight::new(providers::provider(ledger.spec.provider, &context.home));
+    let mut sight = Sight::new(providers::provider(&ledger, &context.home));
     let seen = sight.glance(&ledger).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
         return Err(no_answer(context, &ledger, &seen, &member, options.agent));

@@ -5,6 +5,7 @@ pub mod agent;
 pub mod apply;
 pub mod clients;
 pub mod destroy;
+pub mod drill;
 pub mod ledger;
 pub mod logs;
 pub mod plan;

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use quorate_control::status::{Status, Verdict};
 use quorate_core::model::Ledger;
-use quorate_core::spec::ClientAuth;
+use quorate_core::spec::{ClientAuth, Network};
 
 use crate::commands::Context;
 
@@ -24,10 +24,17 @@ pub fn text(context: &Context, ledger: &Ledger, status: &Status) -> String {
     text.push_str(&listed("endpoints", &endpoints));
     let env = context.command(&format!("env {name}"));
     let see = context.command(&format!("status {name}"));
-    text.push_str(&listed("next", &[&format!("eval \"$({env})\""), "etcdctl member list", &see]));
+    text.push_str(&listed("next", &[&format!("eval \"$({env})\""), client(ledger), &see]));
     text.push_str(&listed("password", &password(context, ledger).iter().map(String::as_str).collect::<Vec<_>>()));
     text.push_str(&listed("due", &due(context, ledger, status).iter().map(String::as_str).collect::<Vec<_>>()));
     text
+}
+
+fn client(ledger: &Ledger) -> &'static str {
+    match ledger.spec.network {
+        Network::Loopback => "etcdctl member list",
+        Network::Netns => "ip netns exec \"$QUORATE_NETNS\" etcdctl member list",
+    }
 }
 
 fn listed(what: &str, lines: &[&str]) -> String {

@@ -9,6 +9,8 @@ use std::io::{self, BufRead, Write};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::scenario::Downtime;
+
 /// Microseconds since the run began, by a clock that never goes back.
 pub type Moment = u64;
 
@@ -27,6 +29,8 @@ pub struct History {
 pub struct Head {
     pub cluster: String,
     pub scenario: String,
+    /// What clients were allowed to notice.
+    pub downtime: Downtime,
     pub began: Timestamp,
     pub clients: u32,
     pub watchers: u32,

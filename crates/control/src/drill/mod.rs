@@ -1,4 +1,246 @@
-//! The drill: rehearses faults on a running cluster under a workload, and gives a verdict.
+//! The drill: rehearses faults on a running cluster while clients are at work, and gives a verdict.
+//!
+//! ```text
+//! workload ──► history ──► check ──┐
+//! faults, `quorate apply` ─► marks ├──► verdict ──► report
+//! settle: is all as it should be? ─┘
+//! ```
+//! The faults strike machines of the local provider, from outside, as the world would. Whatever the drill does to a cluster is undone when
+//! it ends, is interrupted or panics; only a drill that is itself killed leaves a stopped process or a small disk behind.
 
 pub mod check;
+mod command;
+mod faults;
 pub mod history;
+mod machine;
+pub mod measure;
+pub mod report;
+pub mod scenario;
+mod settle;
+mod stage;
+pub mod workload;
+
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+use quorate_core::model::{Formation, Ledger};
+use quorate_core::spec::Network;
+use quorate_etcd::Login;
+use serde::Serialize;
+
+use crate::brought::BroughtFiles;
+use crate::clients::{self, ClientError, Environment};
+use crate::home::Home;
+use crate::ledger::{LedgerError, Store};
+use crate::providers::{self, Provider, ProviderError};
+use check::{Findings, Least, Settled, Violation};
+use command::Program;
+use history::{Head, History, Mark};
+use machine::endpoints;
+use measure::Measures;
+use scenario::{Scenario, Target};
+pub use settle::Check;
+use stage::Stage;
+use workload::{Access, Load, Workload, WorkloadError};
+
+/// Traffic before the fault, to compare with, and after all is well again.
+const BEFORE: Duration = Duration::from_secs(3);
+const AFTER: Duration = Duration::from_secs(2);
+/// How long a cluster may take to settle.
+const SETTLING: Duration = Duration::from_secs(180);
+
+#[derive(Debug, thiserror::Error)]
+pub enum DrillError {
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    #[error(transparent)]
+    Fault(#[from] faults::FaultError),
+    #[error("cluster {0} is not formed, so there is nothing to rehearse")]
+    NotFormed(String),
+    #[error("scenario {scenario} needs {needs}")]
+    Needs { scenario: &'static str, needs: &'static str },
+    #[error("there is no {role} to strike: {why}")]
+    NoTarget { role: &'static str, why: String },
+    #[error("quorate cannot be run")]
+    Program(#[source] io::Error),
+    #[error("{} cannot be read", path.display())]
+    File { path: std::path::PathBuf, source: io::Error },
+    #[error("the cluster is not settled before the drill begins: {why}")]
+    Unsettled { why: String },
+}
+
+/// How to rehearse.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// The least that the traffic goes on for.
+    pub least: Duration,
+    pub load: Load,
+    /// Without which a verdict means nothing.
+    pub traffic: Least,
+    /// A command of quorate that is run meanwhile: the change during which the fault strikes.
+    pub during: Vec<String>,
+}
+
+/// The cluster that is rehearsed with.
+pub(crate) struct Site {
+    home: Home,
+    cluster: String,
+    program: Program,
+    access: Access,
+    /// While this lives, the thread is where the cluster's machines are reached.
+    _inside: Rc<dyn Provider>,
+}
+
+impl Site {
+    async fn new(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Self, DrillError> {
+        let cluster = ledger.spec.name.to_string();
+        if !matches!(ledger.formation, Formation::Formed { .. }) {
+            return Err(DrillError::NotFormed(cluster));
+        }
+        let inside = providers::provider(ledger, home);
+        inside.enter(&cluster)?;
+        let access = access(&clients::environment(home, ledger, brought).await?)?;
+        let program = Program::current(home).map_err(DrillError::Program)?;
+        Ok(Site { home: home.clone(), cluster, program, access, _inside: inside })
+    }
+
+    /// As it is now: a change may have come meanwhile.
+    fn ledger(&self) -> Result<Ledger, DrillError> {
+        let ledger = Store::new(self.home.ledger(&self.cluster)).read()?;
+        ledger.ok_or_else(|| DrillError::NotFormed(self.cluster.clone()))
+    }
+}
+
+fn access(environment: &Environment) -> Result<Access, DrillError> {
+    let read = |path: &std::path::PathBuf| {
+        std::fs::read_to_string(path).map_err(|source| DrillError::File { path: path.clone(), source })
+    };
+    let identity = match &environment.certificate {
+        Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
+        None => None,
+    };
+    let login = environment.password.as_ref();
+    let login = login.map(|p| Login { user: String::from("root"), password: p.expose().to_owned() });
+    Ok(Access { ca: read(&environment.ca)?, identity, login })
+}
+
+/// What came of one scenario.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verdict {
+    pub scenario: String,
+    pub does: String,
+    pub result: Ending,
+    /// The verdict in words.
+    pub summary: String,
+    pub downtime_expected: &'static str,
+    /// Every reason for a failure, or why the traffic proves too little.
+    pub problems: Vec<String>,
+    pub violations: Vec<Violation>,
+    pub checks: Vec<Check>,
+    /// Writes without an answer, settled by the watches.
+    pub unanswered_writes: Settled,
+    pub measures: Measures,
+    pub marks: Vec<Mark>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Ending {
+    Passed,
+    Failed,
+    /// Nothing is wrong, and nothing is proven.
+    NotEnoughTraffic,
+}
+
+/// Rehearses one scenario from beginning to end.
+pub async fn run(
+    home: &Home,
+    ledger: &Ledger,
+    brought: &BroughtFiles,
+    scenario: Scenario,
+    options: &Options,
+    tell: &dyn Fn(&str),
+) -> Result<(Verdict, History), DrillError> {
+    let has_netns = ledger.spec.network == Network::Netns;
+    match scenario.needs() {
+        Some(needs) if scenario.fault.is_some_and(|f| f.needs_netns()) && !has_netns => {
+            return Err(DrillError::Needs { scenario: scenario.name, needs });
+        }
+        Some(needs) if scenario.target == Target::Learner && options.during.is_empty() => {
+            return Err(DrillError::Needs { scenario: scenario.name, needs });
+        }
+        _ => {}
+    }
+    let site = Site::new(home, ledger, brought).await?;
+    let mut stage = Stage::set(&site, scenario, options, tell).await?;
+    let (home, cluster) = (home.clone(), site.cluster.clone());
+    let find = Box::new(move || endpoints(&home, &cluster));
+    let head = Head {
+        cluster: site.cluster.clone(),
+        scenario: scenario.name.to_owned(),
+        downtime: scenario.downtime(ledger.spec.members.len(), !options.during.is_empty()),
+        ..Head::default()
+    };
+    let mut workload = Workload::start(head, site.access.clone(), options.load, find)?;
+    stage.play(&mut workload).await?;
+    let checks = stage.settle(&mut workload).await?;
+    stage.play_on(&workload, options.least).await;
+    let history = workload.finish()?;
+    stage.clear().await?;
+    Ok((judge(&history, checks, &options.traffic), history))
+}
+
+/// From what was recorded to a verdict. The checks are those of the cluster itself, which a history does not hold.
+pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict {
+    let downtime = history.head.downtime;
+    let Findings { violations, too_little, settled } = check::check(history, traffic);
+    let measures = measure::measure(history);
+    let mut problems: Vec<String> = violations.iter().map(|v| format!("{}: {}", v.rule, v.text)).collect();
+    let missed = checks.iter().filter(|c| !c.passed);
+    problems.extend(missed.map(|c| format!("not so in the end: {}: {}", c.check, c.found)));
+    if let (Some(gap), Some(most)) = (measures.longest_write_gap, downtime.longest_gap())
+        && gap.seconds() > most.as_secs_f64()
+    {
+        let (stood, most) = (gap.seconds(), most.as_secs());
+        problems.push(format!("writes stood still for {stood:.2} s from {:.2} s on; at most {most} s was expected", gap.from));
+    }
+    let result = match (problems.is_empty(), too_little.is_empty()) {
+        (false, _) => Ending::Failed,
+        (true, false) => Ending::NotEnoughTraffic,
+        (true, true) => Ending::Passed,
+    };
+    let answered: usize = measures.operations.values().map(|c| c.answered).sum();
+    let summary = match result {
+        Ending::Passed => format!(
+            "passed: {answered} operations are linearizable and no acknowledged write was lost; writes stood still for \
+             {:.2} s at most",
+            measures.longest_write_gap.map_or(0.0, measure::Gap::seconds)
+        ),
+        Ending::Failed if problems.len() == 1 => format!("failed: {}", problems[0]),
+        Ending::Failed => format!("failed, for {} reasons, the first of which is: {}", problems.len(), problems[0]),
+        Ending::NotEnoughTraffic => format!("not enough traffic to tell: {}", too_little.join("; ")),
+    };
+    if result == Ending::NotEnoughTraffic {
+        problems = too_little;
+    }
+    Verdict {
+        scenario: history.head.scenario.clone(),
+        does: Scenario::named(&history.head.scenario).map(|s| s.does()).unwrap_or_default(),
+        result,
+        summary,
+        downtime_expected: downtime.text(),
+        problems,
+        violations,
+        checks,
+        unanswered_writes: settled,
+        measures,
+        marks: history.marks.clone(),
+    }
+}

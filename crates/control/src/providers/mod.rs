@@ -9,16 +9,22 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_core::model::{MachineSeen, MemberName};
+use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
-pub use local::Local;
+pub use local::{Local, netns};
 
 use crate::home::Home;
 
 /// What a provider must be able to do. Every call may be repeated: what is already so is left so.
 #[async_trait(?Send)]
 pub trait Provider {
+    /// Puts the calling thread where this cluster's machines are reached, should that be elsewhere. It is back when the
+    /// provider is dropped.
+    fn enter(&self, _cluster: &str) -> Result<(), ProviderError> {
+        Ok(())
+    }
+
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 
@@ -51,18 +57,27 @@ pub enum ProviderError {
     AddressTaken { address: IpAddr, port: u16, by: Option<String> },
     #[error("{address} cannot be used on this machine: {why}")]
     AddressUnusable { address: IpAddr, why: String },
-    #[error("no free address was found in 127.64.0.0/10 after {tries} tries")]
-    NoAddress { tries: u32 },
+    #[error("no free address was found in {range}")]
+    NoAddress { range: String },
     #[error("{} belongs to another cluster: it bears the mark of {found}", path.display())]
     NotOurs { path: PathBuf, found: String },
     #[error("there is no machine of {member} in cluster {cluster}")]
     NoSuchMachine { cluster: String, member: MemberName },
     #[error("the agent of {member} did not come up; its log ends with: {last_words}")]
     AgentDied { member: MemberName, last_words: String },
+    #[error("`network: netns` needs {what}")]
+    NetnsNeeds { what: String },
+    #[error("the spec names another `network` than that of the cluster's machines: destroy it first, or put it back")]
+    OtherNetwork,
+    #[error("{member} cannot be cut off or slowed down: that needs a cluster with `network: netns`")]
+    OnLoopback { member: MemberName },
+    #[error("`{command}` failed: {said}")]
+    Command { command: String, said: String },
 }
 
-pub fn provider(kind: spec::Provider, home: &Home) -> Rc<dyn Provider> {
-    match kind {
-        spec::Provider::Local => Rc::new(Local::new(home)),
+/// The provider of one cluster's machines.
+pub fn provider(ledger: &Ledger, home: &Home) -> Rc<dyn Provider> {
+    match ledger.spec.provider {
+        spec::Provider::Local => Rc::new(Local::new(home, ledger)),
     }
 }

@@ -49,6 +49,48 @@ fn a_member_tells_its_state() {
 }
 
 #[test]
+fn a_downgrade_is_enabled_followed_and_cancelled() {
+    on_every_version(async |version| {
+        let etcd = Etcd::start(version, &Authority::new(), Setup::password());
+        let client = connect(&etcd);
+        etcd.ready(&client).await;
+        if !version.at_least(5) {
+            let refused = client.downgrade_cancel().await;
+            assert!(matches!(refused, Err(Error::Unimplemented)), "{refused:?}");
+            return;
+        }
+        if !version.at_least(6) {
+            // 3.5 tells nothing of a downgrade that could be followed.
+            return;
+        }
+        let minor = |text: &str| text.split('.').nth(1).and_then(|minor| minor.parse::<u32>().ok()).expect("a minor");
+        let newer = minor(&client.status().await.expect("a status").version);
+        let (lower, lowest) = (format!("3.{}", newer - 1), format!("3.{}", newer - 2));
+        let storage_is = async |minor: u32| match client.status().await?.storage_version {
+            Some(storage) if storage == format!("3.{minor}.0") => Ok(()),
+            _ => Err(Error::Timeout),
+        };
+
+        let refused = client.downgrade_validate(&lowest).await;
+        assert!(matches!(refused, Err(Error::Other { .. })), "{refused:?}");
+        // The version of a new cluster is settled a moment after it serves.
+        etcd.eventually(async || client.downgrade_validate(&lower).await).await;
+        assert_eq!(client.status().await.expect("a status").downgrade_target, None);
+
+        client.downgrade_enable(&lower).await.expect("enabled");
+        let told = client.status().await.expect("a status").downgrade_target;
+        assert_eq!(told, Some(format!("{lower}.0")));
+        let refused = client.downgrade_enable(&lower).await;
+        assert!(matches!(refused, Err(Error::Other { .. })), "{refused:?}");
+        etcd.eventually(async || storage_is(newer - 1).await).await;
+
+        client.downgrade_cancel().await.expect("cancelled");
+        assert_eq!(client.status().await.expect("a status").downgrade_target, None);
+        etcd.eventually(async || storage_is(newer).await).await;
+    });
+}
+
+#[test]
 fn leadership_moves_and_its_loss_is_told_at_once() {
     on_every_version(async |version| {
         let mut members = start_three(version, &Authority::new()).await;

@@ -1,4 +1,4 @@
-//! Addresses of local machines: each its own in 127.0.0.0/8, so that all can use etcd's standard ports.
+//! Addresses of local machines on the loopback network: each its own in 127.0.0.0/8, so that all can use etcd's standard ports.
 
 use std::fs;
 use std::io;
@@ -22,7 +22,7 @@ pub(super) fn choose(salt: &str, known: &[IpAddr]) -> Result<IpAddr, ProviderErr
             return Ok(candidate);
         }
     }
-    Err(ProviderError::NoAddress { tries: TRIES })
+    Err(ProviderError::NoAddress { range: format!("127.64.0.0/10 after {TRIES} tries") })
 }
 
 /// Makes sure that every port a member needs is free at this address.

@@ -1,4 +1,5 @@
-//! The local provider: a machine is a directory, an agent, and an address of its own in 127.0.0.0/8.
+//! The local provider: a machine is a directory, an agent, and an address of its own: in 127.0.0.0/8, or, under
+//! `network: netns`, in a network namespace that is made when the machine is switched on and goes when it is off.
 //!
 //! ```text
 //! machines/CLUSTER/MACHINE/
@@ -11,18 +12,21 @@
 //! was started in it, as pulling a plug would, only more gently.
 
 mod address;
+pub mod netns;
 
+use std::cell::RefCell;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_core::model::{CLIENT_PORT, MachineSeen, MemberName, Power};
+use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
+use quorate_core::spec::Network;
 use serde::{Deserialize, Serialize};
 
 use super::{Provider, ProviderError};
@@ -50,40 +54,43 @@ struct Mark {
     address: IpAddr,
 }
 
-#[derive(Clone, Debug)]
+impl Mark {
+    fn network(&self) -> Network {
+        if netns::Place::of(self).is_some() { Network::Netns } else { Network::Loopback }
+    }
+}
+
+#[derive(Debug)]
 pub struct Local {
     machines: PathBuf,
     programs: PathBuf,
+    cluster_id: String,
+    /// Where new machines go. What is there already is where its mark says.
+    network: Network,
+    range: netns::Range,
+    visit: RefCell<Option<netns::Visit>>,
 }
 
 impl Local {
-    pub fn new(home: &Home) -> Self {
-        Local { machines: home.machines(), programs: home.programs() }
-    }
-
-    fn directories(&self, cluster: &str) -> Result<Vec<PathBuf>, ProviderError> {
-        let entries = match fs::read_dir(self.machines.join(cluster)) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-            Err(e) => return Err(failed("read", &self.machines)(e)),
-        };
-        let hidden = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
-        Ok(entries.flatten().map(|e| e.path()).filter(|p| !hidden(p)).collect())
-    }
-
-    fn marked(&self, cluster: &str) -> Result<Vec<(PathBuf, Mark)>, ProviderError> {
-        let mut found = Vec::new();
-        for directory in self.directories(cluster)? {
-            if let Some(mark) = read_mark(&directory)? {
-                found.push((directory, mark));
-            }
+    pub fn new(home: &Home, ledger: &Ledger) -> Self {
+        Local {
+            machines: home.machines(),
+            programs: home.programs(),
+            cluster_id: ledger.cluster_id.clone(),
+            network: ledger.spec.network,
+            range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
+            visit: RefCell::new(None),
         }
-        Ok(found)
     }
 
-    fn find(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<Option<PathBuf>, ProviderError> {
+    fn find(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+    ) -> Result<Option<(PathBuf, Mark)>, ProviderError> {
         let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
-        Ok(self.marked(cluster)?.into_iter().find(|(_, mark)| meant(mark)).map(|(directory, _)| directory))
+        Ok(marked(&self.machines, cluster)?.into_iter().find(|(_, mark)| meant(mark)))
     }
 
     /// Where one controller drafts machines. Whoever comes after it removes the place, and with it the chance that a
@@ -128,7 +135,7 @@ impl Local {
         for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.strip_prefix('.').is_some_and(&doomed) {
-                remove(&entry.path())?;
+                bury(&entry.path())?;
             }
         }
         // Only an empty directory goes.
@@ -136,15 +143,13 @@ impl Local {
         Ok(())
     }
 
-    async fn pull_plug(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-        patience: Duration,
-    ) -> Result<(), ProviderError> {
-        if let Some(directory) = self.find(cluster, member, incarnation)? {
-            end_all(directory.join("root"), patience).await;
+    /// Networks of machines that are off: whoever switched them on or off did not come to the end.
+    fn remove_idle_networks(&self, cluster: &str) -> Result<(), ProviderError> {
+        for (directory, mark) in marked(&self.machines, cluster)? {
+            let Some(place) = netns::Place::of(&mark).filter(netns::Place::exists) else { continue };
+            if !is_running(&directory) && processes(&directory.join("root")).is_empty() {
+                place.remove()?;
+            }
         }
         Ok(())
     }
@@ -153,13 +158,35 @@ impl Local {
         if is_running(directory) {
             return Ok(());
         }
+        let Some(mark) = read_mark(directory)? else { return Err(gone(directory)) };
+        let Some(place) = netns::Place::of(&mark) else {
+            return self.start_agent(directory, mark.member, |mut command| command.spawn()).await;
+        };
+        let started = match place.make() {
+            Ok(()) => self.start_agent(directory, mark.member, |command| place.spawn(command)).await,
+            Err(error) => Err(error),
+        };
+        // A controller that wakes up late may have made it again for a machine that is gone.
+        if started.is_err() && !directory.exists() {
+            place.remove()?;
+        }
+        started
+    }
+
+    async fn start_agent(
+        &self,
+        directory: &Path,
+        member: MemberName,
+        spawn: impl FnOnce(Command) -> io::Result<Child>,
+    ) -> Result<(), ProviderError> {
         let log_path = directory.join("agent.log");
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
         let log = log.map_err(failed("opened", &log_path))?;
         let errors = log.try_clone().map_err(failed("opened", &log_path))?;
         let program = std::env::current_exe().map_err(failed("found", Path::new("quorate")))?;
         let root = directory.join("root");
-        let mut agent = Command::new(&program)
+        let mut command = Command::new(&program);
+        command
             .arg("agent")
             .arg("--root")
             .arg(&root)
@@ -171,14 +198,12 @@ impl Local {
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
-            .stderr(Stdio::from(errors))
-            .spawn()
-            .map_err(failed("started", &program))?;
+            .stderr(Stdio::from(errors));
+        let mut agent = spawn(command).map_err(failed("started", &program))?;
         let deadline = Instant::now() + AGENT_PATIENCE;
         while !is_running(directory) {
             let ended = agent.try_wait().map_err(failed("watched", &program))?.is_some();
             if ended || Instant::now() >= deadline {
-                let member = read_mark(directory)?.map(|m| m.member).unwrap_or_else(|| "?".into());
                 return Err(ProviderError::AgentDied { member, last_words: last_line(&log_path) });
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -189,6 +214,20 @@ impl Local {
 
 #[async_trait(?Send)]
 impl Provider for Local {
+    fn enter(&self, cluster: &str) -> Result<(), ProviderError> {
+        let marks = marked(&self.machines, cluster)?.into_iter().map(|(_, mark)| mark);
+        let place = marks.filter(|mark| mark.cluster_id == self.cluster_id).find_map(|mark| netns::Place::of(&mark));
+        let mut visit = self.visit.borrow_mut();
+        let Some(place) = place else {
+            *visit = None;
+            return Ok(());
+        };
+        if visit.is_none() {
+            *visit = Some(netns::Visit::begin()?);
+        }
+        visit.as_ref().map_or(Ok(()), |visit| visit.go(place.hub()))
+    }
+
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
@@ -196,15 +235,19 @@ impl Provider for Local {
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
             (member, MachineSeen { cluster_id, incarnation, power, headless, address })
         };
-        Ok(self.marked(cluster)?.into_iter().map(seen).collect())
+        Ok(marked(&self.machines, cluster)?.into_iter().map(seen).collect())
     }
 
     async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+        if self.network == Network::Netns {
+            netns::check()?;
+        }
         let drafts = self.drafts(cluster, fence);
         private_directory(&drafts).map_err(failed("made", &drafts))?;
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
-        self.sweep(cluster, older)
+        self.sweep(cluster, older)?;
+        self.remove_idle_networks(cluster)
     }
 
     async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
@@ -219,8 +262,16 @@ impl Provider for Local {
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError> {
         let mut known = Vec::new();
         for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
-            let marked = self.marked(&cluster.file_name().to_string_lossy())?;
+            let marked = marked(&self.machines, &cluster.file_name().to_string_lossy())?;
             known.extend(marked.into_iter().map(|(_, mark)| mark));
+        }
+        let ours: Vec<Mark> = known.iter().filter(|mark| mark.cluster_id == self.cluster_id).cloned().collect();
+        if ours.iter().any(|mark| mark.network() != self.network) {
+            return Err(ProviderError::OtherNetwork);
+        }
+        if self.network == Network::Netns {
+            let range = ours.first().and_then(|mark| netns::Range::of(mark.address)).unwrap_or(self.range);
+            return range.choose(wanted, salt, &ours);
         }
         let Some(pinned) = wanted else {
             return address::choose(salt, &known.into_iter().map(|mark| mark.address).collect::<Vec<_>>());
@@ -235,21 +286,23 @@ impl Provider for Local {
 
     async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
         match self.find(cluster, member, incarnation)? {
-            Some(directory) => self.switch_on(&directory).await,
+            Some((directory, _)) => self.switch_on(&directory).await,
             None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
         }
     }
 
     async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        self.pull_plug(cluster, member, incarnation, STOP_PATIENCE).await
+        let Some((directory, mark)) = self.find(cluster, member, incarnation)? else { return Ok(()) };
+        end_all(directory.join("root"), STOP_PATIENCE).await;
+        netns::Place::of(&mark).map_or(Ok(()), |place| place.remove())
     }
 
     async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        self.pull_plug(cluster, member, incarnation, Duration::ZERO).await?;
-        if let Some(directory) = self.find(cluster, member, incarnation)? {
+        if let Some((directory, _)) = self.find(cluster, member, incarnation)? {
+            end_all(directory.join("root"), Duration::ZERO).await;
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let doomed = directory.with_file_name(format!(".{name}{GONE}"));
-            remove(&doomed)?;
+            bury(&doomed)?;
             fs::rename(&directory, &doomed).map_err(failed("removed", &directory))?;
             // An agent that somebody had just started; one that starts later finds no seed.
             end_all(directory.join("root"), Duration::ZERO).await;
@@ -260,6 +313,23 @@ impl Provider for Local {
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
         self.sweep(cluster, |name| name.ends_with(GONE) || name.ends_with(DRAFTS))
     }
+}
+
+/// Every machine of a cluster's name, with its mark.
+fn marked(machines: &Path, cluster: &str) -> Result<Vec<(PathBuf, Mark)>, ProviderError> {
+    let entries = match fs::read_dir(machines.join(cluster)) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(e) => return Err(failed("read", machines)(e)),
+    };
+    let hidden = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
+    let mut found = Vec::new();
+    for directory in entries.flatten().map(|e| e.path()).filter(|p| !hidden(p)) {
+        if let Some(mark) = read_mark(&directory)? {
+            found.push((directory, mark));
+        }
+    }
+    Ok(found)
 }
 
 async fn end_all(root: PathBuf, patience: Duration) {
@@ -306,11 +376,23 @@ fn write_private(path: &Path, value: &impl Serialize) -> Result<(), ProviderErro
     file.and_then(|mut f| f.write_all(&bytes)).map_err(failed("written", path))
 }
 
+/// Removes what is left of a machine. Its network goes first, as only the mark tells which it is.
+fn bury(path: &Path) -> Result<(), ProviderError> {
+    if let Some(place) = read_mark(path)?.and_then(|mark| netns::Place::of(&mark)) {
+        place.remove()?;
+    }
+    remove(path)
+}
+
 fn remove(path: &Path) -> Result<(), ProviderError> {
     match fs::remove_dir_all(path) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("removed", path)(e)),
         _ => Ok(()),
     }
+}
+
+fn gone(directory: &Path) -> ProviderError {
+    failed("found", directory)(io::ErrorKind::NotFound.into())
 }
 
 fn last_line(path: &Path) -> String {

@@ -1,7 +1,7 @@
 //! Checks of the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
 
 use super::{Cluster, Findings};
-use crate::flags::{self, Knowledge};
+use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
 use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Retention, Severity, Size};
 use crate::versions::{self, Gate, Version};
 
@@ -17,12 +17,7 @@ pub(super) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     gateway(cluster, found);
     timeouts(cluster, found);
     compaction(cluster, found);
-    let etcd = &cluster.spec.etcd;
-    for name in etcd.flags.keys() {
-        if let Some((severity, message, hint)) = judge_flag(name, etcd.version) {
-            found.about_key(severity, cluster.at(&format!("etcd.flags.{name}")), message, hint);
-        }
-    }
+    flags(cluster, found);
 }
 
 fn release(cluster: &Cluster, found: &mut Findings) {
@@ -121,8 +116,53 @@ fn compaction(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
-/// What is wrong with a flag of this name, and the way out.
-fn judge_flag(name: &str, version: Version) -> Option<(Severity, String, String)> {
+fn flags(cluster: &Cluster, found: &mut Findings) {
+    let (given, version) = (&cluster.spec.etcd.flags, cluster.spec.etcd.version);
+    let at = |name: &str| cluster.at(&format!("etcd.flags.{}", name.split('=').next().unwrap_or(name)));
+    let Translation { flags: written, renamed, conflicts } = flags::translate(given, version);
+    for Renamed { given, written, doubled } in renamed {
+        let (given_name, written_name) = (described(given), described(written));
+        let (message, hint) = if doubled {
+            let both = format!("{given_name} and {written_name} are one setting");
+            let message = format!("{both}, and etcd {version} does not start with both; it gets the latter");
+            (message, format!("leave {given_name} out"))
+        } else {
+            let missing = format!("etcd {version} does not have {given_name}");
+            (format!("{missing}; it gets {written_name} instead"), format!("use {written_name}, which means the same"))
+        };
+        found.about_key(Severity::Warning, at(given), message, hint);
+    }
+    for Conflict { older, older_value, newer, newer_value } in &conflicts {
+        let (first, second) = (described(older), described(newer));
+        let message = format!("{first} and {second} are one setting, given here as {older_value} and {newer_value}");
+        found.about_key(Severity::Error, at(older), message, "keep one of them".to_owned());
+    }
+    let in_conflict = |name: &str| conflicts.iter().any(|conflict| [conflict.older, conflict.newer].contains(&name));
+    for (name, value) in written.iter().filter(|(name, _)| given.contains_key(*name) && !in_conflict(name)) {
+        let gates: Vec<_> = if name == FEATURE_GATES { flags::gate_names(value).collect() } else { Vec::new() };
+        let judged: Vec<_> = if gates.is_empty() {
+            judge_flag(name, version).into_iter().collect()
+        } else {
+            gates.iter().filter_map(|gate| judge_name(gate, version)).collect()
+        };
+        for (severity, message, hint) in judged {
+            found.about_key(severity, at(name), message, hint);
+        }
+    }
+}
+
+fn described(name: &str) -> String {
+    match name.split_once('=') {
+        Some((_, gate)) => format!("the feature gate `{gate}`"),
+        None => format!("the flag `{name}`"),
+    }
+}
+
+/// How bad it is, what is wrong, and the way out.
+type Judgement = (Severity, String, String);
+
+/// What is wrong with a flag of this name.
+fn judge_flag(name: &str, version: Version) -> Option<Judgement> {
     let error = |message: String, hint: String| Some((Severity::Error, message, hint));
     let bare = name.trim_start_matches('-');
     if bare != name {
@@ -131,42 +171,45 @@ fn judge_flag(name: &str, version: Version) -> Option<(Severity, String, String)
     if let Some(instead) = flags::managed(name) {
         return error(format!("the flag `{name}` is not for the operator to set"), instead.to_owned());
     }
+    judge_name(name, version)
+}
+
+/// What is wrong with the name of a flag or of a feature gate.
+fn judge_name(name: &str, version: Version) -> Option<Judgement> {
     // Of an unknown minor no flag is known; the gate has refused it already.
     if version.major != 3 || !versions::KNOWN_MINORS.contains(&version.minor) {
         return None;
     }
+    let error = |message: String, hint: String| Some((Severity::Error, message, hint));
+    let (kind, short) = match name.split_once('=') {
+        Some((_, gate)) => ("feature gate", gate),
+        None => ("flag", name),
+    };
     match flags::knowledge(name, version) {
         Knowledge::Known => None,
         Knowledge::Uncertain => Some((
             Severity::Warning,
-            format!("this quorate does not know whether etcd {version} has the flag `{name}`"),
-            "etcd does not start with a flag that it does not know: check `etcd --help`".to_owned(),
+            format!("this quorate does not know whether etcd {version} has the {kind} `{short}`"),
+            format!("etcd does not start with a {kind} that it does not know: check `etcd --help`"),
         )),
         Knowledge::Elsewhere(since) => error(
-            format!("etcd {version} has no flag `{name}`; {}", releases_with(&since)),
-            renamed(name, version).unwrap_or_else(|| "leave it out, or use another version".to_owned()),
+            format!("etcd {version} has no {kind} `{short}`; {}", releases_with(&since)),
+            "leave it out, or use another version".to_owned(),
         ),
-        Knowledge::Unknown { nearest } => error(
-            format!("no known etcd has a flag `{name}`"),
-            nearest.map_or("see `etcd --help`".to_owned(), |nearest| format!("did you mean `{nearest}`?")),
-        ),
+        Knowledge::Unknown { nearest } => {
+            let nearest = nearest.map(|name| name.split_once('=').map_or(name, |(_, gate)| gate));
+            error(
+                format!("no known etcd has a {kind} `{short}`"),
+                nearest.map_or("see `etcd --help`".to_owned(), |nearest| format!("did you mean `{nearest}`?")),
+            )
+        }
     }
 }
 
 fn releases_with(since: &[Version]) -> String {
     let each = since.iter().map(|version| match version.patch {
-        0 => format!("{}.{}", version.major, version.minor),
-        _ => format!("{}.{} from {version} on", version.major, version.minor),
+        0 => version.line(),
+        _ => format!("{} from {version} on", version.line()),
     });
     format!("these have it: {}", each.collect::<Vec<_>>().join(", "))
-}
-
-/// Many flags lost or gained the beginning `experimental-` between two minors.
-fn renamed(name: &str, version: Version) -> Option<String> {
-    let other = match name.strip_prefix("experimental-") {
-        Some(bare) => bare.to_owned(),
-        None => format!("experimental-{name}"),
-    };
-    let known = flags::knowledge(&other, version) == Knowledge::Known;
-    known.then(|| format!("in etcd {version} it is called `{other}`"))
 }

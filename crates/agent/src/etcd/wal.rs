@@ -1,0 +1,448 @@
+//! etcd's write-ahead log, read without etcd: how far it goes, and whose it is. It tells a torn end, which a crash leaves and
+//! etcd mends, from garbage. It changes a log only where it is asked to, and then only its end.
+//!
+//! A log is a row of files. A file is a row of frames: eight bytes of length, a record, and padding to a multiple of eight.
+//! Each record carries the CRC-32C over all data so far; each file begins with the value it starts from. Files are longer
+//! than what was written to them: the rest is zeros.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use prost::Message;
+use quorate_core::model::LogEnd;
+
+use crate::AgentError;
+
+/// A disk writes sectors whole or not at all: one of zeros inside of a record was never written.
+const SECTOR: usize = 512;
+
+const METADATA: i64 = 1;
+const ENTRY: i64 = 2;
+const STATE: i64 = 3;
+const CRC: i64 = 4;
+const SNAPSHOT: i64 = 5;
+
+#[derive(Clone, PartialEq, Message)]
+struct Record {
+    #[prost(int64, tag = "1")]
+    kind: i64,
+    #[prost(uint32, tag = "2")]
+    crc: u32,
+    #[prost(bytes = "vec", optional, tag = "3")]
+    data: Option<Vec<u8>>,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Metadata {
+    #[prost(uint64, tag = "1")]
+    member_id: u64,
+    #[prost(uint64, tag = "2")]
+    cluster_id: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Entry {
+    #[prost(uint64, tag = "2")]
+    term: u64,
+    #[prost(uint64, tag = "3")]
+    index: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct HardState {
+    #[prost(uint64, tag = "1")]
+    term: u64,
+    #[prost(uint64, tag = "2")]
+    vote: u64,
+    #[prost(uint64, tag = "3")]
+    commit: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Message)]
+struct Snapshot {
+    #[prost(uint64, tag = "1")]
+    index: u64,
+    #[prost(uint64, tag = "2")]
+    term: u64,
+}
+
+/// What the log in a data directory says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Log {
+    pub(super) member_id: u64,
+    pub(super) end: LogEnd,
+}
+
+/// Reads a log once for as long as its files stay as they are.
+#[derive(Default)]
+pub(crate) struct LogReader {
+    last: Mutex<Option<(Vec<FileSeen>, Option<Log>)>>,
+}
+
+/// With its length, and when it was last changed or put there.
+type FileSeen = (PathBuf, u64, (i64, i64));
+
+impl LogReader {
+    pub(super) fn read(&self, data: &Path) -> Result<Option<Log>, AgentError> {
+        let files = files(data)?;
+        let look = |path: &PathBuf| -> io::Result<FileSeen> {
+            let file = fs::metadata(path)?;
+            Ok((path.clone(), file.len(), (file.ctime(), file.ctime_nsec())))
+        };
+        let seen = files.iter().map(look).collect::<io::Result<Vec<_>>>();
+        let seen = seen.map_err(AgentError::file("look at", data))?;
+        let mut last = self.last.lock().expect("no holder panics");
+        if let Some((known, log)) = &*last
+            && *known == seen
+        {
+            return Ok(log.clone());
+        }
+        let log = read_files(&files)?.map(|(log, _)| log);
+        *last = Some((seen, log.clone()));
+        Ok(log)
+    }
+}
+
+/// Nothing where there is no log.
+#[cfg(test)]
+fn read(data: &Path) -> Result<Option<Log>, AgentError> {
+    Ok(read_files(&files(data)?)?.map(|(log, _)| log))
+}
+
+/// Has every entry of the log count as agreed, and says how many did not: etcd forgets those when it is made to go on alone,
+/// although the cluster may have agreed to them without this member being told.
+pub(super) fn agree_to_all(data: &Path) -> Result<u64, AgentError> {
+    let Some((log, tail)) = read_files(&files(data)?)? else { return Ok(0) };
+    let LogEnd { term, index, commit } = log.end;
+    if commit < index {
+        let HardState { term: in_term, vote, .. } = tail.state.unwrap_or_default();
+        let state = HardState { term: in_term.max(term), vote: if in_term < term { 0 } else { vote }, commit: index };
+        append(&tail, &state).map_err(AgentError::file("write", &tail.path))?;
+    }
+    Ok(index.saturating_sub(commit))
+}
+
+/// The files of a log in their order, which is that of their names.
+fn files(data: &Path) -> Result<Vec<PathBuf>, AgentError> {
+    let directory = data.join("member/wal");
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(AgentError::file("list", directory)(error)),
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();
+    let mut paths = paths.map_err(AgentError::file("list", directory))?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "wal"));
+    paths.sort();
+    Ok(paths)
+}
+
+/// Where the next record would go.
+struct Tail {
+    path: PathBuf,
+    offset: u64,
+    crc: u32,
+    state: Option<HardState>,
+}
+
+/// Goes back from the newest file only as far as needed: each file repeats whose log it is and the state so far, and what was
+/// written last holds.
+fn read_files(files: &[PathBuf]) -> Result<Option<(Log, Tail)>, AgentError> {
+    let mut tail = None;
+    let mut member_id = None;
+    let mut snapshot = Snapshot::default();
+    let mut entry = None;
+    for (age, path) in files.iter().rev().enumerate() {
+        let file = read_file(path, age == 0)?;
+        member_id = member_id.or(file.metadata.map(|metadata| metadata.member_id));
+        snapshot = if file.snapshot.index > snapshot.index { file.snapshot } else { snapshot };
+        let tail: &mut Tail =
+            tail.get_or_insert_with(|| Tail { path: path.clone(), offset: file.offset, crc: file.crc, state: None });
+        tail.state = tail.state.or(file.state);
+        entry = file.entry;
+        if entry.is_some() {
+            break;
+        }
+    }
+    let Some(tail) = tail else { return Ok(None) };
+    let Some(member_id) = member_id else {
+        return Err(AgentError::BadLog { path: tail.path, why: String::from("nothing says whose it is") });
+    };
+    let Entry { term, index } = entry.unwrap_or_default();
+    // Where the leader has sent a snapshot, the log goes on from there.
+    let (term, index) = if snapshot.index > index { (snapshot.term, snapshot.index) } else { (term, index) };
+    let commit = tail.state.unwrap_or_default().commit.max(snapshot.index).min(index);
+    Ok(Some((Log { member_id, end: LogEnd { term, index, commit } }, tail)))
+}
+
+/// What one file says: of each kind of record the last, of the snapshots the newest.
+#[derive(Default)]
+struct InFile {
+    metadata: Option<Metadata>,
+    entry: Option<Entry>,
+    state: Option<HardState>,
+    snapshot: Snapshot,
+    offset: u64,
+    crc: u32,
+}
+
+impl InFile {
+    fn take(&mut self, record: &Record) -> Result<(), String> {
+        let unreadable =
+            |error: prost::DecodeError| format!("a record of kind {} at {}: {error}", record.kind, self.offset);
+        let data = record.data.as_deref().unwrap_or_default();
+        match record.kind {
+            METADATA => self.metadata = Some(Metadata::decode(data).map_err(unreadable)?),
+            ENTRY => self.entry = Some(Entry::decode(data).map_err(unreadable)?),
+            STATE => self.state = Some(HardState::decode(data).map_err(unreadable)?),
+            SNAPSHOT => {
+                let snapshot = Snapshot::decode(data).map_err(unreadable)?;
+                self.snapshot = if snapshot.index > self.snapshot.index { snapshot } else { self.snapshot };
+            }
+            CRC => {}
+            kind => return Err(format!("a record of unknown kind {kind} at {}", self.offset)),
+        }
+        Ok(())
+    }
+}
+
+fn read_file(path: &Path, newest: bool) -> Result<InFile, AgentError> {
+    let file = File::open(path).map_err(AgentError::file("open", path))?;
+    let length = file.metadata().map_err(AgentError::file("look at", path))?.len();
+    let mut reader = BufReader::with_capacity(64 << 10, file);
+    let mut found = InFile::default();
+    let bad = |why: String| AgentError::BadLog { path: path.to_owned(), why };
+    loop {
+        let frame = next_frame(&mut reader, length - found.offset).map_err(AgentError::file("read", path))?;
+        let (record, size) = match frame {
+            Frame::None => return Ok(found),
+            Frame::TooLong if newest => return Ok(found),
+            Frame::TooLong => return Err(bad(format!("the record at {} goes beyond the end", found.offset))),
+            Frame::Whole { record, size } => match check(&record, found.crc) {
+                Some(record) => (record, size),
+                None if newest && is_torn(&record, found.offset) => return Ok(found),
+                None => return Err(bad(format!("garbage at {}", found.offset))),
+            },
+        };
+        found.take(&record).map_err(bad)?;
+        found.crc = record.crc;
+        found.offset += size;
+    }
+}
+
+enum Frame {
+    /// Nothing more was written.
+    None,
+    /// It says to be longer than what is left of the file.
+    TooLong,
+    /// The size is that of all of the frame.
+    Whole { record: Vec<u8>, size: u64 },
+}
+
+fn next_frame(reader: &mut impl Read, left: u64) -> io::Result<Frame> {
+    if left < 8 {
+        return Ok(Frame::None);
+    }
+    let mut field = [0; 8];
+    reader.read_exact(&mut field)?;
+    let field = u64::from_le_bytes(field);
+    if field == 0 {
+        return Ok(Frame::None);
+    }
+    // The highest bit says that there is padding, the lowest three of the same byte how much.
+    let padding = if field >> 63 == 1 { field >> 56 & 7 } else { 0 };
+    let record = field & ((1 << 56) - 1);
+    let size = 8 + record + padding;
+    if size > left {
+        return Ok(Frame::TooLong);
+    }
+    // No longer than the file, which is there to be read.
+    let mut bytes = vec![0; (record + padding) as usize];
+    reader.read_exact(&mut bytes)?;
+    bytes.truncate(record as usize);
+    Ok(Frame::Whole { record: bytes, size })
+}
+
+/// The record, if it is one and the checksum goes on from the one before.
+fn check(record: &[u8], before: u32) -> Option<Record> {
+    let record = Record::decode(record).ok()?;
+    let expected = match (record.kind, before) {
+        (CRC, 0) => record.crc,
+        _ => crc32c(before, record.data.as_deref().unwrap_or_default()),
+    };
+    (record.crc == expected).then_some(record)
+}
+
+/// Whether a sector of the record was never written.
+fn is_torn(record: &[u8], frame: u64) -> bool {
+    let begin = frame as usize + 8;
+    let first = SECTOR - begin % SECTOR;
+    let (head, rest) = record.split_at(first.min(record.len()));
+    [head].into_iter().chain(rest.chunks(SECTOR)).any(|part| !part.is_empty() && part.iter().all(|byte| *byte == 0))
+}
+
+/// Whatever torn record lies at the end gives way.
+fn append(tail: &Tail, state: &HardState) -> io::Result<()> {
+    let data = state.encode_to_vec();
+    let mut record = Record { kind: STATE, crc: crc32c(tail.crc, &data), data: Some(data) }.encode_to_vec();
+    let mut field = record.len() as u64;
+    let padding = (8 - record.len() % 8) % 8;
+    if padding > 0 {
+        field |= (0x80 | padding as u64) << 56;
+        record.resize(record.len() + padding, 0);
+    }
+    let mut file = OpenOptions::new().write(true).open(&tail.path)?;
+    let length = file.metadata()?.len();
+    file.set_len(tail.offset)?;
+    file.seek(SeekFrom::Start(tail.offset))?;
+    file.write_all(&field.to_le_bytes())?;
+    file.write_all(&record)?;
+    file.set_len(length.max(tail.offset + 8 + record.len() as u64))?;
+    file.sync_all()
+}
+
+/// Castagnoli's, going on from the value over what came before.
+fn crc32c(before: u32, data: &[u8]) -> u32 {
+    !data.iter().fold(!before, |crc, byte| CASTAGNOLI[((crc ^ u32::from(*byte)) & 0xff) as usize] ^ (crc >> 8))
+}
+
+const CASTAGNOLI: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut crc = byte as u32;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 1 == 1 { (crc >> 1) ^ 0x82f6_3b78 } else { crc >> 1 };
+            bit += 1;
+        }
+        table[byte] = crc;
+        byte += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file as etcd writes it, with zeros at its end.
+    fn file(before: u32, records: &[(i64, Vec<u8>)]) -> Vec<u8> {
+        let mut crc = before;
+        let mut bytes = Vec::new();
+        let first = [(CRC, Vec::new())];
+        for (kind, data) in first.iter().chain(records) {
+            crc = crc32c(crc, data);
+            let mut record = Record { kind: *kind, crc, data: Some(data.clone()) }.encode_to_vec();
+            let padding = (8 - record.len() % 8) % 8;
+            let flag = if padding > 0 { (0x80 | padding as u64) << 56 } else { 0 };
+            bytes.extend((record.len() as u64 | flag).to_le_bytes());
+            record.resize(record.len() + padding, 0);
+            bytes.extend(record);
+        }
+        bytes.resize(bytes.len() + 4096, 0);
+        bytes
+    }
+
+    fn metadata() -> (i64, Vec<u8>) {
+        (METADATA, Metadata { member_id: 7, cluster_id: 8 }.encode_to_vec())
+    }
+
+    fn entry(term: u64, index: u64) -> (i64, Vec<u8>) {
+        // With data, as a real one has.
+        let mut data = Entry { term, index }.encode_to_vec();
+        data.extend([0x22, 3, b'a', b'b', b'c']);
+        (ENTRY, data)
+    }
+
+    fn state(term: u64, commit: u64) -> (i64, Vec<u8>) {
+        (STATE, HardState { term, vote: 7, commit }.encode_to_vec())
+    }
+
+    fn snapshot(term: u64, index: u64) -> (i64, Vec<u8>) {
+        (SNAPSHOT, Snapshot { index, term }.encode_to_vec())
+    }
+
+    fn log(files: &[Vec<u8>]) -> tempfile::TempDir {
+        let directory = tempfile::tempdir().unwrap();
+        let wal = directory.path().join("member/wal");
+        fs::create_dir_all(&wal).unwrap();
+        for (number, bytes) in files.iter().enumerate() {
+            fs::write(wal.join(format!("{number:016x}-{number:016x}.wal")), bytes).unwrap();
+        }
+        fs::write(wal.join("0.tmp"), [0; 100]).unwrap();
+        directory
+    }
+
+    fn end(files: &[Vec<u8>]) -> Result<(u64, u64, u64), String> {
+        let read = read(log(files).path()).map_err(|error| error.to_string())?;
+        let LogEnd { term, index, commit } = read.expect("there is a log").end;
+        Ok((term, index, commit))
+    }
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        assert_eq!(crc32c(0, b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(crc32c(0, b"1234"), b"56789"), 0xe306_9283);
+    }
+
+    #[test]
+    fn the_last_entry_counts_also_when_it_takes_the_place_of_others() {
+        let mut records = vec![metadata(), snapshot(0, 0), entry(2, 1), entry(2, 2), entry(2, 3), state(2, 1)];
+        assert_eq!(end(&[file(0, &records)]), Ok((2, 3, 1)));
+        records.extend([entry(3, 2), state(3, 2)]);
+        assert_eq!(end(&[file(0, &records)]), Ok((3, 2, 2)));
+    }
+
+    #[test]
+    fn a_file_without_entries_leads_back_to_the_one_before() {
+        let before = file(0, &[metadata(), entry(2, 4), state(2, 4)]);
+        assert_eq!(end(&[before.clone(), file(99, &[metadata(), state(2, 4)])]), Ok((2, 4, 4)));
+        let received = file(99, &[metadata(), state(2, 4), snapshot(5, 90)]);
+        assert_eq!(end(&[before.clone(), received]), Ok((5, 90, 90)), "a snapshot of the leader");
+        assert_eq!(end(&[before, file(99, &[metadata(), snapshot(2, 3)])]), Ok((2, 4, 4)), "one of its own");
+        assert_eq!(read(Path::new("/nowhere")).unwrap(), None);
+    }
+
+    #[test]
+    fn a_torn_end_is_no_garbage() {
+        let whole = file(0, &[metadata(), entry(2, 1), state(2, 1)]);
+        let long = vec![b'x'; 2000];
+        let mut data = Entry { term: 2, index: 2 }.encode_to_vec();
+        data.extend([0x22, 0xd0, 0x0f]);
+        data.extend(&long);
+        let torn = file(0, &[metadata(), entry(2, 1), state(2, 1), (ENTRY, data)]);
+        assert_eq!(end(&[torn.clone()]), Ok((2, 2, 1)));
+        let written = whole.len() - 4096;
+        let cut = torn[..written + 700].to_vec();
+        assert_eq!(end(&[cut.clone()]), Ok((2, 1, 1)), "the file ends too early");
+        let mut unwritten = torn.clone();
+        unwritten[1024..1536].fill(0);
+        assert_eq!(end(&[unwritten.clone()]), Ok((2, 1, 1)), "a sector was not written");
+        let mut flipped = torn.clone();
+        flipped[written + 100] ^= 1;
+        assert!(end(&[flipped.clone()]).is_err());
+        assert!(end(&[cut, file(1, &[metadata()])]).is_err(), "the end of an older file");
+        assert!(end(&[vec![b'x'; 5000]]).is_err());
+    }
+
+    #[test]
+    fn what_was_not_known_to_be_agreed_can_be_made_so() {
+        let whole = file(0, &[metadata(), entry(2, 1), state(2, 1), entry(2, 2), entry(2, 3)]);
+        let written = whole.len() - 4096;
+        let mut torn = whole.clone();
+        torn[written..written + 8].copy_from_slice(&9000u64.to_le_bytes());
+        for bytes in [whole[..written].to_vec(), whole, torn] {
+            let directory = log(std::slice::from_ref(&bytes));
+            assert_eq!(agree_to_all(directory.path()).unwrap(), 2);
+            let LogEnd { term, index, commit } = read(directory.path()).unwrap().unwrap().end;
+            assert_eq!((term, index, commit), (2, 3, 3));
+            assert_eq!(agree_to_all(directory.path()).unwrap(), 0);
+            let length = fs::metadata(&files(directory.path()).unwrap()[0]).unwrap().len();
+            assert!(length >= bytes.len() as u64);
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Whether other machines can be reached from this one. It only knocks: a machine whose agent or etcd accepts a connection
+//! is there, whatever it would say.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use quorate_core::model::{AGENT_PORT, PEER_PORT};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+const PATIENCE: Duration = Duration::from_millis(500);
+
+pub(crate) async fn all(addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, bool> {
+    let mut knocking: JoinSet<_> =
+        addresses.into_iter().map(|address| async move { (address, reaches(address).await) }).collect();
+    let mut reached = BTreeMap::new();
+    while let Some(Ok((address, answers))) = knocking.join_next().await {
+        reached.insert(address, answers);
+    }
+    reached
+}
+
+async fn reaches(address: IpAddr) -> bool {
+    let opens = |port| async move { matches!(timeout(PATIENCE, TcpStream::connect((address, port))).await, Ok(Ok(_))) };
+    let (agent, peer) = tokio::join!(opens(AGENT_PORT), opens(PEER_PORT));
+    agent || peer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_machine_that_accepts_at_either_port_is_reached() {
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let [by_agent, by_etcd, nobody] = [203, 204, 205].map(|block| IpAddr::from([127, block, high, low]));
+        let _agent = tokio::net::TcpListener::bind((by_agent, AGENT_PORT)).await.unwrap();
+        let _etcd = tokio::net::TcpListener::bind((by_etcd, PEER_PORT)).await.unwrap();
+        let reached = all(BTreeSet::from([by_agent, by_etcd, nobody])).await;
+        assert_eq!(reached, BTreeMap::from([(by_agent, true), (by_etcd, true), (nobody, false)]));
+    }
+}

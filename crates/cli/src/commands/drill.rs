@@ -1,0 +1,181 @@
+//! `quorate drill`: rehearses faults on a running cluster, one scenario after another, and tells the verdicts.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use quorate_control::drill::check::Least;
+use quorate_control::drill::history::History;
+use quorate_control::drill::report::{self, Report};
+use quorate_control::drill::scenario::{DEFAULT, SCENARIOS, Scenario};
+use quorate_control::drill::workload::Load;
+use quorate_control::drill::{self, Ending, Options, Verdict};
+use quorate_core::model::Ledger;
+use serde::Serialize;
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::{Context, refuse_if_being_destroyed};
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+
+/// What `--output json` prints.
+#[derive(Serialize)]
+struct Told<'a> {
+    cluster: &'a str,
+    passed: bool,
+    scenarios: Vec<&'a Verdict>,
+}
+
+pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> {
+    if let Some(file) = &options.check {
+        return judge_again(file, &options);
+    }
+    if options.scenarios == ["list"] {
+        return list();
+    }
+    let scenarios = chosen(&options.scenarios)?;
+    let Some(name) = &options.name else {
+        return Err(Error::refused("no cluster was named", "name one: `quorate drill NAME`"));
+    };
+    let ledger = load::ledger(&context.home, name)?;
+    refuse_if_being_destroyed(context, Some(&ledger))?;
+    agree(name, &scenarios, &options)?;
+    // Before anything is disturbed: a file that cannot be written is better known now.
+    let mut history_file = options.history.as_deref().map(create).transpose()?;
+    let mut runs = Vec::new();
+    for scenario in scenarios {
+        output::talk(&format!("{}: {} …\n", scenario.name, scenario.does()));
+        let run = unless_interrupted(context, name, rehearse(context, name, scenario, &options)).await?;
+        if let (Some(file), Some(path)) = (&mut history_file, &options.history) {
+            run.1.write(file).map_err(Error::file("written", path))?;
+        }
+        if options.output.format == Format::Text {
+            output::print(&report::text(&run.0))?;
+        }
+        runs.push(run);
+    }
+    conclude(name, &ledger.spec.etcd.version.to_string(), &runs, &options)
+}
+
+async fn rehearse(
+    context: &Context,
+    name: &str,
+    scenario: Scenario,
+    options: &cli::Drill,
+) -> Result<(Verdict, History), Error> {
+    // The scenario before may have changed it.
+    let ledger: Ledger = load::ledger(&context.home, name)?;
+    let brought = load::brought_files(&ledger)?;
+    let seed = options.seed.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
+    let pause = Duration::from_millis(options.pause);
+    let how = Options {
+        least: Duration::from_secs(options.seconds),
+        load: Load { clients: options.clients, pause, seed, ..Load::default() },
+        traffic: Least::default(),
+        during: options.during.iter().flat_map(|words| words.split_whitespace()).map(str::to_owned).collect(),
+    };
+    let tell = |text: &str| output::talk(&format!("  {text}\n"));
+    Ok(drill::run(&context.home, &ledger, &brought, scenario, &how, &tell).await?)
+}
+
+/// What the faults did is undone when the drill is dropped half-way.
+async fn unless_interrupted<T>(
+    context: &Context,
+    name: &str,
+    work: impl Future<Output = Result<T, Error>>,
+) -> Result<T, Error> {
+    let mut ended = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
+    tokio::select! {
+        done = work => done,
+        _ = tokio::signal::ctrl_c() => Err(interrupted(context, name)),
+        _ = ended.recv() => Err(interrupted(context, name)),
+    }
+}
+
+fn interrupted(context: &Context, name: &str) -> Error {
+    let apply = context.command(&format!("apply {name}"));
+    Error::refused("the drill was interrupted, and its fault was undone", format!("`{apply}` starts what is still off"))
+}
+
+fn chosen(names: &[String]) -> Result<Vec<Scenario>, Error> {
+    let names: Vec<&str> =
+        if names.is_empty() { DEFAULT.to_vec() } else { names.iter().map(String::as_str).collect() };
+    let found = |name: &str| {
+        let unknown = || Error::refused(format!("there is no scenario `{name}`"), "`quorate drill --scenario list`");
+        Scenario::named(name).ok_or_else(unknown)
+    };
+    names.into_iter().map(found).collect()
+}
+
+fn list() -> Result<Exit, Error> {
+    let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
+    let mut rows = vec![row(["SCENARIO", "DOWNTIME", "NEEDS", "WHAT HAPPENS"])];
+    rows.extend(SCENARIOS.iter().map(|scenario| {
+        let downtime = scenario.downtime(3, false).text();
+        row([scenario.name, downtime, scenario.needs().unwrap_or("-"), &scenario.does()])
+    }));
+    output::print(&output::table(&rows))?;
+    Ok(Exit::Done)
+}
+
+fn agree(name: &str, scenarios: &[Scenario], options: &cli::Drill) -> Result<(), Error> {
+    if options.yes {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        return Err(Error::refused(
+            "a drill disturbs a running cluster, and there is no terminal to ask whether it may",
+            "pass --yes to rehearse without asking",
+        ));
+    }
+    let names: Vec<&str> = scenarios.iter().map(|s| s.name).collect();
+    match output::ask(&format!("disturb cluster {name} with {}? [y/N] ", names.join(", ")))?.as_str() {
+        "y" | "Y" | "yes" => Ok(()),
+        _ => Err(Error::Declined),
+    }
+}
+
+fn create(path: &Path) -> Result<BufWriter<File>, Error> {
+    Ok(BufWriter::new(File::create(path).map_err(Error::file("made", path))?))
+}
+
+/// The checker's word on what was recorded earlier.
+fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
+    let opened = File::open(file).map_err(Error::file("read", file))?;
+    let histories = History::read(BufReader::new(opened)).map_err(Error::file("read", file))?;
+    let judged = |history: History| (drill::judge(&history, Vec::new(), &Least::default()), history);
+    let runs: Vec<_> = histories.into_iter().map(judged).collect();
+    let Some((_, first)) = runs.first() else {
+        return Err(Error::refused(format!("{} holds no drill", file.display()), "give what --history wrote"));
+    };
+    if options.output.format == Format::Text {
+        let told: Vec<String> = runs.iter().map(|(verdict, _)| report::text(verdict)).collect();
+        output::print(&told.concat())?;
+    }
+    conclude(&first.head.cluster, "", &runs, options)
+}
+
+fn conclude(
+    cluster: &str,
+    etcd_version: &str,
+    runs: &[(Verdict, History)],
+    options: &cli::Drill,
+) -> Result<Exit, Error> {
+    let verdicts: Vec<&Verdict> = runs.iter().map(|(verdict, _)| verdict).collect();
+    let passed = verdicts.iter().all(|v| v.result == Ending::Passed);
+    if let Some(path) = &options.report {
+        let page = report::page(Report { cluster, etcd_version, runs });
+        std::fs::write(path, page).map_err(Error::file("written", path))?;
+        output::talk(&format!("the report is in {}\n", path.display()));
+    }
+    match options.output.format {
+        Format::Json => output::print_json(&Told { cluster, passed, scenarios: verdicts })?,
+        Format::Text => output::print(&format!("{}\n", report::tally(verdicts.into_iter())))?,
+    }
+    Ok(if passed { Exit::Done } else { Exit::Drill })
+}

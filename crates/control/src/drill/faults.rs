@@ -1,0 +1,283 @@
+//! Faults of machines, and their undoing. A fault that lasts is undone when its `Harm` is dropped, however the drill ends.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quorate_core::model::MemberName;
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use rustix::process::Signal;
+
+use super::machine::{Machine, copy_tree};
+use crate::home::Home;
+use crate::process::Process;
+use crate::providers::{ProviderError, netns};
+
+/// How long faults last that end by themselves.
+pub const LASTS: Duration = Duration::from_secs(5);
+/// Between the copy of a data directory and the day it comes back.
+const AGES: Duration = Duration::from_secs(3);
+/// Each way.
+const DELAY: u32 = 100;
+/// Beyond what is on the disk already: a segment of etcd's log is 64 MiB, and there may be two new ones.
+const DISK_ROOM: u64 = 192 << 20;
+
+/// What happens to a machine, or to the controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// etcd gets SIGKILL.
+    Kill,
+    /// etcd gets SIGTERM.
+    Terminate,
+    /// etcd gets SIGSTOP, and SIGCONT after a while.
+    Stop,
+    /// Every process ends at once, and the machine is off.
+    PowerCut,
+    /// The power fails, and the data is gone when it comes back.
+    Wipe,
+    /// The power fails, and the data is that of some seconds before when it comes back.
+    OldData,
+    /// Nothing more can be written to the disk for a while.
+    FullDisk,
+    /// Nothing comes from it or reaches it for a while.
+    Partition,
+    /// Packets to and from it take longer for a while.
+    Delay,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FaultError {
+    #[error("etcd does not run on {member}")]
+    NotRunning { member: MemberName },
+    #[error("the fault cannot be made on {member}: {what}")]
+    Io { member: MemberName, what: &'static str, source: io::Error },
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+}
+
+/// Where faults strike.
+#[derive(Clone, Copy)]
+pub struct Place<'a> {
+    pub home: &'a Home,
+    pub cluster: &'a str,
+    pub machine: &'a Machine,
+}
+
+/// A fault that lasts until this is dropped.
+#[must_use]
+#[derive(Debug)]
+pub struct Harm {
+    undo: Vec<Undo>,
+}
+
+#[derive(Debug)]
+enum Undo {
+    Continue(Process),
+    Remove(PathBuf),
+    Reconnect { home: Home, cluster: String, member: MemberName },
+}
+
+impl Drop for Harm {
+    fn drop(&mut self) {
+        for undo in self.undo.drain(..).rev() {
+            match undo {
+                Undo::Continue(process) => process.signal(Signal::CONT),
+                Undo::Remove(path) if path.is_dir() => drop(fs::remove_dir_all(path)),
+                Undo::Remove(path) => drop(fs::remove_file(path)),
+                Undo::Reconnect { home, cluster, member } => drop(netns::heal(&home, &cluster, &member)),
+            }
+        }
+    }
+}
+
+impl Fault {
+    /// In words, for a mark on the timeline.
+    pub fn text(self, on: &str) -> String {
+        match self {
+            Fault::Kill => format!("etcd killed on {on}"),
+            Fault::Terminate => format!("etcd terminated on {on}"),
+            Fault::Stop => format!("etcd stopped on {on}"),
+            Fault::PowerCut => format!("power cut on {on}"),
+            Fault::Wipe => format!("disk wiped on {on}"),
+            Fault::OldData => format!("old data put back on {on}"),
+            Fault::FullDisk => format!("disk full on {on}"),
+            Fault::Partition => format!("{on} cut off"),
+            Fault::Delay => format!("{on} delayed by {DELAY} ms each way"),
+        }
+    }
+
+    /// Strikes. What lasts goes on until the harm is dropped.
+    pub async fn strike(self, place: Place<'_>) -> Result<Harm, FaultError> {
+        let Place { home, cluster, machine } = place;
+        let member = &machine.member;
+        let failed = |what| move |source| FaultError::Io { member: member.clone(), what, source };
+        let etcd = || machine.etcd().ok_or_else(|| FaultError::NotRunning { member: member.clone() });
+        let mut harm = Harm { undo: Vec::new() };
+        match self {
+            Fault::Kill => etcd()?.signal(Signal::KILL),
+            Fault::Terminate => etcd()?.signal(Signal::TERM),
+            Fault::Stop => {
+                let process = etcd()?;
+                harm.undo.push(Undo::Continue(process));
+                process.signal(Signal::STOP);
+            }
+            Fault::PowerCut => machine.cut_power().map_err(failed("the power cannot be cut"))?,
+            Fault::Wipe => {
+                machine.cut_power().map_err(failed("the power cannot be cut"))?;
+                machine.wipe().map_err(failed("its data cannot be removed"))?;
+            }
+            Fault::OldData => {
+                let copy = machine.directory().join("drill.old");
+                harm.undo.push(Undo::Remove(copy.clone()));
+                copy_while_stopped(machine, &copy, etcd()?).map_err(failed("its data cannot be copied"))?;
+                tokio::time::sleep(AGES).await;
+                machine.cut_power().map_err(failed("the power cannot be cut"))?;
+                let put_back = || fs::remove_dir_all(machine.data()).and_then(|()| fs::rename(&copy, machine.data()));
+                put_back().map_err(failed("its old data cannot be put back"))?;
+            }
+            Fault::FullDisk => {
+                let filler = machine.disk().join("drill.filler");
+                harm.undo.push(Undo::Remove(filler.clone()));
+                fill(&filler).map_err(failed("its disk cannot be filled"))?;
+            }
+            Fault::Partition | Fault::Delay => {
+                let (home, cluster, member) = (home.clone(), cluster.to_owned(), member.clone());
+                match self {
+                    Fault::Partition => netns::partition(&home, &cluster, &member)?,
+                    _ => netns::delay(&home, &cluster, &member, DELAY)?,
+                }
+                harm.undo.push(Undo::Reconnect { home, cluster, member });
+            }
+        }
+        Ok(harm)
+    }
+
+    /// Whether it goes on for a while, and can be undone.
+    pub fn lasts(self) -> bool {
+        matches!(self, Fault::Stop | Fault::FullDisk | Fault::Partition | Fault::Delay)
+    }
+
+    pub fn needs_netns(self) -> bool {
+        matches!(self, Fault::Partition | Fault::Delay)
+    }
+}
+
+/// Nothing is written while etcd is stopped, so the copy is what a power cut would have left.
+fn copy_while_stopped(machine: &Machine, copy: &std::path::Path, etcd: Process) -> io::Result<()> {
+    etcd.signal(Signal::STOP);
+    let _continues = Harm { undo: vec![Undo::Continue(etcd)] };
+    copy_tree(&machine.data(), copy)
+}
+
+/// Takes what room is left.
+fn fill(path: &std::path::Path) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    let mut block = vec![0; 1 << 20];
+    loop {
+        match file.write(&block) {
+            Ok(_) => {}
+            Err(e) if e.kind() == io::ErrorKind::StorageFull && block.len() > 4096 => block.truncate(block.len() / 2),
+            Err(e) if e.kind() == io::ErrorKind::StorageFull => return Ok(()),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// A small disk under a machine's data, so that it can be filled without filling anything else. The machine must be started
+/// again after it was put in, and again after it was taken out.
+#[must_use]
+#[derive(Debug)]
+pub struct SmallDisk {
+    machine: Machine,
+    mounted: bool,
+}
+
+impl SmallDisk {
+    /// Switches the machine off, and lets its data lie on a disk with little room.
+    pub fn put_in(machine: &Machine) -> Result<Self, FaultError> {
+        let failed = |what| move |source| FaultError::Io { member: machine.member.clone(), what, source };
+        machine.cut_power().map_err(failed("the power cannot be cut"))?;
+        let (disk, aside) = (machine.disk(), machine.directory().join("drill.disk"));
+        let fail = failed("its data cannot be put on a small disk (which only root can mount)");
+        let mut small = SmallDisk { machine: machine.clone(), mounted: false };
+        let result = (|| {
+            let room = size(&disk)? + DISK_ROOM;
+            copy_tree(&disk, &aside)?;
+            let options = std::ffi::CString::new(format!("size={room},mode=0700"))?;
+            mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), options.as_c_str())?;
+            small.mounted = true;
+            copy_tree(&aside, &disk)?;
+            fs::remove_dir_all(&aside)
+        })();
+        result.map(|()| small).map_err(fail)
+    }
+
+    /// Switches the machine off, and puts its data back where it was.
+    fn take_out(&mut self) -> io::Result<()> {
+        let (disk, aside) = (self.machine.disk(), self.machine.directory().join("drill.disk"));
+        if !std::mem::take(&mut self.mounted) {
+            return Ok(());
+        }
+        self.machine.cut_power()?;
+        let _ = fs::remove_dir_all(&aside);
+        copy_tree(&disk, &aside)?;
+        unmount(&disk, UnmountFlags::DETACH)?;
+        fs::remove_dir_all(&disk)?;
+        fs::rename(&aside, &disk)
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Where this fails the data is still on the small disk, which the mount table shows.
+        let _ = self.take_out();
+    }
+}
+
+/// What the files of a directory take, the holes in them not counted.
+fn size(directory: &std::path::Path) -> io::Result<u64> {
+    use std::os::unix::fs::MetadataExt;
+    let mut total = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let kind = entry.file_type()?;
+        total += if kind.is_dir() { size(&entry.path())? } else { entry.metadata()?.blocks() * 512 };
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_fault_left_goes_with_its_harm() {
+        let directory = tempfile::tempdir().unwrap();
+        let (file, tree) = (directory.path().join("filler"), directory.path().join("old"));
+        fs::write(&file, "x").unwrap();
+        fs::create_dir_all(tree.join("member")).unwrap();
+        drop(Harm { undo: vec![Undo::Remove(file.clone()), Undo::Remove(tree.clone())] });
+        assert!(!file.exists() && !tree.exists());
+    }
+
+    #[test]
+    fn a_stopped_process_goes_on_when_the_harm_is_dropped() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        let state = || {
+            let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+            stat.rsplit_once(") ").unwrap().1.chars().next()
+        };
+        let until = |wanted: &str| (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            state().is_some_and(|s| wanted.contains(s))
+        });
+        let process = Process::of(child.id()).unwrap();
+        process.signal(Signal::STOP);
+        assert!(until("T"));
+        drop(Harm { undo: vec![Undo::Continue(process)] });
+        assert!(until("SR"));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}

@@ -1,0 +1,169 @@
+//! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill looks at machines from
+//! outside like this; everything else goes through agents.
+
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use quorate_core::model::{CLIENT_PORT, MemberName, Stamp};
+use rustix::process::Signal;
+use serde::Deserialize;
+
+use crate::home::Home;
+use crate::process::{self, Process};
+
+/// How long killed processes may take to be gone.
+const DEATH: Duration = Duration::from_secs(10);
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Machine {
+    pub member: MemberName,
+    pub address: IpAddr,
+    directory: PathBuf,
+}
+
+/// The newest machine of every member, in the order of their names.
+pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
+    #[derive(Deserialize)]
+    struct Mark {
+        member: MemberName,
+        incarnation: u64,
+        address: IpAddr,
+    }
+    let directories = fs::read_dir(home.machines().join(cluster)).into_iter().flatten().flatten().map(|e| e.path());
+    let visible = directories.filter(|d| d.file_name().is_some_and(|n| !n.to_string_lossy().starts_with('.')));
+    let marked = visible.filter_map(|directory| {
+        let mark: Mark = serde_json::from_slice(&fs::read(directory.join("machine.json")).ok()?).ok()?;
+        Some((mark, directory))
+    });
+    let mut found: Vec<(Mark, PathBuf)> = marked.collect();
+    found.sort_by(|(a, _), (b, _)| (&a.member, b.incarnation).cmp(&(&b.member, a.incarnation)));
+    found.dedup_by(|(later, _), (kept, _)| later.member == kept.member);
+    let machine = |(Mark { member, address, .. }, directory)| Machine { member, address, directory };
+    found.into_iter().map(machine).collect()
+}
+
+/// Where clients connect.
+pub fn endpoints(home: &Home, cluster: &str) -> Vec<String> {
+    machines(home, cluster).iter().map(Machine::endpoint).collect()
+}
+
+impl Machine {
+    pub fn endpoint(&self) -> String {
+        match self.address {
+            IpAddr::V4(address) => format!("https://{address}:{CLIENT_PORT}"),
+            IpAddr::V6(address) => format!("https://[{address}]:{CLIENT_PORT}"),
+        }
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What would be the machine's disk for data.
+    pub fn disk(&self) -> PathBuf {
+        self.directory.join("root/var/lib")
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.disk().join("etcd")
+    }
+
+    fn stamp_file(&self) -> PathBuf {
+        self.disk().join("etcd.stamp")
+    }
+
+    /// Which formation its data belongs to.
+    pub fn stamp(&self) -> Option<Stamp> {
+        serde_json::from_slice(&fs::read(self.stamp_file()).ok()?).ok()
+    }
+
+    fn processes(&self) -> Vec<Process> {
+        process::with_environment("QUORATE_MACHINE", &self.directory.join("root").to_string_lossy())
+    }
+
+    /// The process of etcd, if it runs.
+    pub fn etcd(&self) -> Option<Process> {
+        self.processes().into_iter().find(|p| !p.is_called_with("agent"))
+    }
+
+    /// Ends everything on the machine at once, as when the power fails. The agent first, lest it start etcd again.
+    pub fn cut_power(&self) -> io::Result<()> {
+        let deadline = Instant::now() + DEATH;
+        loop {
+            let (agents, rest): (Vec<_>, Vec<_>) = self.processes().into_iter().partition(|p| p.is_called_with("agent"));
+            if agents.is_empty() && rest.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(io::Error::other("its processes do not end"));
+            }
+            agents.into_iter().chain(rest).for_each(|p| p.signal(Signal::KILL));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Removes the data and what tells whose it was.
+    pub fn wipe(&self) -> io::Result<()> {
+        fs::remove_dir_all(self.data())?;
+        match fs::remove_file(self.stamp_file()) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Copies a directory with all that is in it. Links and modes are kept.
+pub fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    fs::set_permissions(to, fs::metadata(from)?.permissions())?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let (kind, target) = (entry.file_type()?, to.join(entry.file_name()));
+        if kind.is_dir() {
+            copy_tree(&entry.path(), &target)?;
+        } else if kind.is_symlink() {
+            std::os::unix::fs::symlink(fs::read_link(entry.path())?, target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark(home: &Home, directory: &str, member: &str, incarnation: u64, address: &str) {
+        let directory = home.machines().join("demo").join(directory);
+        fs::create_dir_all(&directory).unwrap();
+        let mark = format!(r#"{{"member":"{member}","incarnation":{incarnation},"address":"{address}"}}"#);
+        fs::write(directory.join("machine.json"), mark).unwrap();
+    }
+
+    #[test]
+    fn the_newest_machine_of_each_member_counts_and_drafts_do_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::new(directory.path());
+        assert_eq!(machines(&home, "demo"), []);
+        mark(&home, "etcd-2", "etcd-2", 1, "127.0.0.2");
+        mark(&home, "etcd-1", "etcd-1", 1, "127.0.0.1");
+        mark(&home, "etcd-2.2", "etcd-2", 2, "127.0.0.22");
+        mark(&home, ".3.new", "etcd-3", 1, "127.0.0.3");
+        assert_eq!(endpoints(&home, "demo"), ["https://127.0.0.1:2379", "https://127.0.0.22:2379"]);
+    }
+
+    #[test]
+    fn a_tree_is_copied_with_all_that_is_in_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let (from, to) = (directory.path().join("a"), directory.path().join("b"));
+        fs::create_dir_all(from.join("member/wal")).unwrap();
+        fs::write(from.join("member/wal/0.wal"), "log").unwrap();
+        std::os::unix::fs::symlink("member", from.join("link")).unwrap();
+        copy_tree(&from, &to).unwrap();
+        assert_eq!(fs::read(to.join("link/wal/0.wal")).unwrap(), b"log");
+    }
+}

@@ -1,0 +1,364 @@
+//! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
+//! of all of it, on a thread and a runtime of their own, so that nothing else that happens in this process can hold them up.
+//!
+//! Everything lies below one prefix and is removed at the end. It records and does not judge.
+
+mod client;
+mod watcher;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use jiff::Timestamp;
+use quorate_etcd::{Client, ConnectOptions, Error, KeyRange, Login, RangeQuery};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+
+use super::history::{Call, FinalRead, Found, Head, History, Mark, Moment, Operation, Outcome, WatchRecord, Watched};
+use client::Worker;
+
+/// Bounds a request: a member that is stopped must not hold a client up for long.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often the endpoints are looked up: members come and go.
+const LOOK_UP: Duration = Duration::from_millis(300);
+/// How long the watches may take to begin, and to show the last write.
+const WATCH_PATIENCE: Duration = Duration::from_secs(20);
+/// How long the end may take to be written, and to be read through one endpoint.
+const END_PATIENCE: Duration = Duration::from_secs(20);
+const AFTER_FAILURE: Duration = Duration::from_millis(50);
+
+/// How much there is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Load {
+    pub clients: u32,
+    pub watchers: u32,
+    pub keys: u32,
+    /// Between two operations of one client.
+    pub pause: Duration,
+    /// What the clients choose follows from this.
+    pub seed: u64,
+}
+
+impl Default for Load {
+    fn default() -> Self {
+        Load { clients: 6, watchers: 3, keys: 5, pause: Duration::from_millis(15), seed: 1 }
+    }
+}
+
+/// As whom the clients come.
+#[derive(Clone)]
+pub struct Access {
+    pub ca: String,
+    /// Certificate and key.
+    pub identity: Option<(String, String)>,
+    pub login: Option<Login>,
+}
+
+impl Access {
+    /// A client of one member.
+    pub fn client(&self, endpoint: &str) -> Result<Client, Error> {
+        Client::connect(ConnectOptions {
+            identity: self.identity.clone(),
+            login: self.login.clone(),
+            connect_timeout: CONNECT_TIMEOUT,
+            request_timeout: REQUEST_TIMEOUT,
+            ..ConnectOptions::new(endpoint, &self.ca)
+        })
+    }
+}
+
+/// Says where clients can connect now.
+pub type FindEndpoints = Box<dyn Fn() -> Vec<String> + Send>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum WorkloadError {
+    #[error("the workload cannot be started")]
+    Start(#[source] std::io::Error),
+    #[error("the cluster does not answer, so there is nothing to rehearse: {why}")]
+    NotServing { why: String },
+    #[error("the last write of the run was not answered within {} seconds: {why}", END_PATIENCE.as_secs())]
+    NoEnd { why: String },
+}
+
+/// What the clients are to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Order {
+    GoOn,
+    End,
+    /// End without looking at what came of it.
+    GiveUp,
+}
+
+/// A workload that runs until it is finished, or dropped.
+pub struct Workload {
+    clock: Clock,
+    order: watch::Sender<Order>,
+    marks: Vec<Mark>,
+    thread: Option<JoinHandle<Result<History, WorkloadError>>>,
+}
+
+/// Moments since the beginning of the run.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock(Instant);
+
+impl Clock {
+    /// One whose run begins now.
+    pub fn begin() -> Self {
+        Clock(Instant::now())
+    }
+
+    pub fn now(self) -> Moment {
+        u64::try_from(self.0.elapsed().as_micros()).unwrap_or(Moment::MAX)
+    }
+}
+
+impl Workload {
+    /// Begins at once. The head says what it is for; the rest of it is filled in.
+    pub fn start(
+        mut head: Head,
+        access: Access,
+        load: Load,
+        find: FindEndpoints,
+    ) -> Result<Self, WorkloadError> {
+        let clock = Clock::begin();
+        let (order, orders) = watch::channel(Order::GoOn);
+        head.began = Timestamp::now();
+        (head.clients, head.watchers, head.seed) = (load.clients, load.watchers, load.seed);
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+        let runtime = runtime.map_err(WorkloadError::Start)?;
+        let shared = Shared {
+            access: Arc::new(access),
+            prefix: format!("/quorate-drill/{}/", quorate_pki::random_hex(6)),
+            endpoints: Arc::new(Mutex::new(find())),
+            clock,
+            history: Arc::new(Mutex::new(History { head, ..History::default() })),
+        };
+        let run = move || runtime.block_on(shared.run(load, find, orders));
+        let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
+        let thread = thread.map_err(WorkloadError::Start)?;
+        Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
+    }
+
+    pub fn clock(&self) -> Clock {
+        self.clock
+    }
+
+    /// Whether it has ended by itself, which it does only when it could not begin.
+    pub fn has_ended(&self) -> bool {
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Notes what was done to the cluster meanwhile.
+    pub fn mark(&mut self, mark: Mark) {
+        self.marks.push(mark);
+    }
+
+    /// Lets the clients end, reads the end through every endpoint, and tidies up.
+    pub fn finish(mut self) -> Result<History, WorkloadError> {
+        let _ = self.order.send(Order::End);
+        let thread = self.thread.take().expect("it is joined once");
+        let mut history = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        history.marks = std::mem::take(&mut self.marks);
+        Ok(history)
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        let _ = self.order.send(Order::GiveUp);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What all tasks of a workload have in common.
+#[derive(Clone)]
+struct Shared {
+    access: Arc<Access>,
+    prefix: String,
+    endpoints: Arc<Mutex<Vec<String>>>,
+    clock: Clock,
+    history: Arc<Mutex<History>>,
+}
+
+impl Shared {
+    async fn run(
+        self,
+        load: Load,
+        find: FindEndpoints,
+        mut orders: watch::Receiver<Order>,
+    ) -> Result<History, WorkloadError> {
+        let endpoints = self.endpoints.clone();
+        let looking = tokio::spawn(async move {
+            loop {
+                sleep(LOOK_UP).await;
+                let found = find();
+                if !found.is_empty() {
+                    *endpoints.lock().expect("no holder panics") = found;
+                }
+            }
+        });
+        let (through, reached) = watch::channel(None);
+        let (began, mut begun) = watch::channel(0);
+        let watchers: Vec<_> = (0..load.watchers)
+            .map(|number| tokio::spawn(self.clone().watch(number, began.clone(), reached.clone())))
+            .collect();
+        let all = timeout(WATCH_PATIENCE, begun.wait_for(|count| *count == load.watchers)).await;
+        if all.is_err() {
+            watchers.iter().for_each(|w| w.abort());
+            return Err(WorkloadError::NotServing { why: String::from("watches could not be begun") });
+        }
+        let mut clients: Vec<_> = (0..load.clients)
+            .map(|number| tokio::spawn(Worker::new(&self, number).choose(load, orders.clone())))
+            .collect();
+        clients.push(tokio::spawn(Worker::new(&self, load.clients).keep_lease(orders.clone())));
+        let _ = orders.wait_for(|order| *order != Order::GoOn).await;
+        for client in clients {
+            client.await.expect("a client does not panic");
+        }
+        let given_up = *orders.borrow() == Order::GiveUp;
+        let ended = if given_up { Ok(()) } else { self.end(load, through, watchers).await };
+        looking.abort();
+        self.tidy_up().await;
+        ended?;
+        let mut history = std::mem::take(&mut *self.history.lock().expect("no holder panics"));
+        history.head.ended = history.operations.iter().map(|o| o.ended).max().unwrap_or(0);
+        Ok(history)
+    }
+
+    /// Writes once more, waits until every watch has shown that, and reads what is there through every endpoint.
+    async fn end(
+        &self,
+        load: Load,
+        through: watch::Sender<Option<i64>>,
+        watchers: Vec<tokio::task::JoinHandle<()>>,
+    ) -> Result<(), WorkloadError> {
+        let mut worker = Worker::new(self, load.clients + 1);
+        let deadline = Instant::now() + END_PATIENCE;
+        let last = loop {
+            match worker.put("end").await {
+                Outcome::Written { revision } => break revision,
+                Outcome::Unknown { why } if Instant::now() > deadline => {
+                    watchers.iter().for_each(|w| w.abort());
+                    return Err(WorkloadError::NoEnd { why });
+                }
+                _ => sleep(AFTER_FAILURE).await,
+            }
+        };
+        let _ = through.send(Some(last));
+        let deadline = tokio::time::Instant::now() + WATCH_PATIENCE;
+        for mut watcher in watchers {
+            // One that does not get there is told by what it recorded.
+            if tokio::time::timeout_at(deadline, &mut watcher).await.is_err() {
+                watcher.abort();
+            }
+        }
+        for endpoint in self.endpoints() {
+            let pairs = self.read_all(&endpoint, last).await;
+            self.history().finals.push(FinalRead { endpoint, revision: last, pairs });
+        }
+        Ok(())
+    }
+
+    /// All that is there, as of one revision, so that a write that comes late is no surprise.
+    async fn read_all(&self, endpoint: &str, revision: i64) -> Result<BTreeMap<String, Found>, String> {
+        let deadline = Instant::now() + END_PATIENCE;
+        let client = self.access.client(endpoint).map_err(|e| e.to_string())?;
+        loop {
+            let query = RangeQuery { revision, ..RangeQuery::new(KeyRange::prefix(self.prefix.as_str())) };
+            match client.range(query).await {
+                Ok(found) => {
+                    let pair = |p: quorate_etcd::KeyValue| (self.short(&p.key), of_pair(&p));
+                    return Ok(found.pairs.into_iter().map(pair).collect());
+                }
+                Err(error) if Instant::now() > deadline => return Err(error.to_string()),
+                Err(_) => sleep(AFTER_FAILURE).await,
+            }
+        }
+    }
+
+    /// Removes every key of the run, through whichever endpoint does it.
+    async fn tidy_up(&self) {
+        for endpoint in self.endpoints() {
+            let Ok(client) = self.access.client(&endpoint) else { continue };
+            if client.delete(KeyRange::prefix(self.prefix.as_str())).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn endpoints(&self) -> Vec<String> {
+        self.endpoints.lock().expect("no holder panics").clone()
+    }
+
+    fn history(&self) -> std::sync::MutexGuard<'_, History> {
+        self.history.lock().expect("no holder panics")
+    }
+
+    fn record(&self, client: u32, endpoint: &str, call: Call, called: Moment, outcome: Outcome) {
+        let (ended, endpoint) = (self.clock.now(), endpoint.to_owned());
+        let mut history = self.history();
+        let id = history.operations.len() as u64 + 1;
+        history.operations.push(Operation { id, client, endpoint, call, called, ended, outcome });
+    }
+
+    fn note(&self, watcher: u32, what: Watched) {
+        let at = self.clock.now();
+        self.history().watches.push(WatchRecord { watcher, at, what });
+    }
+
+    fn long(&self, key: &str) -> String {
+        format!("{}{key}", self.prefix)
+    }
+
+    /// A key without the prefix.
+    fn short(&self, key: &[u8]) -> String {
+        let key = String::from_utf8_lossy(key);
+        key.strip_prefix(&self.prefix).unwrap_or(&key).to_owned()
+    }
+}
+
+fn of_pair(pair: &quorate_etcd::KeyValue) -> Found {
+    Found { value: String::from_utf8_lossy(&pair.value).into_owned(), mod_revision: pair.mod_revision }
+}
+
+/// A connection to one member, and to the next when that one fails.
+struct Seat {
+    shared: Shared,
+    number: usize,
+    open: Option<(String, Client)>,
+}
+
+impl Seat {
+    fn new(shared: &Shared, number: u32) -> Self {
+        Seat { shared: shared.clone(), number: number as usize, open: None }
+    }
+
+    fn client(&mut self) -> Result<(String, Client), String> {
+        if self.open.is_none() {
+            let endpoints = self.shared.endpoints();
+            let endpoint = endpoints.get(self.number % endpoints.len().max(1)).ok_or("there is no endpoint")?;
+            let client = self.shared.access.client(endpoint).map_err(|e| e.to_string())?;
+            self.open = Some((endpoint.clone(), client));
+        }
+        self.open.clone().ok_or_else(|| String::from("there is no endpoint"))
+    }
+
+    fn move_on(&mut self) {
+        self.number += 1;
+        self.open = None;
+    }
+}
+
+/// The error and what is behind it, in one line.
+fn why(error: &Error) -> String {
+    use std::error::Error as _;
+    match error.source() {
+        Some(source) => format!("{error}: {source}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,342 @@
+//! Hosts of their own for local machines: each is in a network namespace, and all of a cluster hang on one bridge, which is
+//! in a namespace too, the cluster's hub. Nothing is added to the host's own network, so nothing can leave by mistake.
+//!
+//! All names follow from a machine's mark: whatever an interrupted call left is found, and used or removed, by the next.
+//! From the hub the controller and clients reach every member, and there a member can be cut off or slowed down.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr};
+use std::os::fd::AsFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use quorate_core::model::{CLIENT_PORT, MemberName};
+use quorate_core::spec::ClusterSpec;
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use sha2::{Digest, Sha256};
+
+use super::{Mark, failed};
+use crate::home::Home;
+use crate::providers::ProviderError;
+
+/// Where `ip` keeps the names of namespaces.
+const NAMES: &str = "/run/netns";
+/// The file system that namespaces are on. A name that is not on it was left by a boot before this one.
+const NAMESPACES: i64 = 0x6e73_6673;
+const THIS_THREAD: &str = "/proc/thread-self/ns/net";
+const BRIDGE: &str = "bridge";
+/// What a machine calls its end of the link.
+const INSIDE: &str = "eth0";
+/// What the kernel calls the states of a bridge's port.
+const FORWARDING: &str = "3";
+const DISABLED: &str = "0";
+
+/// The name of the namespace from which a cluster's members are reached.
+pub fn hub(cluster_id: &str) -> String {
+    format!("quorate-{cluster_id}")
+}
+
+/// Cuts a member off: nothing comes from it or reaches it, and it is not told. A machine that is switched off and on is
+/// connected again.
+pub fn partition(home: &Home, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+    Place::find(home, cluster, member)?.set_port(DISABLED)
+}
+
+/// Holds every packet to and from a member back for so many milliseconds.
+pub fn delay(home: &Home, cluster: &str, member: &MemberName, milliseconds: u32) -> Result<(), ProviderError> {
+    let place = Place::find(home, cluster, member)?;
+    let time = format!("{milliseconds}ms");
+    for (namespace, device) in place.ends() {
+        let queue =
+            ["-n", namespace, "qdisc", "replace", "dev", device, "root", "netem", "delay", &time, "limit", "100000"];
+        run("tc", &queue, "").map_err(|error| match error {
+            ProviderError::Command { said, .. } if said.contains("qdisc kind is unknown") => {
+                ProviderError::NetnsNeeds { what: String::from("a kernel with CONFIG_NET_SCH_NETEM to delay packets") }
+            }
+            other => other,
+        })?;
+    }
+    Ok(())
+}
+
+/// Ends what `partition` and `delay` began.
+pub fn heal(home: &Home, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+    let place = Place::find(home, cluster, member)?;
+    for (namespace, device) in place.ends() {
+        let shown = run("tc", &["-n", namespace, "qdisc", "show", "dev", device], "")?;
+        if shown.contains("netem") {
+            run("tc", &["-n", namespace, "qdisc", "delete", "dev", device, "root"], "")?;
+        }
+    }
+    place.set_port(FORWARDING)
+}
+
+/// The first three numbers of the addresses of one cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Range([u8; 3]);
+
+impl Range {
+    /// Where the spec pins addresses, that range; else one that follows from the cluster's id. Clusters cannot meet, so it
+    /// does not matter when two have the same.
+    pub(super) fn new(spec: &ClusterSpec, cluster_id: &str) -> Self {
+        let pinned = spec.members.iter().filter_map(|member| member.address).find_map(Range::of);
+        pinned.unwrap_or_else(|| {
+            let hash = Sha256::digest(cluster_id);
+            Range([10, hash[0], hash[1]])
+        })
+    }
+
+    pub(super) fn of(address: IpAddr) -> Option<Self> {
+        match address {
+            IpAddr::V4(v4) if !v4.is_loopback() => {
+                let [a, b, c, _] = v4.octets();
+                Some(Range([a, b, c]))
+            }
+            _ => None,
+        }
+    }
+
+    fn host(self, number: u8) -> Ipv4Addr {
+        let Range([a, b, c]) = self;
+        Ipv4Addr::new(a, b, c, number)
+    }
+
+    fn hub(self) -> Ipv4Addr {
+        self.host(1)
+    }
+
+    /// The pinned address, or one that no machine of the cluster has. Where to begin depends on the salt alone.
+    pub(super) fn choose(self, wanted: Option<IpAddr>, salt: &str, taken: &[Mark]) -> Result<IpAddr, ProviderError> {
+        let name = format!("{}/24", self.host(0));
+        let Some(pinned) = wanted else {
+            let begin = Sha256::digest(salt)[0];
+            let numbers = (0..=255).map(|step: u8| begin.wrapping_add(step)).filter(|number| (2..255).contains(number));
+            let mut free = numbers.map(|number| IpAddr::V4(self.host(number)));
+            let free = free.find(|address| taken.iter().all(|mark| mark.address != *address));
+            return free.ok_or(ProviderError::NoAddress { range: name });
+        };
+        if Range::of(pinned) != Some(self) {
+            let why = format!("this cluster's network is {name}");
+            return Err(ProviderError::AddressUnusable { address: pinned, why });
+        }
+        match taken.iter().find(|mark| mark.address == pinned) {
+            Some(mark) => {
+                let by = Some(mark.member.to_string());
+                Err(ProviderError::AddressTaken { address: pinned, port: CLIENT_PORT, by })
+            }
+            None => Ok(pinned),
+        }
+    }
+}
+
+/// Where one machine is: its own namespace, and its port on the bridge of its cluster.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Place {
+    hub: String,
+    own: String,
+    port: String,
+    address: Ipv4Addr,
+    range: Range,
+}
+
+impl Place {
+    /// None: the machine is on the host's loopback.
+    pub(super) fn of(mark: &Mark) -> Option<Self> {
+        let (IpAddr::V4(address), range) = (mark.address, Range::of(mark.address)?) else { return None };
+        let hub = hub(&mark.cluster_id);
+        Some(Place {
+            own: format!("{hub}-{}.{}", mark.member, mark.incarnation),
+            port: format!("port-{}", address.octets()[3]),
+            hub,
+            address,
+            range,
+        })
+    }
+
+    /// Of the member's newest machine.
+    fn find(home: &Home, cluster: &str, member: &MemberName) -> Result<Self, ProviderError> {
+        let marks = super::marked(&home.machines(), cluster)?.into_iter().map(|(_, mark)| mark);
+        let newest = marks.filter(|mark| mark.member == *member).max_by_key(|mark| mark.incarnation);
+        let missing = || ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() };
+        let place = Place::of(&newest.ok_or_else(missing)?);
+        place.ok_or_else(|| ProviderError::OnLoopback { member: member.clone() })
+    }
+
+    pub(super) fn hub(&self) -> &str {
+        &self.hub
+    }
+
+    /// Whether anything of it may be there.
+    pub(super) fn exists(&self) -> bool {
+        path(&self.own).exists() || path(&self.hub).exists()
+    }
+
+    /// Both ends of the machine's link.
+    fn ends(&self) -> [(&str, &str); 2] {
+        [(&self.hub, &self.port), (&self.own, INSIDE)]
+    }
+
+    /// Makes what is missing of it, and leaves alone what is there: an etcd whose agent has died may be running in it.
+    pub(super) fn make(&self) -> Result<(), ProviderError> {
+        let Place { hub, own, port, address, range } = self;
+        add(hub)?;
+        let mut lines = String::new();
+        if !has(hub, BRIDGE) {
+            lines += &format!("link add {BRIDGE} type bridge\n");
+        }
+        lines += &format!("link set lo up\naddress replace {}/24 dev {BRIDGE}\nlink set {BRIDGE} up\n", range.hub());
+        batch(hub, &lines)?;
+        add(own)?;
+        let mut lines = String::new();
+        let [outer, inner] = self.ends().map(|(namespace, device)| has(namespace, device));
+        if !(outer && inner) {
+            // An end whose other end is elsewhere: its namespace lives on without a name while a process is in it.
+            if outer {
+                lines += &format!("link delete {port}\n");
+            }
+            if inner {
+                batch(own, &format!("link delete {INSIDE}\n"))?;
+            }
+            lines += &format!("link add {port} type veth peer name {INSIDE} netns {own}\n");
+        }
+        lines += &format!("link set {port} master {BRIDGE} up\n");
+        batch(hub, &lines)?;
+        batch(own, &format!("link set lo up\naddress replace {address}/24 dev {INSIDE}\nlink set {INSIDE} up\n"))
+    }
+
+    /// The hub goes with its last machine.
+    pub(super) fn remove(&self) -> Result<(), ProviderError> {
+        delete(&self.own)?;
+        let of_this_hub = format!("{}-", self.hub);
+        let mut names = fs::read_dir(NAMES).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        if names.any(|name| name.to_string_lossy().starts_with(&of_this_hub)) {
+            return Ok(());
+        }
+        delete(&self.hub)
+    }
+
+    /// Starts a program in the machine. A child is where the thread is that starts it, so a thread goes there for that.
+    pub(super) fn spawn(&self, mut command: Command) -> io::Result<Child> {
+        let namespace = File::open(path(&self.own))?;
+        let starter = std::thread::spawn(move || {
+            go_to(&namespace)?;
+            command.spawn()
+        });
+        starter.join().expect("starting a program does not panic")
+    }
+
+    fn set_port(&self, state: &str) -> Result<(), ProviderError> {
+        run("bridge", &["-n", &self.hub, "link", "set", "dev", &self.port, "state", state], "").map(drop)
+    }
+}
+
+/// The stay of this thread in a hub. It ends where it began.
+#[derive(Debug)]
+pub(super) struct Visit {
+    outside: File,
+}
+
+impl Visit {
+    pub(super) fn begin() -> Result<Self, ProviderError> {
+        let outside = File::open(THIS_THREAD).map_err(failed("opened", Path::new(THIS_THREAD)))?;
+        Ok(Visit { outside })
+    }
+
+    /// Goes to the hub of a cluster, if it is there, and outside if not.
+    pub(super) fn go(&self, hub: &str) -> Result<(), ProviderError> {
+        if !is_namespace(hub) {
+            return go_to(&self.outside).map_err(failed("entered", Path::new(THIS_THREAD)));
+        }
+        let hub = path(hub);
+        let there = || -> io::Result<bool> { Ok(fs::metadata(THIS_THREAD)?.ino() == fs::metadata(&hub)?.ino()) };
+        if there().map_err(failed("found", &hub))? {
+            return Ok(());
+        }
+        File::open(&hub).and_then(|namespace| go_to(&namespace)).map_err(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied => needs("root"),
+            _ => failed("entered", &hub)(error),
+        })
+    }
+}
+
+impl Drop for Visit {
+    fn drop(&mut self) {
+        // Whoever could leave can return.
+        let _ = go_to(&self.outside);
+    }
+}
+
+fn go_to(namespace: &File) -> io::Result<()> {
+    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+/// Whether this host and this user can have network namespaces.
+pub(super) fn check() -> Result<(), ProviderError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(needs("root"));
+    }
+    run("ip", &["-Version"], "").map(drop)
+}
+
+fn needs(what: &str) -> ProviderError {
+    ProviderError::NetnsNeeds { what: what.to_owned() }
+}
+
+fn path(name: &str) -> PathBuf {
+    Path::new(NAMES).join(name)
+}
+
+fn is_namespace(name: &str) -> bool {
+    rustix::fs::statfs(path(name)).is_ok_and(|found| found.f_type == NAMESPACES)
+}
+
+fn add(name: &str) -> Result<(), ProviderError> {
+    if is_namespace(name) {
+        return Ok(());
+    }
+    delete(name)?;
+    run("ip", &["netns", "add", name], "").map(drop)
+}
+
+/// Removes a namespace, or a name that is none any more.
+fn delete(name: &str) -> Result<(), ProviderError> {
+    if !path(name).exists() {
+        return Ok(());
+    }
+    run("ip", &["netns", "delete", name], "").map(drop)
+}
+
+fn has(namespace: &str, device: &str) -> bool {
+    run("ip", &["-n", namespace, "link", "show", "dev", device], "").is_ok()
+}
+
+/// Runs commands of `ip`, one a line, in a namespace.
+fn batch(namespace: &str, lines: &str) -> Result<(), ProviderError> {
+    run("ip", &["-n", namespace, "-batch", "-"], lines).map(drop)
+}
+
+fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, ProviderError> {
+    let command = || {
+        let words = format!("{program} {}", arguments.join(" "));
+        if input.is_empty() { words } else { format!("{words}: {}", input.trim_end().replace('\n', ", ")) }
+    };
+    let unable = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => needs(&format!("the command `{program}`, which is in the package iproute2")),
+        _ => ProviderError::Command { command: command(), said: error.to_string() },
+    };
+    let piped = Stdio::piped;
+    let started = Command::new(program).args(arguments).stdin(piped()).stdout(piped()).stderr(piped()).spawn();
+    let mut child = started.map_err(unable)?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that has ended before it read all tells why by itself.
+        let _ = stdin.write_all(input.as_bytes());
+    }
+    let output = child.wait_with_output().map_err(unable)?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().lines().collect::<Vec<_>>().join("; ");
+    Err(ProviderError::Command { command: command(), said })
+}
