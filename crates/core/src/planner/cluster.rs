@@ -88,8 +88,8 @@ impl<'a> Cluster<'a> {
     }
 
     /// The healthy voter that changes go through: the leader where its agent answers, and never the one that goes.
-    pub fn spokesman(&self, except: Option<u64>) -> Option<&MemberName> {
-        let able = self.voters().filter(|m| m.healthy && Some(m.id) != except);
+    pub fn spokesman(&self, except: Option<u64>, trusted: impl Fn(&MemberName) -> bool) -> Option<&MemberName> {
+        let able = self.voters().filter(|m| m.healthy && Some(m.id) != except && trusted(&m.name));
         able.min_by_key(|m| !m.leads).map(|m| &m.name)
     }
 

@@ -156,7 +156,7 @@ fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -
     let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
     let goal = Some((wanted.major, wanted.minor));
     if cluster.cluster_version.as_deref().and_then(line) != goal {
-        let Some(through) = cluster.spokesman(None) else { return false };
+        let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)) else { return false };
         let why = format!("{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts");
         decision.step(Action::EnableDowngrade { through: through.clone(), version: target }, why);
         return false;

@@ -150,10 +150,10 @@ fn catch_up(
     match safety::may_promote(cluster, learner) {
         Err(because) => decision.block(because),
         Ok(after) => {
-            let Some(through) = cluster.spokesman(None) else { return };
+            let Some(through) = through(decision, cluster, None) else { return };
             let even = if after.all % 2 == 0 { even(desired, after.all) } else { String::new() };
             decision.step_expecting(
-                Action::Promote { through: through.clone(), member: learner.name.clone(), id: learner.id },
+                Action::Promote { through, member: learner.name.clone(), id: learner.id },
                 format!("it lags by {lag} entries; {} of {} voters will be healthy then{even}", after.healthy, after.all),
                 Precondition::Membership(cluster.membership()),
             );
@@ -182,10 +182,10 @@ fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Lis
 
 /// A learner has no vote, so that it goes without any risk.
 fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, failed: Option<&str>, why: &str) {
-    let Some(through) = cluster.spokesman(None) else { return };
+    let Some(through) = through(decision, cluster, None) else { return };
     decision.step_expecting(
         Action::RemoveMember {
-            through: through.clone(),
+            through,
             member: learner.name.clone(),
             id: learner.id,
             failed: failed.map(str::to_owned),
@@ -216,14 +216,14 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
         }
         return true;
     }
-    let (Some(through), Some(url), Some(facts)) = (cluster.spokesman(None), peer_url(seen, member), seen.facts(member))
+    let (Some(through), Some(url), Some(facts)) = (through(decision, cluster, None), peer_url(seen, member), seen.facts(member))
     else {
         return true;
     };
     let Voters { all, healthy } = cluster.count();
     let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url };
     decision.step_expecting(
-        Action::AddLearner { through: through.clone(), member: (*member).clone(), joining },
+        Action::AddLearner { through, member: (*member).clone(), joining },
         format!("{healthy} of {all} voters are healthy; a learner has no vote, so that nothing depends on it yet"),
         Precondition::Membership(cluster.membership()),
     );
@@ -254,14 +254,20 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
         let why = format!("{} leads and is about to leave: clients wait less when it hands over first", member.name);
         return decision.step(Action::MoveLeader { member: member.name.clone(), to, to_id }, why);
     }
-    let Some(through) = cluster.spokesman(Some(member.id)) else { return };
+    let Some(through) = through(decision, cluster, Some(member.id)) else { return };
     let Voters { all, healthy } = after;
     let even = if all % 2 == 0 { ", an even number, which survives no more than one less would" } else { "" };
     decision.step_expecting(
-        Action::RemoveMember { through: through.clone(), member: member.name.clone(), id: member.id, failed: None },
+        Action::RemoveMember { through, member: member.name.clone(), id: member.id, failed: None },
         format!("{why}; {healthy} of {all} voters remain healthy{even}, quorum is then {}", safety::quorum(all)),
         Precondition::Membership(cluster.membership()),
     );
+}
+
+/// The voter that a change goes through; none that is not known to be of this cluster.
+fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> Option<MemberName> {
+    let barred = |m: &MemberName| decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
+    cluster.spokesman(except, |m| !barred(m)).cloned()
 }
 
 /// What this run gave up, so that the operator is told.

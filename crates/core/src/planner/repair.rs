@@ -96,6 +96,9 @@ fn loss(
     let listed = cluster.and_then(|c| c.get(member));
     match safety::judge_data(desired, member, Some(token), seen.now, facts) {
         DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
+        DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => Some(Loss::Known(
+            format!("the machine of {member} is another than the one that joined, and holds nothing"),
+        )),
         DataVerdict::MayBeginAsNew if listed.is_some_and(|l| !l.is_learner) => {
             Some(Loss::Known(format!("{member} votes, and its data directory is empty: its disk was lost")))
         }
@@ -104,6 +107,11 @@ fn loss(
         }
         _ => None,
     }
+}
+
+/// The machine with which the member joined.
+fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> {
+    desired.formation.members()?.get(member).map(|known| known.machine_id.as_str())
 }
 
 /// Somebody else removed it. A list that is older than the last change says nothing.

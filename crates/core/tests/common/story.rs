@@ -16,6 +16,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
@@ -164,6 +165,11 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         }
         ["learner", "added", "at", address] => add_by_hand(scene, address, true),
         ["voter", "added", "at", address] => add_by_hand(scene, address, false),
+        ["pin", member] => {
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address;
+            pin(scene, member, address);
+        }
+        ["pin", member, "at", address] => pin(scene, member, address.parse().expect("an address")),
         ["membership", "changed", "just", "now"] => scene.ledger.last_change = Some(scene.seen.now),
         ["seconds", "pass:", seconds] => {
             let passed = SignedDuration::from_secs(seconds.parse().expect("a number of seconds"));
@@ -379,6 +385,11 @@ fn lead(scene: &mut Scene, leader: &MemberName) {
     for member in scene.spec.members.clone() {
         scene.facts_mut(&member.name.as_str().into()).etcd.status.as_mut().expect("a status").leader = id;
     }
+}
+
+fn pin(scene: &mut Scene, member: &str, address: IpAddr) {
+    let member = scene.spec.members.iter_mut().find(|m| m.name.as_str() == member);
+    member.expect("a member").address = Some(address);
 }
 
 /// Somebody added a member with another tool.
