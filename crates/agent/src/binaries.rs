@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quorate_core::model::BinarySource;
+use quorate_core::versions::Version;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
@@ -40,6 +41,10 @@ pub enum BinaryError {
     Run { program: PathBuf, source: io::Error },
     #[error("{command} failed: {said}")]
     Command { command: String, said: String },
+    #[error(
+        "there is no etcdutl {line} (at least {least}) beside {}, in {}, or on the PATH", etcd.display(), cache.display()
+    )]
+    NoEtcdutl { line: String, least: String, etcd: PathBuf, cache: PathBuf },
     #[error("Debian's package etcd-server is not offered as {wanted}; offered: {offered}")]
     NotOffered { wanted: String, offered: String },
     #[error("cannot fetch {url}: {why}")]
@@ -96,6 +101,27 @@ async fn of_version(etcd: PathBuf, wanted: &str, cache: &Path) -> Result<Binary,
 pub fn on_path(search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
     let directories = search.into_iter().flat_map(std::env::split_paths);
     directories.map(|directory| directory.join("etcd")).find(|path| is_program(path)).ok_or(BinaryError::NotOnPath)
+}
+
+/// An etcdutl that can restore the data of this etcd with a bumped revision: of the same minor, as another would write what
+/// etcd does not know; 3.4 has none, and takes what 3.5's writes.
+pub async fn etcdutl(etcd: &Path, version: &str, cache: &Path, search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
+    let not_etcd = || BinaryError::NotEtcd { path: etcd.to_owned() };
+    let wanted: Version = version.parse().map_err(|_| not_etcd())?;
+    let minor = wanted.minor.max(5);
+    let least = Version { minor, patch: if minor == 5 { 10 } else { 0 }, ..wanted };
+    let cached = fs::read_dir(cache).into_iter().flatten().flatten().map(|entry| entry.path());
+    let directories = etcd.parent().map(Path::to_owned).into_iter().chain(cached);
+    let directories = directories.chain(search.into_iter().flat_map(std::env::split_paths));
+    for program in directories.map(|directory| directory.join("etcdutl")).filter(|path| is_program(path)) {
+        let answer = run(Command::new(&program).arg("version")).await.unwrap_or_default();
+        let found = answer.lines().find_map(|line| line.strip_prefix("etcdutl version: ")?.trim().parse().ok());
+        if found.is_some_and(|found: Version| found.minor == minor && found >= least) {
+            return Ok(program);
+        }
+    }
+    let (line, etcd, cache) = (least.line(), etcd.to_owned(), cache.to_owned());
+    Err(BinaryError::NoEtcdutl { line, least: least.to_string(), etcd, cache })
 }
 
 fn at_path(path: &Path) -> Result<PathBuf, BinaryError> {

@@ -37,7 +37,7 @@ const FACTS: Duration = Duration::from_secs(4);
 const ENROLMENT: Duration = Duration::from_secs(60);
 const ORDER: Duration = Duration::from_secs(60);
 /// It may download etcd.
-const CONVERGE: Duration = Duration::from_secs(600);
+const SLOW_ORDER: Duration = Duration::from_secs(600);
 const ANSWER_BYTES: usize = 16 << 20;
 
 #[derive(Debug, thiserror::Error)]
@@ -123,7 +123,8 @@ impl AgentClient {
     }
 
     pub async fn order(&self, envelope: &Envelope) -> Result<(), ClientError> {
-        let time = if matches!(envelope.order, Order::Converge { .. }) { CONVERGE } else { ORDER };
+        let slow = matches!(envelope.order, Order::Converge { .. } | Order::Rebuild { .. });
+        let time = if slow { SLOW_ORDER } else { ORDER };
         self.verified(path::ORDERS, envelope, time).await?.of_ours()
     }
 

@@ -42,6 +42,8 @@ pub enum AgentError {
         .0.holds, .0.told_by, .0.acknowledged
     )]
     Older(OlderData),
+    #[error("the data could not be made anew: {why}")]
+    Rebuild { why: String },
     #[error("there is no user {user:?} on this machine for etcd to run as")]
     NoUser { user: String },
     #[error(transparent)]

@@ -3,6 +3,7 @@
 mod access;
 mod auth;
 mod data;
+mod downgrade;
 mod http;
 mod membership;
 mod older;

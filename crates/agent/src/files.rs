@@ -16,9 +16,13 @@ pub(crate) type Owner = (u32, u32);
 /// Replaces the file and returns when it would survive a power cut.
 pub(crate) fn write_durably(path: &Path, content: &[u8], mode: u32) -> Result<(), AgentError> {
     replace(path, content, mode, None, true)?;
-    let parent = parent(path);
-    let sync = File::open(parent).and_then(|directory| directory.sync_all());
-    sync.map_err(AgentError::file("make durable", parent))
+    make_durable(parent(path))
+}
+
+/// Returns when the names in the directory would survive a power cut.
+pub(crate) fn make_durable(directory: &Path) -> Result<(), AgentError> {
+    let sync = File::open(directory).and_then(|directory| directory.sync_all());
+    sync.map_err(AgentError::file("make durable", directory))
 }
 
 /// Replaces the file. After a power cut it may be the old one: for what the agent writes again when it starts.

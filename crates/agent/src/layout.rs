@@ -52,6 +52,16 @@ impl Layout {
         self.root.join("var/lib/etcd.remnant")
     }
 
+    /// Where new data is made of old.
+    pub(crate) fn rebuild(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.rebuild")
+    }
+
+    /// What was there before the formation of this token was made of it.
+    pub(crate) fn before(&self, token: &str) -> PathBuf {
+        self.root.join(format!("var/lib/etcd.before-{token}"))
+    }
+
     pub(crate) fn stamp(&self) -> PathBuf {
         self.root.join("var/lib/etcd.stamp")
     }

@@ -113,6 +113,9 @@ impl Agent {
         for error in [files, self.put_certificates().await].into_iter().filter_map(Result::err) {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }
+        if let Err(error) = self.finish_rebuild().await {
+            tracing::error!(error = error.in_full(), "the data of a new formation could not be put in place");
+        }
         self.resume_etcd().await;
     }
 }

@@ -48,6 +48,10 @@ pub(super) fn prepare(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError> 
         fs::rename(&data, layout.remnant()).map_err(AgentError::file("put aside", &data))?;
     }
     files::make_dir(&data, 0o700)?;
+    write_stamp(layout, stamp)
+}
+
+pub(super) fn write_stamp(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError> {
     let text = serde_json::to_vec(stamp).expect("plain data serializes");
     files::write_durably(&layout.stamp(), &text, files::PRIVATE)
 }

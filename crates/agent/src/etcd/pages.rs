@@ -138,7 +138,7 @@ async fn page(url: &str, path: &str, config: Arc<ClientConfig>, time: Duration) 
 }
 
 /// `NAME{LABEL="VALUE"} NUMBER`, one in a line.
-struct Metrics<'a>(&'a str);
+pub(super) struct Metrics<'a>(pub(super) &'a str);
 
 impl<'a> Metrics<'a> {
     fn find(&self, name: &str) -> Option<(&'a str, &'a str)> {
@@ -148,7 +148,7 @@ impl<'a> Metrics<'a> {
         self.0.lines().find_map(of)
     }
 
-    fn number(&self, name: &str) -> Option<u64> {
+    pub(super) fn number(&self, name: &str) -> Option<u64> {
         // Prometheus knows only floating point, and writes large numbers as 1.234e+06.
         let number: f64 = self.find(name)?.1.parse().ok()?;
         Some(number as u64)

@@ -149,7 +149,7 @@ impl Agent {
         Some((status, peers))
     }
 
-    async fn ask_cluster_version(&self) -> Option<String> {
+    pub(super) async fn ask_cluster_version(&self) -> Option<String> {
         let (url, config) = self.access.pages(&self.state.get())?;
         pages::cluster_version(&url, config, ANSWER).await
     }

@@ -223,7 +223,7 @@ fn not_as_expected(expected: String, found: String) -> Refusal {
     Refusal::NotAsExpected { expected, found }
 }
 
-fn describe(data: &DataSeen) -> String {
+pub(super) fn describe(data: &DataSeen) -> String {
     match data {
         DataSeen::Empty => String::from("no data"),
         DataSeen::Unstamped => String::from("data without a stamp"),

@@ -159,20 +159,10 @@ impl Shared {
         let pid = match record.process {
             Some(process) => Some(process.pid).filter(|pid| start_ticks(*pid) == Some(process.start_ticks))?,
             // That agent ended between starting etcd and noting which process it is.
-            None => self.search()?,
+            None => search(&data_argument(&self.layout))?,
         };
         let handle = Process::found(pid)?;
         Some((record, handle))
-    }
-
-    /// Looks through all processes for the etcd that works on our data.
-    fn search(&self) -> Option<i32> {
-        let wanted = data_argument(&self.layout);
-        let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        pids.into_iter().find(|pid: &i32| {
-            let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            start_ticks(*pid).is_some() && arguments.split(|byte| *byte == 0).any(|one| one == wanted.as_bytes())
-        })
     }
 
     fn keep(self: Arc<Self>, launch: Launch, process: Process, restarts: u32, gate: Gate) -> Keeper {
@@ -235,14 +225,28 @@ pub(crate) fn data_argument(layout: &Layout) -> String {
     format!("--data-dir={}", layout.data().display())
 }
 
+/// Looks through all processes for one that was given this argument.
+pub(crate) fn search(argument: &str) -> Option<i32> {
+    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.into_iter().find(|pid: &i32| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        start_ticks(*pid).is_some() && arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
+    })
+}
+
+/// etcd takes these for flags.
+pub(crate) fn without_etcd_variables(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
+        command.env_remove(name);
+    }
+    command
+}
+
 fn command(launch: &Launch, log: &fs::File) -> std::io::Result<Command> {
     let mut command = Command::new(&launch.program);
     command.args(launch.all_args()).process_group(0).stdin(Stdio::null());
     command.stdout(log.try_clone()?).stderr(log.try_clone()?);
-    // etcd takes these for flags.
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
-        command.env_remove(name);
-    }
+    without_etcd_variables(&mut command);
     Ok(command)
 }
 

@@ -1,0 +1,24 @@
+//! The way down to an older minor, by etcd's own procedure: it is announced, and etcd makes its data readable for the older
+//! release before any member runs it.
+
+use quorate_core::versions::Version;
+
+use crate::AgentError;
+use crate::agent::Agent;
+use crate::api::Refusal;
+
+impl Agent {
+    /// Where the cluster goes there already, or speaks that version by now, nothing is left to announce.
+    pub(crate) async fn downgrade(&self, version: String) -> Result<(), Refusal> {
+        let target: Version = version
+            .parse()
+            .map_err(|_| Refusal::Failed { why: format!("{version:?} is not a version to go down to") })?;
+        let goal = Version { patch: 0, ..target }.to_string();
+        let client = self.access.client(&self.state.get())?;
+        let going = client.status().await.map_err(AgentError::Etcd)?.downgrade_target;
+        if going.as_deref() == Some(&goal) || self.ask_cluster_version().await.as_deref() == Some(&goal) {
+            return Ok(());
+        }
+        Ok(client.downgrade_enable(&target.line()).await.map_err(AgentError::Etcd)?)
+    }
+}
