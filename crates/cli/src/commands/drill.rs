@@ -103,8 +103,7 @@ fn interrupted(context: &Context, name: &str) -> Error {
 }
 
 fn chosen(names: &[String]) -> Result<Vec<Scenario>, Error> {
-    let names: Vec<&str> =
-        if names.is_empty() { DEFAULT.to_vec() } else { names.iter().map(String::as_str).collect() };
+    let names: Vec<&str> = if names.is_empty() { DEFAULT.to_vec() } else { names.iter().map(String::as_str).collect() };
     let found = |name: &str| {
         let unknown = || Error::refused(format!("there is no scenario `{name}`"), "`quorate drill --scenario list`");
         Scenario::named(name).ok_or_else(unknown)

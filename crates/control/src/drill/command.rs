@@ -161,8 +161,7 @@ impl Running {
             Some(code) => format!(" (exit code {code})"),
             None => String::from(" (killed)"),
         };
-        let whole =
-            Mark { kind: MarkKind::Command, text: format!("{}{how}", self.words), from: self.began, to: now };
+        let whole = Mark { kind: MarkKind::Command, text: format!("{}{how}", self.words), from: self.began, to: now };
         let marks = self.marks.drain(..).chain(cut).chain([whole]).collect();
         let last = self.said.len().saturating_sub(6);
         Ended { code, marks, last_words: self.said[last..].join("\n") }

@@ -268,10 +268,12 @@ mod tests {
             let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
             stat.rsplit_once(") ").unwrap().1.chars().next()
         };
-        let until = |wanted: &str| (0..500).any(|_| {
-            std::thread::sleep(Duration::from_millis(5));
-            state().is_some_and(|s| wanted.contains(s))
-        });
+        let until = |wanted: &str| {
+            (0..500).any(|_| {
+                std::thread::sleep(Duration::from_millis(5));
+                state().is_some_and(|s| wanted.contains(s))
+            })
+        };
         let process = Process::of(child.id()).unwrap();
         process.signal(Signal::STOP);
         assert!(until("T"));

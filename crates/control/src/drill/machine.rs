@@ -93,7 +93,8 @@ impl Machine {
     pub fn cut_power(&self) -> io::Result<()> {
         let deadline = Instant::now() + DEATH;
         loop {
-            let (agents, rest): (Vec<_>, Vec<_>) = self.processes().into_iter().partition(|p| p.is_called_with("agent"));
+            let (agents, rest): (Vec<_>, Vec<_>) =
+                self.processes().into_iter().partition(|p| p.is_called_with("agent"));
             if agents.is_empty() && rest.is_empty() {
                 return Ok(());
             }

@@ -209,7 +209,10 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         && gap.seconds() > most.as_secs_f64()
     {
         let (stood, most) = (gap.seconds(), most.as_secs());
-        problems.push(format!("writes stood still for {stood:.2} s from {:.2} s on; at most {most} s was expected", gap.from));
+        problems.push(format!(
+            "writes stood still for {stood:.2} s from {:.2} s on; at most {most} s was expected",
+            gap.from
+        ));
     }
     let result = match (problems.is_empty(), too_little.is_empty()) {
         (false, _) => Ending::Failed,

@@ -116,7 +116,9 @@ impl Scenario {
             (Some(Fault::Stop), _) => format!("etcd on {target} is stopped for a while, and goes on"),
             (Some(Fault::PowerCut), _) => format!("the power of {target} fails: agent and etcd end at once"),
             (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is gone afterwards"),
-            (Some(Fault::OldData), _) => format!("the power of {target} fails, and its data is an older copy afterwards"),
+            (Some(Fault::OldData), _) => {
+                format!("the power of {target} fails, and its data is an older copy afterwards")
+            }
             (Some(Fault::FullDisk), _) => format!("the disk of {target} is full for a while"),
             (Some(Fault::Partition), _) => format!("{target} is cut off for a while"),
             (Some(Fault::Delay), _) => format!("packets to and from {target} are delayed for a while"),

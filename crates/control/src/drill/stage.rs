@@ -228,7 +228,10 @@ impl<'a> Stage<'a> {
                 return Ok(roles.swap_remove(0).0);
             }
             if Instant::now() > deadline {
-                return Err(DrillError::NoTarget { role, why: format!("none was seen for {} s", APPEARANCE.as_secs()) });
+                return Err(DrillError::NoTarget {
+                    role,
+                    why: format!("none was seen for {} s", APPEARANCE.as_secs()),
+                });
             }
             sleep(Duration::from_millis(50)).await;
         }

@@ -117,12 +117,7 @@ impl Clock {
 
 impl Workload {
     /// Begins at once. The head says what it is for; the rest of it is filled in.
-    pub fn start(
-        mut head: Head,
-        access: Access,
-        load: Load,
-        find: FindEndpoints,
-    ) -> Result<Self, WorkloadError> {
+    pub fn start(mut head: Head, access: Access, load: Load, find: FindEndpoints) -> Result<Self, WorkloadError> {
         let clock = Clock::begin();
         let (order, orders) = watch::channel(Order::GoOn);
         head.began = Timestamp::now();

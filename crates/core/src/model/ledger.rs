@@ -123,9 +123,9 @@ impl Formation {
     pub fn token(&self) -> Option<&str> {
         match self {
             Formation::Unformed => None,
-            Formation::Forming { token, .. } | Formation::Formed { token, .. } | Formation::Recovering { token, .. } => {
-                Some(token)
-            }
+            Formation::Forming { token, .. }
+            | Formation::Formed { token, .. }
+            | Formation::Recovering { token, .. } => Some(token),
         }
     }
 

@@ -222,7 +222,9 @@ impl UnsafeBecause {
                 "bring back as many as the quorum needs; where they are lost for good, `quorate recover` makes a new cluster of \
                  what the survivors hold, and says what may be lost",
             ),
-            UnsafeBecause::NotLost { .. } => String::from("there is nothing to recover: `quorate apply` replaces what is lost"),
+            UnsafeBecause::NotLost { .. } => {
+                String::from("there is nothing to recover: `quorate apply` replaces what is lost")
+            }
             UnsafeBecause::NothingSurvives { .. } => String::from(
                 "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
                  `quorate apply` begin anew",
@@ -333,7 +335,10 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "none of the {voters} members is seen with data of this cluster")
             }
             UnsafeBecause::SurvivorUnwanted { member } => {
-                write!(f, "the cluster is being recovered from {member}, which the spec does not name or the provider does not show")
+                write!(
+                    f,
+                    "the cluster is being recovered from {member}, which the spec does not name or the provider does not show"
+                )
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was taken out again: {why}")

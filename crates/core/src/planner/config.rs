@@ -44,7 +44,9 @@ fn version_path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBec
     let wanted = &wish.config.etcd.version;
     let settled = desired.formed_with.as_ref().map(|f| f.etcd_version.as_str());
     let spoken = Cluster::see(desired, seen)
-        .filter(|cluster| cluster.listed.iter().all(|m| status(seen, &m.name).is_none_or(|s| s.downgrade_target.is_none())))
+        .filter(|cluster| {
+            cluster.listed.iter().all(|m| status(seen, &m.name).is_none_or(|s| s.downgrade_target.is_none()))
+        })
         .and_then(|cluster| cluster.cluster_version?.parse::<Version>().ok());
     let mut path = Path::Same;
     for member in members.keys() {
@@ -53,7 +55,8 @@ fn version_path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBec
         let Some(running) = told.or(settled).filter(|_| !joining) else { continue };
         let (Ok(from), Ok(to)) = (running.parse::<Version>(), wanted.parse::<Version>()) else { continue };
         // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads.
-        let unfinished = spoken.is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to);
+        let unfinished =
+            spoken.is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to);
         let way = if unfinished { Ok(Path::Patch) } else { versions::path(from, to, desired.auth.is_some()) };
         match way {
             Ok(Path::Same) => {}
@@ -149,7 +152,8 @@ fn may_change_version(desired: &Desired, seen: &Observation, decision: &mut Deci
 /// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
 fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     let Some(cluster) = Cluster::see(desired, seen) else { return false };
-    let Some(wanted) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok()) else {
+    let Some(wanted) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok())
+    else {
         return false;
     };
     let target = Version { patch: 0, ..wanted }.to_string();
@@ -157,7 +161,9 @@ fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -
     let goal = Some((wanted.major, wanted.minor));
     if cluster.cluster_version.as_deref().and_then(line) != goal {
         let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)) else { return false };
-        let why = format!("{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts");
+        let why = format!(
+            "{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts"
+        );
         decision.step(Action::EnableDowngrade { through: through.clone(), version: target }, why);
         return false;
     }
@@ -179,9 +185,9 @@ fn follow(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Some(wish) = desired.members.values().next() else { return };
     let wanted = &wish.config.etcd.version;
     let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
-    let all_run_it = cluster.voters().all(|m| {
-        m.facts.and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| line(&s.version) == line(wanted))
-    });
+    let all_run_it = cluster
+        .voters()
+        .all(|m| m.facts.and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| line(&s.version) == line(wanted)));
     if let Some(now) = cluster.cluster_version.as_deref().filter(|now| all_run_it && line(now) != line(wanted)) {
         decision.wait(WaitingFor::ClusterVersion { now: now.to_owned(), wanted: wanted.clone() });
     }

@@ -124,7 +124,8 @@ fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision,
                     member: member.clone(),
                     incarnation: wish.incarnation,
                 };
-                let fresh = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayBeginAsNew;
+                let fresh =
+                    safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayBeginAsNew;
                 return decision.step_expecting(
                     Action::StartEtcd { member: member.clone(), bootstrap: fresh.then_some(stamp) },
                     if fresh {
@@ -199,11 +200,13 @@ fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, clu
             format!("etcd on {member} does not run; it holds data of this cluster"),
             Precondition::Data(facts.etcd.data.clone()),
         ),
-        (_, Some(status)) if ![cluster_id, UNTOLD].contains(&status.cluster_id) => decision.block(UnsafeBecause::OtherFormation {
-            member: member.clone(),
-            found: format!("etcd cluster {:x}", status.cluster_id),
-            ours: format!("etcd cluster {cluster_id:x}"),
-        }),
+        (_, Some(status)) if ![cluster_id, UNTOLD].contains(&status.cluster_id) => {
+            decision.block(UnsafeBecause::OtherFormation {
+                member: member.clone(),
+                found: format!("etcd cluster {:x}", status.cluster_id),
+                ours: format!("etcd cluster {cluster_id:x}"),
+            })
+        }
         // Waiting does not bring a majority back.
         _ if hopeless => {}
         _ => wait_for_etcd(decision, member, facts),

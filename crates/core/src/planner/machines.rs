@@ -1,7 +1,7 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use super::cluster::Cluster;
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{AgentSeen, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {

@@ -88,7 +88,13 @@ fn holds_a_place(desired: &Desired, seen: &Observation, member: &Listed<'_>) -> 
 }
 
 /// A member that was added and does not vote yet: it starts, catches up and is promoted, or goes again.
-fn bring_up(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>) {
+fn bring_up(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: &Cluster<'_>,
+    learner: &Listed<'_>,
+) {
     let Some(wish) = desired.members.get(&learner.name).filter(|_| learner.known) else {
         let why = "it is a learner that nobody wants, as an interrupted change leaves behind";
         return expel(decision, cluster, learner, None, why);
@@ -109,7 +115,13 @@ fn bring_up(desired: &Desired, seen: &Observation, decision: &mut Decision, clus
     }
 }
 
-fn start(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, wish: &DesiredMember) {
+fn start(
+    desired: &Desired,
+    decision: &mut Decision,
+    cluster: &Cluster<'_>,
+    learner: &Listed<'_>,
+    wish: &DesiredMember,
+) {
     let stamp = Stamp {
         cluster_id: desired.cluster_id.clone(),
         token: desired.formation.token().unwrap_or_default().to_owned(),
@@ -154,7 +166,10 @@ fn catch_up(
             let even = if after.all % 2 == 0 { even(desired, after.all) } else { String::new() };
             decision.step_expecting(
                 Action::Promote { through, member: learner.name.clone(), id: learner.id },
-                format!("it lags by {lag} entries; {} of {} voters will be healthy then{even}", after.healthy, after.all),
+                format!(
+                    "it lags by {lag} entries; {} of {} voters will be healthy then{even}",
+                    after.healthy, after.all
+                ),
                 Precondition::Membership(cluster.membership()),
             );
         }
@@ -216,7 +231,8 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
         }
         return true;
     }
-    let (Some(through), Some(url), Some(facts)) = (through(decision, cluster, None), peer_url(seen, member), seen.facts(member))
+    let (Some(through), Some(url), Some(facts)) =
+        (through(decision, cluster, None), peer_url(seen, member), seen.facts(member))
     else {
         return true;
     };

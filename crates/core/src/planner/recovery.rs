@@ -4,9 +4,7 @@
 
 use super::cluster::{Cluster, peer_url};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
-use crate::model::{
-    DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp,
-};
+use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
 
 /// How far above every revision ever seen a recovered cluster begins.
 const MARGIN: u64 = 1_000_000_000;
@@ -35,7 +33,9 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     let running: Vec<_> = survivors.iter().filter(|(_, f)| f.etcd.service != ServiceState::Stopped).collect();
     if !running.is_empty() {
         for (member, _) in running {
-            let why = format!("the majority is lost, and nothing may change on {member} while its data is compared and copied");
+            let why = format!(
+                "the majority is lost, and nothing may change on {member} while its data is compared and copied"
+            );
             decision.step(Action::StopEtcd { member: (*member).clone() }, why);
         }
         return;

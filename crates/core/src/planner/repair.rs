@@ -84,7 +84,10 @@ fn loss(
         return Some(Loss::Unseen { what, machine: Some(machine.clone()) });
     };
     if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
-        return Some(Loss::Known(format!("the spec gives {member} the address {address}, and it has {}", machine.address)));
+        return Some(Loss::Known(format!(
+            "the spec gives {member} the address {address}, and it has {}",
+            machine.address
+        )));
     }
     if let Some(older) = &facts.etcd.older {
         return Some(Loss::Known(format!(
@@ -96,15 +99,15 @@ fn loss(
     let listed = cluster.and_then(|c| c.get(member));
     match safety::judge_data(desired, member, Some(token), seen.now, facts) {
         DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
-        DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => Some(Loss::Known(
-            format!("the machine of {member} is another than the one that joined, and holds nothing"),
-        )),
+        DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => {
+            Some(Loss::Known(format!("the machine of {member} is another than the one that joined, and holds nothing")))
+        }
         DataVerdict::MayBeginAsNew if listed.is_some_and(|l| !l.is_learner) => {
             Some(Loss::Known(format!("{member} votes, and its data directory is empty: its disk was lost")))
         }
-        DataVerdict::MayGoOn if was_removed(desired, cluster, seen, member) => {
-            Some(Loss::Known(format!("etcd no longer lists {member}: it was removed, and its data is of no use any more")))
-        }
+        DataVerdict::MayGoOn if was_removed(desired, cluster, seen, member) => Some(Loss::Known(format!(
+            "etcd no longer lists {member}: it was removed, and its data is of no use any more"
+        ))),
         _ => None,
     }
 }
@@ -141,7 +144,9 @@ fn counts_as_dead(
     let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
     match desired.grace {
         None => Ok(format!("{what}; the operator said that it counts as dead")),
-        Some(grace) if unseen >= grace => Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs())),
+        Some(grace) if unseen >= grace => {
+            Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs()))
+        }
         Some(_) if unseen < BLINK => {
             Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }))
         }

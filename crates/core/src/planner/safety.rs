@@ -6,11 +6,12 @@ use std::fmt;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MachineSeen, MemberName, Observation, Seen, ServiceState,
-    Stamp,
+    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MachineSeen, MemberName, Observation, Seen,
+    ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -190,9 +191,7 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
 pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
     let current = desired.formation.token();
     let unknown = |s: &&Stamp| {
-        s.cluster_id == desired.cluster_id
-            && Some(s.token.as_str()) != current
-            && !desired.abandoned.contains(&s.token)
+        s.cluster_id == desired.cluster_id && Some(s.token.as_str()) != current && !desired.abandoned.contains(&s.token)
     };
     let in_data = match &facts.etcd.data {
         DataSeen::Stamped(stamp) => Some(stamp),
@@ -238,6 +237,42 @@ pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
+}
+
+/// How strong a cluster is while a step runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Strength {
+    pub voters: usize,
+    pub healthy: usize,
+    pub quorum: usize,
+    pub failures_survived: usize,
+}
+
+/// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
+pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -> Option<Strength> {
+    if !desired.formation.is_formed() {
+        return None;
+    }
+    let Voters { all, healthy } = voters(desired, seen);
+    let is_healthy = |m: &MemberName| seen.facts(m).is_some_and(is_healthy_voter);
+    let cluster = Cluster::see(desired, seen);
+    let votes = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
+    let after = match action {
+        Action::RestartEtcd { member } | Action::StopEtcd { member } | Action::StopMachine { member } => {
+            (all, healthy - usize::from(is_healthy(member)))
+        }
+        Action::Promote { .. } => (all + 1, healthy + 1),
+        Action::RemoveMember { member, .. } if votes(member) => (all - 1, healthy - usize::from(is_healthy(member))),
+        _ => (all, healthy),
+    };
+    let strength = |(voters, healthy)| Strength {
+        voters,
+        healthy,
+        quorum: quorum(voters),
+        failures_survived: failures_survived(voters, healthy),
+    };
+    let (before, after) = (strength((all, healthy)), strength(after));
+    Some(if before.failures_survived < after.failures_survived { before } else { after })
 }
 
 /// Rule 1: a list of members counts only if it was told after the last change.
@@ -371,7 +406,8 @@ pub fn may_join_at_this_version(
 pub fn may_clear_away(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
     let Some(cluster) = Cluster::see(desired, seen).filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
-    let listed = cluster.listed.iter().any(|l| l.name == *member || l.peer_url.contains(&format!("//{}:", machine.address)));
+    let listed =
+        cluster.listed.iter().any(|l| l.name == *member || l.peer_url.contains(&format!("//{}:", machine.address)));
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
     let in_the_way = desired.members.values().any(|wish| wish.address == Some(machine.address));
     !listed && (complete || in_the_way)

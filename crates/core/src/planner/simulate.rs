@@ -265,9 +265,7 @@ impl World {
         if let Some(changed) = self.ledger.last_change.filter(|at| *at >= self.now) {
             self.now = changed + SignedDuration::from_secs(1);
         }
-        let wanted = |member: &MemberName| {
-            self.ledger.members.get(member).map_or(1, |r| r.incarnation.max(1))
-        };
+        let wanted = |member: &MemberName| self.ledger.members.get(member).map_or(1, |r| r.incarnation.max(1));
         let machines = std::mem::take(&mut self.machines);
         self.machines = machines
             .into_iter()

@@ -92,7 +92,9 @@ impl fmt::Display for WaitingFor {
                 )
             }
             WaitingFor::Membership => write!(f, "a list of members that is newer than the last change of it"),
-            WaitingFor::Learner { member, lag } => write!(f, "the learner {member} to catch up: it lags by {lag} entries"),
+            WaitingFor::Learner { member, lag } => {
+                write!(f, "the learner {member} to catch up: it lags by {lag} entries")
+            }
             WaitingFor::ClusterVersion { now, wanted } => {
                 write!(f, "the cluster version to follow: it is {now}, and all members run {wanted}")
             }

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::{
-    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Network, Provider, Spec,
-    TlsSettings,
+    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Network, Provider,
+    Spec, TlsSettings,
 };
 use crate::versions::Version;
 

@@ -222,7 +222,10 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let url = format!("https://{}:2380", world.machines[member].seen.address);
             let listed = formed && world.listed.iter().any(|l| l.peer_url == url);
             let never_enrolled = world.machines[member].facts().is_none();
-            assert!(desired.destroy.is_some() || never_enrolled || !listed, "destroys the machine of a member: {step:?}");
+            assert!(
+                desired.destroy.is_some() || never_enrolled || !listed,
+                "destroys the machine of a member: {step:?}"
+            );
         }
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
         _ => {}

@@ -130,9 +130,17 @@ fn numbers(verdict: &Verdict) -> String {
     let (gap, moment) = measures.longest_write_gap.map_or((0.0, 0.0), |g| (g.seconds(), g.from));
     let settled = verdict.unanswered_writes;
     let tiles = [
-        ("Longest write gap", format!("{gap:.2} s"), format!("at {moment:.1} s; expected: {}", verdict.downtime_expected)),
+        (
+            "Longest write gap",
+            format!("{gap:.2} s"),
+            format!("at {moment:.1} s; expected: {}", verdict.downtime_expected),
+        ),
         ("Answered operations", answered(verdict).to_string(), format!("{:.0} per second", measures.throughput)),
-        ("Lost acknowledged writes", lost(verdict).to_string(), String::from("in the watches and in the end, through every endpoint")),
+        (
+            "Lost acknowledged writes",
+            lost(verdict).to_string(),
+            String::from("in the watches and in the end, through every endpoint"),
+        ),
         (
             "Writes without an answer",
             (settled.happened + settled.did_not_happen).to_string(),
@@ -163,7 +171,9 @@ fn what_happened(verdict: &Verdict) -> String {
     if marks.is_empty() {
         return html + "<p>Nothing but the traffic.</p>\n</div>\n";
     }
-    html.push_str("<table><thead><tr><th class=\"n\">From</th><th class=\"n\">For</th><th>What</th></tr></thead><tbody>\n");
+    html.push_str(
+        "<table><thead><tr><th class=\"n\">From</th><th class=\"n\">For</th><th>What</th></tr></thead><tbody>\n",
+    );
     for mark in marks {
         let (class, name) = match mark.kind {
             MarkKind::Fault => ("fault", "fault"),

@@ -174,7 +174,8 @@ impl Canvas {
                 *slot = slot.max(delay as f64 / 1e3);
             }
         }
-        let unit = self.frame("longest delay of a watch, in ms", DELAYS, longest.iter().copied().fold(0.0, f64::max), 2);
+        let unit =
+            self.frame("longest delay of a watch, in ms", DELAYS, longest.iter().copied().fold(0.0, f64::max), 2);
         let bottom = self.y + DELAYS;
         let heights: Vec<f64> = longest.iter().map(|delay| delay * unit).collect();
         self.area("delays", &heights, width, bottom);
@@ -199,7 +200,9 @@ impl Canvas {
             x -= text.chars().count() as f64 * CHARACTER + 4.0;
             self.text(x, y + 9.0, "label", text);
             x -= 16.0;
-            self.add(format_args!("<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"11\" height=\"11\" rx=\"2\" class=\"{class}\"/>"));
+            self.add(format_args!(
+                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"11\" height=\"11\" rx=\"2\" class=\"{class}\"/>"
+            ));
             x -= 14.0;
         }
     }
@@ -212,7 +215,10 @@ impl Canvas {
         let mut second = 0.0;
         while second <= seconds {
             let x = self.x((second * 1e6) as Moment);
-            self.add(format_args!("<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{bottom:.1}\" y2=\"{:.1}\" class=\"axis\"/>", bottom + 4.0));
+            self.add(format_args!(
+                "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{bottom:.1}\" y2=\"{:.1}\" class=\"axis\"/>",
+                bottom + 4.0
+            ));
             self.text(x, bottom + 17.0, "tick middle", &format!("{second} s"));
             second += step;
         }
@@ -231,8 +237,7 @@ impl Canvas {
                 "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" class=\"gap\"><title>longest time without a write</title></rect>"
             );
             let text = format!("no write for {:.2} s", gap.seconds());
-            let (x, class) =
-                if to + 140.0 < WIDTH { (to + 6.0, "gap-label") } else { (from - 6.0, "gap-label end") };
+            let (x, class) = if to + 140.0 < WIDTH { (to + 6.0, "gap-label") } else { (from - 6.0, "gap-label end") };
             let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{:.1}\" class=\"{class}\">{text}</text>", top + 44.0);
         }
         for mark in faults {

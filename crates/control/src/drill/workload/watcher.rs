@@ -14,12 +14,7 @@ const SILENCE: Duration = Duration::from_secs(3);
 
 impl Shared {
     /// Counts itself in `began` when the first watch was taken; ends when it has shown the revision in `through`.
-    pub(super) async fn watch(
-        self,
-        number: u32,
-        began: watch::Sender<u32>,
-        mut through: watch::Receiver<Option<i64>>,
-    ) {
+    pub(super) async fn watch(self, number: u32, began: watch::Sender<u32>, mut through: watch::Receiver<Option<i64>>) {
         let mut seat = Seat::new(&self, number);
         let mut next = self.beginning(&mut seat).await;
         let mut counted = false;
