@@ -4,7 +4,7 @@
 mod common;
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -90,9 +90,13 @@ impl Namespaced {
     }
 
     fn etcdctl(&self, arguments: &[&str]) -> Run {
+        self.etcdctl_with(&self.sandbox.environment("c"), arguments)
+    }
+
+    fn etcdctl_with(&self, environment: &BTreeMap<String, String>, arguments: &[&str]) -> Run {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.hub()]).arg(lab(VERSION).join("etcdctl"));
-        command.env_clear().envs(self.sandbox.environment("c"));
+        command.env_clear().envs(environment);
         command.args(["--command-timeout=10s", "--dial-timeout=3s"]).args(arguments);
         command.output().expect("etcdctl runs").into()
     }
@@ -340,24 +344,39 @@ fn a_stopped_controller_that_wakes_after_the_cluster_was_destroyed_leaves_no_net
 }
 
 #[test]
-fn packets_are_delayed_where_the_kernel_can_and_an_error_says_where_not() {
-    let Some(lab) = Namespaced::new(&spec(1, VERSION, "", "network: netns")) else { return };
+fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
+    let Some(lab) = Namespaced::trio() else { return };
     lab.apply().ok();
-    let took = || {
+    let slow = follower(&lab.sandbox.status("c"));
+    let mut environment = lab.sandbox.environment("c");
+    let endpoint = member(&lab.sandbox.status("c"), &slow)["endpoint"].as_str().expect("an endpoint").to_owned();
+    environment.insert(String::from("ETCDCTL_ENDPOINTS"), endpoint);
+    let took = |arguments: &[&str]| {
         let begun = Instant::now();
-        lab.quorate(&["status", "c"]).ok();
+        lab.etcdctl_with(&environment, arguments).ok();
         begun.elapsed()
     };
-    match netns::delay(&lab.home(), "c", &"etcd-1".into(), 200) {
-        Ok(()) => {
-            assert!(took() > Duration::from_millis(400), "a question and an answer are two packets");
-            netns::heal(&lab.home(), "c", &"etcd-1".into()).expect("it is healed");
-            assert!(took() < Duration::from_millis(400));
-        }
-        Err(error) => assert!(error.to_string().contains("CONFIG_NET_SCH_NETEM"), "{error}"),
-    }
-    netns::heal(&lab.home(), "c", &"etcd-1".into()).expect("healing what is well is fine");
-    lab.quorate(&["status", "c"]).ok();
+    netns::delay(&lab.home(), "c", &slow.as_str().into(), 100).expect("it is slowed down");
+    // Connecting, TLS, and the answer, at the least: each there and back.
+    let slowly = took(&["get", "k"]);
+    assert!(slowly > Duration::from_millis(600), "{slowly:?}");
+    // Much larger than a packet, there and back, and to the other members too.
+    let much = "x".repeat(100_000);
+    took(&["put", "much", &much]);
+    assert_eq!(lab.etcdctl_with(&environment, &["get", "--print-value-only", "much"]).ok().stdout, much + "\n");
+    assert_eq!(lab.sandbox.status("c")["verdict"], "healthy");
+    netns::delay(&lab.home(), "c", &slow.as_str().into(), 20).expect("it is less slow");
+    assert!(took(&["get", "k"]) < slowly);
+    netns::heal(&lab.home(), "c", &slow.as_str().into()).expect("it is healed");
+    assert!(took(&["get", "k"]) < slowly / 2);
+    lab.assert_healthy();
+    netns::heal(&lab.home(), "c", &slow.as_str().into()).expect("healing what is well is fine");
+
+    netns::delay(&lab.home(), "c", &slow.as_str().into(), 20).expect("it is slow again");
+    lab.quorate(&["down", "c"]).ok();
+    assert_eq!(lab.namespaces(), Vec::<String>::new());
+    lab.quorate(&["start", "c"]).ok();
+    lab.assert_healthy();
 }
 
 #[test]

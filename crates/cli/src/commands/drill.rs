@@ -8,7 +8,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use quorate_control::drill::check::Least;
 use quorate_control::drill::history::History;
-use quorate_control::drill::report::{self, Report};
+use quorate_control::drill::report;
 use quorate_control::drill::scenario::{DEFAULT, SCENARIOS, Scenario};
 use quorate_control::drill::workload::Load;
 use quorate_control::drill::{self, Ending, Options, Verdict};
@@ -59,7 +59,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         }
         runs.push(run);
     }
-    conclude(name, &ledger.spec.etcd.version.to_string(), &runs, &options)
+    conclude(name, &runs, &options)
 }
 
 async fn rehearse(
@@ -156,20 +156,14 @@ fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
         let told: Vec<String> = runs.iter().map(|(verdict, _)| report::text(verdict)).collect();
         output::print(&told.concat())?;
     }
-    conclude(&first.head.cluster, "", &runs, options)
+    conclude(&first.head.cluster, &runs, options)
 }
 
-fn conclude(
-    cluster: &str,
-    etcd_version: &str,
-    runs: &[(Verdict, History)],
-    options: &cli::Drill,
-) -> Result<Exit, Error> {
+fn conclude(cluster: &str, runs: &[(Verdict, History)], options: &cli::Drill) -> Result<Exit, Error> {
     let verdicts: Vec<&Verdict> = runs.iter().map(|(verdict, _)| verdict).collect();
     let passed = verdicts.iter().all(|v| v.result == Ending::Passed);
     if let Some(path) = &options.report {
-        let page = report::page(Report { cluster, etcd_version, runs });
-        std::fs::write(path, page).map_err(Error::file("written", path))?;
+        std::fs::write(path, report::page(runs)).map_err(Error::file("written", path))?;
         output::talk(&format!("the report is in {}\n", path.display()));
     }
     match options.output.format {

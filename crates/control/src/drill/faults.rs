@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use quorate_core::model::MemberName;
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -18,6 +18,8 @@ use crate::providers::{ProviderError, netns};
 pub const LASTS: Duration = Duration::from_secs(5);
 /// Between the copy of a data directory and the day it comes back.
 const AGES: Duration = Duration::from_secs(3);
+/// How long it may take until etcd needs more room than it has set aside.
+const FILLING: Duration = Duration::from_secs(40);
 /// Each way.
 const DELAY: u32 = 100;
 /// Beyond what is on the disk already: a segment of etcd's log is 64 MiB, and there may be two new ones.
@@ -52,6 +54,8 @@ pub enum FaultError {
     NotRunning { member: MemberName },
     #[error("the fault cannot be made on {member}: {what}")]
     Io { member: MemberName, what: &'static str, source: io::Error },
+    #[error("the disk of {member} was full for {} seconds, and etcd had no need of it", FILLING.as_secs())]
+    NotFelt { member: MemberName },
     #[error(transparent)]
     Provider(#[from] ProviderError),
 }
@@ -139,7 +143,9 @@ impl Fault {
             Fault::FullDisk => {
                 let filler = machine.disk().join("drill.filler");
                 harm.undo.push(Undo::Remove(filler.clone()));
+                let process = etcd()?;
                 fill(&filler).map_err(failed("its disk cannot be filled"))?;
+                felt(process).await.ok_or_else(|| FaultError::NotFelt { member: member.clone() })?;
             }
             Fault::Partition | Fault::Delay => {
                 let (home, cluster, member) = (home.clone(), cluster.to_owned(), member.clone());
@@ -168,6 +174,18 @@ fn copy_while_stopped(machine: &Machine, copy: &std::path::Path, etcd: Process) 
     etcd.signal(Signal::STOP);
     let _continues = Harm { undo: vec![Undo::Continue(etcd)] };
     copy_tree(&machine.data(), copy)
+}
+
+/// Waits until etcd could not write any more, and has ended.
+async fn felt(etcd: Process) -> Option<()> {
+    let deadline = Instant::now() + FILLING;
+    while etcd.is_alive() {
+        if Instant::now() > deadline {
+            return None;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Some(())
 }
 
 /// Takes what room is left.

@@ -28,6 +28,8 @@ pub struct History {
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub struct Head {
     pub cluster: String,
+    /// As the spec had it when the run began.
+    pub etcd_version: String,
     pub scenario: String,
     /// What clients were allowed to notice.
     pub downtime: Downtime,

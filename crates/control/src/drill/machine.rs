@@ -1,9 +1,10 @@
 //! The machines of a local cluster as faults see them: directories, processes and addresses. Only a drill looks at machines from
 //! outside like this; everything else goes through agents.
 
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use crate::process::{self, Process};
 
 /// How long killed processes may take to be gone.
 const DEATH: Duration = Duration::from_secs(10);
+/// What file systems set aside at least.
+const BLOCK: usize = 4096;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
@@ -116,7 +119,8 @@ impl Machine {
     }
 }
 
-/// Copies a directory with all that is in it. Links and modes are kept.
+/// Copies a directory with all that is in it. Links, modes and holes are kept, and no room is set aside in advance: etcd makes its
+/// files larger than what it has written.
 pub fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
     fs::create_dir_all(to)?;
     fs::set_permissions(to, fs::metadata(from)?.permissions())?;
@@ -128,10 +132,30 @@ pub fn copy_tree(from: &Path, to: &Path) -> io::Result<()> {
         } else if kind.is_symlink() {
             std::os::unix::fs::symlink(fs::read_link(entry.path())?, target)?;
         } else {
-            fs::copy(entry.path(), target)?;
+            copy_file(&entry.path(), &target)?;
         }
     }
     Ok(())
+}
+
+fn copy_file(from: &Path, to: &Path) -> io::Result<()> {
+    let mut source = File::open(from)?;
+    let target = File::create(to)?;
+    target.set_permissions(source.metadata()?.permissions())?;
+    let mut buffer = vec![0; 1 << 20];
+    let mut at = 0;
+    loop {
+        let read = source.read(&mut buffer)?;
+        if read == 0 {
+            return target.set_len(at);
+        }
+        for block in buffer[..read].chunks(BLOCK) {
+            if block.iter().any(|byte| *byte != 0) {
+                target.write_all_at(block, at)?;
+            }
+            at += block.len() as u64;
+        }
+    }
 }
 
 #[cfg(test)]
@@ -162,9 +186,12 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let (from, to) = (directory.path().join("a"), directory.path().join("b"));
         fs::create_dir_all(from.join("member/wal")).unwrap();
-        fs::write(from.join("member/wal/0.wal"), "log").unwrap();
+        let mut log = vec![0; 3 * BLOCK + 7];
+        log[BLOCK] = 1;
+        log[3 * BLOCK + 6] = 2;
+        fs::write(from.join("member/wal/0.wal"), &log).unwrap();
         std::os::unix::fs::symlink("member", from.join("link")).unwrap();
         copy_tree(&from, &to).unwrap();
-        assert_eq!(fs::read(to.join("link/wal/0.wal")).unwrap(), b"log");
+        assert_eq!(fs::read(to.join("link/wal/0.wal")).unwrap(), log);
     }
 }

@@ -36,6 +36,7 @@ use crate::ledger::{LedgerError, Store};
 use crate::providers::{self, Provider, ProviderError};
 use check::{Findings, Least, Settled, Violation};
 use command::Program;
+use faults::Fault;
 use history::{Head, History, Mark};
 use machine::endpoints;
 use measure::Measures;
@@ -47,6 +48,8 @@ use workload::{Access, Load, Workload, WorkloadError};
 /// Traffic before the fault, to compare with, and after all is well again.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(2);
+/// etcd sets room aside for what it will write, so a full disk is felt only after that much was written.
+const LARGE_VALUE: usize = 32 << 10;
 /// How long a cluster may take to settle.
 const SETTLING: Duration = Duration::from_secs(180);
 
@@ -184,11 +187,16 @@ pub async fn run(
     let find = Box::new(move || endpoints(&home, &cluster));
     let head = Head {
         cluster: site.cluster.clone(),
+        etcd_version: ledger.spec.etcd.version.to_string(),
         scenario: scenario.name.to_owned(),
         downtime: scenario.downtime(ledger.spec.members.len(), !options.during.is_empty()),
         ..Head::default()
     };
-    let mut workload = Workload::start(head, site.access.clone(), options.load, find)?;
+    let mut load = options.load;
+    if scenario.fault == Some(Fault::FullDisk) {
+        load.value_size = load.value_size.max(LARGE_VALUE);
+    }
+    let mut workload = Workload::start(head, site.access.clone(), load, find)?;
     stage.play(&mut workload).await?;
     let checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;

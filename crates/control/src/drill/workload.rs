@@ -38,13 +38,15 @@ pub struct Load {
     pub keys: u32,
     /// Between two operations of one client.
     pub pause: Duration,
+    /// Values are at least so many bytes long. What is recorded is what tells them apart, not what fills them up.
+    pub value_size: usize,
     /// What the clients choose follows from this.
     pub seed: u64,
 }
 
 impl Default for Load {
     fn default() -> Self {
-        Load { clients: 6, watchers: 3, keys: 5, pause: Duration::from_millis(15), seed: 1 }
+        Load { clients: 6, watchers: 3, keys: 5, pause: Duration::from_millis(15), value_size: 0, seed: 1 }
     }
 }
 
@@ -129,6 +131,7 @@ impl Workload {
             prefix: format!("/quorate-drill/{}/", quorate_pki::random_hex(6)),
             endpoints: Arc::new(Mutex::new(find())),
             clock,
+            value_size: load.value_size,
             history: Arc::new(Mutex::new(History { head, ..History::default() })),
         };
         let run = move || runtime.block_on(shared.run(load, find, orders));
@@ -177,6 +180,7 @@ struct Shared {
     prefix: String,
     endpoints: Arc<Mutex<Vec<String>>>,
     clock: Clock,
+    value_size: usize,
     history: Arc<Mutex<History>>,
 }
 
@@ -306,6 +310,10 @@ impl Shared {
         self.history().watches.push(WatchRecord { watcher, at, what });
     }
 
+    fn padded(&self, value: &str) -> String {
+        format!("{value:width$}", width = self.value_size)
+    }
+
     fn long(&self, key: &str) -> String {
         format!("{}{key}", self.prefix)
     }
@@ -318,7 +326,11 @@ impl Shared {
 }
 
 fn of_pair(pair: &quorate_etcd::KeyValue) -> Found {
-    Found { value: String::from_utf8_lossy(&pair.value).into_owned(), mod_revision: pair.mod_revision }
+    Found { value: unpadded(&pair.value), mod_revision: pair.mod_revision }
+}
+
+fn unpadded(value: &[u8]) -> String {
+    String::from_utf8_lossy(value).trim_end().to_owned()
 }
 
 /// A connection to one member, and to the next when that one fails.

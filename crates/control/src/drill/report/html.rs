@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::{Report, tally, timeline};
+use super::{tally, timeline};
 use crate::drill::history::{History, MarkKind};
 use crate::drill::{Ending, Verdict};
 
@@ -11,17 +11,18 @@ const MOST_PROBLEMS: usize = 50;
 
 const STYLE: &str = include_str!("style.css");
 
-pub fn page(report: Report<'_>) -> String {
-    let Report { cluster, etcd_version, runs } = report;
+/// The report of a drill: what was rehearsed, and what was recorded meanwhile.
+pub fn page(runs: &[(Verdict, History)]) -> String {
     let mut body = String::new();
-    let cluster = escape(cluster);
-    let began = runs.first().map(|(_, h)| format!("{:.0}", h.head.began)).unwrap_or_default();
+    let head = runs.first().map(|(_, history)| history.head.clone()).unwrap_or_default();
+    let cluster = escape(&head.cluster);
+    let began = head.began.strftime("%Y-%m-%d %H:%M UTC").to_string();
     let whole = runs.iter().map(|(v, _)| v.result).fold(Ending::Passed, worse);
     let _ = write!(
         body,
         "<header class=\"{}\">\n<p class=\"eyebrow\">Drill of cluster <strong>{cluster}</strong> · etcd {} · {}</p>\n<h1>{}</h1>\n",
         class(whole),
-        escape(etcd_version),
+        escape(&head.etcd_version),
         escape(&began),
         sentence(&tally(runs.iter().map(|(v, _)| v)))
     );
@@ -244,6 +245,7 @@ pub(super) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::drill::history::{Head, Mark};
 
     #[test]
     fn what_clusters_and_errors_are_called_cannot_break_the_page() {
@@ -253,8 +255,12 @@ mod tests {
 
     #[test]
     fn the_page_stands_alone() {
-        let page = page(Report { cluster: "a<b", etcd_version: "3.6.14", runs: &[] });
-        assert!(page.contains("a&lt;b") && !page.contains("a<b"));
+        let head = Head { cluster: String::from("a<b"), scenario: String::from("kill-leader"), ..Head::default() };
+        let marks = vec![Mark { kind: MarkKind::Fault, text: String::from("etcd killed on <x>"), from: 1, to: 2 }];
+        let history = History { head, marks, ..History::default() };
+        let page = page(&[(crate::drill::judge(&history, Vec::new(), &Default::default()), history)]);
+        assert!(page.contains("a&lt;b") && !page.contains("a<b") && !page.contains("<x>"));
+        assert!(page.contains("<svg") && page.contains("✗ failed"));
         for foreign in ["http:", "https:", "<script", "url(", "@import"] {
             assert!(!page.contains(foreign), "{foreign}");
         }

@@ -7,16 +7,7 @@ use std::fmt::Write;
 
 pub use html::page;
 
-use super::history::History;
 use super::{Ending, Verdict};
-
-/// A drill as it is reported: what was rehearsed, and what was recorded meanwhile.
-#[derive(Clone, Copy, Debug)]
-pub struct Report<'a> {
-    pub cluster: &'a str,
-    pub etcd_version: &'a str,
-    pub runs: &'a [(Verdict, History)],
-}
 
 /// "2 of 3 scenarios passed".
 pub fn tally<'a>(verdicts: impl Iterator<Item = &'a Verdict>) -> String {

@@ -8,7 +8,7 @@ use crate::drill::history::{History, Mark, MarkKind, Moment};
 use crate::drill::measure::{Gap, Measures, slices, watch_delays};
 
 const WIDTH: f64 = 1080.0;
-const LEFT: f64 = 68.0;
+const LEFT: f64 = 84.0;
 const RIGHT: f64 = 16.0;
 /// Of the lanes that hold faults, commands and steps.
 const LANE: f64 = 20.0;
@@ -44,7 +44,7 @@ pub(super) fn draw(history: &History, measures: &Measures) -> String {
     canvas.delays(history);
     let bottom = canvas.y;
     canvas.seconds_axis();
-    let behind = canvas.overlay(top, bottom, &faults, measures.longest_write_gap);
+    canvas.overlay(top, bottom, &faults, measures.longest_write_gap);
     for (name, class, kind) in [("commands", "command", MarkKind::Command), ("steps", "step", MarkKind::Step)] {
         let marks = of(kind);
         if !marks.is_empty() {
@@ -54,7 +54,7 @@ pub(super) fn draw(history: &History, measures: &Measures) -> String {
     }
     let height = canvas.y + 6.0;
     format!(
-        "<svg class=\"timeline\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"Timeline of scenario {}\">\n{behind}{}</svg>\n",
+        "<svg class=\"timeline\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"Timeline of scenario {}\">\n{}</svg>\n",
         escape(&history.head.scenario),
         canvas.svg
     )
@@ -226,35 +226,30 @@ impl Canvas {
     }
 
     /// What is laid over all plots: the faults, and the longest time without a write.
-    fn overlay(&self, top: f64, bottom: f64, faults: &[&Mark], gap: Option<Gap>) -> String {
-        let mut svg = String::new();
+    fn overlay(&mut self, top: f64, bottom: f64, faults: &[&Mark], gap: Option<Gap>) {
         let height = bottom - top;
         if let Some(gap) = gap {
             let (from, to) = (self.x((gap.from * 1e6) as Moment), self.x((gap.to * 1e6) as Moment));
             let width = (to - from).max(1.5);
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" class=\"gap\"><title>longest time without a write</title></rect>"
-            );
+            self.add(format_args!(
+                "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" class=\"gap\"/>"
+            ));
             let text = format!("no write for {:.2} s", gap.seconds());
             let (x, class) = if to + 140.0 < WIDTH { (to + 6.0, "gap-label") } else { (from - 6.0, "gap-label end") };
-            let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{:.1}\" class=\"{class}\">{text}</text>", top + 44.0);
+            self.text(x, top + 44.0, class, &text);
         }
         for mark in faults {
             let (from, to) = (self.x(mark.from), self.x(mark.to));
             if to - from > 2.0 {
-                let _ = writeln!(
-                    svg,
+                self.add(format_args!(
                     "<rect x=\"{from:.1}\" y=\"{top:.1}\" width=\"{:.1}\" height=\"{height:.1}\" class=\"fault-band\"/>",
                     to - from
-                );
+                ));
             }
-            let _ = writeln!(
-                svg,
+            self.add(format_args!(
                 "<line x1=\"{from:.1}\" x2=\"{from:.1}\" y1=\"{top:.1}\" y2=\"{bottom:.1}\" class=\"fault-line\"/>"
-            );
+            ));
         }
-        svg
     }
 }
 

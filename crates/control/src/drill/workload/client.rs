@@ -120,7 +120,7 @@ impl Worker {
         let long = |key: &str| self.shared.long(key);
         match call {
             Call::Put { key, value, lease } => {
-                let revision = client.put_with_lease(long(key), value.as_str(), lease.unwrap_or(0)).await?;
+                let revision = client.put_with_lease(long(key), self.shared.padded(value), lease.unwrap_or(0)).await?;
                 Ok(Outcome::Written { revision })
             }
             Call::Get { key } => {
@@ -128,7 +128,7 @@ impl Worker {
                 Ok(Outcome::Read { revision: read.revision, found: first(&read.pairs) })
             }
             Call::Swap { key, expected, value } => {
-                let put = Op::Put { key: long(key).into(), value: value.as_str().into(), lease: 0 };
+                let put = Op::Put { key: long(key).into(), value: self.shared.padded(value).into(), lease: 0 };
                 client.txn(conditional(&long(key), *expected, put)).await.map(answer)
             }
             Call::Delete { key, expected } => {

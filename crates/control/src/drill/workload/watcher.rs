@@ -6,7 +6,7 @@ use quorate_etcd::{Error, Event, KeyRange, RangeQuery, Watch};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::{AFTER_FAILURE, Seat, Shared, why};
+use super::{AFTER_FAILURE, Seat, Shared, unpadded, why};
 use crate::drill::history::Watched;
 
 /// The lease is written to every second or so. When nothing is shown for longer, the member is stopped or cut off.
@@ -87,7 +87,7 @@ impl Shared {
                     Event::Put(pair) => (pair.mod_revision, pair.key, Some(pair.value)),
                     Event::Delete { key, revision } => (revision, key, None),
                 };
-                let value = value.map(|value| String::from_utf8_lossy(&value).into_owned());
+                let value = value.map(|value| unpadded(&value));
                 self.note(number, Watched::Saw { revision, key: self.short(&key), value });
                 *next = revision + 1;
             }

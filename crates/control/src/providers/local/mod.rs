@@ -12,6 +12,7 @@
 //! was started in it, as pulling a plug would, only more gently.
 
 mod address;
+mod line;
 pub mod netns;
 
 use std::cell::RefCell;

@@ -11,13 +11,14 @@ use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use quorate_core::model::{CLIENT_PORT, MemberName};
 use quorate_core::spec::ClusterSpec;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sha2::{Digest, Sha256};
 
-use super::{Mark, failed};
+use super::{Mark, failed, line};
 use crate::home::Home;
 use crate::providers::ProviderError;
 
@@ -44,19 +45,20 @@ pub fn partition(home: &Home, cluster: &str, member: &MemberName) -> Result<(), 
     Place::find(home, cluster, member)?.set_port(DISABLED)
 }
 
-/// Holds every packet to and from a member back for so many milliseconds.
+/// Holds every packet to and from a member back for so many milliseconds. Where the kernel cannot, this process does it, for
+/// as long as it lives; a member whose packets nobody carries any more is cut off until it is healed.
 pub fn delay(home: &Home, cluster: &str, member: &MemberName, milliseconds: u32) -> Result<(), ProviderError> {
     let place = Place::find(home, cluster, member)?;
+    place.remove_line()?;
     let time = format!("{milliseconds}ms");
     for (namespace, device) in place.ends() {
-        let queue =
-            ["-n", namespace, "qdisc", "replace", "dev", device, "root", "netem", "delay", &time, "limit", "100000"];
-        run("tc", &queue, "").map_err(|error| match error {
-            ProviderError::Command { said, .. } if said.contains("qdisc kind is unknown") => {
-                ProviderError::NetnsNeeds { what: String::from("a kernel with CONFIG_NET_SCH_NETEM to delay packets") }
+        let queue = ["qdisc", "replace", "dev", device, "root", "netem", "limit", "100000", "delay", &time];
+        match run("tc", &[&["-n", namespace], &queue[..]].concat(), "") {
+            Err(ProviderError::Command { said, .. }) if said.contains("qdisc kind is unknown") => {
+                return place.lay_line(Duration::from_millis(milliseconds.into()));
             }
-            other => other,
-        })?;
+            done => done?,
+        };
     }
     Ok(())
 }
@@ -64,6 +66,7 @@ pub fn delay(home: &Home, cluster: &str, member: &MemberName, milliseconds: u32)
 /// Ends what `partition` and `delay` began.
 pub fn heal(home: &Home, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
     let place = Place::find(home, cluster, member)?;
+    place.remove_line()?;
     for (namespace, device) in place.ends() {
         let shown = run("tc", &["-n", namespace, "qdisc", "show", "dev", device], "")?;
         if shown.contains("netem") {
@@ -155,10 +158,11 @@ impl Place {
         })
     }
 
-    /// Of the member's newest machine.
+    /// Of the member's newest machine, or of the former one that is named.
     fn find(home: &Home, cluster: &str, member: &MemberName) -> Result<Self, ProviderError> {
         let marks = super::marked(&home.machines(), cluster)?.into_iter().map(|(_, mark)| mark);
-        let newest = marks.filter(|mark| mark.member == *member).max_by_key(|mark| mark.incarnation);
+        let meant = |mark: &Mark| mark.member == *member || mark.member.former(mark.incarnation) == *member;
+        let newest = marks.filter(meant).max_by_key(|mark| mark.incarnation);
         let missing = || ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() };
         let place = Place::of(&newest.ok_or_else(missing)?);
         place.ok_or_else(|| ProviderError::OnLoopback { member: member.clone() })
@@ -208,7 +212,9 @@ impl Place {
 
     /// The hub goes with its last machine.
     pub(super) fn remove(&self) -> Result<(), ProviderError> {
-        delete(&self.own)?;
+        for name in [&self.own].into_iter().chain(&self.line()) {
+            delete(name)?;
+        }
         let of_this_hub = format!("{}-", self.hub);
         let mut names = fs::read_dir(NAMES).into_iter().flatten().flatten().map(|entry| entry.file_name());
         if names.any(|name| name.to_string_lossy().starts_with(&of_this_hub)) {
@@ -217,14 +223,45 @@ impl Place {
         delete(&self.hub)
     }
 
-    /// Starts a program in the machine. A child is where the thread is that starts it, so a thread goes there for that.
+    /// The namespaces at the ends of a slow line, that of the machine first.
+    fn line(&self) -> [String; 2] {
+        ["inner", "outer"].map(|end| format!("{}.{end}", self.own))
+    }
+
+    /// Puts a slow line between the machine's link and the bridge. Frames on it must be whole: neither larger than the link
+    /// takes, nor to be cut later.
+    fn lay_line(&self, time: Duration) -> Result<(), ProviderError> {
+        let (Place { hub, own, port, .. }, [inner, outer]) = (self, &self.line());
+        add(inner)?;
+        add(outer)?;
+        batch(own, &format!("link set {INSIDE} gso_max_segs 1\n"))?;
+        let link = format!("link add {port} gso_max_segs 1 type veth peer name {INSIDE} netns {outer}");
+        batch(hub, &format!("link set {port} netns {inner}\n{link}\nlink set {port} master {BRIDGE} up\n"))?;
+        batch(outer, &format!("link set {INSIDE} up\n"))?;
+        batch(inner, &format!("link set {port} up\n"))?;
+        line::lay([inner, outer], time).map_err(failed("entered", &path(inner)))
+    }
+
+    /// Connects the machine to the bridge again, whatever is left of a line.
+    fn remove_line(&self) -> Result<(), ProviderError> {
+        let (Place { hub, own, port, .. }, [inner, outer]) = (self, &self.line());
+        if is_namespace(inner) && has(inner, port) {
+            if has(hub, port) {
+                batch(hub, &format!("link delete {port}\n"))?;
+            }
+            batch(inner, &format!("link set {port} netns {hub}\n"))?;
+        }
+        if path(inner).exists() || path(outer).exists() {
+            batch(hub, &format!("link set {port} master {BRIDGE} up\n"))?;
+            batch(own, &format!("link set {INSIDE} gso_max_segs 65535\n"))?;
+        }
+        delete(inner)?;
+        delete(outer)
+    }
+
+    /// Starts a program in the machine: a child is where the thread is that starts it.
     pub(super) fn spawn(&self, mut command: Command) -> io::Result<Child> {
-        let namespace = File::open(path(&self.own))?;
-        let starter = std::thread::spawn(move || {
-            go_to(&namespace)?;
-            command.spawn()
-        });
-        starter.join().expect("starting a program does not panic")
+        within(&self.own, move || command.spawn())
     }
 
     fn set_port(&self, state: &str) -> Result<(), ProviderError> {
@@ -268,6 +305,16 @@ impl Drop for Visit {
     }
 }
 
+/// Does something on a thread that is in a namespace, so that this one need not go there.
+pub(super) fn within<T: Send + 'static>(
+    namespace: &str,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let namespace = File::open(path(namespace))?;
+    let worker = std::thread::spawn(move || go_to(&namespace).and_then(|()| work()));
+    worker.join().expect("what is done in namespaces does not panic")
+}
+
 fn go_to(namespace: &File) -> io::Result<()> {
     Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
 }
@@ -288,7 +335,7 @@ fn path(name: &str) -> PathBuf {
     Path::new(NAMES).join(name)
 }
 
-fn is_namespace(name: &str) -> bool {
+pub(super) fn is_namespace(name: &str) -> bool {
     rustix::fs::statfs(path(name)).is_ok_and(|found| found.f_type == NAMESPACES)
 }
 
