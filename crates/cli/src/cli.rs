@@ -208,6 +208,9 @@ pub struct Apply {
     /// For this run, a restart may interrupt a cluster that cannot bridge it
     #[arg(long)]
     pub allow_downtime: bool,
+    /// For this run, a machine that is not seen counts as dead at once
+    #[arg(long)]
+    pub now: bool,
     /// Go on with a ledger older than what the agents remember; the newer one is gone for good
     #[arg(long)]
     pub accept_older_ledger: bool,

@@ -9,7 +9,7 @@ use quorate_agent::api::{Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Enve
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
-    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, NodeConfig,
+    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Ledger, MemberName, Membership, NodeConfig,
     Observation, Stamp,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
@@ -76,7 +76,7 @@ impl Controller {
         let mut ledger = Ledger::clone(&self.held.ledger());
         let mut changed = false;
         for step in steps {
-            changed |= remember::before(&mut ledger, desired, &step.action);
+            changed |= remember::before(&mut ledger, desired, &step.action, now);
             match &step.action {
                 Action::MakeSecrets { kinds } => {
                     let spec = ledger.spec.clone();
@@ -101,10 +101,11 @@ impl Controller {
     }
 
     fn remember_after<'a>(&self, desired: &Desired, steps: impl Iterator<Item = &'a Step>) -> Result<(), ControlError> {
+        let now = Timestamp::now();
         let mut ledger = Ledger::clone(&self.held.ledger());
-        let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action) | changed);
+        let changed = steps.fold(false, |changed, s| remember::after(&mut ledger, desired, &s.action, now) | changed);
         if changed {
-            self.held.write(Timestamp::now(), |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
+            self.held.write(now, |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
         }
         Ok(())
     }
@@ -207,7 +208,31 @@ impl Controller {
                 let order = Order::Auth { op: op.clone(), password: self.password(op) };
                 self.order(member, order).await
             }
+            Action::AddLearner { through, joining, .. } => {
+                let peer_url = joining.peer_url.clone();
+                self.order(through, Order::AddLearner { expects: membership(&step.expects), peer_url }).await
+            }
+            Action::JoinEtcd { member, stamp, initial_cluster } => {
+                let initial_cluster = initial_cluster.clone();
+                let bootstrap = Some(Bootstrap { stamp: stamp.clone(), initial_cluster, existing: true });
+                self.order(member, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await
+            }
+            Action::Promote { through, id, .. } => {
+                self.order(through, Order::Promote { expects: membership(&step.expects), id: *id }).await
+            }
+            Action::RemoveMember { through, id, .. } => {
+                self.order(through, Order::RemoveMember { expects: membership(&step.expects), id: *id }).await
+            }
+            Action::EnableDowngrade { through, version } => {
+                self.order(through, Order::Downgrade { version: version.clone() }).await
+            }
+            Action::Rebuild { member, was, stamp, peer_url, bump_revision } => {
+                let (was, stamp, peer_url) = (was.clone(), stamp.clone(), peer_url.clone());
+                self.order(member, Order::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }).await
+            }
             Action::MakeSecrets { .. }
+            | Action::RecordReplacement { .. }
+            | Action::RecordRecovery { .. }
             | Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordFormed { .. }
@@ -327,13 +352,10 @@ impl Controller {
     fn start_etcd(&self, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
         let expects = match expects {
             Precondition::Data(data) => data.clone(),
-            Precondition::Nothing => DataSeen::Empty,
+            Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
         };
-        let members = match &self.held.ledger().formation {
-            Formation::Forming { members, .. } | Formation::Formed { members, .. } => members.clone(),
-            Formation::Unformed => BTreeMap::new(),
-        };
-        let initial_cluster = members.into_iter().map(|(name, m)| (name, m.peer_url)).collect();
+        let members = self.held.ledger().formation.members().cloned();
+        let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
         let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
         Order::StartEtcd { expects, bootstrap }
     }
@@ -344,6 +366,13 @@ impl Controller {
             return self.held.ledger().auth.root_password.clone();
         }
         self.brought.passwords.get(user).cloned()
+    }
+}
+
+fn membership(expects: &Precondition) -> Membership {
+    match expects {
+        Precondition::Membership(membership) => membership.clone(),
+        Precondition::Nothing | Precondition::Data(_) => Membership::new(),
     }
 }
 

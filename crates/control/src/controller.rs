@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use quorate_core::desire::Wish;
 use quorate_core::model::{Desired, Ledger, Observation};
 use quorate_core::planner;
+use quorate_core::planner::remember;
 use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
 use quorate_core::spec::ClusterSpec;
 
@@ -109,6 +110,9 @@ impl Controller {
         let store = Store::new(home.ledger(spec.name.as_str()));
         let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
         ledger.spec = spec.clone();
+        for record in ledger.members.values_mut() {
+            record.join_failed = None;
+        }
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
@@ -142,6 +146,7 @@ impl Controller {
         loop {
             self.held.confirm(Timestamp::now())?;
             let seen = self.sight.look(&self.held.ledger(), Some(self.held.fence())).await?;
+            self.note(&seen)?;
             let desired = self.desired();
             let decision = decide(&desired, &seen);
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
@@ -168,6 +173,15 @@ impl Controller {
         }
     }
 
+    /// What this look shows and the next run must know.
+    fn note(&self, seen: &Observation) -> Result<(), ControlError> {
+        let mut ledger = Ledger::clone(&self.held.ledger());
+        if remember::sighting(&mut ledger, &self.desired(), seen) {
+            self.held.write(seen.now, |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
+        }
+        Ok(())
+    }
+
     fn end(self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
         let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
         let highest = revisions.max().unwrap_or(0);
@@ -192,15 +206,21 @@ struct Spent {
     failures: u32,
     formations: u32,
     waiting_since: Option<Instant>,
+    waiting: Vec<WaitingFor>,
 }
 
 impl Spent {
     /// Lets time pass when there is nothing to do but wait, up to a bound.
     async fn wait(&mut self, waiting: Vec<WaitingFor>) -> Result<(), ControlError> {
+        // A learner that catches up makes progress, though nothing is done.
+        if self.waiting != waiting {
+            self.waiting_since = None;
+        }
         let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
         if waited > PATIENCE {
             return Err(ControlError::OutOfPatience { waiting });
         }
+        self.waiting = waiting;
         tokio::time::sleep(pause(waited)).await;
         Ok(())
     }

@@ -87,7 +87,27 @@ impl Sight {
             Ok((member.clone(), seen))
         });
         let agents = join_all(looks).await.into_iter().collect::<Result<_, _>>()?;
-        Ok(Observation { now, machines: Seen::At(now, machines), agents })
+        let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
+        self.ask_who_reaches(&mut seen, fence).await?;
+        Ok(seen)
+    }
+
+    /// Asks those that answered whether they reach the machines of those that did not.
+    async fn ask_who_reaches(&self, seen: &mut Observation, fence: Option<u64>) -> Result<(), ControlError> {
+        let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
+        let reach: BTreeSet<_> = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address)).collect();
+        if reach.is_empty() {
+            return Ok(());
+        }
+        let request = FactsRequest { fence, auth: false, reach };
+        let answering = seen.agents.keys().filter(|m| seen.facts(m).is_some());
+        let looks = answering.filter_map(|m| Some((m, self.agent(m)?))).map(async |(member, agent)| {
+            let Ok(Look::Facts(facts)) = agent.look(&request).await else { return None };
+            Some((member.clone(), Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts))))
+        });
+        let answers: Vec<_> = join_all(looks).await.into_iter().flatten().collect();
+        seen.agents.extend(answers);
+        Ok(())
     }
 
     /// Keeps one client for each machine of ours that is on.

@@ -114,11 +114,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
         known_members(ledger).into_iter().map(|member| member_status(spec, seen, member, furthest)).collect();
-    let voters = match &ledger.formation {
-        Formation::Formed { members, .. } => members.len(),
-        Formation::Unformed | Formation::Forming { .. } => spec.members.len(),
-    };
-    let healthy = members.iter().filter(|m| m.health == "healthy" && m.role != Some("learner")).count();
+    let (voters, healthy) = count_voters(ledger, seen, &members);
     let quorum = safety::quorum(voters);
     let verdict = verdict(ledger, voters, healthy);
     Status {
@@ -131,6 +127,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",
             Formation::Formed { .. } => "formed",
+            Formation::Recovering { .. } => "recovering",
         },
         etcd_version: spec.etcd.version.to_string(),
         verdict,
@@ -154,6 +151,20 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         },
         renew_by: renew_by(ledger, seen),
     }
+}
+
+/// As etcd lists them; where no member has a quorum, as the ledger remembers them.
+fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -> (usize, usize) {
+    let told = statuses(seen).filter(|s| s.healthy && !s.is_learner).max_by_key(|s| s.raft_applied_index);
+    let healthy = members.iter().filter(|m| m.health == "healthy" && m.role != Some("learner")).count();
+    let voters = match (told, &ledger.formation) {
+        (Some(told), Formation::Formed { .. }) => told.members.iter().filter(|m| !m.is_learner).count(),
+        (None, Formation::Formed { members, .. }) => members.len(),
+        (_, Formation::Unformed | Formation::Forming { .. } | Formation::Recovering { .. }) => {
+            ledger.spec.members.len()
+        }
+    };
+    (voters, healthy)
 }
 
 /// The members of the spec, and those of the running cluster that the spec does not name any more.

@@ -86,13 +86,16 @@ impl Wish<'_> {
         let Wish { spec, brought, .. } = *self;
         let members: BTreeMap<MemberName, DesiredMember> =
             spec.members.iter().map(|m| (m.name.as_str().into(), member(spec, ledger, m, configs))).collect();
-        let leftover = ledger.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
         Desired {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
             power: ledger.power,
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
+            grace: ledger.without_grace.is_none().then(|| grace(spec)),
+            recovery: ledger.recovery.is_some(),
+            last_change: ledger.last_change,
+            highest_revision: ledger.highest_revision,
             formation: ledger.formation.clone(),
             abandoned: ledger.abandoned.clone(),
             form_with: form_with(spec),
@@ -101,7 +104,6 @@ impl Wish<'_> {
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
             members,
-            leftover,
             certificates: certificates(spec, ledger, brought),
             auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
         }
@@ -138,6 +140,10 @@ fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
     Some(formed_with)
 }
 
+fn grace(spec: &ClusterSpec) -> SignedDuration {
+    SignedDuration::from_millis(i64::try_from(spec.replace_after.0).unwrap_or(i64::MAX))
+}
+
 fn destruction(ledger: &Ledger) -> Option<Destruction> {
     ledger.destroy.as_ref()?;
     Some(if ledger.without_backup.is_some() { Destruction::BackupWaived } else { Destruction::BackupMissing })
@@ -153,15 +159,20 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     let Rendered { config, digest, etcd_digest } = configs.members[member.name.as_str()].clone();
     let name = MemberName::from(member.name.as_str());
     let record = ledger.members.get(&name).cloned().unwrap_or_default();
+    let incarnation = record.incarnation.max(1);
+    let machine = spec.machine_name(&member.name);
     DesiredMember {
-        machine: spec.machine_name(&member.name),
-        incarnation: record.incarnation.max(1),
+        // While a successor comes, both machines exist.
+        machine: if incarnation == 1 { machine } else { format!("{machine}.{incarnation}") },
+        incarnation,
         address: member.address,
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },
         config,
         digest,
         etcd_digest,
         enrolment: record.enrolment,
+        unseen_since: record.unseen_since,
+        join_failed: record.join_failed,
     }
 }
 

@@ -114,6 +114,8 @@ fn status_in(raft: &Raft, metrics: &Metrics<'_>) -> Option<EtcdStatus> {
         healthy: false,
         version: metrics.label("etcd_server_version", "server_version")?.to_owned(),
         cluster_version: None,
+        downgrade_target: None,
+        storage_version: None,
         db_size: number("etcd_mvcc_db_total_size_in_bytes"),
         db_size_in_use: number("etcd_mvcc_db_total_size_in_use_in_bytes"),
         raft_term: raft.term,

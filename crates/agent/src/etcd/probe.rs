@@ -187,6 +187,8 @@ fn in_our_words(status: Status) -> EtcdStatus {
         healthy: false,
         version: status.version,
         cluster_version: None,
+        downgrade_target: status.downgrade_target,
+        storage_version: status.storage_version,
         db_size: size(status.db_size),
         db_size_in_use: size(status.db_size_in_use),
         raft_term: status.raft_term,

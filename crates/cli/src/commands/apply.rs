@@ -86,6 +86,7 @@ async fn plan(context: &Context, cluster: &Cluster, words: &Words) -> Result<Pla
 #[derive(Debug, Default)]
 struct Words {
     downtime: Option<Consent>,
+    without_grace: Option<Consent>,
     /// What the agents remember, when the ledger is to go on above it.
     above: Option<(Observation, Consent)>,
 }
@@ -93,6 +94,7 @@ struct Words {
 impl Words {
     fn write(&self, ledger: &mut Ledger) {
         ledger.downtime = self.downtime.clone();
+        ledger.without_grace = self.without_grace.clone();
         if let Some((seen, consent)) = &self.above {
             remember::resume_above(ledger, seen);
             ledger.older_accepted = Some(consent.clone());
@@ -112,6 +114,9 @@ async fn words(
         let provider = providers::provider(ledger, &context.home);
         let seen = Sight::new(provider).glance(ledger).await?;
         words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
+    }
+    if options.now {
+        words.without_grace = Some(consent(refusals(context, cluster, &words).await?));
     }
     if options.allow_downtime {
         words.downtime = Some(consent(refusals(context, cluster, &words).await?));

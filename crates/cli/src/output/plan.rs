@@ -42,7 +42,7 @@ impl Summary {
 
 /// One cluster's plan, for people.
 pub fn text(cluster: &str, plan: &Plan) -> String {
-    let Plan { steps, end } = plan;
+    let Plan { steps, end, .. } = plan;
     let mut text = match steps.len() {
         0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
         0 => format!("cluster {cluster}: no step can be taken\n"),

@@ -217,7 +217,15 @@ fn stage(action: &Action) -> Option<&'static str> {
         Action::StopEtcd { .. } => Some("stopping"),
         Action::WipeData { .. } => Some("wiping"),
         Action::RestartEtcd { .. } => Some("restarting"),
+        Action::JoinEtcd { .. } => Some("joining"),
+        Action::Rebuild { .. } => Some("rebuilding"),
         Action::MakeSecrets { .. }
+        | Action::RecordReplacement { .. }
+        | Action::AddLearner { .. }
+        | Action::Promote { .. }
+        | Action::RemoveMember { .. }
+        | Action::EnableDowngrade { .. }
+        | Action::RecordRecovery { .. }
         | Action::RecordForming { .. }
         | Action::AbandonFormation { .. }
         | Action::RecordFormed { .. }
@@ -231,6 +239,7 @@ fn stage(action: &Action) -> Option<&'static str> {
 fn stage_after(action: &Action) -> Option<&'static str> {
     match action {
         Action::StartEtcd { .. } | Action::RestartEtcd { .. } => Some("voting"),
+        Action::JoinEtcd { .. } => Some("learning"),
         Action::StopMachine { .. } => Some("stopped"),
         Action::DestroyMachine { .. } => Some("gone"),
         _ => None,

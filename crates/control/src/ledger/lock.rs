@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_core::model::{Ledger, Lock};
+use quorate_core::model::{Formation, Ledger, Lock};
 
 use super::{LedgerError, Store};
 use crate::process::{self, Process};
@@ -100,6 +100,10 @@ impl Held {
         change(&mut released);
         released.lock = None;
         released.downtime = None;
+        released.without_grace = None;
+        if !matches!(released.formation, Formation::Recovering { .. }) {
+            released.recovery = None;
+        }
         self.store.write(&mut released)?;
         Ok(released)
     }

@@ -18,6 +18,15 @@ pub struct Desired {
     pub destroy: Option<Destruction>,
     /// The operator gave the word that a restart may interrupt the service.
     pub downtime: bool,
+    /// For how long a machine may be unseen before it counts as dead; `None`: the operator gave the word that it does at
+    /// once.
+    pub grace: Option<SignedDuration>,
+    /// The operator gave the word that the majority is lost for good.
+    pub recovery: bool,
+    /// When the membership was last changed.
+    pub last_change: Option<Timestamp>,
+    /// The highest etcd revision ever seen.
+    pub highest_revision: u64,
     pub formation: Formation,
     /// Tokens of formations that were given up before any client could write.
     pub abandoned: BTreeSet<String>,
@@ -30,8 +39,6 @@ pub struct Desired {
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,
-    /// Members that the ledger remembers and the spec no longer names.
-    pub leftover: BTreeSet<MemberName>,
     pub certificates: CertificateWish,
     pub auth: Option<AuthWish>,
 }
@@ -57,6 +64,9 @@ pub struct DesiredMember {
     pub digest: String,
     pub etcd_digest: String,
     pub enrolment: Option<Enrolment>,
+    pub unseen_since: Option<Timestamp>,
+    /// Why it did not become a voter when this run tried.
+    pub join_failed: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug)]

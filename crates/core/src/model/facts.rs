@@ -175,6 +175,10 @@ pub struct EtcdStatus {
     pub version: String,
     /// What all members have agreed to speak, such as 3.6.0.
     pub cluster_version: Option<String>,
+    /// The minor that the cluster was told to go down to, while it does.
+    pub downgrade_target: Option<String>,
+    /// In which format the data lies on disk, such as 3.6.0. Told from 3.6 on.
+    pub storage_version: Option<String>,
     pub db_size: u64,
     pub db_size_in_use: u64,
     pub raft_term: u64,

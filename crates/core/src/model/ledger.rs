@@ -104,6 +104,45 @@ pub enum Formation {
         etcd_cluster_id: u64,
         members: BTreeMap<MemberName, FormingMember>,
     },
+    /// The majority of the formation `was` is lost, and a new one begins from what one survivor holds. `members` are those
+    /// of the lost one.
+    Recovering {
+        was: String,
+        token: String,
+        from: MemberName,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+}
+
+impl Formation {
+    pub fn is_formed(&self) -> bool {
+        matches!(self, Formation::Formed { .. })
+    }
+
+    /// The present formation's token.
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { token, .. }
+            | Formation::Formed { token, .. }
+            | Formation::Recovering { token, .. } => Some(token),
+        }
+    }
+
+    /// The members that the ledger knows of.
+    pub fn members(&self) -> Option<&BTreeMap<MemberName, FormingMember>> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { members, .. }
+            | Formation::Formed { members, .. }
+            | Formation::Recovering { members, .. } => Some(members),
+        }
+    }
+
+    /// Whether the ledger counts this machine among the members of a formed cluster.
+    pub fn has_member(&self, member: &MemberName) -> bool {
+        self.is_formed() && self.members().is_some_and(|members| members.contains_key(member))
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

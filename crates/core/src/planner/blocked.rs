@@ -17,20 +17,37 @@ pub enum UnsafeBecause {
     OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
-    LostData { member: MemberName },
-    LostMachine { member: MemberName },
+    Unseen { member: MemberName, what: String, seconds: u64, grace: u64 },
+    PeersReach { member: MemberName, by: BTreeSet<MemberName> },
+    MajorityLost { voters: usize, healthy: usize, quorum: usize },
+    NotLost { voters: usize, healthy: usize },
+    NothingSurvives { voters: usize },
+    SurvivorUnwanted { member: MemberName },
+    JoinFailed { member: MemberName, why: String },
+    StrangerVoter { id: String, peer_url: String },
+    Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
+    LastVoter { member: MemberName },
+    JoinVersion { member: MemberName, cluster: String, wanted: String },
     ClientsWrote { member: MemberName, revision: u64 },
     UnknownFormation { member: MemberName, token: String },
     FixedAtFormation { field: String, was: String, wanted: String },
     OtherFormation { member: MemberName, found: String, ours: String },
-    MembersDiffer { added: BTreeSet<MemberName>, removed: BTreeSet<MemberName> },
-    VersionDiffers { member: MemberName, running: String, wanted: String },
+    VersionPath { running: String, wanted: String, why: String, remedy: String },
     Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
     Outage { member: MemberName, voters: usize },
     AuthUnseen { member: MemberName, why: String },
     AuthorityDiffers { ledger: String, brought: String },
     RootPasswordDiffers,
     NoBackup,
+}
+
+/// A change of the membership.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Change {
+    Join,
+    Promotion,
+    Removal,
 }
 
 impl UnsafeBecause {
@@ -43,13 +60,23 @@ impl UnsafeBecause {
             UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
             UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
             UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
-            UnsafeBecause::WrongBinary { .. } | UnsafeBecause::VersionDiffers { .. } => Rule::KnownVersions,
-            UnsafeBecause::LostData { .. } | UnsafeBecause::LostMachine { .. } => Rule::NewWithinOneFormation,
+            UnsafeBecause::WrongBinary { .. }
+            | UnsafeBecause::VersionPath { .. }
+            | UnsafeBecause::JoinVersion { .. } => Rule::KnownVersions,
             UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
-            UnsafeBecause::MembersDiffer { .. } => Rule::OneMembershipChange,
+            UnsafeBecause::StrangerVoter { .. } => Rule::OneMembershipChange,
+            UnsafeBecause::JoinFailed { .. } => Rule::LearnerFirst,
             UnsafeBecause::Quorum { .. } => Rule::OneDisturbance,
-            UnsafeBecause::Outage { .. } => Rule::QuorumIsKept,
-            UnsafeBecause::AuthUnseen { .. } => Rule::UnseenIsUnsafe,
+            UnsafeBecause::Outage { .. }
+            | UnsafeBecause::Membership { .. }
+            | UnsafeBecause::LastVoter { .. }
+            | UnsafeBecause::MajorityLost { .. } => Rule::QuorumIsKept,
+            UnsafeBecause::NotLost { .. }
+            | UnsafeBecause::NothingSurvives { .. }
+            | UnsafeBecause::SurvivorUnwanted { .. } => Rule::DataDiesOnlyByConsent,
+            UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::Unseen { .. } | UnsafeBecause::PeersReach { .. } => {
+                Rule::UnseenIsUnsafe
+            }
             UnsafeBecause::AuthorityDiffers { .. } | UnsafeBecause::RootPasswordDiffers => Rule::TrustComesFirst,
         }
     }
@@ -61,15 +88,23 @@ impl UnsafeBecause {
             | UnsafeBecause::OlderLedger { member, .. }
             | UnsafeBecause::WrongBinary { member, .. }
             | UnsafeBecause::ForeignData { member, .. }
-            | UnsafeBecause::LostData { member }
-            | UnsafeBecause::LostMachine { member }
+            | UnsafeBecause::Unseen { member, .. }
+            | UnsafeBecause::PeersReach { member, .. }
+            | UnsafeBecause::SurvivorUnwanted { member }
+            | UnsafeBecause::JoinFailed { member, .. }
+            | UnsafeBecause::LastVoter { member }
             | UnsafeBecause::ClientsWrote { member, .. }
             | UnsafeBecause::UnknownFormation { member, .. }
             | UnsafeBecause::OtherFormation { member, .. }
-            | UnsafeBecause::VersionDiffers { member, .. }
             | UnsafeBecause::Quorum { member, .. }
             | UnsafeBecause::Outage { member, .. } => Some(member),
-            UnsafeBecause::MembersDiffer { .. }
+            UnsafeBecause::MajorityLost { .. }
+            | UnsafeBecause::NotLost { .. }
+            | UnsafeBecause::NothingSurvives { .. }
+            | UnsafeBecause::StrangerVoter { .. }
+            | UnsafeBecause::Membership { .. }
+            | UnsafeBecause::JoinVersion { .. }
+            | UnsafeBecause::VersionPath { .. }
             | UnsafeBecause::AuthUnseen { .. }
             | UnsafeBecause::AuthorityDiffers { .. }
             | UnsafeBecause::FixedAtFormation { .. }
@@ -99,14 +134,22 @@ impl UnsafeBecause {
             UnsafeBecause::OlderLedger { .. } => "older-ledger",
             UnsafeBecause::WrongBinary { .. } => "wrong-binary",
             UnsafeBecause::ForeignData { .. } => "foreign-data",
-            UnsafeBecause::LostData { .. } => "lost-data",
-            UnsafeBecause::LostMachine { .. } => "lost-machine",
+            UnsafeBecause::Unseen { .. } => "unseen",
+            UnsafeBecause::PeersReach { .. } => "peers-reach",
+            UnsafeBecause::MajorityLost { .. } => "majority-lost",
+            UnsafeBecause::NotLost { .. } => "not-lost",
+            UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
+            UnsafeBecause::SurvivorUnwanted { .. } => "survivor-unwanted",
+            UnsafeBecause::JoinFailed { .. } => "join-failed",
+            UnsafeBecause::StrangerVoter { .. } => "stranger-voter",
+            UnsafeBecause::Membership { .. } => "membership",
+            UnsafeBecause::LastVoter { .. } => "last-voter",
+            UnsafeBecause::JoinVersion { .. } => "join-version",
             UnsafeBecause::ClientsWrote { .. } => "clients-wrote",
             UnsafeBecause::UnknownFormation { .. } => "unknown-formation",
             UnsafeBecause::FixedAtFormation { .. } => "fixed-at-formation",
             UnsafeBecause::OtherFormation { .. } => "other-formation",
-            UnsafeBecause::MembersDiffer { .. } => "members-differ",
-            UnsafeBecause::VersionDiffers { .. } => "version-differs",
+            UnsafeBecause::VersionPath { .. } => "version-path",
             UnsafeBecause::Quorum { .. } => "quorum",
             UnsafeBecause::Outage { .. } => "outage",
             UnsafeBecause::AuthUnseen { .. } => "auth-unseen",
@@ -116,20 +159,28 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 19] = [
+    pub const KINDS: [&str; 27] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
         "wrong-binary",
         "foreign-data",
-        "lost-data",
-        "lost-machine",
+        "unseen",
+        "peers-reach",
+        "majority-lost",
+        "not-lost",
+        "nothing-survives",
+        "survivor-unwanted",
+        "join-failed",
+        "stranger-voter",
+        "membership",
+        "last-voter",
+        "join-version",
         "clients-wrote",
         "unknown-formation",
         "fixed-at-formation",
         "other-formation",
-        "members-differ",
-        "version-differs",
+        "version-path",
         "quorum",
         "outage",
         "auth-unseen",
@@ -159,16 +210,44 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignData { member, .. } => format!(
                 "quorate never removes data that it did not make: move the data directory of {member} away by hand"
             ),
-            UnsafeBecause::LostData { member } => format!(
-                "put the disk of {member} back if it still exists: an empty one is never started as a new cluster, and other \
-                 members go on serving while they have a quorum; where everything is lost, `quorate destroy` and `quorate \
-                 apply` begin anew"
+            UnsafeBecause::Unseen { seconds, grace, .. } => format!(
+                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say that it is dead now with \
+                 `quorate apply --now`",
+                grace.saturating_sub(*seconds)
             ),
-            UnsafeBecause::LostMachine { member } => format!(
-                "bring the machine of {member} back if it still exists: this version of quorate does not replace members, and \
-                 other members go on serving while they have a quorum; where everything is lost, `quorate destroy` and \
-                 `quorate apply` begin anew"
+            UnsafeBecause::PeersReach { .. } => String::from(
+                "find out why this controller does not reach it: it lives, so that nothing is done about it",
             ),
+            UnsafeBecause::MajorityLost { .. } => String::from(
+                "bring back as many as the quorum needs; where they are lost for good, `quorate recover` makes a new cluster of \
+                 what the survivors hold, and says what may be lost",
+            ),
+            UnsafeBecause::NotLost { .. } => {
+                String::from("there is nothing to recover: `quorate apply` replaces what is lost")
+            }
+            UnsafeBecause::NothingSurvives { .. } => String::from(
+                "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
+                 `quorate apply` begin anew",
+            ),
+            UnsafeBecause::SurvivorUnwanted { member } => {
+                format!("put {member} back into the spec until the recovery is done; it can leave afterwards")
+            }
+            UnsafeBecause::JoinFailed { member, .. } => {
+                format!("look at `quorate logs NAME {member}`, then `quorate apply` tries once more")
+            }
+            UnsafeBecause::StrangerVoter { id, .. } => format!(
+                "if it is yours, add it to nothing and remove it with `etcdctl member remove {id}`; quorate changes no membership \
+                 in which somebody votes that it does not know"
+            ),
+            UnsafeBecause::Membership { .. } => {
+                String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
+            }
+            UnsafeBecause::LastVoter { member } => format!(
+                "unpin the address of {member}, so that its successor can come before it goes; or add a member first"
+            ),
+            UnsafeBecause::JoinVersion { .. } => {
+                String::from("let the version change end first; it goes on by itself where nothing else is refused")
+            }
             UnsafeBecause::ClientsWrote { .. } => String::from(
                 "if there is a newer ledger, bring it back with `quorate ledger import`; if nothing of the data is needed, \
                  `quorate destroy` and `quorate apply` begin anew",
@@ -176,14 +255,7 @@ impl UnsafeBecause {
             UnsafeBecause::OtherFormation { member, .. } => {
                 format!("stop etcd on {member} where it runs: its data is of something else and must not be mixed in")
             }
-            UnsafeBecause::MembersDiffer { .. } => String::from(
-                "put the members of the spec back to those of the running cluster: this version of quorate forms \
-                 clusters and keeps them, and does not change their membership",
-            ),
-            UnsafeBecause::VersionDiffers { running, .. } => format!(
-                "set `etcd.version` back to {running}: this version of quorate does not change the etcd version of a \
-                 running cluster"
-            ),
+            UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
             UnsafeBecause::Quorum { .. } => {
                 String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
             }
@@ -245,12 +317,48 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::ForeignData { member, found } => {
                 write!(f, "the data directory of {member} is not empty and not of this cluster: {found}")
             }
-            UnsafeBecause::LostData { member } => write!(
+            UnsafeBecause::Unseen { what, seconds, grace, .. } => {
+                write!(f, "{what}, since {seconds} s: it counts as dead after {grace} s")
+            }
+            UnsafeBecause::PeersReach { member, by } => {
+                write!(f, "this controller does not reach {member}, but its peers do: {}", list(by))
+            }
+            UnsafeBecause::MajorityLost { voters, healthy, quorum } => write!(
                 f,
-                "the data directory of {member} is empty, and the cluster was formed with data in it: its disk was lost"
+                "{healthy} of {voters} voters are there, and quorum is {quorum}: the cluster cannot agree on anything, not even \
+                 on replacing a member"
             ),
-            UnsafeBecause::LostMachine { member } => {
-                write!(f, "the machine of {member} is gone, and with it the data that the cluster was formed with")
+            UnsafeBecause::NotLost { voters, healthy } => {
+                write!(f, "the cluster has its majority: {healthy} of {voters} voters are healthy")
+            }
+            UnsafeBecause::NothingSurvives { voters } => {
+                write!(f, "none of the {voters} members is seen with data of this cluster")
+            }
+            UnsafeBecause::SurvivorUnwanted { member } => {
+                write!(
+                    f,
+                    "the cluster is being recovered from {member}, which the spec does not name or the provider does not show"
+                )
+            }
+            UnsafeBecause::JoinFailed { member, why } => {
+                write!(f, "{member} did not become a voter and was taken out again: {why}")
+            }
+            UnsafeBecause::StrangerVoter { id, peer_url } => {
+                write!(f, "etcd lists a voter that quorate did not add: {id} at {peer_url}")
+            }
+            UnsafeBecause::Membership { member, change, voters, healthy, quorum } => {
+                let what = match change {
+                    Change::Join => "is to join",
+                    Change::Promotion => "is to vote",
+                    Change::Removal => "is to leave",
+                };
+                write!(f, "{member} {what}, and {healthy} of {voters} voters are healthy: quorum would be {quorum}")
+            }
+            UnsafeBecause::LastVoter { member } => {
+                write!(f, "{member} is the only voter: when it goes, so does the data")
+            }
+            UnsafeBecause::JoinVersion { member, cluster, wanted } => {
+                write!(f, "{member} would join with etcd {wanted}, and the cluster speaks {cluster}")
             }
             UnsafeBecause::ClientsWrote { member, revision } => write!(
                 f,
@@ -260,18 +368,8 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::OtherFormation { member, found, ours } => {
                 write!(f, "{member} belongs to {found}, and this cluster is {ours}")
             }
-            UnsafeBecause::MembersDiffer { added, removed } => {
-                write!(f, "the cluster is formed, and the spec now has other members")?;
-                if !added.is_empty() {
-                    write!(f, "; added: {}", list(added))?;
-                }
-                if !removed.is_empty() {
-                    write!(f, "; removed: {}", list(removed))?;
-                }
-                Ok(())
-            }
-            UnsafeBecause::VersionDiffers { member, running, wanted } => {
-                write!(f, "{member} runs etcd {running}, and the spec asks for {wanted}")
+            UnsafeBecause::VersionPath { running, wanted, why, .. } => {
+                write!(f, "the cluster runs etcd {running}, and the spec asks for {wanted}: {why}")
             }
             UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
                 f,

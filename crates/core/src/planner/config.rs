@@ -1,20 +1,22 @@
-//! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be.
+//! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be. A change of etcd's
+//! version is one of these changes: its program is everywhere before the first restart.
 
+use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{
     BinarySeen, Desired, DesiredMember, EtcdStatus, Facts, Formation, MemberName, Observation, ServiceState,
 };
+use crate::versions::{self, Path, Version};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if let Err(because) = version_path(desired, seen) {
+        return decision.block(because);
+    }
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
             continue;
         }
         let Some(facts) = seen.facts(member) else { continue };
-        if let Some(because) = version_differs(desired, member, wish, facts) {
-            decision.block(because);
-            continue;
-        }
         match &facts.node_config {
             Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
                 if let Some(because) = wrong_binary(member, wish, facts) {
@@ -34,19 +36,58 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
+/// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
+/// the cluster ran when all did.
+fn version_path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
+    let Formation::Formed { members, .. } = &desired.formation else { return Ok(Path::Same) };
+    let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
+    let wanted = &wish.config.etcd.version;
+    let settled = desired.formed_with.as_ref().map(|f| f.etcd_version.as_str());
+    let spoken = Cluster::see(desired, seen)
+        .filter(|cluster| {
+            cluster.listed.iter().all(|m| status(seen, &m.name).is_none_or(|s| s.downgrade_target.is_none()))
+        })
+        .and_then(|cluster| cluster.cluster_version?.parse::<Version>().ok());
+    let mut path = Path::Same;
+    for member in members.keys() {
+        let told = status(seen, member).map(|s| s.version.as_str());
+        let joining = seen.facts(member).is_some_and(|f| f.etcd.last_started.is_none());
+        let Some(running) = told.or(settled).filter(|_| !joining) else { continue };
+        let (Ok(from), Ok(to)) = (running.parse::<Version>(), wanted.parse::<Version>()) else { continue };
+        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads.
+        let unfinished =
+            spoken.is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to);
+        let way = if unfinished { Ok(Path::Patch) } else { versions::path(from, to, desired.auth.is_some()) };
+        match way {
+            Ok(Path::Same) => {}
+            Ok(other) => path = other,
+            Err(refused) => {
+                return Err(UnsafeBecause::VersionPath {
+                    running: running.to_owned(),
+                    wanted: wanted.clone(),
+                    why: refused.why,
+                    remedy: refused.remedy,
+                });
+            }
+        }
+    }
+    Ok(path)
+}
+
 /// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
 /// heal it; then followers; the leader last and only after it has handed over.
 pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if !matches!(desired.formation, Formation::Formed { .. }) || !decision.steps.is_empty() {
+    if !desired.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
+    let Ok(path) = version_path(desired, seen) else { return };
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
     let leads = |member: &MemberName| status(seen, member).is_some_and(|s| s.leader == s.member_id);
     let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
-    let Some(next) = first.or(behind.first()) else { return };
-    if decision.has_business_with(next) {
+    let Some(next) = first.or(behind.first()) else { return follow(desired, seen, decision) };
+    if decision.has_business_with(next) || !may_change_version(desired, seen, decision, path) {
         return;
     }
     let safety::Voters { all, healthy } = safety::voters(desired, seen);
@@ -65,18 +106,91 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
         let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
+    let changed = what_changed(desired, seen, next);
     let quorum = safety::quorum(all);
     let why = if unwell(next) {
-        format!("its settings changed; {next} is not healthy, so its restart takes nothing away and may heal it")
+        format!("{changed}; {next} is not healthy, so its restart takes nothing away and may heal it")
     } else if healthy - 1 < quorum {
-        String::from("its settings changed; the cluster is down meanwhile, as the operator allowed")
+        format!("{changed}; the cluster is down meanwhile, as the operator allowed")
     } else {
         let remain = healthy - 1;
-        format!(
-            "its settings changed; {next} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}"
-        )
+        format!("{changed}; {next} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
     };
     decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
+}
+
+fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> String {
+    let wanted = &desired.members[member].config.etcd.version;
+    match status(seen, member).map(|s| &s.version) {
+        Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
+        _ => String::from("its settings changed"),
+    }
+}
+
+/// Rule 10 at work: programs first, everywhere; on the way up, after the last way up has ended; on the way down, by etcd's own
+/// procedure.
+fn may_change_version(desired: &Desired, seen: &Observation, decision: &mut Decision, path: Path) -> bool {
+    if path == Path::Same {
+        return true;
+    }
+    let in_place = |(member, wish): (&MemberName, &DesiredMember)| {
+        !desired.formation.has_member(member)
+            || seen.facts(member).is_some_and(|f| {
+                f.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest)
+                    && f.etcd.binary == BinarySeen::Version(wish.config.etcd.version.clone())
+            })
+    };
+    if !desired.members.iter().all(in_place) {
+        return false;
+    }
+    match path {
+        Path::Down => may_go_down(desired, seen, decision),
+        Path::Same | Path::Patch | Path::Up => true,
+    }
+}
+
+/// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
+fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+    let Some(cluster) = Cluster::see(desired, seen) else { return false };
+    let Some(wanted) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok())
+    else {
+        return false;
+    };
+    let target = Version { patch: 0, ..wanted }.to_string();
+    let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
+    let goal = Some((wanted.major, wanted.minor));
+    if cluster.cluster_version.as_deref().and_then(line) != goal {
+        let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)) else { return false };
+        let why = format!(
+            "{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts"
+        );
+        decision.step(Action::EnableDowngrade { through: through.clone(), version: target }, why);
+        return false;
+    }
+    for member in cluster.voters() {
+        let Some(status) = member.facts.and_then(|f| f.etcd.status.as_ref()) else { continue };
+        let Some(now) = status.storage_version.as_deref().filter(|now| line(now) > goal) else { continue };
+        if line(&status.version) > goal {
+            let (member, now) = (member.name.clone(), now.to_owned());
+            decision.wait(WaitingFor::StorageVersion { member, now, wanted: target });
+            return false;
+        }
+    }
+    true
+}
+
+/// All run what is wanted; what they have agreed to speak follows.
+fn follow(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Some(cluster) = Cluster::see(desired, seen) else { return };
+    let Some(wish) = desired.members.values().next() else { return };
+    let wanted = &wish.config.etcd.version;
+    let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
+    let all_run_it = cluster
+        .voters()
+        .all(|m| m.facts.and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| line(&s.version) == line(wanted)));
+    if let Some(now) = cluster.cluster_version.as_deref().filter(|now| all_run_it && line(now) != line(wanted)) {
+        decision.wait(WaitingFor::ClusterVersion { now: now.to_owned(), wanted: wanted.clone() });
+    }
 }
 
 fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
@@ -86,28 +200,12 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
 }
 
 fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Option<(MemberName, u64)> {
-    let others = safety::voter_names(desired).into_iter().filter(|m| *m != leader);
-    others
-        .filter_map(|m| Some((m, seen.facts(m)?)))
-        .filter(|(_, f)| safety::is_healthy_voter(f))
-        .find_map(|(m, f)| Some((m.clone(), f.etcd.status.as_ref()?.member_id)))
+    let cluster = Cluster::see(desired, seen)?;
+    cluster.successor(desired, cluster.get(leader)?.id)
 }
 
 fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a EtcdStatus> {
     seen.facts(member)?.etcd.status.as_ref()
-}
-
-/// Also where a member does not answer: its data is of the version that the cluster was formed with.
-fn version_differs(
-    desired: &Desired,
-    member: &MemberName,
-    wish: &DesiredMember,
-    facts: &Facts,
-) -> Option<UnsafeBecause> {
-    let told = facts.etcd.status.as_ref().map(|s| &s.version);
-    let running = told.or(desired.formed_with.as_ref().map(|f| &f.etcd_version))?.clone();
-    let wanted = wish.config.etcd.version.clone();
-    (running != wanted).then(|| UnsafeBecause::VersionDiffers { member: member.clone(), running, wanted })
 }
 
 fn wrong_binary(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {

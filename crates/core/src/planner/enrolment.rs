@@ -1,7 +1,7 @@
 //! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Desired, DesiredMember, Formation, MemberName, Observation, Seen};
+use crate::model::{AgentSeen, Desired, DesiredMember, MemberName, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
@@ -11,6 +11,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         match seen.agents.get(member) {
             // Nobody knows where to ask while the provider does not tell; that is waited for already.
             None if seen.machines.get().is_none() => {}
+            // Nor where there is no machine yet, or any more.
+            None if seen.machines.get().is_some_and(|machines| !machines.contains_key(member)) => {}
             None => wait(decision, member, "it was not asked yet"),
             Some(Seen::Unreachable { why, .. }) => wait(decision, member, why),
             Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
@@ -34,8 +36,8 @@ fn unenrolled(
     key: &str,
 ) {
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
-    let formed = matches!(desired.formation, Formation::Formed { .. });
-    // A cluster is formed of enrolled agents only, so this one is another, and its machine may hold data.
+    let formed = desired.formation.has_member(member);
+    // A cluster has enrolled agents only, so this one is another, and its machine may hold data.
     if bound.is_some_and(|bound| bound != key) || (formed && bound.is_none()) {
         return decision.block(UnsafeBecause::SecondKey { member: member.clone() });
     }

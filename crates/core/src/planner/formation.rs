@@ -4,14 +4,17 @@
 //! that went wrong is answered by wiping all and beginning again under a new token; afterwards an empty disk is never
 //! a beginning.
 
-use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 use crate::model::{
     Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
 };
+
+/// The cluster id of an etcd that tells its health but not its identity.
+const UNTOLD: u64 = 0;
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     match &desired.formation {
@@ -20,21 +23,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         Formation::Formed { token, etcd_cluster_id, members } => {
             keep(desired, seen, decision, token, *etcd_cluster_id, members)
         }
+        Formation::Recovering { .. } => {}
     }
-}
-
-/// The wish without the members that the formed cluster does not have: nothing is made for one that may not join.
-pub(super) fn members_as_formed<'a>(desired: &'a Desired, decision: &mut Decision) -> Cow<'a, Desired> {
-    let Formation::Formed { members, .. } = &desired.formation else { return Cow::Borrowed(desired) };
-    if members.keys().eq(desired.members.keys()) {
-        return Cow::Borrowed(desired);
-    }
-    let added = desired.members.keys().filter(|m| !members.contains_key(*m)).cloned().collect();
-    let removed = members.keys().filter(|m| !desired.members.contains_key(*m)).cloned().collect();
-    decision.block(UnsafeBecause::MembersDiffer { added, removed });
-    let mut narrowed = desired.clone();
-    narrowed.members.retain(|m, _| members.contains_key(m));
-    Cow::Owned(narrowed)
 }
 
 /// Nothing was begun: clean up what an abandoned formation left, and begin when every member is ready and empty.
@@ -45,7 +35,7 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let mut members = BTreeMap::new();
     for member in desired.members.keys() {
         let Some(facts) = ready(seen, decision, member) else { continue };
-        match safety::judge_data(desired, member, None, facts) {
+        match safety::judge_data(desired, member, None, seen.now, facts) {
             DataVerdict::MayBeginAsNew if facts.etcd.service == ServiceState::Stopped => {
                 members.extend(forming_member(seen, member, facts));
             }
@@ -79,7 +69,7 @@ fn form(
     }
     for member in desired.members.keys() {
         let Some(facts) = ready(seen, decision, member) else { return };
-        match safety::judge_data(desired, member, Some(token), facts) {
+        match safety::judge_data(desired, member, Some(token), seen.now, facts) {
             DataVerdict::MayBeginAsNew | DataVerdict::MayGoOn => {}
             verdict => clear(desired, decision, member, facts, verdict),
         }
@@ -111,7 +101,7 @@ fn broken(
         if now.peer_url != began.peer_url {
             return Some(format!("{member} has another address than when the formation began"));
         }
-        let lost = safety::judge_data(desired, member, Some(token), facts) == DataVerdict::Lost;
+        let lost = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::Lost;
         lost.then(|| match &facts.etcd.service {
             ServiceState::BackingOff { last_exit, .. } => format!(
                 "etcd on {member} ended without leaving data ({}: {}), and may have forgotten its votes",
@@ -134,7 +124,8 @@ fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision,
                     member: member.clone(),
                     incarnation: wish.incarnation,
                 };
-                let fresh = safety::judge_data(desired, member, Some(token), facts) == DataVerdict::MayBeginAsNew;
+                let fresh =
+                    safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayBeginAsNew;
                 return decision.step_expecting(
                     Action::StartEtcd { member: member.clone(), bootstrap: fresh.then_some(stamp) },
                     if fresh {
@@ -181,13 +172,15 @@ fn keep(
     etcd_cluster_id: u64,
     members: &BTreeMap<MemberName, FormingMember>,
 ) {
-    for member in members.keys().filter(|m| desired.members.contains_key(*m)) {
+    let cluster = Cluster::see(desired, seen);
+    let is_learner = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
+    let hopeless = cluster.is_none() && !safety::can_agree(desired, seen);
+    for member in members.keys().filter(|m| desired.members.contains_key(*m) && !is_learner(m)) {
         let Some(facts) = ready(seen, decision, member) else { continue };
-        match safety::judge_data(desired, member, Some(token), facts) {
-            DataVerdict::MayGoOn => keep_running(decision, member, facts, etcd_cluster_id),
-            DataVerdict::MayBeginAsNew | DataVerdict::Lost => {
-                decision.block(UnsafeBecause::LostData { member: member.clone() });
-            }
+        match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+            DataVerdict::MayGoOn => keep_running(decision, member, facts, etcd_cluster_id, hopeless),
+            // It was about to join; or it is lost, which `repair` sees to.
+            DataVerdict::MayBeginAsNew | DataVerdict::Lost => {}
             DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
                 member: member.clone(),
                 found: format!("formation {}", stamp.token),
@@ -200,18 +193,22 @@ fn keep(
     }
 }
 
-fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64) {
+fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64, hopeless: bool) {
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => decision.step_expecting(
             Action::StartEtcd { member: member.clone(), bootstrap: None },
             format!("etcd on {member} does not run; it holds data of this cluster"),
             Precondition::Data(facts.etcd.data.clone()),
         ),
-        (_, Some(status)) if status.cluster_id != cluster_id => decision.block(UnsafeBecause::OtherFormation {
-            member: member.clone(),
-            found: format!("etcd cluster {:x}", status.cluster_id),
-            ours: format!("etcd cluster {cluster_id:x}"),
-        }),
+        (_, Some(status)) if ![cluster_id, UNTOLD].contains(&status.cluster_id) => {
+            decision.block(UnsafeBecause::OtherFormation {
+                member: member.clone(),
+                found: format!("etcd cluster {:x}", status.cluster_id),
+                ours: format!("etcd cluster {cluster_id:x}"),
+            })
+        }
+        // Waiting does not bring a majority back.
+        _ if hopeless => {}
         _ => wait_for_etcd(decision, member, facts),
     }
 }

@@ -1,7 +1,8 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
+use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Desired, Formation, MachineSeen, MemberName, Observation, Power, Seen};
+use crate::model::{AgentSeen, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
@@ -10,9 +11,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
-            None if safety::held_data(desired, member) => {
-                decision.block(UnsafeBecause::LostMachine { member: member.clone() });
-            }
+            // What became of it is `repair`'s to find out.
+            None if desired.formation.has_member(member) => {}
+            None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation },
                 format!("{member} is in the spec and has no machine"),
@@ -25,38 +26,70 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
-/// While no client can have written, a member that the spec no longer names leaves nothing behind.
+/// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
+/// the address yet.
+fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    if safety::may_wipe_leftover(&desired.formation) {
+        return true;
+    }
+    let machines = seen.machines.get().into_iter().flatten();
+    let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
+    let free = !others.any(|(_, machine)| wish.address == Some(machine.address));
+    free && wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()
+}
+
+/// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
+/// written, at once; in a formed cluster, when they are no members any more.
 pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Some(machines) = seen.machines.get() else { return };
-    if matches!(desired.formation, Formation::Formed { .. }) {
-        return;
-    }
-    let ours = |m: &&MemberName| machines.get(*m).is_some_and(|machine| is_ours(desired, machine));
-    for member in desired.leftover.iter().filter(ours) {
-        let refused = seen.facts(member).and_then(|facts| {
-            let current = safety::fence_is_current(desired, member, facts);
-            current.and_then(|()| safety::formation_is_known(desired, member, facts)).err()
-        });
-        if let Some(because) = refused {
-            decision.block(because);
+    let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
+    for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
+        if decision.has_business_with(member) || desired.formation.has_member(member) {
             continue;
         }
-        match seen.agents.get(member) {
-            Some(Seen::At(_, AgentSeen::Enrolled(_) | AgentSeen::Unenrolled { .. })) => decision.step(
-                Action::DestroyMachine { member: member.clone() },
-                format!("the spec no longer names {member}, and no client has written to the cluster yet"),
-            ),
-            _ if machines[member].power == Power::Off => decision.step(
-                Action::StartMachine { member: member.clone() },
-                format!("the spec no longer names {member}: its machine goes once it is seen what it holds"),
-            ),
-            Some(Seen::Unreachable { why, .. }) => {
-                decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
+        if !safety::may_wipe_leftover(&desired.formation) {
+            if safety::may_clear_away(desired, seen, member) {
+                decision.step(
+                    Action::DestroyMachine { member: member.clone() },
+                    "it is no member any more, and every member has what it held",
+                );
             }
-            None => {
-                let why = String::from("it was not asked yet");
-                decision.wait(WaitingFor::Agent { member: member.clone(), why });
-            }
+            continue;
+        }
+        remove_unformed(desired, seen, decision, member, machine);
+    }
+}
+
+/// It goes once it is seen that it holds nothing of a cluster that the ledger does not know.
+fn remove_unformed(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    member: &MemberName,
+    machine: &MachineSeen,
+) {
+    let refused = seen.facts(member).and_then(|facts| {
+        let current = safety::fence_is_current(desired, member, facts);
+        current.and_then(|()| safety::formation_is_known(desired, member, facts)).err()
+    });
+    if let Some(because) = refused {
+        return decision.block(because);
+    }
+    match seen.agents.get(member) {
+        Some(Seen::At(_, AgentSeen::Enrolled(_) | AgentSeen::Unenrolled { .. })) => decision.step(
+            Action::DestroyMachine { member: member.clone() },
+            format!("the spec no longer names {member}, and no client has written to the cluster yet"),
+        ),
+        _ if machine.power == Power::Off => decision.step(
+            Action::StartMachine { member: member.clone() },
+            format!("the spec no longer names {member}: its machine goes once it is seen what it holds"),
+        ),
+        Some(Seen::Unreachable { why, .. }) => {
+            decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
+        }
+        None => {
+            let why = String::from("it was not asked yet");
+            decision.wait(WaitingFor::Agent { member: member.clone(), why });
         }
     }
 }

@@ -6,19 +6,23 @@
 mod auth;
 mod blocked;
 mod certificates;
+pub mod cluster;
 mod config;
 mod destroy;
 mod enrolment;
 mod formation;
 mod machines;
+mod membership;
 mod plan;
+mod recovery;
 pub mod remember;
+mod repair;
 pub mod safety;
 pub mod simulate;
 mod step;
 mod waiting;
 
-pub use blocked::UnsafeBecause;
+pub use blocked::{Change, UnsafeBecause};
 pub use certificates::{renewal_window, sans as certificate_sans};
 pub use plan::{Plan, plan};
 pub use step::{Action, Precondition, Reason, Step};
@@ -55,12 +59,14 @@ impl Decision {
     }
 
     fn block(&mut self, because: UnsafeBecause) {
-        self.blocked.push(because);
+        if !self.blocked.contains(&because) {
+            self.blocked.push(because);
+        }
     }
 
     /// Whether an earlier concern has something to do on this member, or refuses it.
     fn has_business_with(&self, member: &MemberName) -> bool {
-        self.steps.iter().any(|s| s.action.member() == Some(member))
+        self.steps.iter().any(|s| s.action.member() == Some(member) || s.action.about() == Some(member))
             || self.blocked.iter().any(|b| b.member() == Some(member))
     }
 }
@@ -87,17 +93,30 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }
-    let desired = &*formation::members_as_formed(desired, &mut decision);
+    if desired.recovery && desired.formation.is_formed() {
+        machines::decide(desired, seen, &mut decision);
+        if decision.steps.is_empty() {
+            recovery::begin(desired, seen, &mut decision);
+        }
+        return decision;
+    }
     machines::decide(desired, seen, &mut decision);
-    machines::remove_leftover(desired, seen, &mut decision);
+    repair::decide(desired, seen, &mut decision);
     enrolment::decide(desired, seen, &mut decision);
     if as_formed {
         certificates::decide(desired, seen, &mut decision);
         config::decide(desired, seen, &mut decision);
     }
     formation::decide(desired, seen, &mut decision);
-    if as_formed {
+    recovery::go_on(desired, seen, &mut decision);
+    let growing = membership::grow(desired, seen, &mut decision);
+    if as_formed && !growing {
         config::restart(desired, seen, &mut decision);
+    }
+    membership::shrink(desired, seen, &mut decision, growing);
+    membership::tell_failures(desired, &mut decision);
+    machines::remove_leftover(desired, seen, &mut decision);
+    if as_formed {
         auth::decide(desired, seen, &mut decision);
     }
     decision

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use super::safety::{Strength, strength_during};
 use super::simulate::World;
 use super::{Action, Decision, Step, decide};
 use crate::desire::Wish;
@@ -17,6 +18,8 @@ const IMAGINED: &str = "…";
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plan {
     pub steps: Vec<Step>,
+    /// For each step, how strong the cluster is while it runs.
+    pub strengths: Vec<Option<Strength>>,
     pub end: Decision,
 }
 
@@ -24,23 +27,26 @@ pub struct Plan {
 pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
     let mut world = World::imagine(ledger.clone(), seen.clone());
     let mut configs = wish.configs(ledger);
-    let mut steps = Vec::new();
+    let (mut steps, mut strengths) = (Vec::new(), Vec::new());
     for _ in 0..MOST_ROUNDS {
         if !configs.are_current(&world.ledger) {
             configs = wish.configs(&world.ledger);
         }
         let desired = wish.desire_with(&world.ledger, &configs, IMAGINED);
-        let decision = decide(&desired, &world.observe());
+        let mut seen = world.observe();
+        let decision = decide(&desired, &seen);
         if decision.steps.is_empty() {
-            return Plan { steps, end: decision };
+            return Plan { steps, strengths, end: decision };
         }
         for step in decision.steps {
+            strengths.push(strength_during(&desired, &seen, &step.action));
             world.perform(&desired, &step.action);
+            seen = world.observe();
             steps.push(step);
         }
         if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
-            return Plan { steps, end: Decision::default() };
+            return Plan { steps, strengths, end: Decision::default() };
         }
     }
-    Plan { steps, end: decide(&wish.desire(&world.ledger, IMAGINED), &world.observe()) }
+    Plan { steps, strengths, end: decide(&wish.desire(&world.ledger, IMAGINED), &world.observe()) }
 }

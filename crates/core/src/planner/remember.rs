@@ -1,14 +1,40 @@
 //! What the ledger keeps of a step: some of it before the step is done, some after. Pure, so that the simulated world
 //! and the real controller remember alike.
 
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
 use super::Action;
-use crate::model::{AuthOp, Desired, Formation, Ledger, Observation, OwnedUser};
+use super::cluster::Cluster;
+use crate::model::{
+    AuthOp, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
+};
+
+/// Revisions that differ by less are not worth a write to the ledger.
+const NEAR: u64 = 10_000;
 
 /// Writes what must be known before the step is done. Says whether the ledger changed.
 ///
 /// Guarantees: what a step may leave behind when it is cut short is in the ledger already.
-pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
+pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
+        Action::RecordReplacement { member, incarnation } => {
+            let has = ledger.members.get(member).map_or(1, |r| r.incarnation.max(1));
+            has < *incarnation && raise_incarnation(ledger, member)
+        }
+        Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
+        Action::AddLearner { member, joining, .. } => {
+            ledger.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.formation {
+                members.insert(member.clone(), joining.clone());
+            }
+            true
+        }
+        Action::JoinEtcd { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
+            ledger.last_change = Some(now);
+            true
+        }
         Action::CreateMachine { member, incarnation } => {
             let record = ledger.members.entry(member.clone()).or_default();
             record.incarnation = *incarnation;
@@ -39,8 +65,24 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
 }
 
 /// Writes what only holds once the step is done. Says whether the ledger changed.
-pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
+pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
+        Action::AddLearner { .. } | Action::Promote { .. } => {
+            ledger.last_change = Some(now);
+            true
+        }
+        Action::RemoveMember { member, failed, .. } => {
+            ledger.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.formation {
+                members.remove(member);
+            }
+            if let Some(why) = failed {
+                // Its machine may hold half of a copy: the next attempt begins on another.
+                raise_incarnation(ledger, member);
+                ledger.members.entry(member.clone()).or_default().join_failed = Some(why.clone());
+            }
+            true
+        }
         Action::DestroyMachine { member } => {
             let Some(record) = ledger.members.get_mut(member) else { return false };
             record.generation = 0;
@@ -57,6 +99,59 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
         Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.auth.roles.remove(role),
         _ => false,
     }
+}
+
+/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
+/// all members run. Says whether the ledger changed.
+pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
+    let before = (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone());
+    if seen.machines.get().is_some() && desired.power == Power::On {
+        for (member, record) in &mut ledger.members {
+            let there = matches!(seen.agents.get(member), Some(Seen::At(..)));
+            record.unseen_since = if there { None } else { record.unseen_since.or(Some(seen.now)) };
+        }
+    }
+    if let Some(cluster) = Cluster::see(desired, seen) {
+        let statuses: Vec<&EtcdStatus> =
+            cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
+        let highest = statuses.iter().map(|s| s.revision).max().unwrap_or(0);
+        // Every write moves it; what is noted must only be near.
+        if highest > ledger.highest_revision.saturating_add(NEAR) {
+            ledger.highest_revision = highest;
+        }
+        let versions: BTreeSet<&String> = statuses.iter().map(|s| &s.version).collect();
+        if let (Some(formed_with), [version], true) = (
+            &mut ledger.formed_with,
+            versions.into_iter().collect::<Vec<_>>().as_slice(),
+            statuses.len() == cluster.voters().count(),
+        ) {
+            formed_with.etcd_version.clone_from(version);
+        }
+    }
+    before != (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone())
+}
+
+/// The seat gets another machine. The one it has is a former one from now on, and a member for as long as etcd lists it.
+pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
+    let record = ledger.members.entry(member.clone()).or_default();
+    let had = record.incarnation.max(1);
+    *record = MemberRecord { incarnation: had + 1, ..MemberRecord::default() };
+    if let Formation::Formed { members, .. } | Formation::Recovering { members, .. } = &mut ledger.formation
+        && let Some(known) = members.remove(member)
+    {
+        members.insert(member.former(had), known);
+    }
+    true
+}
+
+fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -> bool {
+    let Formation::Formed { token: was, members, .. } = &ledger.formation else { return false };
+    if was != lost {
+        return false;
+    }
+    let (was, members) = (was.clone(), members.clone());
+    ledger.formation = Formation::Recovering { was, token: token.to_owned(), from: from.clone(), members };
+    true
 }
 
 /// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
@@ -94,6 +189,16 @@ fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
 }
 
 fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool {
+    if let Formation::Recovering { token, from, members, .. } = ledger.formation.clone() {
+        let saved = members.iter().filter(|(m, _)| **m == from).map(|(m, known)| (m.clone(), known.clone()));
+        let lost = members.keys().filter(|m| **m != from && !m.is_former());
+        ledger.formation = Formation::Formed { token, etcd_cluster_id, members: saved.collect() };
+        for member in lost {
+            raise_incarnation(ledger, member);
+        }
+        ledger.recovery = None;
+        return true;
+    }
     let Formation::Forming { token, members } = &ledger.formation else { return false };
     ledger.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
     ledger.formed_with = Some(desired.form_with.clone());

@@ -1,19 +1,26 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
+use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::blocked::UnsafeBecause;
+use super::Action;
+use super::blocked::{Change, UnsafeBecause};
+use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MemberName, Observation, Seen, ServiceState, Stamp,
+    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MachineSeen, MemberName, Observation, Seen,
+    ServiceState, Stamp,
 };
+use crate::versions::Version;
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rule {
     OneMembershipChange,
+    LearnerFirst,
     QuorumIsKept,
     NewWithinOneFormation,
     FormationsShareNothing,
@@ -31,6 +38,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Rule::OneMembershipChange => "one membership change at a time",
+            Rule::LearnerFirst => "every new voter is a learner first",
             Rule::QuorumIsKept => "quorum is never given away",
             Rule::NewWithinOneFormation => "`new` is said within one formation only",
             Rule::FormationsShareNothing => "formations never share an identity",
@@ -49,6 +57,9 @@ impl fmt::Display for Rule {
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;
 
+/// By then a fresh etcd has its data on disk.
+const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
+
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
@@ -66,19 +77,18 @@ pub struct Voters {
     pub healthy: usize,
 }
 
-/// Counts voters. One that could not be seen counts as a voter and not as healthy.
+/// Counts voters as etcd lists them. One that could not be seen counts as a voter and not as healthy. Where nobody has a
+/// quorum, all that the ledger knows count.
 pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
-    let names = voter_names(desired);
+    if let Some(cluster) = Cluster::see(desired, seen) {
+        return cluster.count();
+    }
+    let names: Vec<&MemberName> = match desired.formation.members() {
+        Some(members) => members.keys().collect(),
+        None => desired.members.keys().collect(),
+    };
     let healthy = names.iter().filter(|m| seen.facts(m).is_some_and(is_healthy_voter)).count();
     Voters { all: names.len(), healthy }
-}
-
-/// The members that the cluster was formed with vote, whatever the spec says by now.
-pub fn voter_names(desired: &Desired) -> Vec<&MemberName> {
-    match &desired.formation {
-        Formation::Formed { members, .. } => members.keys().collect(),
-        Formation::Unformed | Formation::Forming { .. } => desired.members.keys().collect(),
-    }
 }
 
 pub fn is_healthy_voter(facts: &Facts) -> bool {
@@ -101,8 +111,14 @@ pub enum DataVerdict {
 }
 
 /// Judges what is in a member's data directory against the formation's token. `None` means that no formation has begun.
-pub fn judge_data(desired: &Desired, member: &MemberName, token: Option<&str>, seen: &Facts) -> DataVerdict {
-    let ours = |s: &Stamp| s.cluster_id == desired.cluster_id && s.member == *member;
+pub fn judge_data(
+    desired: &Desired,
+    member: &MemberName,
+    token: Option<&str>,
+    now: Timestamp,
+    seen: &Facts,
+) -> DataVerdict {
+    let ours = |s: &Stamp| s.cluster_id == desired.cluster_id && s.member.as_str() == member.seat();
     let present = |s: &Stamp| ours(s) && Some(s.token.as_str()) == token;
     match &seen.etcd.data {
         DataSeen::Stamped(stamp) if present(stamp) => DataVerdict::MayGoOn,
@@ -114,17 +130,12 @@ pub fn judge_data(desired: &Desired, member: &MemberName, token: Option<&str>, s
         DataSeen::Unstamped => DataVerdict::Foreign(String::from("nothing says whose it is")),
         DataSeen::Empty => match &seen.etcd.last_started {
             None => DataVerdict::MayBeginAsNew,
-            // A fresh etcd takes a moment until its data is on disk.
-            Some(stamp) if present(stamp) && is_running(seen) => DataVerdict::MayGoOn,
+            // A fresh etcd takes a moment until its data is on disk. One that has run for longer writes to files that are gone.
+            Some(stamp) if present(stamp) && has_just_started(seen, now) => DataVerdict::MayGoOn,
             Some(stamp) if present(stamp) => DataVerdict::Lost,
             Some(stamp) => DataVerdict::Leftover(stamp.clone()),
         },
     }
-}
-
-/// Rule 5: whether this member was part of the formed cluster, so that a machine without its data is no beginning.
-pub fn held_data(desired: &Desired, member: &MemberName) -> bool {
-    matches!(&desired.formation, Formation::Formed { members, .. } if members.contains_key(member))
 }
 
 /// Rule 7 again: an etcd that was written to shows that the ledger, which knows of no formed cluster, is not the latest.
@@ -140,13 +151,13 @@ pub fn no_client_wrote(desired: &Desired, seen: &Observation) -> Result<(), Unsa
     }
 }
 
-fn is_running(facts: &Facts) -> bool {
-    matches!(facts.etcd.service, ServiceState::Running { .. })
+fn has_just_started(facts: &Facts, now: Timestamp) -> bool {
+    matches!(facts.etcd.service, ServiceState::Running { since, .. } if now.duration_since(since) < FIRST_WRITE)
 }
 
 /// Rule 7 for what is left of formations: only while the cluster was never formed can no client have written.
 pub fn may_wipe_leftover(formation: &Formation) -> bool {
-    !matches!(formation, Formation::Formed { .. })
+    matches!(formation, Formation::Unformed | Formation::Forming { .. })
 }
 
 /// Rule 7 for the whole cluster: once clients may have written, the word that it goes is not yet the word that no
@@ -157,7 +168,7 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
 pub fn may_destroy(desired: &Desired, seen: &Observation, word: Destruction) -> Result<(), UnsafeBecause> {
     let machines = seen.machines.get().into_iter().flatten();
     let mut ours = machines.filter(|(_, machine)| machine.cluster_id == desired.cluster_id);
-    let formed = matches!(desired.formation, Formation::Formed { .. });
+    let formed = !may_wipe_leftover(&desired.formation);
     match word {
         Destruction::BackupMissing if formed || !ours.all(|(m, _)| was_never_used(seen, m)) => {
             Err(UnsafeBecause::NoBackup)
@@ -178,12 +189,9 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
 /// Rules 5 and 7: data of a formation that this ledger neither began nor gave up belongs to a cluster that it does not
 /// know, though it bears the cluster's name.
 pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    let current = match &desired.formation {
-        Formation::Unformed => None,
-        Formation::Forming { token, .. } | Formation::Formed { token, .. } => Some(token),
-    };
+    let current = desired.formation.token();
     let unknown = |s: &&Stamp| {
-        s.cluster_id == desired.cluster_id && Some(&s.token) != current && !desired.abandoned.contains(&s.token)
+        s.cluster_id == desired.cluster_id && Some(s.token.as_str()) != current && !desired.abandoned.contains(&s.token)
     };
     let in_data = match &facts.etcd.data {
         DataSeen::Stamped(stamp) => Some(stamp),
@@ -197,7 +205,9 @@ pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts)
 
 /// What a living cluster keeps, whatever the spec says by now: each difference is a refusal of its own.
 pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
-    let Formation::Formed { members, .. } = &desired.formation else { return Vec::new() };
+    if may_wipe_leftover(&desired.formation) {
+        return Vec::new();
+    }
     let Some(then) = &desired.formed_with else { return Vec::new() };
     let now = &desired.form_with;
     // Authentication may be turned on later, but not off again.
@@ -210,12 +220,7 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
         ("network", &then.network, &now.network),
     ];
     let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
-    let addresses = members.iter().filter_map(|(member, formed)| {
-        let wanted = desired.members.get(member)?.address?.to_string();
-        let was = formed.peer_url.trim_start_matches("https://").rsplit_once(':')?.0.to_owned();
-        Some((format!("members.{member}.address"), was, wanted))
-    });
-    let all = settings.into_iter().chain(addresses).filter(|(_, was, wanted)| was != wanted);
+    let all = settings.into_iter().filter(|(_, was, wanted)| was != wanted);
     all.map(|(field, was, wanted)| UnsafeBecause::FixedAtFormation { field, was, wanted }).collect()
 }
 
@@ -232,6 +237,180 @@ pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
+}
+
+/// How strong a cluster is while a step runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Strength {
+    pub voters: usize,
+    pub healthy: usize,
+    pub quorum: usize,
+    pub failures_survived: usize,
+}
+
+/// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
+pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -> Option<Strength> {
+    if !desired.formation.is_formed() {
+        return None;
+    }
+    let Voters { all, healthy } = voters(desired, seen);
+    let is_healthy = |m: &MemberName| seen.facts(m).is_some_and(is_healthy_voter);
+    let cluster = Cluster::see(desired, seen);
+    let votes = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
+    let after = match action {
+        Action::RestartEtcd { member } | Action::StopEtcd { member } | Action::StopMachine { member } => {
+            (all, healthy - usize::from(is_healthy(member)))
+        }
+        Action::Promote { .. } => (all + 1, healthy + 1),
+        Action::RemoveMember { member, .. } if votes(member) => (all - 1, healthy - usize::from(is_healthy(member))),
+        _ => (all, healthy),
+    };
+    let strength = |(voters, healthy)| Strength {
+        voters,
+        healthy,
+        quorum: quorum(voters),
+        failures_survived: failures_survived(voters, healthy),
+    };
+    let (before, after) = (strength((all, healthy)), strength(after));
+    Some(if before.failures_survived < after.failures_survived { before } else { after })
+}
+
+/// Rule 1: a list of members counts only if it was told after the last change.
+pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
+    desired.last_change.is_none_or(|at| cluster.told_at > at)
+}
+
+/// Rule 1: who votes without our knowing may be somebody's change that is under way.
+pub fn knows_every_voter(cluster: &Cluster<'_>) -> Result<(), UnsafeBecause> {
+    match cluster.voters().find(|m| !m.known) {
+        None => Ok(()),
+        Some(m) => Err(UnsafeBecause::StrangerVoter { id: format!("{:x}", m.id), peer_url: m.peer_url.clone() }),
+    }
+}
+
+/// Rules 2, 3 and 9: a learner joins while every voter is well, and no other is on the way.
+pub fn may_add_learner(cluster: &Cluster<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let Voters { all, healthy } = cluster.count();
+    if healthy == all && cluster.learners().next().is_none() {
+        return Ok(());
+    }
+    Err(refused(member, Change::Join, all, healthy, quorum(all + 1)))
+}
+
+/// Rules 2 and 3: a learner votes if the cluster survives as many failures then as before. Tells the voters after it.
+pub fn may_promote(cluster: &Cluster<'_>, learner: &Listed<'_>) -> Result<Voters, UnsafeBecause> {
+    let Voters { all, healthy } = cluster.count();
+    let after = Voters { all: all + 1, healthy: healthy + 1 };
+    let enough = after.healthy >= quorum(after.all);
+    let weaker = failures_survived(after.all, after.healthy) < failures_survived(all, healthy);
+    if enough && !weaker {
+        return Ok(after);
+    }
+    Err(refused(&learner.name, Change::Promotion, all, healthy, quorum(after.all)))
+}
+
+/// Rules 3 and 9: a voter leaves if those that remain have their quorum. One that is well leaves only if all the others are
+/// well too. Tells the voters after it.
+pub fn may_remove(cluster: &Cluster<'_>, member: &Listed<'_>) -> Result<Voters, UnsafeBecause> {
+    let Voters { all, healthy } = cluster.count();
+    if all == 1 {
+        return Err(UnsafeBecause::LastVoter { member: member.name.clone() });
+    }
+    let after = Voters { all: all - 1, healthy: healthy - usize::from(member.healthy) };
+    let commits = healthy >= quorum(all);
+    let undisturbed = !member.healthy || after.healthy == after.all;
+    if commits && undisturbed && after.healthy >= quorum(after.all) {
+        return Ok(after);
+    }
+    Err(refused(&member.name, Change::Removal, all, healthy, quorum(after.all)))
+}
+
+fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, quorum: usize) -> UnsafeBecause {
+    UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
+}
+
+/// Whether enough members hold their data to agree on anything, once they all run.
+pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
+    let Voters { all, healthy } = able(desired, seen);
+    healthy >= quorum(all)
+}
+
+/// The members that the ledger knows, and how many of them are seen with their data, whether they run or not.
+fn able(desired: &Desired, seen: &Observation) -> Voters {
+    let members = desired.formation.members();
+    let token = desired.formation.token();
+    let holds = |m: &&MemberName| {
+        let verdict = |facts| judge_data(desired, m, token, seen.now, facts);
+        seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
+    };
+    let all = members.map_or(0, |members| members.len());
+    Voters { all, healthy: members.into_iter().flat_map(|members| members.keys()).filter(holds).count() }
+}
+
+/// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.
+pub fn may_lose(
+    desired: &Desired,
+    seen: &Observation,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+) -> Result<String, UnsafeBecause> {
+    let Some(cluster) = cluster else {
+        let Voters { all, healthy } = able(desired, seen);
+        return Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) });
+    };
+    let Voters { all, healthy } = cluster.count();
+    let left = format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all));
+    match cluster.get(member) {
+        Some(voter) if !voter.is_learner && !voter.healthy => may_remove(cluster, voter).map(|_| left),
+        Some(_) => Ok(left),
+        None => Ok(left),
+    }
+}
+
+/// Rule 8: a machine that its peers still reach lives, whatever the controller sees.
+pub fn no_peer_reaches(seen: &Observation, member: &MemberName, machine: &MachineSeen) -> Result<(), UnsafeBecause> {
+    let others = seen.agents.keys().filter(|m| *m != member);
+    let by: BTreeSet<MemberName> = others
+        .filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&machine.address) == Some(&true)))
+        .cloned()
+        .collect();
+    if by.is_empty() { Ok(()) } else { Err(UnsafeBecause::PeersReach { member: member.clone(), by }) }
+}
+
+/// Rule 10: who joins speaks what the cluster speaks, or the next minor.
+pub fn may_join_at_this_version(
+    desired: &Desired,
+    cluster: &Cluster<'_>,
+    member: &MemberName,
+) -> Result<(), UnsafeBecause> {
+    let wanted = &desired.members[member].config.etcd.version;
+    let minor = |v: &str| v.parse::<Version>().ok().map(|v| v.minor);
+    let (Some(spoken), Some(joins)) = (cluster.cluster_version.as_deref().and_then(minor), minor(wanted)) else {
+        return Ok(());
+    };
+    // While a cluster goes down, etcd lets nobody in.
+    let statuses = || cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref());
+    let going_down = statuses().any(|s| s.downgrade_target.is_some() || minor(&s.version) > Some(joins));
+    if !going_down && (joins == spoken || joins == spoken + 1) {
+        return Ok(());
+    }
+    Err(UnsafeBecause::JoinVersion {
+        member: member.clone(),
+        cluster: cluster.cluster_version.clone().unwrap_or_default(),
+        wanted: wanted.clone(),
+    })
+}
+
+/// Rule 7: the machine of somebody who is no member any more goes when every member that is wanted is well, so that whatever it
+/// holds is not needed; or when its address is.
+pub fn may_clear_away(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
+    let Some(cluster) = Cluster::see(desired, seen).filter(|c| is_fresh(desired, c)) else { return false };
+    let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
+    let listed =
+        cluster.listed.iter().any(|l| l.name == *member || l.peer_url.contains(&format!("//{}:", machine.address)));
+    let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
+    let in_the_way = desired.members.values().any(|wish| wish.address == Some(machine.address));
+    !listed && (complete || in_the_way)
 }
 
 /// A CA that the members do not trust yet would cut them off from each other with the first certificate it signs.

@@ -12,9 +12,10 @@ use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     AgentSeen, AuthLook, AuthOp, AuthSeen, AuthWish, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse,
-    DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
-    MemberEntry, MemberName, Observation, Power, SecretKind, Seen, ServiceState, Stamp,
+    DataSeen, Desired, Enrolment, EtcdFacts, EtcdStatus, Exit, Facts, Formation, Host, JwtKeys, Ledger, LogEnd,
+    MachineSeen, MemberEntry, MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Stamp,
 };
+use crate::versions::Version;
 
 /// An imagined cluster: the truth of each machine, whether it can be seen or not.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -28,9 +29,16 @@ pub struct World {
     provider_away: Option<String>,
     /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
     touched: bool,
-    leader: Option<MemberName>,
-    /// etcd's own numbers of the members, where they were seen.
-    ids: BTreeMap<MemberName, u64>,
+    /// etcd's number of the member that leads.
+    leader: Option<u64>,
+    /// Who belongs to the formed cluster.
+    pub listed: Vec<SimListed>,
+    /// What all members have agreed to speak.
+    agreed: Option<Version>,
+    /// What they have agreed to go down to, until all have.
+    going_down: Option<Version>,
+    /// The version of each etcd that was started, which is not always that of the program beside it.
+    versions: BTreeMap<String, String>,
     /// The number of the machine that was made last.
     made: u8,
 }
@@ -39,6 +47,15 @@ pub struct World {
 pub struct SimMachine {
     pub seen: MachineSeen,
     pub agent: SimAgent,
+}
+
+/// A member as the imagined etcd lists it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SimListed {
+    pub id: u64,
+    pub name: MemberName,
+    pub peer_url: String,
+    pub is_learner: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -83,18 +100,32 @@ impl World {
     fn take_up_etcd(&mut self) {
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
-        let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(name, _)| (*name).clone());
-        let ids = answers.iter().map(|(name, s)| ((*name).clone(), s.member_id)).collect();
+        let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
+        let versions = self.machines.iter().filter_map(|(_, m)| {
+            let status = m.facts()?.etcd.status.as_ref()?;
+            Some((m.peer_url(), status.version.clone()))
+        });
+        let versions = versions.collect();
+        let told = answers.iter().filter(|(_, s)| s.healthy && !s.is_learner && !s.members.is_empty());
+        let told = told.max_by_key(|(_, s)| s.raft_applied_index).map(|(_, s)| *s);
+        let agreed = told.and_then(|s| s.cluster_version.as_ref()?.parse().ok());
+        let listed = match told {
+            Some(status) => status.members.iter().map(SimListed::told).collect(),
+            None => self.as_recorded(),
+        };
         let looks = || answers.iter().map(|(_, s)| &s.auth);
         let seen = looks().find(|look| matches!(look, AuthLook::Seen(_)));
         let look = seen.or_else(|| looks().find(|look| matches!(look, AuthLook::Failed { .. }))).cloned();
         let unseen = match self.ledger.formation {
             Formation::Formed { .. } => AuthLook::NotAsked,
+            Formation::Recovering { .. } => AuthLook::NotAsked,
             Formation::Unformed | Formation::Forming { .. } => AuthLook::Seen(AuthSeen::default()),
         };
         self.auth = look.unwrap_or(unseen);
         self.leader = leader;
-        self.ids = ids;
+        self.versions = versions;
+        self.agreed = agreed;
+        self.listed = listed;
     }
 
     /// A world with nothing in it.
@@ -107,7 +138,10 @@ impl World {
             provider_away: None,
             touched: false,
             leader: None,
-            ids: BTreeMap::new(),
+            listed: Vec::new(),
+            agreed: None,
+            going_down: None,
+            versions: BTreeMap::new(),
             made: 0,
         }
     }
@@ -147,32 +181,33 @@ impl World {
         let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
             return None;
         };
-        let running = self.running(&stamp.token);
-        let all = self.membership(&stamp.token);
-        let healthy = running.len() >= safety::quorum(all.len()) && all.contains(member);
-        let leads = self.leader.as_ref().filter(|l| running.contains(l)).or(running.first().copied());
+        let machine = self.machines.get(member)?;
+        let list = self.list(&stamp.token);
+        let own = list.iter().find(|l| l.peer_url == machine.peer_url())?;
+        let voters: Vec<&SimListed> = list.iter().filter(|l| !l.is_learner).collect();
+        let running: Vec<u64> = voters.iter().filter(|l| self.runs(l, &stamp.token)).map(|l| l.id).collect();
+        let quorate = running.len() >= safety::quorum(voters.len());
+        let leads = self.leader.filter(|l| running.contains(l)).or(running.first().copied());
         Some(EtcdStatus {
-            member_id: self.id(member),
+            member_id: own.id,
             cluster_id: self.cluster_id(&stamp.token),
-            leader: leads.filter(|_| healthy).map_or(0, |l| self.id(l)),
-            is_learner: false,
-            healthy,
-            version: facts.version_there(),
-            cluster_version: None,
+            leader: leads.filter(|_| quorate).unwrap_or(0),
+            is_learner: own.is_learner,
+            healthy: quorate && !own.is_learner,
+            version: self.versions.get(&own.peer_url).cloned().unwrap_or_else(|| facts.version_there()),
+            cluster_version: self.agreed.map(|v| v.to_string()),
+            downgrade_target: self.going_down.map(|v| v.line()),
+            storage_version: None,
             db_size: 0,
             db_size_in_use: 0,
             raft_term: 2,
             raft_index: 10,
             raft_applied_index: 10,
             revision: 1,
-            members: all.iter().map(|m| self.entry(m)).collect(),
+            members: list.iter().map(SimListed::entry).collect(),
             alarms: Vec::new(),
             auth: self.auth.clone(),
         })
-    }
-
-    fn id(&self, member: &MemberName) -> u64 {
-        self.ids.get(member).copied().unwrap_or_else(|| number_for(member.as_str()))
     }
 
     fn cluster_id(&self, token: &str) -> u64 {
@@ -182,44 +217,80 @@ impl World {
         }
     }
 
-    fn entry(&self, member: &MemberName) -> MemberEntry {
-        MemberEntry { id: self.id(member), name: member.to_string(), peer_urls: Vec::new(), is_learner: false }
+    /// Who belongs to the cluster of this token.
+    fn list(&self, token: &str) -> Vec<SimListed> {
+        match &self.ledger.formation {
+            Formation::Forming { token: t, .. } | Formation::Recovering { token: t, .. } if t == token => {
+                self.as_recorded()
+            }
+            Formation::Formed { token: t, .. } if t == token => self.listed.clone(),
+            _ => Vec::new(),
+        }
     }
 
-    /// The members whose etcd runs on data of this formation.
-    fn running(&self, token: &str) -> BTreeSet<&MemberName> {
-        let runs = |m: &&SimMachine| {
+    /// As the ledger has it: where no etcd can be asked, or it has nothing to tell yet.
+    fn as_recorded(&self) -> Vec<SimListed> {
+        let only = match &self.ledger.formation {
+            Formation::Recovering { from, .. } => Some(from),
+            _ => None,
+        };
+        let members = self.ledger.formation.members().into_iter().flatten();
+        let members = members.filter(|(name, _)| only.is_none_or(|only| only == *name));
+        members.map(|(name, known)| SimListed::new(name, &known.peer_url)).collect()
+    }
+
+    /// Whether the etcd of this member runs on data of this formation.
+    fn runs(&self, member: &SimListed, token: &str) -> bool {
+        let machine = self.machines.values().find(|m| m.peer_url() == member.peer_url);
+        machine.is_some_and(|m| {
             m.seen.power == Power::On
                 && m.facts().is_some_and(|f| {
                     matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
                         && matches!(f.etcd.service, ServiceState::Running { .. })
                 })
-        };
-        self.machines.iter().filter(|(_, m)| runs(m)).map(|(name, _)| name).collect()
-    }
-
-    fn membership(&self, token: &str) -> BTreeSet<MemberName> {
-        match &self.ledger.formation {
-            Formation::Forming { token: t, .. } | Formation::Formed { token: t, .. } if t == token => {
-                self.formation_members()
-            }
-            _ => BTreeSet::new(),
-        }
-    }
-
-    /// The members of the formation that the ledger knows.
-    fn formation_members(&self) -> BTreeSet<MemberName> {
-        match &self.ledger.formation {
-            Formation::Forming { members, .. } | Formation::Formed { members, .. } => members.keys().cloned().collect(),
-            Formation::Unformed => BTreeSet::new(),
-        }
+        })
     }
 
     /// Carries out one action as a healthy world would.
     pub fn perform(&mut self, desired: &Desired, action: &Action) {
-        remember::before(&mut self.ledger, desired, action);
+        remember::before(&mut self.ledger, desired, action, self.now);
         self.effect(desired, action);
-        remember::after(&mut self.ledger, desired, action);
+        remember::after(&mut self.ledger, desired, action, self.now);
+        self.look_again();
+    }
+
+    /// What a new look brings: time has passed, machines are called as the ledger has it by now, and members that all run a newer
+    /// version have agreed to speak it.
+    pub fn look_again(&mut self) {
+        if let Some(changed) = self.ledger.last_change.filter(|at| *at >= self.now) {
+            self.now = changed + SignedDuration::from_secs(1);
+        }
+        let wanted = |member: &MemberName| self.ledger.members.get(member).map_or(1, |r| r.incarnation.max(1));
+        let machines = std::mem::take(&mut self.machines);
+        self.machines = machines
+            .into_iter()
+            .map(|(name, machine)| {
+                let seat = MemberName::from(name.seat());
+                let incarnation = machine.seen.incarnation;
+                let current = incarnation == wanted(&seat) || machine.seen.cluster_id != self.ledger.cluster_id;
+                (if current { seat } else { seat.former(incarnation) }, machine)
+            })
+            .collect();
+        self.agree();
+    }
+
+    fn agree(&mut self) {
+        let Some(token) = self.ledger.formation.token().map(str::to_owned) else { return };
+        let voters = self.list(&token).into_iter().filter(|l| !l.is_learner);
+        let lines: BTreeSet<Option<Version>> = voters
+            .map(|l| self.versions.get(&l.peer_url)?.parse::<Version>().ok().map(|v| Version { patch: 0, ..v }))
+            .collect();
+        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice() {
+            if self.going_down.is_none_or(|to| to == *line) {
+                self.going_down = None;
+                self.agreed = self.agreed.max(Some(*line));
+            }
+        }
     }
 
     /// What the action does to the machines; the ledger's part is in `remember`.
@@ -246,15 +317,42 @@ impl World {
                 self.on(member, |facts| {
                     facts.etcd.service = ServiceState::Stopped;
                     facts.etcd.peer_serving = false;
+                    facts.etcd.log = Some(LogEnd { term: 2, index: 10, commit: 10 });
                 });
             }
             Action::WipeData { member, .. } => self.on(member, |facts| {
                 facts.etcd.data = DataSeen::Empty;
                 facts.etcd.last_started = None;
             }),
-            Action::MoveLeader { to, .. } => {
+            Action::MoveLeader { to_id, .. } => {
                 self.touched = true;
-                self.leader = Some(to.clone());
+                self.leader = Some(*to_id);
+            }
+            Action::AddLearner { member, joining, .. } => {
+                self.touched = true;
+                let joins = SimListed { is_learner: true, ..SimListed::new(member, &joining.peer_url) };
+                self.listed.retain(|l| l.peer_url != joins.peer_url);
+                self.listed.push(joins);
+            }
+            Action::JoinEtcd { member, stamp, .. } => self.start_etcd(desired, member, Some(stamp)),
+            Action::Promote { id, .. } => {
+                self.touched = true;
+                self.listed.iter_mut().filter(|l| l.id == *id).for_each(|l| l.is_learner = false);
+            }
+            Action::RemoveMember { id, .. } => self.remove_member(*id),
+            Action::EnableDowngrade { version, .. } => {
+                self.touched = true;
+                self.going_down = version.parse().ok();
+                self.agreed = self.going_down;
+            }
+            Action::Rebuild { member, stamp, .. } => self.on(member, |facts| {
+                facts.etcd.data = DataSeen::Stamped(stamp.clone());
+                facts.etcd.last_started = Some(stamp.clone());
+                facts.etcd.log = None;
+            }),
+            Action::RecordFormed { .. } => {
+                self.touched = true;
+                self.listed = self.as_recorded();
             }
             Action::Auth { op, .. } => {
                 self.touched = true;
@@ -264,8 +362,25 @@ impl World {
             }
             Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
-            | Action::RecordFormed { .. }
+            | Action::RecordReplacement { .. }
+            | Action::RecordRecovery { .. }
             | Action::ForgetCluster => {}
+        }
+    }
+
+    /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
+    fn remove_member(&mut self, id: u64) {
+        self.touched = true;
+        let Some(at) = self.listed.iter().position(|l| l.id == id) else { return };
+        let gone = self.listed.remove(at);
+        let now = self.now;
+        let machine = self.machines.values_mut().find(|m| m.peer_url() == gone.peer_url);
+        if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = machine
+            && matches!(facts.etcd.service, ServiceState::Running { .. })
+        {
+            let last_exit = Exit { at: now, how: String::from("exit status 0"), last_words: String::new() };
+            facts.etcd.service = ServiceState::BackingOff { restarts: 1, last_exit };
+            facts.etcd.peer_serving = false;
         }
     }
 
@@ -309,10 +424,7 @@ impl World {
 
     /// A number for a new machine that no machine had before, neither here nor in the present formation.
     fn free_number(&mut self) -> u8 {
-        let begun = match &self.ledger.formation {
-            Formation::Unformed => None,
-            Formation::Forming { members, .. } | Formation::Formed { members, .. } => Some(members),
-        };
+        let begun = self.ledger.formation.members();
         let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
         let there = |n: u8| self.machines.values().any(|m| m.seen.address == imagined_address(n));
         self.made = (self.made.saturating_add(1)..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX);
@@ -325,7 +437,7 @@ impl World {
         self.power(member, Power::On);
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
-        let known = self.formation_members().contains(member);
+        let known = self.ledger.formation.members().is_some_and(|m| m.contains_key(member));
         let now = self.now;
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
@@ -358,15 +470,14 @@ impl World {
             facts.certificates =
                 uses.into_iter().map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
         }
-        let (Formation::Forming { token, members } | Formation::Formed { token, members, .. }) = &self.ledger.formation
-        else {
+        let (Some(token), Some(members)) = (self.ledger.formation.token(), self.ledger.formation.members()) else {
             return facts;
         };
         if let Some(began) = members.get(member) {
             facts.machine_id.clone_from(&began.machine_id);
             let stamp = Stamp {
                 cluster_id: desired.cluster_id.clone(),
-                token: token.clone(),
+                token: token.to_owned(),
                 member: member.clone(),
                 incarnation: wish.incarnation,
             };
@@ -417,7 +528,11 @@ impl World {
     fn start_etcd(&mut self, desired: &Desired, member: &MemberName, bootstrap: Option<&Stamp>) {
         self.touched = true;
         self.remember_auth(desired);
-        let digest = desired.members.get(member).map(|m| m.etcd_digest.clone()).unwrap_or_default();
+        let wish = desired.members.get(member);
+        let digest = wish.map(|m| m.etcd_digest.clone()).unwrap_or_default();
+        if let (Some(wish), Some(machine)) = (wish, self.machines.get(member)) {
+            self.versions.insert(machine.peer_url(), wish.config.etcd.version.clone());
+        }
         self.on(member, |facts| {
             facts.etcd.service = running(digest);
             facts.etcd.peer_serving = true;
@@ -435,7 +550,28 @@ impl World {
     }
 }
 
+impl SimListed {
+    fn new(name: &MemberName, peer_url: &str) -> Self {
+        let (name, peer_url) = (name.seat().into(), peer_url.to_owned());
+        SimListed { id: number_for(&format!("{name} at {peer_url}")), name, peer_url, is_learner: false }
+    }
+
+    fn told(entry: &MemberEntry) -> Self {
+        let peer_url = entry.peer_urls.first().cloned().unwrap_or_default();
+        SimListed { id: entry.id, name: entry.name.as_str().into(), peer_url, is_learner: entry.is_learner }
+    }
+
+    fn entry(&self) -> MemberEntry {
+        let (id, name) = (self.id, self.name.to_string());
+        MemberEntry { id, name, peer_urls: vec![self.peer_url.clone()], is_learner: self.is_learner }
+    }
+}
+
 impl SimMachine {
+    fn peer_url(&self) -> String {
+        format!("https://{}:{PEER_PORT}", self.seen.address)
+    }
+
     pub fn facts(&self) -> Option<&Facts> {
         match &self.agent {
             SimAgent::Enrolled(facts) => Some(facts),

@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AuthOp, CertificateUse, DataSeen, FormingMember, MemberName, SecretKind, Stamp};
+use crate::model::{AuthOp, CertificateUse, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Step {
@@ -37,6 +37,8 @@ impl fmt::Display for Reason {
 pub enum Precondition {
     Nothing,
     Data(DataSeen),
+    /// etcd's own list of members.
+    Membership(Membership),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -58,6 +60,14 @@ pub enum Action {
     RecordFormed { etcd_cluster_id: u64 },
     MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
     RestartEtcd { member: MemberName },
+    RecordReplacement { member: MemberName, incarnation: u64 },
+    AddLearner { through: MemberName, member: MemberName, joining: FormingMember },
+    JoinEtcd { member: MemberName, stamp: Stamp, initial_cluster: BTreeMap<MemberName, String> },
+    Promote { through: MemberName, member: MemberName, id: u64 },
+    RemoveMember { through: MemberName, member: MemberName, id: u64, failed: Option<String> },
+    EnableDowngrade { through: MemberName, version: String },
+    RecordRecovery { was: String, token: String, from: MemberName },
+    Rebuild { member: MemberName, was: Stamp, stamp: Stamp, peer_url: String, bump_revision: u64 },
     Auth { member: MemberName, op: AuthOp },
     ForgetCluster,
 }
@@ -70,7 +80,13 @@ impl Action {
             | Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordFormed { .. }
+            | Action::RecordReplacement { .. }
+            | Action::RecordRecovery { .. }
             | Action::ForgetCluster => None,
+            Action::AddLearner { through, .. }
+            | Action::Promote { through, .. }
+            | Action::RemoveMember { through, .. }
+            | Action::EnableDowngrade { through, .. } => Some(through),
             Action::CreateMachine { member, .. }
             | Action::StartMachine { member }
             | Action::StopMachine { member }
@@ -83,7 +99,21 @@ impl Action {
             | Action::WipeData { member, .. }
             | Action::MoveLeader { member, .. }
             | Action::RestartEtcd { member }
+            | Action::JoinEtcd { member, .. }
+            | Action::Rebuild { member, .. }
             | Action::Auth { member, .. } => Some(member),
+        }
+    }
+
+    /// The member that it is about: where it is done, or whom it changes through another.
+    pub fn about(&self) -> Option<&MemberName> {
+        match self {
+            Action::AddLearner { member, .. }
+            | Action::Promote { member, .. }
+            | Action::RemoveMember { member, .. }
+            | Action::RecordReplacement { member, .. } => Some(member),
+            Action::RecordRecovery { from, .. } => Some(from),
+            other => other.member(),
         }
     }
 
@@ -106,12 +136,20 @@ impl Action {
             Action::RecordFormed { .. } => "record-formed",
             Action::MoveLeader { .. } => "move-leader",
             Action::RestartEtcd { .. } => "restart-etcd",
+            Action::RecordReplacement { .. } => "record-replacement",
+            Action::AddLearner { .. } => "add-learner",
+            Action::JoinEtcd { .. } => "join-etcd",
+            Action::Promote { .. } => "promote",
+            Action::RemoveMember { .. } => "remove-member",
+            Action::EnableDowngrade { .. } => "enable-downgrade",
+            Action::RecordRecovery { .. } => "record-recovery",
+            Action::Rebuild { .. } => "rebuild",
             Action::Auth { .. } => "auth",
             Action::ForgetCluster => "forget-cluster",
         }
     }
 
-    pub const KINDS: [&str; 18] = [
+    pub const KINDS: [&str; 26] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -128,6 +166,14 @@ impl Action {
         "record-formed",
         "move-leader",
         "restart-etcd",
+        "record-replacement",
+        "add-learner",
+        "join-etcd",
+        "promote",
+        "remove-member",
+        "enable-downgrade",
+        "record-recovery",
+        "rebuild",
         "auth",
         "forget-cluster",
     ];
@@ -164,6 +210,16 @@ impl fmt::Display for Action {
             Action::RecordFormed { .. } => write!(f, "record that the cluster is formed"),
             Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
+            Action::RecordReplacement { member, incarnation } => {
+                write!(f, "give {member} a new machine, incarnation {incarnation}")
+            }
+            Action::AddLearner { member, .. } => write!(f, "add {member} to the cluster as a learner"),
+            Action::JoinEtcd { member, .. } => write!(f, "start etcd on {member} as a learner"),
+            Action::Promote { member, .. } => write!(f, "promote {member} to a voter"),
+            Action::RemoveMember { member, .. } => write!(f, "remove {member} from the cluster"),
+            Action::EnableDowngrade { version, .. } => write!(f, "let the cluster go down to etcd {version}"),
+            Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
+            Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
             Action::ForgetCluster => write!(f, "forget the cluster"),
         }

@@ -35,17 +35,40 @@ pub enum WaitingFor {
         voters: usize,
         healthy: usize,
     },
+    /// A list of members that is newer than the last change.
+    Membership,
+    /// A learner to catch up.
+    Learner {
+        member: MemberName,
+        lag: u64,
+    },
+    /// What all members agree to speak, to follow the version that they run.
+    ClusterVersion {
+        now: String,
+        wanted: String,
+    },
+    /// The format of the data, before a member may go back to the version that knows no other.
+    StorageVersion {
+        member: MemberName,
+        now: String,
+        wanted: String,
+    },
     AuthSight,
 }
 
 impl WaitingFor {
     pub fn member(&self) -> Option<&MemberName> {
         match self {
-            WaitingFor::Provider { .. } | WaitingFor::AuthSight => None,
+            WaitingFor::Provider { .. }
+            | WaitingFor::Membership
+            | WaitingFor::ClusterVersion { .. }
+            | WaitingFor::AuthSight => None,
             WaitingFor::Agent { member, .. }
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
             | WaitingFor::EtcdToStay { member, .. }
+            | WaitingFor::Learner { member, .. }
+            | WaitingFor::StorageVersion { member, .. }
             | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
@@ -67,6 +90,16 @@ impl fmt::Display for WaitingFor {
                     f,
                     "the others to be healthy, then {member} restarts: {healthy} of {voters} voters are healthy now"
                 )
+            }
+            WaitingFor::Membership => write!(f, "a list of members that is newer than the last change of it"),
+            WaitingFor::Learner { member, lag } => {
+                write!(f, "the learner {member} to catch up: it lags by {lag} entries")
+            }
+            WaitingFor::ClusterVersion { now, wanted } => {
+                write!(f, "the cluster version to follow: it is {now}, and all members run {wanted}")
+            }
+            WaitingFor::StorageVersion { member, now, wanted } => {
+                write!(f, "the data of {member} to be written in the format of {wanted}: it is in that of {now}")
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to tell its users and roles"),
         }

@@ -14,8 +14,8 @@ pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
-    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider, RoleSpec,
-    Spec, TlsSettings, TokenKind, UserSpec,
+    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider,
+    RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
 };
 pub use units::{AuthName, LONGEST_NAME, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
 pub use write::{generated, template};

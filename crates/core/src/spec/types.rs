@@ -46,6 +46,9 @@ pub struct ClusterSpec {
     pub network: Network,
     /// The members. An odd number survives the most failures for its size.
     pub members: Vec<MemberSpec>,
+    /// A machine that was not seen for this long counts as dead and is replaced.
+    #[serde(default = "default_replace_after")]
+    pub replace_after: Millis,
     /// Settings of etcd.
     #[serde(default)]
     pub etcd: EtcdSettings,
@@ -65,6 +68,10 @@ impl ClusterSpec {
             None => member.to_string(),
         }
     }
+}
+
+pub(super) fn default_replace_after() -> Millis {
+    Millis(5 * 60 * 1000)
 }
 
 pub(super) fn default_initial_token() -> String {

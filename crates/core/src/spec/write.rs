@@ -6,8 +6,8 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::{
-    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Network, Provider, Spec,
-    TlsSettings,
+    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Network, Provider,
+    Spec, TlsSettings,
 };
 use crate::versions::Version;
 
@@ -27,6 +27,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         namespace: None,
         initial_token: super::types::default_initial_token(),
         provider: Provider::Local,
+        replace_after: super::types::default_replace_after(),
         network: Network::Loopback,
         members: members.collect::<Result<_, Malformed>>()?,
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },

@@ -116,6 +116,18 @@ impl Scene {
         }
     }
 
+    /// A machine is called otherwise from now on.
+    pub fn rename(&mut self, from: &MemberName, to: &MemberName) {
+        if let Seen::At(_, machines) = &mut self.seen.machines
+            && let Some(machine) = machines.remove(from)
+        {
+            machines.insert(to.clone(), machine);
+        }
+        if let Some(agent) = self.seen.agents.remove(from) {
+            self.seen.agents.insert(to.clone(), agent);
+        }
+    }
+
     pub fn hide(&mut self, member: &MemberName, why: &str) {
         let unseen = Seen::Unreachable { since: self.seen.now, why: why.to_owned() };
         self.seen.agents.insert(member.clone(), unseen);
@@ -152,7 +164,8 @@ pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision
         if let Some(barred) =
             decision.blocked.iter().find(|b| b.member().is_some() && b.member() == step.action.member())
         {
-            assert!(matches!(step.action, Action::Auth { .. }), "{step:?} in spite of {barred}");
+            let unrelated = matches!(step.action, Action::Auth { .. }) || step.action.about() != barred.member();
+            assert!(unrelated, "{step:?} in spite of {barred}");
         }
     }
     for because in &decision.blocked {
@@ -172,6 +185,32 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
         Action::WipeData { .. } | Action::RecordForming { .. } | Action::AbandonFormation { .. } => {
             assert!(!formed, "after the formation: {step:?}");
         }
+        Action::AddLearner { .. } => {
+            let (all, healthy) = voters(world);
+            assert_eq!(all, healthy, "joins beside an unhealthy voter: {step:?}");
+            assert!(world.listed.iter().all(|l| !l.is_learner), "a second learner: {step:?}");
+        }
+        Action::JoinEtcd { member, stamp, .. } => {
+            let Formation::Formed { token, .. } = &world.ledger.formation else { panic!("joins what is not formed") };
+            assert_eq!(*token, stamp.token);
+            let facts = world.machines[member].facts().expect("an enrolled agent");
+            assert_eq!((&facts.etcd.data, &facts.etcd.last_started), (&DataSeen::Empty, &None), "{step:?}");
+        }
+        Action::Promote { id, .. } => {
+            let (all, healthy) = voters(world);
+            let learner = world.listed.iter().find(|l| l.id == *id).expect("a learner");
+            assert!(learner.is_learner && runs(world, &learner.peer_url), "promotes one that does not run: {step:?}");
+            assert!(healthy + 1 > (all + 1) / 2, "gives the quorum away: {step:?}");
+        }
+        Action::RemoveMember { id, .. } => audit_removal(world, *id),
+        Action::RecordRecovery { .. } => {
+            assert!(desired.recovery, "recovers without the operator's word");
+            assert_eq!(voters(world).1, 0, "recovers a cluster that has its quorum");
+        }
+        Action::Rebuild { member, .. } => {
+            let facts = world.machines[member].facts().expect("an enrolled agent");
+            assert_eq!(facts.etcd.service, ServiceState::Stopped, "{step:?}");
+        }
         Action::StartEtcd { bootstrap: Some(stamp), member } => {
             let Formation::Forming { token, .. } = &world.ledger.formation else { panic!("`new` without a formation") };
             assert_eq!(*token, stamp.token);
@@ -179,23 +218,61 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert_eq!(facts.etcd.last_started, None, "`new` for the second time: {step:?}");
             assert!(matches!(step.expects, Precondition::Data(DataSeen::Empty)));
         }
-        Action::DestroyMachine { .. } => {
-            assert!(desired.destroy.is_some() || !formed, "destroys a machine of a formed cluster: {step:?}");
+        Action::DestroyMachine { member } => {
+            let url = format!("https://{}:2380", world.machines[member].seen.address);
+            let listed = formed && world.listed.iter().any(|l| l.peer_url == url);
+            let never_enrolled = world.machines[member].facts().is_none();
+            assert!(
+                desired.destroy.is_some() || never_enrolled || !listed,
+                "destroys the machine of a member: {step:?}"
+            );
         }
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
         _ => {}
     }
 }
 
+/// How many vote, and how many of them are healthy.
+fn voters(world: &World) -> (usize, usize) {
+    let seen = world.observe();
+    let healthy = seen.agents.keys().filter(|m| status(&seen, m).is_some_and(|s| s.healthy && !s.is_learner));
+    (world.listed.iter().filter(|l| !l.is_learner).count(), healthy.count())
+}
+
+fn runs(world: &World, peer_url: &str) -> bool {
+    let machine = world.machines.values().find(|m| format!("https://{}:2380", m.seen.address) == peer_url);
+    let facts = machine.and_then(|m| m.facts());
+    facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::Running { .. }))
+}
+
+/// Those that remain have their quorum, and nobody else is unwell when a healthy voter goes.
+fn audit_removal(world: &World, id: u64) {
+    let going = world.listed.iter().find(|l| l.id == id).expect("a member that is listed");
+    if going.is_learner {
+        return;
+    }
+    let seen = world.observe();
+    let is_healthy = |of: u64| {
+        seen.agents.keys().any(|m| status(&seen, m).is_some_and(|s| s.member_id == of && s.healthy && !s.is_learner))
+    };
+    let others: Vec<u64> = world.listed.iter().filter(|l| !l.is_learner && l.id != id).map(|l| l.id).collect();
+    let healthy = others.iter().filter(|of| is_healthy(**of)).count();
+    assert!(healthy > others.len() / 2, "gives the quorum away");
+    assert!(!is_healthy(id) || healthy == others.len(), "a healthy voter goes while another is unwell");
+    let leads = seen.agents.keys().any(|m| status(&seen, m).is_some_and(|s| s.member_id == id && s.leader == id));
+    assert!(!leads || !is_healthy(id), "the leader goes without handing over");
+}
+
 /// A restart takes no healthy member away that the quorum needs, and none that leads while another could.
 fn audit_restart(desired: &Desired, world: &World, member: &MemberName) {
-    let Formation::Formed { members, .. } = &world.ledger.formation else { panic!("a restart before the formation") };
+    assert!(matches!(world.ledger.formation, Formation::Formed { .. }), "a restart before the formation");
     let seen = world.observe();
+    let all = world.listed.iter().filter(|l| !l.is_learner).count();
     let healthy: BTreeSet<&MemberName> =
-        members.keys().filter(|m| status(&seen, m).is_some_and(|s| s.healthy)).collect();
+        seen.agents.keys().filter(|m| status(&seen, m).is_some_and(|s| s.healthy)).collect();
     let others = healthy.iter().filter(|m| **m != member).count();
-    assert!(others == members.len() - 1, "{member} is restarted while another is unhealthy");
-    let outage = healthy.contains(member) && others < members.len() / 2 + 1;
+    assert!(others == all - 1, "{member} is restarted while another is unhealthy");
+    let outage = healthy.contains(member) && others < all / 2 + 1;
     assert!(!outage || desired.downtime, "an outage that nobody allowed");
     let leads = status(&seen, member).is_some_and(|s| s.healthy && s.leader == s.member_id);
     assert!(!leads || others == 0, "{member} leads and is restarted without handing over");
@@ -250,6 +327,8 @@ fn audit_settled(scene: &Scene, after: &Scene) {
     assert!(matches!(after.ledger.formation, Formation::Formed { .. }), "settled without a formation");
     assert_eq!(machines.len(), scene.spec.members.len(), "a machine too many or too few");
     let desired = after.desired();
+    let voters = after.ledger.formation.members().map(|m| m.keys().collect::<Vec<_>>());
+    assert_eq!(voters, Some(desired.members.keys().collect()), "others than the declared belong to the cluster");
     for (member, wish) in &desired.members {
         let facts = enrolled(&after.seen, member).expect("an enrolled agent");
         assert_eq!(facts.node_config, Some((wish.generation, wish.digest.clone())));

@@ -16,12 +16,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BinarySeen, CertificateUse, Consent, DataSeen, Exit, Formation, MemberName, Power,
-    Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, AuthSeen, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus, Exit, Formation, LogEnd,
+    MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
+use quorate_core::planner::remember::raise_incarnation;
 use quorate_core::planner::{Decision, Step};
 
 use crate::scene::{self, Scene};
@@ -161,6 +163,26 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             let ends = scene.seen.now + SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
             scene.ledger.authorities.etcd.as_mut().expect("a CA").not_after = ends;
         }
+        ["learner", "added", "at", address] => add_by_hand(scene, address, true),
+        ["voter", "added", "at", address] => add_by_hand(scene, address, false),
+        ["pin", member] => {
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address;
+            pin(scene, member, address);
+        }
+        ["pin", member, "at", address] => pin(scene, member, address.parse().expect("an address")),
+        ["membership", "changed", "just", "now"] => scene.ledger.last_change = Some(scene.seen.now),
+        ["seconds", "pass:", seconds] => {
+            let passed = SignedDuration::from_secs(seconds.parse().expect("a number of seconds"));
+            scene.seen.now += passed;
+            for agent in scene.seen.agents.values_mut() {
+                if let Seen::At(at, _) = agent {
+                    *at += passed;
+                }
+            }
+        }
+        ["cluster", "speaks", version] => {
+            for_each_status(scene, |status| status.cluster_version = Some(version.to_owned()));
+        }
         [member, ..] => happen(scene, &member.into(), &words[1..]),
         [] => {}
     }
@@ -179,6 +201,14 @@ fn operator(scene: &mut Scene, words: &[&str]) {
     match words {
         ["wants", "it", "down"] => scene.ledger.power = Power::Off,
         ["wants", "it", "up"] => scene.ledger.power = Power::On,
+        ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
+        ["says", "recover"] => scene.ledger.recovery = Some(consent()),
+        ["replaces", member] => {
+            let member = MemberName::from(*member);
+            let incarnation = scene.ledger.members[&member].incarnation;
+            raise_incarnation(&mut scene.ledger, &member);
+            scene.rename(&member, &member.former(incarnation));
+        }
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
         ["says", "destroy"] => scene.ledger.destroy = Some(consent()),
         ["says", "destroy", "without", "backup"] => {
@@ -193,8 +223,19 @@ fn operator(scene: &mut Scene, words: &[&str]) {
 fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     match words {
         ["machine", ..] => machine(scene, member, &words[1..]),
-        ["agent", ..] | ["unseen"] | ["token", "expired"] => agent(scene, member, words),
+        ["agent", ..] | ["unseen", ..] | ["token", "expired"] => agent(scene, member, words),
         ["certificate", ..] => certificate(scene, member, &words[1..]),
+        ["data", "older"] => {
+            let etcd = &mut scene.facts_mut(member).etcd;
+            etcd.older = Some(OlderData { holds: 90, acknowledged: 120, told_by: String::from("https://leader:2379") });
+            (etcd.service, etcd.status) = (ServiceState::Stopped, None);
+        }
+        ["log", "ends", "at", "term", term, "index", index] => {
+            let number = |text: &str| text.parse().expect("a number");
+            let log = LogEnd { term: number(term), index: number(index), commit: number(index) - 1 };
+            let etcd = &mut scene.facts_mut(member).etcd;
+            (etcd.log, etcd.service, etcd.status) = (Some(log), ServiceState::Stopped, None);
+        }
         ["disk", "lost"] => {
             let etcd = &mut scene.facts_mut(member).etcd;
             etcd.data = DataSeen::Empty;
@@ -248,6 +289,18 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
 fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     match words {
         ["unseen"] => scene.hide(member, "no answer within 1 s"),
+        ["unseen", "for", seconds] => {
+            let seconds = seconds.parse().expect("a number of seconds");
+            let record = scene.ledger.members.get_mut(member).expect("a member that the ledger knows");
+            record.unseen_since = Some(scene.seen.now - SignedDuration::from_secs(seconds));
+            if scene.seen.agents.contains_key(member) {
+                scene.hide(member, "no answer within 1 s");
+            }
+        }
+        ["agent", "reaches", other] => {
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address;
+            scene.facts_mut(member).reaches.insert(address, true);
+        }
         ["agent", "remembers", "fence", fence] => scene.facts_mut(member).fence = fence.parse().expect("a number"),
         ["agent", "remembers", "generation", generation] => {
             let generation = generation.parse().expect("a number");
@@ -331,6 +384,28 @@ fn lead(scene: &mut Scene, leader: &MemberName) {
     let id = scene.facts_mut(leader).etcd.status.as_ref().expect("a status").member_id;
     for member in scene.spec.members.clone() {
         scene.facts_mut(&member.name.as_str().into()).etcd.status.as_mut().expect("a status").leader = id;
+    }
+}
+
+fn pin(scene: &mut Scene, member: &str, address: IpAddr) {
+    let member = scene.spec.members.iter_mut().find(|m| m.name.as_str() == member);
+    member.expect("a member").address = Some(address);
+}
+
+/// Somebody added a member with another tool.
+fn add_by_hand(scene: &mut Scene, address: &str, is_learner: bool) {
+    let entry =
+        MemberEntry { id: 0xabc, name: String::new(), peer_urls: vec![format!("https://{address}:2380")], is_learner };
+    for_each_status(scene, |status| status.members.push(entry.clone()));
+}
+
+fn for_each_status(scene: &mut Scene, change: impl Fn(&mut EtcdStatus)) {
+    for agent in scene.seen.agents.values_mut() {
+        if let Seen::At(_, AgentSeen::Enrolled(facts)) = agent
+            && let Some(status) = &mut facts.etcd.status
+        {
+            change(status);
+        }
     }
 }
 

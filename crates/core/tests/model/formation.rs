@@ -320,7 +320,7 @@ impl FormationModel {
         }
         let steps: Vec<Step> = steps.into_iter().map(|s| Step { why: Reason::new(""), ..s }).collect();
         let mut copy = ledger.clone();
-        let changes = |s: &Step| remember::before(&mut copy, &desired, &s.action) || writes_ledger(&s.action);
+        let changes = |s: &Step| remember::before(&mut copy, &desired, &s.action, now) || writes_ledger(&s.action);
         let written = !steps.iter().any(changes);
         let work = Some(Shared::new(Work { desired, steps, done: Vec::new(), written }));
         state.controllers[c] = Controller::Holding { fence, stale, work };
@@ -336,7 +336,7 @@ impl FormationModel {
         }
         for step in &work.steps {
             state.world.change(|world| {
-                remember::before(&mut world.ledger, &work.desired, &step.action);
+                remember::before(&mut world.ledger, &work.desired, &step.action, world.now);
                 if let Action::MakeSecrets { .. } = step.action {
                     world.effect(&work.desired, &step.action);
                 }
@@ -433,7 +433,7 @@ impl FormationModel {
         let Some(finished) = work.as_ref().filter(|w| w.steps.is_empty()) else { return };
         let known: &Ledger = stale.as_deref().unwrap_or(&state.world.ledger);
         let mut ledger = known.clone();
-        if !finished.done.iter().any(|a| remember::after(&mut ledger, &finished.desired, a)) {
+        if !finished.done.iter().any(|a| remember::after(&mut ledger, &finished.desired, a, now)) {
             *work = None;
         }
     }
@@ -448,7 +448,7 @@ impl FormationModel {
         }
         state.world.change(|world| {
             for action in &finished.done {
-                remember::after(&mut world.ledger, &finished.desired, action);
+                remember::after(&mut world.ledger, &finished.desired, action, world.now);
             }
         });
     }

@@ -48,14 +48,14 @@ impl FormationModel {
                 return false;
             }
             for step in &decision.steps {
-                remember::before(&mut world.ledger, &desired, &step.action);
+                remember::before(&mut world.ledger, &desired, &step.action, world.now);
                 formations += u8::from(matches!(step.action, Action::RecordForming { .. }));
                 let done = match &step.action {
                     action if !is_order(action) => provide(&mut world, &desired, action),
                     _ => agent::obey(&mut world, &desired, fence, step),
                 };
                 if done.is_ok() {
-                    remember::after(&mut world.ledger, &desired, &step.action);
+                    remember::after(&mut world.ledger, &desired, &step.action, world.now);
                 }
             }
         }

@@ -1,0 +1,296 @@
+//! Membership: who is missing joins as a learner, catches up and is promoted; who is not wanted leaves. One change at a time,
+//! each on a list of members that is newer than the last change. The dead leave first, for etcd lets nobody join beside them;
+//! then the cluster grows; then, and after all restarts, it shrinks.
+
+use std::cmp::Ordering;
+
+use jiff::SignedDuration;
+
+use super::cluster::{Cluster, Listed, peer_url};
+use super::safety::{self, Voters};
+use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::model::{
+    DataSeen, Desired, DesiredMember, Facts, FormingMember, MemberName, Observation, ServiceState, Stamp,
+};
+
+/// A learner that lags by no more than this many entries votes at once.
+const MOST_LAG: u64 = 100;
+/// A learner that did not answer for this long since it joined is taken out again.
+const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
+
+/// Heals and grows. Says whether somebody is still on the way in.
+pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+    let Some(cluster) = settled_view(desired, seen, decision) else { return false };
+    if let Some(learner) = cluster.learners().next() {
+        bring_up(desired, seen, decision, &cluster, learner);
+        return true;
+    }
+    if let Some(dead) = cluster.voters().find(|m| !is_wanted(desired, m) && !m.healthy) {
+        leave(desired, decision, &cluster, dead, "it is not wanted any more and does not answer");
+        return true;
+    }
+    join(desired, seen, decision, &cluster)
+}
+
+/// Lets go of the voters that nobody wants, followers first. While the cluster grows, only those whose place is needed.
+pub(super) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decision, growing: bool) {
+    if !decision.steps.is_empty() {
+        return;
+    }
+    let Some(cluster) = settled_view(desired, seen, decision) else { return };
+    if cluster.learners().next().is_some() {
+        return;
+    }
+    let unwanted = cluster.voters().filter(|m| !is_wanted(desired, m));
+    let going = unwanted.filter(|m| !growing || holds_a_place(desired, seen, m));
+    let Some(next) = going.min_by_key(|m| m.leads) else { return };
+    let why = match (next.name.is_former(), growing) {
+        (true, true) => {
+            let Voters { all, healthy } = cluster.count();
+            let survived = safety::failures_survived(all - 1, healthy.saturating_sub(1));
+            format!(
+                "the address of {} is pinned, so that its new machine can only come when the old one has gone; until it has \
+                 caught up, {survived} more failures are survived",
+                next.name.seat()
+            )
+        }
+        (true, false) => format!("the new machine of {} votes in its place", next.name.seat()),
+        (false, _) => format!("the spec no longer names {}", next.name),
+    };
+    leave(desired, decision, &cluster, next, &why);
+}
+
+/// The membership, when it may be changed at all.
+fn settled_view<'a>(desired: &'a Desired, seen: &'a Observation, decision: &mut Decision) -> Option<Cluster<'a>> {
+    let cluster = Cluster::see(desired, seen)?;
+    if !safety::is_fresh(desired, &cluster) {
+        decision.wait(WaitingFor::Membership);
+        return None;
+    }
+    if let Err(because) = safety::knows_every_voter(&cluster) {
+        decision.block(because);
+        return None;
+    }
+    Some(cluster)
+}
+
+fn is_wanted(desired: &Desired, member: &Listed<'_>) -> bool {
+    member.known && desired.members.contains_key(&member.name)
+}
+
+/// Whether a member that is to come needs the address that this one has.
+fn holds_a_place(desired: &Desired, seen: &Observation, member: &Listed<'_>) -> bool {
+    let machines = seen.machines.get();
+    let Some(address) = machines.and_then(|m| m.get(&member.name)).map(|m| m.address) else { return false };
+    desired.members.iter().any(|(name, wish)| {
+        wish.address == Some(address) && machines.is_some_and(|machines| !machines.contains_key(name))
+    })
+}
+
+/// A member that was added and does not vote yet: it starts, catches up and is promoted, or goes again.
+fn bring_up(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: &Cluster<'_>,
+    learner: &Listed<'_>,
+) {
+    let Some(wish) = desired.members.get(&learner.name).filter(|_| learner.known) else {
+        let why = "it is a learner that nobody wants, as an interrupted change leaves behind";
+        return expel(decision, cluster, learner, None, why);
+    };
+    if decision.has_business_with(&learner.name) {
+        return;
+    }
+    let waited = desired.last_change.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
+    let late = waited >= LEARNER_PATIENCE;
+    let Some(facts) = learner.facts else {
+        return give_up_or_wait(decision, cluster, learner, late, "its agent does not answer");
+    };
+    let token = desired.formation.token();
+    match safety::judge_data(desired, &learner.name, token, seen.now, facts) {
+        safety::DataVerdict::MayBeginAsNew => start(desired, decision, cluster, learner, wish),
+        safety::DataVerdict::MayGoOn => catch_up(desired, decision, cluster, learner, facts, late),
+        _ => expel(decision, cluster, learner, Some("its data is gone"), "it lost what it had copied"),
+    }
+}
+
+fn start(
+    desired: &Desired,
+    decision: &mut Decision,
+    cluster: &Cluster<'_>,
+    learner: &Listed<'_>,
+    wish: &DesiredMember,
+) {
+    let stamp = Stamp {
+        cluster_id: desired.cluster_id.clone(),
+        token: desired.formation.token().unwrap_or_default().to_owned(),
+        member: learner.name.clone(),
+        incarnation: wish.incarnation,
+    };
+    let initial_cluster = cluster.listed.iter().map(|m| (m.name.clone(), m.peer_url.clone())).collect();
+    decision.step_expecting(
+        Action::JoinEtcd { member: learner.name.clone(), stamp, initial_cluster },
+        format!("{} is listed as a learner and has no data yet: it copies the leader's", learner.name),
+        Precondition::Data(DataSeen::Empty),
+    );
+}
+
+fn catch_up(
+    desired: &Desired,
+    decision: &mut Decision,
+    cluster: &Cluster<'_>,
+    learner: &Listed<'_>,
+    facts: &Facts,
+    late: bool,
+) {
+    if facts.etcd.service == ServiceState::Stopped {
+        return decision.step_expecting(
+            Action::StartEtcd { member: learner.name.clone(), bootstrap: None },
+            format!("etcd on {} does not run; it has begun to copy the leader's data", learner.name),
+            Precondition::Data(facts.etcd.data.clone()),
+        );
+    }
+    let status = facts.etcd.status.as_ref().filter(|_| facts.etcd.peer_serving);
+    let Some(status) = status.filter(|s| s.is_learner && s.member_id == learner.id) else {
+        return give_up_or_wait(decision, cluster, learner, late, "etcd on it does not answer");
+    };
+    let lag = cluster.index.saturating_sub(status.raft_applied_index);
+    if lag > MOST_LAG {
+        return decision.wait(WaitingFor::Learner { member: learner.name.clone(), lag });
+    }
+    match safety::may_promote(cluster, learner) {
+        Err(because) => decision.block(because),
+        Ok(after) => {
+            let Some(through) = through(decision, cluster, None) else { return };
+            let even = if after.all % 2 == 0 { even(desired, after.all) } else { String::new() };
+            decision.step_expecting(
+                Action::Promote { through, member: learner.name.clone(), id: learner.id },
+                format!(
+                    "it lags by {lag} entries; {} of {} voters will be healthy then{even}",
+                    after.healthy, after.all
+                ),
+                Precondition::Membership(cluster.membership()),
+            );
+        }
+    }
+}
+
+fn even(desired: &Desired, voters: usize) -> String {
+    let until = match voters.cmp(&desired.members.len()) {
+        Ordering::Less => "until the next one votes too",
+        Ordering::Equal => "as the spec wants it",
+        Ordering::Greater => "until the one that it replaces has left",
+    };
+    let (quorum, fewer) = (safety::quorum(voters), voters - 1);
+    format!("; an even number needs {quorum} and survives no more than {fewer} would, {until}")
+}
+
+fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, late: bool, why: &str) {
+    if late {
+        let seconds = LEARNER_PATIENCE.as_secs();
+        let reason = format!("{why}, {seconds} s after it joined: a learner that never starts must not block the next");
+        return expel(decision, cluster, learner, Some(why), &reason);
+    }
+    decision.wait(WaitingFor::Health { member: learner.name.clone(), why: why.to_owned() });
+}
+
+/// A learner has no vote, so that it goes without any risk.
+fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, failed: Option<&str>, why: &str) {
+    let Some(through) = through(decision, cluster, None) else { return };
+    decision.step_expecting(
+        Action::RemoveMember {
+            through,
+            member: learner.name.clone(),
+            id: learner.id,
+            failed: failed.map(str::to_owned),
+        },
+        format!("{why}; it has no vote"),
+        Precondition::Membership(cluster.membership()),
+    );
+}
+
+/// The next member that is missing from the list. Says whether there is one.
+fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster: &Cluster<'_>) -> bool {
+    let missing: Vec<&MemberName> =
+        desired.members.keys().filter(|m| cluster.get(m).is_none_or(|l| !l.known)).collect();
+    let Some(first) = missing.first() else { return false };
+    if let Err(because) = safety::may_join_at_this_version(desired, cluster, first) {
+        decision.block(because);
+        return false;
+    }
+    let ready = missing.iter().find(|m| is_ready(desired, seen, decision, m));
+    let Some(member) = ready else {
+        let failed = |m: &&&MemberName| desired.members[**m].join_failed.is_some();
+        return missing.iter().any(|m| !failed(&m));
+    };
+    if let Err(because) = safety::may_add_learner(cluster, member) {
+        let heals = !decision.waiting.is_empty();
+        if !heals {
+            decision.block(because);
+        }
+        return true;
+    }
+    let (Some(through), Some(url), Some(facts)) =
+        (through(decision, cluster, None), peer_url(seen, member), seen.facts(member))
+    else {
+        return true;
+    };
+    let Voters { all, healthy } = cluster.count();
+    let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url };
+    decision.step_expecting(
+        Action::AddLearner { through, member: (*member).clone(), joining },
+        format!("{healthy} of {all} voters are healthy; a learner has no vote, so that nothing depends on it yet"),
+        Precondition::Membership(cluster.membership()),
+    );
+    true
+}
+
+/// Whether a machine has all that it needs to join.
+fn is_ready(desired: &Desired, seen: &Observation, decision: &Decision, member: &MemberName) -> bool {
+    let wish = &desired.members[member];
+    let Some(facts) = seen.facts(member) else { return false };
+    let configured = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
+    let untouched = facts.etcd.data == DataSeen::Empty && facts.etcd.last_started.is_none();
+    wish.join_failed.is_none()
+        && configured
+        && untouched
+        && facts.etcd.service == ServiceState::Stopped
+        && !decision.has_business_with(member)
+}
+
+/// A voter leaves: the leader hands over first.
+fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, member: &Listed<'_>, why: &str) {
+    let after = match safety::may_remove(cluster, member) {
+        Ok(after) => after,
+        Err(because) => return decision.block(because),
+    };
+    if member.leads && member.healthy {
+        let Some((to, to_id)) = cluster.successor(desired, member.id) else { return };
+        let why = format!("{} leads and is about to leave: clients wait less when it hands over first", member.name);
+        return decision.step(Action::MoveLeader { member: member.name.clone(), to, to_id }, why);
+    }
+    let Some(through) = through(decision, cluster, Some(member.id)) else { return };
+    let Voters { all, healthy } = after;
+    let even = if all % 2 == 0 { ", an even number, which survives no more than one less would" } else { "" };
+    decision.step_expecting(
+        Action::RemoveMember { through, member: member.name.clone(), id: member.id, failed: None },
+        format!("{why}; {healthy} of {all} voters remain healthy{even}, quorum is then {}", safety::quorum(all)),
+        Precondition::Membership(cluster.membership()),
+    );
+}
+
+/// The voter that a change goes through; none that is not known to be of this cluster.
+fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> Option<MemberName> {
+    let barred = |m: &MemberName| decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
+    cluster.spokesman(except, |m| !barred(m)).cloned()
+}
+
+/// What this run gave up, so that the operator is told.
+pub(super) fn tell_failures(desired: &Desired, decision: &mut Decision) {
+    for (member, wish) in &desired.members {
+        if let Some(why) = &wish.join_failed {
+            decision.block(UnsafeBecause::JoinFailed { member: member.clone(), why: why.clone() });
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! Recovery: the majority is lost for good, and the operator gave the word. The survivors are stopped, so that nothing changes any
+//! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
+//! that clients ever saw; the others come back as new members.
+
+use super::cluster::{Cluster, peer_url};
+use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
+use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
+
+/// How far above every revision ever seen a recovered cluster begins.
+const MARGIN: u64 = 1_000_000_000;
+
+/// The word was given: says whether there is anything for the other concerns to do besides.
+pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Formation::Formed { token, members, .. } = &desired.formation else { return };
+    if let Some(cluster) = Cluster::see(desired, seen) {
+        let safety::Voters { all, healthy } = cluster.count();
+        return decision.block(UnsafeBecause::NotLost { voters: all, healthy });
+    }
+    let mut survivors = Vec::new();
+    for member in members.keys() {
+        if let Some(machine) = seen.machines.get().and_then(|m| m.get(member))
+            && seen.facts(member).is_none()
+            && let Err(because) = safety::no_peer_reaches(seen, member, machine)
+        {
+            return decision.block(because);
+        }
+        let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
+        survivors.push((member, facts));
+    }
+    if survivors.is_empty() {
+        return decision.block(UnsafeBecause::NothingSurvives { voters: members.len() });
+    }
+    let running: Vec<_> = survivors.iter().filter(|(_, f)| f.etcd.service != ServiceState::Stopped).collect();
+    if !running.is_empty() {
+        for (member, _) in running {
+            let why = format!(
+                "the majority is lost, and nothing may change on {member} while its data is compared and copied"
+            );
+            decision.step(Action::StopEtcd { member: (*member).clone() }, why);
+        }
+        return;
+    }
+    choose(desired, decision, token, members.len(), &survivors);
+}
+
+fn choose(desired: &Desired, decision: &mut Decision, was: &str, all: usize, survivors: &[(&MemberName, &Facts)]) {
+    let mut ends: Vec<(LogEnd, &MemberName)> = Vec::new();
+    for (member, facts) in survivors {
+        match facts.etcd.log {
+            Some(log) => ends.push((log, member)),
+            None => {
+                let why = String::from("how far its log goes was not told yet");
+                return decision.wait(WaitingFor::Agent { member: (*member).clone(), why });
+            }
+        }
+    }
+    let Some((best, from)) = ends.iter().max_by_key(|(log, _)| (log.term, log.index)).copied() else { return };
+    let told = ends.iter().map(|(log, m)| format!("{m} ends at term {} index {}", log.term, log.index));
+    let told = told.collect::<Vec<_>>().join(", ");
+    let why = format!(
+        "{} of {all} members hold their data: {told}. What the lost ones had acknowledged after index {} of term {} is lost; \
+         {} was known to be agreed up to {}",
+        ends.len(),
+        best.index,
+        best.term,
+        from,
+        best.commit
+    );
+    let (was, token) = (was.to_owned(), desired.next_token.clone());
+    decision.step(Action::RecordRecovery { was, token, from: from.clone() }, why);
+}
+
+/// The survivor was chosen and recorded: it becomes a cluster of one.
+pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Formation::Recovering { was, token, from, .. } = &desired.formation else { return };
+    if decision.has_business_with(from) {
+        return;
+    }
+    let Some(facts) = seen.facts(from) else { return };
+    let (Some(wish), Some(peer_url)) = (desired.members.get(from), peer_url(seen, from)) else {
+        return decision.block(UnsafeBecause::SurvivorUnwanted { member: from.clone() });
+    };
+    match &facts.etcd.data {
+        DataSeen::Stamped(stamp) if stamp.token == *was && facts.etcd.service != ServiceState::Stopped => {
+            decision.step(Action::StopEtcd { member: from.clone() }, "its data is about to be copied");
+        }
+        DataSeen::Stamped(stamp) if stamp.token == *was => {
+            let new = Stamp {
+                cluster_id: desired.cluster_id.clone(),
+                token: token.clone(),
+                member: from.clone(),
+                incarnation: wish.incarnation,
+            };
+            let bump_revision = desired.highest_revision.saturating_add(MARGIN);
+            decision.step_expecting(
+                Action::Rebuild { member: from.clone(), was: stamp.clone(), stamp: new, peer_url, bump_revision },
+                format!(
+                    "a copy of its data becomes a cluster of one, at a revision {bump_revision} above its own, so that no \
+                     client is sent back in time; what is there now is kept beside it"
+                ),
+                Precondition::Data(facts.etcd.data.clone()),
+            );
+        }
+        DataSeen::Stamped(stamp) if stamp.token == *token => run(decision, from, facts),
+        found => decision.block(UnsafeBecause::ForeignData { member: from.clone(), found: format!("{found:?}") }),
+    }
+}
+
+fn run(decision: &mut Decision, from: &MemberName, facts: &Facts) {
+    match (&facts.etcd.service, &facts.etcd.status) {
+        (ServiceState::Stopped, _) => decision.step_expecting(
+            Action::StartEtcd { member: from.clone(), bootstrap: None },
+            format!("{from} holds the recovered data"),
+            Precondition::Data(facts.etcd.data.clone()),
+        ),
+        (_, Some(status)) if status.healthy => decision.step(
+            Action::RecordFormed { etcd_cluster_id: status.cluster_id },
+            format!("{from} serves what was saved; the others come back as new members, and clients may write again"),
+        ),
+        _ => {
+            let why = String::from("it does not answer reads yet");
+            decision.wait(WaitingFor::Health { member: from.clone(), why });
+        }
+    }
+}
+
+fn holds(facts: &Facts, desired: &Desired, token: &str) -> bool {
+    matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == token && s.cluster_id == desired.cluster_id)
+        && facts.etcd.older.is_none()
+}

@@ -1,0 +1,160 @@
+//! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
+//! and the new one joins like any other (`membership`).
+
+use jiff::SignedDuration;
+
+use super::cluster::{Cluster, peer_url};
+use super::safety::{self, DataVerdict};
+use super::{Action, Decision, UnsafeBecause, WaitingFor};
+use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, Power, Seen};
+
+/// An agent that is away for less than this is waited for, and nobody is bothered.
+const BLINK: SignedDuration = SignedDuration::from_secs(10);
+
+/// Why a member must have a new machine.
+enum Loss {
+    /// For certain.
+    Known(String),
+    /// It is not seen, which may end.
+    Unseen { what: String, machine: Option<MachineSeen> },
+}
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Formation::Formed { token, .. } = &desired.formation else { return };
+    if seen.machines.get().is_none() {
+        return;
+    }
+    let cluster = Cluster::see(desired, seen);
+    for (member, wish) in desired.members.iter().filter(|(m, _)| desired.formation.has_member(m)) {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
+            None => continue,
+            Some(Loss::Known(why)) => why,
+            Some(Loss::Unseen { what, machine }) => {
+                match counts_as_dead(desired, seen, member, wish, &what, machine.as_ref()) {
+                    Ok(why) => why,
+                    Err(Patience::Wait(waiting)) => {
+                        decision.wait(waiting);
+                        continue;
+                    }
+                    Err(Patience::Block(because)) => {
+                        decision.block(because);
+                        continue;
+                    }
+                }
+            }
+        };
+        // Those that are left only need time to agree.
+        if cluster.is_none() && safety::can_agree(desired, seen) {
+            let why = String::from("the others must agree on its successor, and do not answer yet");
+            decision.wait(WaitingFor::Health { member: member.clone(), why });
+            continue;
+        }
+        match safety::may_lose(desired, seen, cluster.as_ref(), member) {
+            Ok(left) => decision.step(
+                Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 },
+                format!("{why}; {left}"),
+            ),
+            Err(because) => decision.block(because),
+        }
+    }
+}
+
+fn loss(
+    desired: &Desired,
+    seen: &Observation,
+    cluster: Option<&Cluster<'_>>,
+    token: &str,
+    member: &MemberName,
+    wish: &DesiredMember,
+) -> Option<Loss> {
+    let machines = seen.machines.get()?;
+    let Some(machine) = machines.get(member) else {
+        let what = format!("the machine of {member} is gone, and its data with it");
+        return Some(Loss::Unseen { what, machine: None });
+    };
+    if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
+        return None;
+    }
+    let Some(facts) = seen.facts(member) else {
+        let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
+        let what = format!("the machine of {member} does not answer: {why}");
+        return Some(Loss::Unseen { what, machine: Some(machine.clone()) });
+    };
+    if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
+        return Some(Loss::Known(format!(
+            "the spec gives {member} the address {address}, and it has {}",
+            machine.address
+        )));
+    }
+    if let Some(older) = &facts.etcd.older {
+        return Some(Loss::Known(format!(
+            "the data of {member} has gone back in time: its log ends at {}, and it had acknowledged {} (as {} remembers): it \
+             could vote twice",
+            older.holds, older.acknowledged, older.told_by
+        )));
+    }
+    let listed = cluster.and_then(|c| c.get(member));
+    match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+        DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
+        DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => {
+            Some(Loss::Known(format!("the machine of {member} is another than the one that joined, and holds nothing")))
+        }
+        DataVerdict::MayBeginAsNew if listed.is_some_and(|l| !l.is_learner) => {
+            Some(Loss::Known(format!("{member} votes, and its data directory is empty: its disk was lost")))
+        }
+        DataVerdict::MayGoOn if was_removed(desired, cluster, seen, member) => Some(Loss::Known(format!(
+            "etcd no longer lists {member}: it was removed, and its data is of no use any more"
+        ))),
+        _ => None,
+    }
+}
+
+/// The machine with which the member joined.
+fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> {
+    desired.formation.members()?.get(member).map(|known| known.machine_id.as_str())
+}
+
+/// Somebody else removed it. A list that is older than the last change says nothing.
+fn was_removed(desired: &Desired, cluster: Option<&Cluster<'_>>, seen: &Observation, member: &MemberName) -> bool {
+    let Some(cluster) = cluster.filter(|c| safety::is_fresh(desired, c)) else { return false };
+    let url = peer_url(seen, member);
+    cluster.get(member).is_none() && !cluster.listed.iter().any(|l| Some(&l.peer_url) == url.as_ref())
+}
+
+/// What is to be done about a machine that is not seen, but not yet dead.
+enum Patience {
+    Wait(WaitingFor),
+    Block(UnsafeBecause),
+}
+
+fn counts_as_dead(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    wish: &DesiredMember,
+    what: &str,
+    machine: Option<&MachineSeen>,
+) -> Result<String, Patience> {
+    if let Some(machine) = machine {
+        safety::no_peer_reaches(seen, member, machine).map_err(Patience::Block)?;
+    }
+    let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    match desired.grace {
+        None => Ok(format!("{what}; the operator said that it counts as dead")),
+        Some(grace) if unseen >= grace => {
+            Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs()))
+        }
+        Some(_) if unseen < BLINK => {
+            Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }))
+        }
+        Some(grace) => Err(Patience::Block(UnsafeBecause::Unseen {
+            member: member.clone(),
+            what: what.to_owned(),
+            seconds: unseen.as_secs().unsigned_abs(),
+            grace: grace.as_secs().unsigned_abs(),
+        })),
+    }
+}
