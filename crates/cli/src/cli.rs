@@ -286,7 +286,7 @@ pub struct Drill {
     /// What to rehearse; can be given several times, and `list` lists them. By default a few that are harmless
     #[arg(long = "scenario", value_name = "SCENARIO")]
     pub scenarios: Vec<String>,
-    /// Let the fault strike during this command of quorate, such as "apply new.yaml --yes"
+    /// Let the fault strike during this command of quorate, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
     /// How long the traffic goes on at least, in each scenario

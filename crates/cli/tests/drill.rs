@@ -119,7 +119,7 @@ fn a_controller_killed_at_every_step_of_a_change_is_resumed_and_clients_notice_l
     let trio = Trio::up(Login::Password);
     let spec = fs::read_to_string(trio.sandbox.path().join("trio.yaml")).expect("a spec");
     trio.sandbox.file("trio.yaml", &spec.replace("client_auth: password", "client_auth: password, quota: 4GiB"));
-    let during = ["--during", "apply trio.yaml --yes", "--scenario", "kill-controller"];
+    let during = ["--during", "apply trio.yaml", "--scenario", "kill-controller"];
     let run = drill(&trio, &during).ok();
     assert_passed(&run, &["kill-controller"]);
     assert_tidy(&trio);
@@ -184,6 +184,7 @@ fn what_cannot_be_rehearsed_is_refused_before_anything_is_disturbed() {
     refused(&["drill", NAME, "--yes", "--scenario", "earthquake"], "there is no scenario `earthquake`");
     refused(&["drill", NAME, "--yes", "--scenario", "partition-leader"], "needs network: netns");
     refused(&["drill", NAME, "--yes", "--scenario", "kill-learner"], "--during a change that adds a member");
+    refused(&["drill", NAME, "--yes", "--during", "apply trio.yaml"], "only one scenario can be rehearsed");
     refused(&["drill", "other", "--yes"], "there is no cluster `other`");
     refused(&["drill", "--scenario", "calm"], "no cluster was named");
     trio.sandbox.quorate(&["drill"]).expect(2);

@@ -111,6 +111,21 @@ impl Fault {
         }
     }
 
+    /// What must happen before it can strike. The harm is to be kept until it has.
+    pub async fn prepare(self, machine: &Machine) -> Result<Option<Harm>, FaultError> {
+        if self != Fault::OldData {
+            return Ok(None);
+        }
+        let member = || machine.member.clone();
+        let etcd = machine.etcd().ok_or_else(|| FaultError::NotRunning { member: member() })?;
+        let copy = copy_of(machine);
+        let harm = Harm { undo: vec![Undo::Remove(copy.clone())] };
+        let failed = |source| FaultError::Io { member: member(), what: "its data cannot be copied", source };
+        copy_while_stopped(machine, &copy, etcd).map_err(failed)?;
+        tokio::time::sleep(AGES).await;
+        Ok(Some(harm))
+    }
+
     /// Strikes. What lasts goes on until the harm is dropped.
     pub async fn strike(self, place: Place<'_>) -> Result<Harm, FaultError> {
         let Place { home, cluster, machine } = place;
@@ -132,10 +147,7 @@ impl Fault {
                 machine.wipe().map_err(failed("its data cannot be removed"))?;
             }
             Fault::OldData => {
-                let copy = machine.directory().join("drill.old");
-                harm.undo.push(Undo::Remove(copy.clone()));
-                copy_while_stopped(machine, &copy, etcd()?).map_err(failed("its data cannot be copied"))?;
-                tokio::time::sleep(AGES).await;
+                let copy = copy_of(machine);
                 machine.cut_power().map_err(failed("the power cannot be cut"))?;
                 let put_back = || fs::remove_dir_all(machine.data()).and_then(|()| fs::rename(&copy, machine.data()));
                 put_back().map_err(failed("its old data cannot be put back"))?;
@@ -167,6 +179,10 @@ impl Fault {
     pub fn needs_netns(self) -> bool {
         matches!(self, Fault::Partition | Fault::Delay)
     }
+}
+
+fn copy_of(machine: &Machine) -> PathBuf {
+    machine.directory().join("drill.old")
 }
 
 /// Nothing is written while etcd is stopped, so the copy is what a power cut would have left.

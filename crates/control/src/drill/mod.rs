@@ -75,6 +75,8 @@ pub enum DrillError {
     Program(#[source] io::Error),
     #[error("{} cannot be read", path.display())]
     File { path: std::path::PathBuf, source: io::Error },
+    #[error("the change that was given did nothing, so nothing could happen during it: {why}")]
+    NoChange { why: String },
     #[error("the cluster is not settled before the drill begins: {why}")]
     Unsettled { why: String },
 }

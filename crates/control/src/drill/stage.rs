@@ -56,7 +56,7 @@ impl<'a> Stage<'a> {
     async fn settled_before(&self) -> Result<(), DrillError> {
         let deadline = Instant::now() + SETTLING;
         loop {
-            let ended = self.apply(Clock::begin()).await?;
+            let ended = self.start(&self.remembered(), Clock::begin())?.end().await;
             let missed: Vec<Check> = checks(self.site).await.into_iter().filter(|c| !c.passed).collect();
             match missed.first() {
                 None if ended.code == Some(0) => return Ok(()),
@@ -69,13 +69,15 @@ impl<'a> Stage<'a> {
         }
     }
 
-    async fn apply(&self, clock: Clock) -> Result<Ended, DrillError> {
-        Ok(self.start(&self.resumption(), clock)?.end().await)
+    /// The spec as the ledger remembers it.
+    fn remembered(&self) -> Vec<String> {
+        ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
     }
 
-    /// What a new controller is told.
+    /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it.
     fn resumption(&self) -> Vec<String> {
-        ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
+        let during = &self.options.during;
+        if during.first().is_some_and(|verb| verb == "apply") { during.clone() } else { self.remembered() }
     }
 
     fn start(&self, arguments: &[String], clock: Clock) -> Result<Running, DrillError> {
@@ -95,6 +97,7 @@ impl<'a> Stage<'a> {
             (None, _) if during.is_empty() => {}
             (None, _) => {
                 let ended = self.start(during, workload.clock())?.end().await;
+                began(&ended)?;
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             }
             (Some(fault), Target::Controller) => self.disturb_controller(fault, workload).await?,
@@ -107,6 +110,7 @@ impl<'a> Stage<'a> {
                 let mut change = self.start(during, clock)?;
                 change.next_step().await;
                 let (ended, mark) = tokio::join!(change.end(), self.strike(fault, clock));
+                began(&ended)?;
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
                 workload.mark(mark?);
             }
@@ -119,6 +123,7 @@ impl<'a> Stage<'a> {
             Some((machine, _)) => machine.clone(),
             None => self.target().await?,
         };
+        let _prepared = fault.prepare(&machine).await?;
         let text = fault.text(machine.member.as_str());
         (self.tell)(&text);
         let from = clock.now();
@@ -138,7 +143,7 @@ impl<'a> Stage<'a> {
         let mut command = self.options.during.clone();
         if command.is_empty() {
             workload.mark(self.strike(Fault::PowerCut, clock).await?);
-            command = self.resumption();
+            command = self.remembered();
         }
         // Each run gets one line further than the last: to the first at which none was disturbed yet. A step whose order was on
         // its way when the controller died is done all the same, and the next run begins after it.
@@ -152,7 +157,11 @@ impl<'a> Stage<'a> {
                 }
             };
             let Some(step) = step else {
-                running.end().await.marks.into_iter().for_each(|mark| workload.mark(mark));
+                let ended = running.end().await;
+                if known.is_empty() {
+                    began(&ended)?;
+                }
+                ended.marks.into_iter().for_each(|mark| workload.mark(mark));
                 return Ok(());
             };
             known.push(step.clone());
@@ -174,7 +183,7 @@ impl<'a> Stage<'a> {
             let text = disturbed("killed", &step);
             (self.tell)(&text);
             workload.mark(Mark { kind, text, from, to: from });
-            if command.first().is_none_or(|verb| verb != "apply") {
+            if !self.options.during.is_empty() {
                 command = self.resumption();
             }
         }
@@ -185,7 +194,7 @@ impl<'a> Stage<'a> {
     pub(super) async fn settle(&self, workload: &mut Workload) -> Result<Vec<Check>, DrillError> {
         let deadline = Instant::now() + SETTLING;
         loop {
-            let ended = self.apply(workload.clock()).await?;
+            let ended = self.start(&self.resumption(), workload.clock())?.end().await;
             let mut found = checks(self.site).await;
             ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             let (done, found_words) = (ended.code == Some(0), ended.last_words);
@@ -291,6 +300,14 @@ enum Role {
     Leader,
     Follower,
     Learner,
+}
+
+/// A change may be refused or fail half-way because of the fault, and is resumed then; but one that does nothing at all is none.
+fn began(ended: &Ended) -> Result<(), DrillError> {
+    if ended.marks.iter().any(|mark| mark.kind == MarkKind::Step) {
+        return Ok(());
+    }
+    Err(DrillError::NoChange { why: ended.last_words.clone() })
 }
 
 fn disturbed(how: &str, step: &Progress) -> String {
