@@ -193,6 +193,7 @@ impl<'a> Stage<'a> {
     /// Runs a new controller until all is well, or for as long as there is patience.
     pub(super) async fn settle(&self, workload: &mut Workload) -> Result<Vec<Check>, DrillError> {
         let deadline = Instant::now() + SETTLING;
+        let mut pause = LOOK_AGAIN;
         loop {
             let ended = self.start(&self.resumption(), workload.clock())?.end().await;
             let mut found = checks(self.site).await;
@@ -206,7 +207,8 @@ impl<'a> Stage<'a> {
             if found.iter().all(|c| c.passed) || Instant::now() > deadline || workload.has_ended() {
                 return Ok(found);
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(pause).await;
+            pause *= 2;
         }
     }
 

@@ -73,7 +73,12 @@ impl Access {
 }
 
 /// Says where clients can connect now.
-pub type FindEndpoints = Box<dyn Fn() -> Vec<String> + Send>;
+pub struct Endpoints {
+    /// Wherever a machine is: of a member, or of one that comes or goes.
+    pub all: Box<dyn Fn() -> Vec<String> + Send>,
+    /// Of the members that are wished for.
+    pub wished: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
@@ -119,7 +124,7 @@ impl Clock {
 
 impl Workload {
     /// Begins at once. The head says what it is for; the rest of it is filled in.
-    pub fn start(mut head: Head, access: Access, load: Load, find: FindEndpoints) -> Result<Self, WorkloadError> {
+    pub fn start(mut head: Head, access: Access, load: Load, endpoints: Endpoints) -> Result<Self, WorkloadError> {
         let clock = Clock::begin();
         let (order, orders) = watch::channel(Order::GoOn);
         head.began = Timestamp::now();
@@ -129,12 +134,12 @@ impl Workload {
         let shared = Shared {
             access: Arc::new(access),
             prefix: format!("/quorate-drill/{}/", quorate_pki::random_hex(6)),
-            endpoints: Arc::new(Mutex::new(find())),
+            endpoints: Arc::new(Mutex::new((endpoints.all)())),
             clock,
             value_size: load.value_size,
             history: Arc::new(Mutex::new(History { head, ..History::default() })),
         };
-        let run = move || runtime.block_on(shared.run(load, find, orders));
+        let run = move || runtime.block_on(shared.run(load, endpoints, orders));
         let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
         let thread = thread.map_err(WorkloadError::Start)?;
         Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
@@ -188,14 +193,15 @@ impl Shared {
     async fn run(
         self,
         load: Load,
-        find: FindEndpoints,
+        find: Endpoints,
         mut orders: watch::Receiver<Order>,
     ) -> Result<History, WorkloadError> {
+        let Endpoints { all, wished } = find;
         let endpoints = self.endpoints.clone();
         let looking = tokio::spawn(async move {
             loop {
                 sleep(LOOK_UP).await;
-                let found = find();
+                let found = all();
                 if !found.is_empty() {
                     *endpoints.lock().expect("no holder panics") = found;
                 }
@@ -220,7 +226,7 @@ impl Shared {
             client.await.expect("a client does not panic");
         }
         let given_up = *orders.borrow() == Order::GiveUp;
-        let ended = if given_up { Ok(()) } else { self.end(load, through, watchers).await };
+        let ended = if given_up { Ok(()) } else { self.end(load, &wished, through, watchers).await };
         looking.abort();
         self.tidy_up().await;
         ended?;
@@ -233,6 +239,7 @@ impl Shared {
     async fn end(
         &self,
         load: Load,
+        wished: &(dyn Fn() -> Vec<String> + Sync),
         through: watch::Sender<Option<i64>>,
         watchers: Vec<tokio::task::JoinHandle<()>>,
     ) -> Result<(), WorkloadError> {
@@ -256,7 +263,7 @@ impl Shared {
                 watcher.abort();
             }
         }
-        for endpoint in self.endpoints() {
+        for endpoint in wished() {
             let pairs = self.read_all(&endpoint, last).await;
             self.history().finals.push(FinalRead { endpoint, revision: last, pairs });
         }
