@@ -217,10 +217,10 @@ pub async fn run(
     }
     let mut workload = Workload::start(head, site.access.clone(), load, site.endpoints())?;
     stage.play(&mut workload).await?;
-    let checks = stage.settle(&mut workload).await?;
+    let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
     let history = workload.finish()?;
-    stage.clear().await?;
+    checks.extend(stage.clear().await);
     Ok((judge(&history, checks, &options.traffic), history))
 }
 

@@ -217,12 +217,14 @@ impl<'a> Stage<'a> {
         sleep(least.saturating_sub(passed).max(AFTER)).await;
     }
 
-    /// Puts away what was prepared.
-    pub(super) async fn clear(mut self) -> Result<(), DrillError> {
-        if self.disk.take().is_some() {
-            self.settled_before().await?;
-        }
-        Ok(())
+    /// Puts away what was prepared, and tells whether all is well without it.
+    pub(super) async fn clear(mut self) -> Option<Check> {
+        self.disk.take()?;
+        let (passed, found) = match self.settled_before().await {
+            Ok(()) => (true, String::from("settled")),
+            Err(error) => (false, error.to_string()),
+        };
+        Some(Check { check: "well on its own disk again", passed, found })
     }
 
     /// The machine that the scenario strikes, as roles are now.
