@@ -219,7 +219,7 @@ impl<'a> Stage<'a> {
 
     /// Puts away what was prepared, and tells whether all is well without it.
     pub(super) async fn clear(mut self) -> Option<Check> {
-        self.disk.take()?;
+        drop(self.disk.take()?);
         let (passed, found) = match self.settled_before().await {
             Ok(()) => (true, String::from("settled")),
             Err(error) => (false, error.to_string()),
