@@ -132,6 +132,22 @@ fn a_controller_killed_at_every_step_of_a_change_is_resumed_and_clients_notice_l
     }
 }
 
+/// Mounting needs root, as the machines of a drill in CI have it.
+#[test]
+fn a_full_disk_and_one_that_comes_back_old_are_survived_and_nothing_stays_mounted() {
+    let trio = Trio::up(Login::Certificate);
+    let scenarios = ["full-disk-follower", "old-data-follower"];
+    let run = drill(&trio, &["--scenario", scenarios[0], "--scenario", scenarios[1]]).ok();
+    assert_passed(&run, &scenarios);
+    let mounts = fs::read_to_string("/proc/mounts").expect("mounts");
+    assert!(!mounts.contains(&trio.sandbox.home().display().to_string()), "{mounts}");
+    // The member whose data was old has another machine now.
+    let told = run.json();
+    let steps = marks(&told["scenarios"][1], "step");
+    assert!(steps.iter().any(|step| step.contains("to the cluster as a learner")), "{steps:#?}");
+    assert_eq!(trio.etcdctl(&["get", "/quorate-drill/", "--prefix", "--keys-only"]).ok().stdout, "");
+}
+
 #[test]
 fn a_drill_with_too_little_traffic_proves_nothing_and_says_so() {
     let trio = Trio::up(Login::Certificate);
