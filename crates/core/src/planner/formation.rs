@@ -261,5 +261,5 @@ fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) ->
 fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Option<(MemberName, FormingMember)> {
     let address = seen.machines.get()?.get(member)?.address;
     let peer_url = format!("https://{address}:{PEER_PORT}");
-    Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url }))
+    Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url, learner: false }))
 }

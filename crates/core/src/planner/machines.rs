@@ -24,6 +24,14 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(_) => {}
         }
     }
+    let unwanted =
+        machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
+    for (member, machine) in unwanted {
+        if machine.power == Power::Off && desired.formation.has_member(member) {
+            let why = format!("{member} belongs to the cluster until it is removed, and does not run");
+            decision.step(Action::StartMachine { member: member.clone() }, why);
+        }
+    }
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds

@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::Action;
 use super::cluster::Cluster;
+use super::{Action, safety};
 use crate::model::{
     AuthOp, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
 };
@@ -67,8 +67,17 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
 /// Writes what only holds once the step is done. Says whether the ledger changed.
 pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
-        Action::AddLearner { .. } | Action::Promote { .. } => {
+        Action::AddLearner { .. } => {
             ledger.last_change = Some(now);
+            true
+        }
+        Action::Promote { member, .. } => {
+            ledger.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.formation
+                && let Some(known) = members.get_mut(member)
+            {
+                known.learner = false;
+            }
             true
         }
         Action::RemoveMember { member, failed, .. } => {
@@ -104,7 +113,8 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
 /// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let before = (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone());
+    let noted = |l: &Ledger| (l.highest_revision, l.formed_with.clone(), l.members.clone(), l.formation.clone());
+    let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
             let there = matches!(seen.agents.get(member), Some(Seen::At(..)));
@@ -114,6 +124,13 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
+        if let Formation::Formed { members, .. } = &mut ledger.formation {
+            for listed in cluster.listed.iter().filter(|_| safety::is_fresh(desired, &cluster)) {
+                if let Some(known) = members.get_mut(&listed.name) {
+                    known.learner = listed.is_learner;
+                }
+            }
+        }
         let highest = statuses.iter().map(|s| s.revision).max().unwrap_or(0);
         // Every write moves it; what is noted must only be near.
         if highest > ledger.highest_revision.saturating_add(NEAR) {
@@ -128,7 +145,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
             formed_with.etcd_version.clone_from(version);
         }
     }
-    before != (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone())
+    before != noted(ledger)
 }
 
 /// The seat gets another machine. The one it has is a former one from now on, and a member for as long as etcd lists it.

@@ -84,7 +84,7 @@ pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
         return cluster.count();
     }
     let names: Vec<&MemberName> = match desired.formation.members() {
-        Some(members) => members.keys().collect(),
+        Some(members) => members.iter().filter(|(_, known)| !known.learner).map(|(name, _)| name).collect(),
         None => desired.members.keys().collect(),
     };
     let healthy = names.iter().filter(|m| seen.facts(m).is_some_and(is_healthy_voter)).count();
@@ -331,8 +331,15 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
 
 /// Whether enough members hold their data to agree on anything, once they all run.
 pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
+    majority_is_there(desired, seen).is_ok()
+}
+
+pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(desired, seen);
-    healthy >= quorum(all)
+    if healthy >= quorum(all) {
+        return Ok(());
+    }
+    Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) })
 }
 
 /// The members that the ledger knows, and how many of them are seen with their data, whether they run or not.
@@ -343,8 +350,8 @@ fn able(desired: &Desired, seen: &Observation) -> Voters {
         let verdict = |facts| judge_data(desired, m, token, seen.now, facts);
         seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
     };
-    let all = members.map_or(0, |members| members.len());
-    Voters { all, healthy: members.into_iter().flat_map(|members| members.keys()).filter(holds).count() }
+    let voters = || members.into_iter().flatten().filter(|(_, known)| !known.learner).map(|(name, _)| name);
+    Voters { all: voters().count(), healthy: voters().filter(holds).count() }
 }
 
 /// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.
@@ -355,8 +362,8 @@ pub fn may_lose(
     member: &MemberName,
 ) -> Result<String, UnsafeBecause> {
     let Some(cluster) = cluster else {
-        let Voters { all, healthy } = able(desired, seen);
-        return Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) });
+        majority_is_there(desired, seen)?;
+        return Ok(String::from("the others can agree on its successor"));
     };
     let Voters { all, healthy } = cluster.count();
     let left = format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all));
