@@ -257,14 +257,10 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     }
 }
 
-/// As the provider knows it: a later incarnation is told by its number.
+/// As the provider knows it.
 fn machine_name(ledger: &Ledger, member: &MemberName, machine: Option<&MachineSeen>) -> String {
     let recorded = || ledger.members.get(member).map_or(1, |r| r.incarnation);
-    let name = member.seat().parse().map(|name| ledger.spec.machine_name(&name)).unwrap_or_default();
-    match machine.map_or_else(recorded, |m| m.incarnation) {
-        0 | 1 => name,
-        incarnation => format!("{name}.{incarnation}"),
-    }
+    ledger.spec.machine_name(member.seat(), machine.map_or_else(recorded, |m| m.incarnation))
 }
 
 fn role(status: &EtcdStatus) -> &'static str {

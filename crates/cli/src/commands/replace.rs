@@ -129,7 +129,7 @@ mod tests {
     fn ledger() -> Ledger {
         let mut spec = generated("demo", 3, DEFAULT, ClientAuth::Certificate).unwrap();
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
-        let known = || FormingMember { machine_id: String::new(), peer_url: String::new() };
+        let known = || FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
         let members = ["etcd-1", "etcd-2", "etcd-3"].map(|name| (name.into(), known()));
         ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members: members.into() };
         ledger
