@@ -6,10 +6,11 @@
 //! settle: is all as it should be? ─┘
 //! ```
 //! The faults strike machines of the local provider, from outside, as the world would. Whatever the drill does to a cluster is undone when
-//! it ends, is interrupted or panics; only a drill that is itself killed leaves a stopped process or a small disk behind.
+//! it ends, is interrupted or panics; what a drill leaves that is itself killed, the next one undoes.
 
 pub mod check;
 mod command;
+mod disk;
 mod faults;
 pub mod history;
 mod machine;

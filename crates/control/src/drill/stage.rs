@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
-use super::faults::{Fault, LASTS, Place, SmallDisk};
+use super::disk::SmallDisk;
+use super::faults::{Fault, LASTS, Place, undo_leftovers};
 use super::history::{Mark, MarkKind};
 use super::machine::{Machine, machines};
 use super::scenario::{Scenario, Target};
@@ -38,6 +39,9 @@ impl<'a> Stage<'a> {
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
         let mut stage = Stage { site, scenario, options, tell, disk: None };
+        for machine in machines(&site.home, &site.cluster) {
+            undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
+        }
         stage.settled_before().await?;
         if scenario.fault == Some(Fault::FullDisk) {
             let machine = stage.target().await?;

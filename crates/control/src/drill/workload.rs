@@ -19,6 +19,8 @@ use tokio::time::{sleep, timeout};
 use super::history::{Call, FinalRead, Found, Head, History, Mark, Moment, Operation, Outcome, WatchRecord, Watched};
 use client::Worker;
 
+/// Below which the keys of all drills lie.
+const DRILLS: &str = "/quorate-drill/";
 /// Bounds a request: a member that is stopped must not hold a client up for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -131,7 +133,7 @@ impl Workload {
         let runtime = runtime.map_err(WorkloadError::Start)?;
         let shared = Shared {
             access: Arc::new(access),
-            prefix: format!("/quorate-drill/{}/", quorate_pki::random_hex(6)),
+            prefix: format!("{DRILLS}{}/", quorate_pki::random_hex(6)),
             endpoints: Arc::new(Mutex::new((endpoints.all)())),
             clock,
             value_size: load.value_size,
@@ -205,6 +207,8 @@ impl Shared {
                 }
             }
         });
+        // What drills left that were killed.
+        self.tidy_up(DRILLS).await;
         let (through, reached) = watch::channel(None);
         let (began, mut begun) = watch::channel(0);
         let watchers: Vec<_> = (0..load.watchers)
@@ -228,7 +232,7 @@ impl Shared {
             self.end(load, &wished, through, watchers).await;
         }
         looking.abort();
-        self.tidy_up().await;
+        self.tidy_up(&self.prefix).await;
         let mut history = std::mem::take(&mut *self.history.lock().expect("no holder panics"));
         history.head.ended = history.operations.iter().map(|o| o.ended).max().unwrap_or(0);
         Ok(history)
@@ -283,11 +287,11 @@ impl Shared {
         }
     }
 
-    /// Removes every key of the run, through whichever endpoint does it.
-    async fn tidy_up(&self) {
+    /// Removes every key that begins so, through whichever endpoint does it.
+    async fn tidy_up(&self, prefix: &str) {
         for endpoint in self.endpoints() {
             let Ok(client) = self.access.client(&endpoint) else { continue };
-            if client.delete(KeyRange::prefix(self.prefix.as_str())).await.is_ok() {
+            if client.delete(KeyRange::prefix(prefix)).await.is_ok() {
                 return;
             }
         }
