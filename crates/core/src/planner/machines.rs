@@ -52,7 +52,7 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     let Some(machines) = seen.machines.get() else { return };
     let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
-        if decision.has_business_with(member) || desired.formation.has_member(member) {
+        if decision.has_business_with(member) {
             continue;
         }
         if !safety::may_wipe_leftover(&desired.formation) {

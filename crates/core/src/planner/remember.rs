@@ -93,7 +93,12 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             true
         }
         Action::DestroyMachine { member } => {
-            let Some(record) = ledger.members.get_mut(member) else { return false };
+            // Whoever was cut short between a removal and this knew better than the ledger.
+            let removed = match &mut ledger.formation {
+                Formation::Formed { members, .. } => members.remove(member).is_some(),
+                _ => false,
+            };
+            let Some(record) = ledger.members.get_mut(member) else { return removed };
             record.generation = 0;
             record.digest.clear();
             record.enrolment = None;
@@ -124,8 +129,12 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
-        if let Formation::Formed { members, .. } = &mut ledger.formation {
-            for listed in cluster.listed.iter().filter(|_| safety::is_fresh(desired, &cluster)) {
+        if let Formation::Formed { members, .. } = &mut ledger.formation
+            && safety::is_fresh(desired, &cluster)
+        {
+            // Who was removed in a step that was cut short. One that is wanted may be about to join.
+            members.retain(|name, _| desired.members.contains_key(name) || cluster.get(name).is_some());
+            for listed in cluster.listed.iter() {
                 if let Some(known) = members.get_mut(&listed.name) {
                     known.learner = listed.is_learner;
                 }
