@@ -3,6 +3,7 @@
 
 mod bench;
 mod demo;
+mod drill;
 mod etcd;
 mod host;
 mod lab;
@@ -42,6 +43,8 @@ enum Verb {
     },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
+    /// Let every change of a living cluster meet faults, under clients, and judge what they saw
+    Drill(drill::Options),
     /// Measure what the project promises in figures
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -64,6 +67,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Demo => demo::run(&lab),
+        Verb::Drill(options) => drill::run(&lab, &options),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }
