@@ -276,6 +276,8 @@ pub async fn plan(
     change(&mut ledger);
     let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
+    remember::sighting(&mut ledger, &desired, &seen);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
 }
 

@@ -181,6 +181,9 @@ pub struct MemberRecord {
     /// Since when its machine or its agent is not seen, across runs.
     #[serde(default)]
     pub unseen_since: Option<Timestamp>,
+    /// When that was last found so: what was not looked at for long may have come and gone.
+    #[serde(default)]
+    pub unseen_at: Option<Timestamp>,
     /// Why it did not become a voter when that was last tried. The next run tries again.
     #[serde(default)]
     pub join_failed: Option<String>,

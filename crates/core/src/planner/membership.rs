@@ -117,7 +117,9 @@ fn bring_up(
     if decision.has_business_with(&learner.name) {
         return;
     }
-    let waited = desired.last_change.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
+    // It may have been switched off and on again since it joined.
+    let since = desired.last_change.max(wish.unseen_since);
+    let waited = since.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
     let late = waited >= LEARNER_PATIENCE;
     let Some(facts) = learner.facts else {
         return give_up_or_wait(decision, cluster, learner, late, "its agent does not answer");

@@ -25,8 +25,12 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         return;
     }
     let cluster = Cluster::see(desired, seen);
-    for (member, wish) in desired.members.iter().filter(|(m, _)| desired.formation.has_member(m)) {
+    for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
+            continue;
+        }
+        if let Err(because) = safety::address_is_free(desired, seen, member, wish) {
+            decision.block(because);
             continue;
         }
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
@@ -70,6 +74,9 @@ fn loss(
     member: &MemberName,
     wish: &DesiredMember,
 ) -> Option<Loss> {
+    if !desired.formation.has_member(member) {
+        return used_up(desired, seen, cluster, token, member);
+    }
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
         let what = format!("the machine of {member} is gone, and its data with it");
@@ -109,6 +116,25 @@ fn loss(
             "etcd no longer lists {member}: it was removed, and its data is of no use any more"
         ))),
         _ => None,
+    }
+}
+
+/// A member that the spec names again while the machine from which it was removed is still there: etcd never takes it back with
+/// that data.
+fn used_up(
+    desired: &Desired,
+    seen: &Observation,
+    cluster: Option<&Cluster<'_>>,
+    token: &str,
+    member: &MemberName,
+) -> Option<Loss> {
+    let fresh = cluster.is_some_and(|c| safety::is_fresh(desired, c) && c.get(member).is_none());
+    let facts = seen.facts(member).filter(|_| fresh)?;
+    match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+        DataVerdict::MayBeginAsNew | DataVerdict::Foreign(_) => None,
+        DataVerdict::MayGoOn | DataVerdict::Lost | DataVerdict::Leftover(_) => Some(Loss::Known(format!(
+            "the machine of {member} was a member before, and etcd does not take its data back"
+        ))),
     }
 }
 

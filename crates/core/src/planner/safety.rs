@@ -10,8 +10,8 @@ use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MachineSeen, MemberName, Observation, Seen,
-    ServiceState, Stamp,
+    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, MachineSeen, MemberName, Observation,
+    Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -59,6 +59,9 @@ const UNWRITTEN: u64 = 1;
 
 /// By then a fresh etcd has its data on disk.
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
+
+/// Clocks of controllers differ by less.
+const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
 
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {
@@ -277,7 +280,8 @@ pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -
 
 /// Rule 1: a list of members counts only if it was told after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
-    desired.last_change.is_none_or(|at| cluster.told_at > at)
+    // A change that lies in the future was made by a clock that has been set back since; the agent compares the lists anyway.
+    desired.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
 /// Rule 1: who votes without our knowing may be somebody's change that is under way.
@@ -334,6 +338,40 @@ pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
     majority_is_there(desired, seen).is_ok()
 }
 
+/// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
+/// not lost.
+pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+    if matches!(desired.formation, Formation::Recovering { .. }) {
+        return Ok(());
+    }
+    let there = match Cluster::see(desired, seen) {
+        Some(cluster) => cluster.count(),
+        None => able(desired, seen),
+    };
+    if there.healthy >= quorum(there.all) {
+        return Err(UnsafeBecause::NotLost { voters: there.all, healthy: there.healthy });
+    }
+    Ok(())
+}
+
+/// Rule 8: a machine that exists and does not answer may hold more than those that do, and may be somebody's majority.
+pub fn is_surely_away(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    let Some(machine) = machine.filter(|_| seen.facts(member).is_none()) else { return Ok(()) };
+    no_peer_reaches(seen, member, machine)?;
+    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    match desired.grace {
+        Some(grace) if unseen < grace => Err(UnsafeBecause::Unseen {
+            member: member.clone(),
+            what: format!("the machine of {member} does not answer, and may hold more than the others"),
+            seconds: unseen.as_secs().unsigned_abs(),
+            grace: grace.as_secs().unsigned_abs(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(desired, seen);
     if healthy >= quorum(all) {
@@ -371,6 +409,25 @@ pub fn may_lose(
         Some(voter) if !voter.is_learner && !voter.healthy => may_remove(cluster, voter).map(|_| left),
         Some(_) => Ok(left),
         None => Ok(left),
+    }
+}
+
+/// Rule 3: a pinned address is free, or its holder is about to leave it.
+pub fn address_is_free(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    wish: &DesiredMember,
+) -> Result<(), UnsafeBecause> {
+    let Some(address) = wish.address else { return Ok(()) };
+    let machines = seen.machines.get().into_iter().flatten();
+    let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
+    let holder = machines.filter(|(m, machine)| *m != member && machine.address == address).find(|(m, _)| stays(m));
+    match holder {
+        None => Ok(()),
+        Some((by, _)) => {
+            Err(UnsafeBecause::AddressHeld { member: member.clone(), address: address.to_string(), by: by.clone() })
+        }
     }
 }
 

@@ -299,6 +299,7 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let seconds = seconds.parse().expect("a number of seconds");
             let record = scene.ledger.members.get_mut(member).expect("a member that the ledger knows");
             record.unseen_since = Some(scene.seen.now - SignedDuration::from_secs(seconds));
+            record.unseen_at = Some(scene.seen.now);
             if scene.seen.agents.contains_key(member) {
                 scene.hide(member, "no answer within 1 s");
             }
