@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
-use crate::{Change, PAUSE, Result, Sample, is_well, measure, program};
+use crate::{Change, PAUSE, Result, Sample, is_well, let_the_last_lead, measure, program};
 
 /// Between two starts when the cluster is formed.
 const STAGGER: Duration = Duration::from_millis(150);
@@ -31,6 +31,7 @@ pub async fn sample(change: Change, before: &ClusterSpec, after: &ClusterSpec) -
     let mut cluster = Cluster::prepare(directory.path(), before)?;
     cluster.form(before).await?;
     let members: Vec<ConnectOptions> = cluster.members.iter().map(|member| member.options.clone()).collect();
+    let_the_last_lead(&members).await?;
     let version = after.etcd.version.to_string();
     match change {
         Change::Restart => measure(&members, None, cluster.roll(after)).await,

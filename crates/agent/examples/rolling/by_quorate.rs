@@ -3,25 +3,23 @@
 use std::path::Path;
 use std::process::Stdio;
 
-use quorate_etcd::{Client, ConnectOptions};
+use quorate_etcd::ConnectOptions;
 use serde_json::Value;
 use tokio::process::Command;
 
-use crate::{Change, Result, Sample, measure, read_spec};
+use crate::{Change, Result, Sample, let_the_last_lead, measure, read_spec};
 
 pub async fn sample(quorate: &Path, change: Change, before: &str, after: &str) -> Result<Sample> {
     run(quorate, &["apply", before, "--yes"]).await?;
     let spec = read_spec(after)?;
     let name = spec.name.to_string();
     let members = members(quorate, &name).await?;
+    let leader = let_the_last_lead(&members).await?.name;
     let version = spec.etcd.version.to_string();
     match change {
         Change::Restart => measure(&members, None, run(quorate, &["apply", after, "--yes"])).await,
         Change::Upgrade => measure(&members, Some(&version), run(quorate, &["apply", after, "--yes"])).await,
-        Change::Replace => {
-            let leader = leader(&members).await?;
-            measure(&members, None, run(quorate, &["replace", &name, &leader, "--yes"])).await
-        }
+        Change::Replace => measure(&members, None, run(quorate, &["replace", &name, &leader, "--yes"])).await,
     }
 }
 
@@ -45,12 +43,4 @@ async fn members(quorate: &Path, cluster: &str) -> Result<Vec<ConnectOptions>> {
         ..ConnectOptions::new(endpoint, &ca)
     };
     Ok(variable("ETCDCTL_ENDPOINTS")?.split(',').map(options).collect())
-}
-
-/// Its name.
-async fn leader(members: &[ConnectOptions]) -> Result<String> {
-    let client = Client::connect(members.first().ok_or("there are no members")?.clone())?;
-    let leader = client.status().await?.leader;
-    let listed = client.members(true).await?;
-    Ok(listed.into_iter().find(|member| member.id == leader).ok_or("there is no leader")?.name)
 }

@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use quorate_core::spec::{Binary, ClusterSpec, Document, HostFacts};
-use quorate_etcd::{Client, ConnectOptions};
+use quorate_etcd::{Client, ConnectOptions, Member};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};
 
@@ -127,6 +127,25 @@ async fn measure(
     let gap = writers.end(begun).await?;
     eprintln!("the longest gap: {gap}");
     Ok(Sample { gap: gap.length, well: well.unwrap_or(ended), ended })
+}
+
+/// Makes the last member lead. Writers that flee from followers in turn end up with different members depending on who leads, and only
+/// one that writes through a follower loses a write when the leader hands over: samples compare only with the same leader.
+async fn let_the_last_lead(members: &[ConnectOptions]) -> Result<Member> {
+    let connect = |options: Option<&ConnectOptions>| {
+        Ok::<_, Box<dyn Error>>(Client::connect(options.ok_or("no members")?.clone())?)
+    };
+    let status = connect(members.last())?.status().await?;
+    let (wanted, mut leader) = (status.member_id, status.leader);
+    for member in members {
+        let client = connect(Some(member))?;
+        if leader != wanted && client.status().await?.member_id == leader {
+            client.move_leader(wanted).await?;
+            leader = wanted;
+        }
+    }
+    let listed = connect(members.last())?.members(true).await?;
+    Ok(listed.into_iter().find(|member| member.id == leader).ok_or("there is no leader")?)
 }
 
 /// When the last member was seen to run this version and to have a quorum behind it.
