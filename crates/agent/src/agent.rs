@@ -110,7 +110,7 @@ impl Agent {
         };
         let data = self.look_at_data().await?;
         let (mut look, log) = match service {
-            ServiceState::Running { .. } => (self.look_at_etcd().await, None),
+            ServiceState::Running { .. } => (self.look_at_etcd().await, Ok(None)),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => {
                 (etcd::Look::default(), self.log_end(&data).await)
             }
@@ -122,7 +122,7 @@ impl Agent {
         }
         let state = self.state.get();
         let still_older =
-            |older: &OlderData| data != DataSeen::Empty && log.is_none_or(|end| end.index < older.acknowledged);
+            |older: &OlderData| data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged);
         Ok(EtcdFacts {
             binary: state.binary.seen.clone(),
             service,
@@ -130,7 +130,8 @@ impl Agent {
             last_started: state.last_started.clone(),
             peer_serving: look.peer_serving,
             status: look.status,
-            log,
+            log: log.clone().unwrap_or_default(),
+            log_damage: log.clone().err(),
             older: state.older.clone().filter(still_older),
         })
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
-use quorate_core::model::{Desired, Ledger, Observation};
+use quorate_core::model::{Desired, Formation, Ledger, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
@@ -113,10 +113,7 @@ impl Controller {
         let store = Store::new(home.ledger(spec.name.as_str()));
         let before = store.read()?;
         let mut ledger = before.clone().unwrap_or_else(|| new_ledger(spec));
-        ledger.spec = spec.clone();
-        for record in ledger.members.values_mut() {
-            record.join_failed = None;
-        }
+        begin_run(&mut ledger, spec);
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
@@ -220,8 +217,7 @@ struct Spent {
 impl Spent {
     /// Lets time pass when there is nothing to do but wait, up to a bound.
     async fn wait(&mut self, waiting: Vec<WaitingFor>) -> Result<(), ControlError> {
-        // A learner that catches up makes progress, though nothing is done.
-        if self.waiting != waiting {
+        if is_progress(&self.waiting, &waiting) {
             self.waiting_since = None;
         }
         let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
@@ -264,6 +260,18 @@ impl Spent {
     }
 }
 
+/// Whether waiting has led anywhere: something else is waited for, or a learner has caught up some more. An etcd that crashes once more
+/// has not.
+fn is_progress(before: &[WaitingFor], now: &[WaitingFor]) -> bool {
+    let what = |w: &WaitingFor| (std::mem::discriminant(w), w.member().cloned());
+    let lag = |all: &[WaitingFor]| {
+        all.iter().find_map(|w| if let WaitingFor::Learner { lag, .. } = w { Some(*lag) } else { None })
+    };
+    before.len() != now.len()
+        || before.iter().zip(now).any(|(b, n)| what(b) != what(n))
+        || matches!((lag(before), lag(now)), (Some(before), Some(now)) if now < before)
+}
+
 /// What would be done, without touching anything.
 pub async fn plan(
     home: &Home,
@@ -272,13 +280,26 @@ pub async fn plan(
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Plan, ControlError> {
     let mut ledger = Store::new(home.ledger(spec.name.as_str())).read()?.unwrap_or_else(|| new_ledger(spec));
-    ledger.spec = spec.clone();
+    begin_run(&mut ledger, spec);
     change(&mut ledger);
     let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
     let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
     remember::sighting(&mut ledger, &desired, &seen);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+}
+
+/// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery that has begun goes on.
+fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
+    ledger.spec = spec.clone();
+    ledger.downtime = None;
+    ledger.without_grace = None;
+    if !matches!(ledger.formation, Formation::Recovering { .. }) {
+        ledger.recovery = None;
+    }
+    for record in ledger.members.values_mut() {
+        record.join_failed = None;
+    }
 }
 
 fn new_ledger(spec: &ClusterSpec) -> Ledger {

@@ -32,8 +32,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     }
     let word = consent(shown.clone());
     let give = |ledger: &mut Ledger| {
-        ledger.downtime = None;
-        ledger.without_grace = None;
+        ledger.without_grace = options.now.then(|| word.clone());
         // The word under which it was begun is kept.
         ledger.recovery.get_or_insert_with(|| word.clone());
     };

@@ -1,6 +1,7 @@
 //! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -152,6 +153,14 @@ pub struct FormingMember {
     /// It was added and does not vote yet.
     #[serde(default)]
     pub learner: bool,
+}
+
+impl FormingMember {
+    /// The address in its URL.
+    pub fn address(&self) -> Option<IpAddr> {
+        let host = self.peer_url.strip_prefix("https://")?.rsplit_once(':')?.0;
+        host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    }
 }
 
 /// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.

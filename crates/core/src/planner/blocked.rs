@@ -216,8 +216,8 @@ impl UnsafeBecause {
                 "quorate never removes data that it did not make: move the data directory of {member} away by hand"
             ),
             UnsafeBecause::Unseen { seconds, grace, .. } => format!(
-                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say that it is dead now with \
-                 `quorate apply --now`",
+                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say with `--now` \
+                 that it is dead",
                 grace.saturating_sub(*seconds)
             ),
             UnsafeBecause::PeersReach { .. } => String::from(

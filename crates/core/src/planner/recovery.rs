@@ -28,12 +28,19 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     if let Err(because) = safety::majority_is_lost(desired, seen) {
         return decision.block(because);
     }
-    let mut survivors = Vec::new();
+    let (mut survivors, mut unreadable) = (Vec::new(), Vec::new());
     for member in members.keys() {
+        if let Some(waiting) = safety::has_just_gone(desired, seen, member) {
+            return decision.wait(waiting);
+        }
         if let Err(because) = safety::is_surely_away(desired, seen, member) {
             return decision.block(because);
         }
         let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
+        if let Some(why) = &facts.etcd.log_damage {
+            unreadable.push(format!("the log of {member} cannot be read ({why})"));
+            continue;
+        }
         survivors.push((member, facts));
     }
     if survivors.is_empty() {
@@ -49,10 +56,17 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         }
         return;
     }
-    choose(desired, decision, token, members.len(), &survivors);
+    choose(desired, decision, token, members.len(), &survivors, &unreadable);
 }
 
-fn choose(desired: &Desired, decision: &mut Decision, was: &str, all: usize, survivors: &[(&MemberName, &Facts)]) {
+fn choose(
+    desired: &Desired,
+    decision: &mut Decision,
+    was: &str,
+    all: usize,
+    survivors: &[(&MemberName, &Facts)],
+    unreadable: &[String],
+) {
     let mut ends: Vec<(LogEnd, &MemberName)> = Vec::new();
     for (member, facts) in survivors {
         match facts.etcd.log {
@@ -66,7 +80,7 @@ fn choose(desired: &Desired, decision: &mut Decision, was: &str, all: usize, sur
     let rank = |(log, m): &&(LogEnd, &MemberName)| (log.term, log.index, desired.members.contains_key(*m));
     let Some((best, from)) = ends.iter().max_by_key(rank).copied() else { return };
     let told = ends.iter().map(|(log, m)| format!("{m} ends at term {} index {}", log.term, log.index));
-    let told = told.collect::<Vec<_>>().join(", ");
+    let told = told.chain(unreadable.iter().cloned()).collect::<Vec<_>>().join(", ");
     let why = format!(
         "{} of {all} members hold their data: {told}. What the lost ones had acknowledged after index {} of term {} is lost; \
          {} was known to be agreed up to {}",

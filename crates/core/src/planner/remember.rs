@@ -34,6 +34,14 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             }
             true
         }
+        // From here on it is not seen because it starts, or because it should not be.
+        Action::StartMachine { member } | Action::StopMachine { member } => match ledger.members.get_mut(member) {
+            Some(record) if record.unseen_since.is_some() => {
+                (record.unseen_since, record.unseen_at) = (None, None);
+                true
+            }
+            _ => false,
+        },
         Action::JoinEtcd { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
             ledger.last_change = Some(now);
             true
@@ -88,9 +96,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             if let Formation::Formed { members, .. } = &mut ledger.formation {
                 members.remove(member);
             }
-            if let Some(why) = failed {
-                // Its machine may hold half of a copy: the next attempt begins on another.
+            // Its machine is of no use any more: should the seat come back, it begins on another.
+            if ledger.members.contains_key(member) {
                 raise_incarnation(ledger, member);
+            }
+            if let Some(why) = failed {
                 ledger.members.entry(member.clone()).or_default().join_failed = Some(why.clone());
             }
             true
@@ -204,7 +214,7 @@ fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -
 /// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
 /// an agent holds is noted as it is, so that only other content is sent anew, under a number above.
 pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
-    for member in seen.agents.keys() {
+    for member in seen.agents.keys().filter(|m| !m.is_former()) {
         let Some(facts) = seen.facts(member) else { continue };
         ledger.fence = ledger.fence.max(facts.fence);
         let Some((generation, digest)) = &facts.node_config else { continue };

@@ -1,22 +1,21 @@
 //! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
+use std::net::IpAddr;
+
 use jiff::SignedDuration;
 
 use super::cluster::{Cluster, peer_url};
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, UnsafeBecause, WaitingFor};
-use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, Power, Seen};
-
-/// An agent that is away for less than this is waited for, and nobody is bothered.
-const BLINK: SignedDuration = SignedDuration::from_secs(10);
+use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
 enum Loss {
     /// For certain.
     Known(String),
     /// It is not seen, which may end.
-    Unseen { what: String, machine: Option<MachineSeen> },
+    Unseen(String),
 }
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -36,19 +35,17 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
             None => continue,
             Some(Loss::Known(why)) => why,
-            Some(Loss::Unseen { what, machine }) => {
-                match counts_as_dead(desired, seen, member, wish, &what, machine.as_ref()) {
-                    Ok(why) => why,
-                    Err(Patience::Wait(waiting)) => {
-                        decision.wait(waiting);
-                        continue;
-                    }
-                    Err(Patience::Block(because)) => {
-                        decision.block(because);
-                        continue;
-                    }
+            Some(Loss::Unseen(what)) => match counts_as_dead(desired, seen, member, wish, &what) {
+                Ok(why) => why,
+                Err(Patience::Wait(waiting)) => {
+                    decision.wait(waiting);
+                    continue;
                 }
-            }
+                Err(Patience::Block(because)) => {
+                    decision.block(because);
+                    continue;
+                }
+            },
         };
         // Those that are left only need time to agree.
         if cluster.is_none() && safety::can_agree(desired, seen) {
@@ -80,7 +77,7 @@ fn loss(
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
         let what = format!("the machine of {member} is gone, and its data with it");
-        return Some(Loss::Unseen { what, machine: None });
+        return Some(Loss::Unseen(what));
     };
     if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
         return None;
@@ -88,7 +85,7 @@ fn loss(
     let Some(facts) = seen.facts(member) else {
         let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
         let what = format!("the machine of {member} does not answer: {why}");
-        return Some(Loss::Unseen { what, machine: Some(machine.clone()) });
+        return Some(Loss::Unseen(what));
     };
     if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
         return Some(Loss::Known(format!(
@@ -162,19 +159,18 @@ fn counts_as_dead(
     member: &MemberName,
     wish: &DesiredMember,
     what: &str,
-    machine: Option<&MachineSeen>,
 ) -> Result<String, Patience> {
-    if let Some(machine) = machine {
-        safety::no_peer_reaches(seen, member, machine).map_err(Patience::Block)?;
-    }
     let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    if desired.grace.is_some() && unseen < safety::BLINK {
+        return Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }));
+    }
+    if let Some(address) = address_of(desired, seen, member) {
+        safety::no_peer_reaches(seen, member, address).map_err(Patience::Block)?;
+    }
     match desired.grace {
         None => Ok(format!("{what}; the operator said that it counts as dead")),
         Some(grace) if unseen >= grace => {
             Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs()))
-        }
-        Some(_) if unseen < BLINK => {
-            Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }))
         }
         Some(grace) => Err(Patience::Block(UnsafeBecause::Unseen {
             member: member.clone(),
@@ -183,4 +179,10 @@ fn counts_as_dead(
             grace: grace.as_secs().unsigned_abs(),
         })),
     }
+}
+
+/// Where its machine is, or was when it joined.
+fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
+    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
+    machine.or_else(|| desired.formation.members()?.get(member)?.address())
 }

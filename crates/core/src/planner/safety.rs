@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
+use super::{Action, WaitingFor};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, MachineSeen, MemberName, Observation,
-    Seen, ServiceState, Stamp,
+    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, MemberName, Observation, Seen,
+    ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -59,6 +60,9 @@ const UNWRITTEN: u64 = 1;
 
 /// By then a fresh etcd has its data on disk.
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
+
+/// An agent that is away for less than this is waited for, and nobody is bothered.
+pub const BLINK: SignedDuration = SignedDuration::from_secs(10);
 
 /// Clocks of controllers differ by less.
 const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
@@ -354,11 +358,21 @@ pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), Uns
     Ok(())
 }
 
+/// A machine that exists and has not answered for a moment only: nothing is concluded from that yet.
+pub fn has_just_gone(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<WaitingFor> {
+    seen.machines.get()?.get(member).filter(|_| seen.facts(member).is_none())?;
+    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    let why = String::from("it may hold more than the others");
+    let brief = desired.grace.is_some() && unseen < BLINK;
+    brief.then(|| WaitingFor::Agent { member: member.clone(), why })
+}
+
 /// Rule 8: a machine that exists and does not answer may hold more than those that do, and may be somebody's majority.
 pub fn is_surely_away(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
     let machine = seen.machines.get().and_then(|machines| machines.get(member));
     let Some(machine) = machine.filter(|_| seen.facts(member).is_none()) else { return Ok(()) };
-    no_peer_reaches(seen, member, machine)?;
+    no_peer_reaches(seen, member, machine.address)?;
     let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
     let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
     match desired.grace {
@@ -386,7 +400,8 @@ fn able(desired: &Desired, seen: &Observation) -> Voters {
     let token = desired.formation.token();
     let holds = |m: &&MemberName| {
         let verdict = |facts| judge_data(desired, m, token, seen.now, facts);
-        seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
+        let sound = |facts: &Facts| facts.etcd.older.is_none() && facts.etcd.log_damage.is_none();
+        seen.facts(m).is_some_and(|facts| sound(facts) && verdict(facts) == DataVerdict::MayGoOn)
     };
     let voters = || members.into_iter().flatten().filter(|(_, known)| !known.learner).map(|(name, _)| name);
     Voters { all: voters().count(), healthy: voters().filter(holds).count() }
@@ -432,12 +447,10 @@ pub fn address_is_free(
 }
 
 /// Rule 8: a machine that its peers still reach lives, whatever the controller sees.
-pub fn no_peer_reaches(seen: &Observation, member: &MemberName, machine: &MachineSeen) -> Result<(), UnsafeBecause> {
+pub fn no_peer_reaches(seen: &Observation, member: &MemberName, address: IpAddr) -> Result<(), UnsafeBecause> {
     let others = seen.agents.keys().filter(|m| *m != member);
-    let by: BTreeSet<MemberName> = others
-        .filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&machine.address) == Some(&true)))
-        .cloned()
-        .collect();
+    let by: BTreeSet<MemberName> =
+        others.filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&address) == Some(&true))).cloned().collect();
     if by.is_empty() { Ok(()) } else { Err(UnsafeBecause::PeersReach { member: member.clone(), by }) }
 }
 

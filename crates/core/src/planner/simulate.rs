@@ -313,11 +313,12 @@ impl World {
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
             Action::StopEtcd { member } => {
+                let log = self.log_end(member);
                 self.touched = true;
                 self.on(member, |facts| {
                     facts.etcd.service = ServiceState::Stopped;
                     facts.etcd.peer_serving = false;
-                    facts.etcd.log = Some(LogEnd { term: 2, index: 10, commit: 10 });
+                    facts.etcd.log = log;
                 });
             }
             Action::WipeData { member, .. } => self.on(member, |facts| {
@@ -366,6 +367,13 @@ impl World {
             | Action::RecordRecovery { .. }
             | Action::ForgetCluster => {}
         }
+    }
+
+    /// How far the log of an etcd that runs goes, as it tells.
+    fn log_end(&self, member: &MemberName) -> Option<LogEnd> {
+        let seen = self.observe();
+        let status = seen.facts(member)?.etcd.status.as_ref()?;
+        Some(LogEnd { term: status.raft_term, index: status.raft_index, commit: status.raft_applied_index })
     }
 
     /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
@@ -616,6 +624,7 @@ fn blank(machine_id: &str) -> Facts {
             peer_serving: false,
             status: None,
             log: None,
+            log_damage: None,
             older: None,
         },
         host: Host::default(),
