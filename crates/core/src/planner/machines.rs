@@ -24,6 +24,20 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(_) => {}
         }
     }
+    start_the_needed(desired, seen, decision);
+}
+
+/// Without a quorum nobody can leave, so that the machines of members whom nobody wants must run as well.
+fn start_the_needed(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if Cluster::see(desired, seen).is_some() {
+        return;
+    }
+    let machines = seen.machines.get().into_iter().flatten();
+    let unwanted = machines.filter(|(m, _)| !desired.members.contains_key(*m) && desired.formation.has_member(m));
+    for (member, _) in unwanted.filter(|(_, machine)| is_ours(desired, machine) && machine.power == Power::Off) {
+        let why = format!("{member} is to leave, and without it the others may have no quorum to agree on that");
+        decision.step(Action::StartMachine { member: member.clone() }, why);
+    }
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds

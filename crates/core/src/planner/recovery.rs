@@ -76,10 +76,13 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
     if decision.has_business_with(from) {
         return;
     }
-    let Some(facts) = seen.facts(from) else { return };
+    if seen.machines.get().is_none() {
+        return;
+    }
     let (Some(wish), Some(peer_url)) = (desired.members.get(from), peer_url(seen, from)) else {
         return decision.block(UnsafeBecause::SurvivorUnwanted { member: from.clone() });
     };
+    let Some(facts) = seen.facts(from) else { return };
     match &facts.etcd.data {
         DataSeen::Stamped(stamp) if stamp.token == *was && facts.etcd.service != ServiceState::Stopped => {
             decision.step(Action::StopEtcd { member: from.clone() }, "its data is about to be copied");

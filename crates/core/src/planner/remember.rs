@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 
 use jiff::Timestamp;
 
-use super::Action;
 use super::cluster::Cluster;
+use super::{Action, safety};
 use crate::model::{
     AuthOp, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
 };
@@ -101,10 +101,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
     }
 }
 
-/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
-/// all members run. Says whether the ledger changed.
+/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, which version
+/// all members run, and that somebody has left. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let before = (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone());
+    let before =
+        (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone(), ledger.formation.clone());
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
             let there = matches!(seen.agents.get(member), Some(Seen::At(..)));
@@ -127,8 +128,20 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         ) {
             formed_with.etcd_version.clone_from(version);
         }
+        forget_who_left(ledger, desired, &cluster);
     }
-    before != (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone())
+    before != (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone(), ledger.formation.clone())
+}
+
+/// A controller that was killed between the removal of a member and its note of that leaves a member behind that etcd does not
+/// list. One that is wanted may be about to join.
+fn forget_who_left(ledger: &mut Ledger, desired: &Desired, cluster: &Cluster<'_>) {
+    if !safety::is_fresh(desired, cluster) {
+        return;
+    }
+    if let Formation::Formed { members, .. } = &mut ledger.formation {
+        members.retain(|m, _| desired.members.contains_key(m) || cluster.get(m).is_some());
+    }
 }
 
 /// The seat gets another machine. The one it has is a former one from now on, and a member for as long as etcd lists it.

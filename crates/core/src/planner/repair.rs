@@ -25,8 +25,15 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         return;
     }
     let cluster = Cluster::see(desired, seen);
-    for (member, wish) in desired.members.iter().filter(|(m, _)| desired.formation.has_member(m)) {
+    for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
+            continue;
+        }
+        if !desired.formation.has_member(member) {
+            if let Some(why) = never_came(seen, member, wish, desired.grace).filter(|_| cluster.is_some()) {
+                let successor = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
+                decision.step(successor, why);
+            }
             continue;
         }
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
@@ -110,6 +117,23 @@ fn loss(
         ))),
         _ => None,
     }
+}
+
+/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the grace
+/// time tells it from one that is still coming up, whatever the operator said of the members.
+fn never_came(
+    seen: &Observation,
+    member: &MemberName,
+    wish: &DesiredMember,
+    grace: Option<SignedDuration>,
+) -> Option<String> {
+    let machine = seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
+    let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
+    safety::no_peer_reaches(seen, member, machine).ok()?;
+    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), grace?);
+    let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
+    let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
+    (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
 }
 
 /// The machine with which the member joined.

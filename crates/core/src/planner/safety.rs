@@ -329,22 +329,40 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
     UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
 }
 
-/// Whether enough members hold their data to agree on anything, once they all run.
+/// Whether enough members hold their data to agree on anything, once they all run. While nobody tells who votes, those that come
+/// up are waited for.
 pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
     let Voters { all, healthy } = able(desired, seen);
-    healthy >= quorum(all)
+    healthy >= quorum(all) || (healthy > 0 && voters_told(desired, seen).is_none())
 }
 
-/// The members that the ledger knows, and how many of them are seen with their data, whether they run or not.
+/// The voters, and how many of them are seen with their data, whether they run or not. Where nobody tells who votes, all that the
+/// ledger knows count.
 fn able(desired: &Desired, seen: &Observation) -> Voters {
-    let members = desired.formation.members();
-    let token = desired.formation.token();
-    let holds = |m: &&MemberName| {
-        let verdict = |facts| judge_data(desired, m, token, seen.now, facts);
+    let Formation::Formed { token, members, .. } = &desired.formation else { return Voters { all: 0, healthy: 0 } };
+    let voters = voters_told(desired, seen);
+    let votes = |url: &String| voters.as_ref().is_none_or(|voters| voters.contains(url));
+    let holds = |m: &MemberName| {
+        let verdict = |facts| judge_data(desired, m, Some(token), seen.now, facts);
         seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
     };
-    let all = members.map_or(0, |members| members.len());
-    Voters { all, healthy: members.into_iter().flat_map(|members| members.keys()).filter(holds).count() }
+    let healthy = members.iter().filter(|(m, known)| votes(&known.peer_url) && holds(m)).count();
+    Voters { all: voters.as_ref().map_or(members.len(), BTreeSet::len), healthy }
+}
+
+/// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
+fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<&'a String>> {
+    let Formation::Formed { etcd_cluster_id, .. } = &desired.formation else { return None };
+    let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
+    let told = statuses.filter(|s| s.cluster_id == *etcd_cluster_id && !s.members.is_empty());
+    let told = told.max_by_key(|s| s.raft_applied_index)?;
+    Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
+}
+
+/// What is left is not enough to agree on anything, now or later.
+pub fn majority_lost(desired: &Desired, seen: &Observation) -> UnsafeBecause {
+    let Voters { all, healthy } = able(desired, seen);
+    UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) }
 }
 
 /// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.
@@ -354,10 +372,7 @@ pub fn may_lose(
     cluster: Option<&Cluster<'_>>,
     member: &MemberName,
 ) -> Result<String, UnsafeBecause> {
-    let Some(cluster) = cluster else {
-        let Voters { all, healthy } = able(desired, seen);
-        return Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) });
-    };
+    let Some(cluster) = cluster else { return Err(majority_lost(desired, seen)) };
     let Voters { all, healthy } = cluster.count();
     let left = format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all));
     match cluster.get(member) {
