@@ -18,7 +18,7 @@ use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
 use crate::etcd::Voters;
-use crate::names::{called_as, rename, rename_seen};
+use crate::names::{are_alike, called_as, rename, rename_seen};
 use crate::past::{Deed, Past, Wrong};
 use crate::reached::{Event, Reached};
 use crate::shared::{Shared, hash};
@@ -118,6 +118,8 @@ impl ClusterModel {
     pub fn first(&self) -> State {
         let mut world = self.start.clone();
         world.ledger.fence += 1;
+        // The spec that counts is the model's; the ledger's copy of it would be cloned with every world.
+        world.ledger.spec.members.clear();
         let fence = world.ledger.fence;
         let majority_lost = world.ledger.formation.is_formed() && Voters::of(&world).lost();
         let formations = u8::from(world.ledger.formation.is_formed());
@@ -239,13 +241,16 @@ impl ClusterModel {
             state.controllers[c] = Controller::Ended;
             return;
         }
-        for step in &work.steps {
-            state.world.change(|world| {
+        state.world.change(|world| {
+            for step in &work.steps {
                 remember::before(&mut world.ledger, &work.desired, &step.action, world.now);
                 if let Action::MakeSecrets { .. } | Action::RecordFormed { .. } = step.action {
                     world.effect(&work.desired, &step.action);
                 }
-            });
+            }
+            rename(world);
+        });
+        for step in &work.steps {
             match &step.action {
                 Action::RecordForming { token, members } => {
                     state.past.formations += 1;
@@ -263,7 +268,6 @@ impl ClusterModel {
                 _ => {}
             }
         }
-        state.world.change(rename);
         work.change(|work| {
             work.steps.retain(|s| s.action.member().is_some());
             work.written = true;
@@ -277,9 +281,10 @@ impl ClusterModel {
         let (desired, old) = (work.desired.clone(), work.old);
         let disturbed = work.faults_left != state.budget.faults;
         let (fence, stale) = (*fence, stale.is_some());
+        let before = state.world.clone();
         let done = state.world.change(|world| {
             let past = &mut state.past;
-            let order = Deeds { past, desired: &desired, fence, disturbed };
+            let order = Deeds { past, before: &before, desired: &desired, fence, disturbed };
             // A provider is asked only after another look at the lock.
             if !is_order(&step.action) && stale { Err(Refusal::StaleFence) } else { order.carry_out(world, &step) }
         });
@@ -348,13 +353,14 @@ impl ClusterModel {
         let Some(order) = state.under_way.take() else { return };
         let disturbed = order.faults_left != state.budget.faults;
         let past = &mut state.past;
+        let before = state.world.clone();
         let done = state.world.change(|world| {
             // A machine that was made anew has another key, and no connection of the one before.
             let there = |world: &mut World| machine_id(world, &order.step.action);
             if called_as(world, &order.desired, there).as_ref() != Some(&order.machine_id) {
                 return Err(Refusal::Unreachable);
             }
-            let deeds = Deeds { past, desired: &order.desired, fence: order.fence, disturbed };
+            let deeds = Deeds { past, before: &before, desired: &order.desired, fence: order.fence, disturbed };
             deeds.carry_out(world, &order.step)
         });
         if done == Ok(Obeyed::Done) {
@@ -394,6 +400,7 @@ impl ClusterModel {
 /// A step on its way into the world, and who answers for it.
 struct Deeds<'a> {
     past: &'a mut Past,
+    before: &'a World,
     desired: &'a Desired,
     fence: u64,
     disturbed: bool,
@@ -401,9 +408,10 @@ struct Deeds<'a> {
 
 impl Deeds<'_> {
     fn carry_out(self, world: &mut World, step: &Step) -> Result<Obeyed, Refusal> {
-        let Deeds { past, desired, fence, disturbed } = self;
+        let Deeds { past, before, desired, fence, disturbed } = self;
+        let renamed = (!are_alike(world, desired)).then(|| called_as(&mut world.clone(), desired, |w| w.clone()));
+        let before = renamed.as_ref().unwrap_or(before);
         called_as(world, desired, |world| {
-            let before = world.clone();
             let formed = world.ledger.formation.is_formed();
             let obeyed = if is_order(&step.action) {
                 agent::obey(world, desired, fence, step)?
@@ -411,7 +419,7 @@ impl Deeds<'_> {
                 provide(world, desired, &step.action)?
             };
             if obeyed == Obeyed::Done {
-                past.judge(&Deed { before: &before, after: world, desired, formed, fence, step, disturbed });
+                past.judge(&Deed { before, after: world, desired, formed, fence, step, disturbed });
             }
             Ok(obeyed)
         })

@@ -4,18 +4,20 @@
 use std::collections::BTreeMap;
 
 use quorate_core::model::{Desired, Ledger, MachineSeen, MemberName, Observation, Seen};
-use quorate_core::planner::simulate::World;
+use quorate_core::planner::simulate::{SimMachine, World};
+
+/// Whether this controller calls every machine as the ledger does.
+pub fn are_alike(world: &World, desired: &Desired) -> bool {
+    desired.members.iter().all(|(member, wish)| wanted(&world.ledger, member) == wish.incarnation)
+}
 
 /// Lets a controller act in a world whose machines are called as it knows them.
 pub fn called_as<R>(world: &mut World, desired: &Desired, act: impl FnOnce(&mut World) -> R) -> R {
-    let alike = |(member, wish): (&MemberName, &quorate_core::model::DesiredMember)| {
-        wanted(&world.ledger, member.as_str()) == wish.incarnation
-    };
-    if desired.members.iter().all(alike) {
+    if are_alike(world, desired) {
         return act(world);
     }
     let machines = std::mem::take(&mut world.machines);
-    let known = |seat: &str| desired.members.get(&MemberName::from(seat)).map(|wish| wish.incarnation);
+    let known = |seat: &MemberName| desired.members.get(seat).map(|wish| wish.incarnation);
     world.machines = renamed(machines, |m| &m.seen, |seat| known(seat).unwrap_or_else(|| wanted(&world.ledger, seat)));
     let result = act(world);
     rename(world);
@@ -24,6 +26,13 @@ pub fn called_as<R>(world: &mut World, desired: &Desired, act: impl FnOnce(&mut 
 
 /// Calls all machines as the ledger has it.
 pub fn rename(world: &mut World) {
+    let is_called_so = |(name, machine): (&MemberName, &SimMachine)| {
+        let seat = MemberName::from(name.seat());
+        name.is_former() == (machine.seen.incarnation != wanted(&world.ledger, &seat))
+    };
+    if world.machines.iter().all(is_called_so) {
+        return;
+    }
     let machines = std::mem::take(&mut world.machines);
     world.machines = renamed(machines, |m| &m.seen, |seat| wanted(&world.ledger, seat));
 }
@@ -41,17 +50,17 @@ pub fn rename_seen(seen: &Observation, ledger: &Ledger) -> Observation {
 fn renamed<T>(
     machines: BTreeMap<MemberName, T>,
     seen: impl Fn(&T) -> &MachineSeen,
-    wanted: impl Fn(&str) -> u64,
+    wanted: impl Fn(&MemberName) -> u64,
 ) -> BTreeMap<MemberName, T> {
     let named = machines.into_iter().map(|(name, machine)| {
         let seat = MemberName::from(name.seat());
         let incarnation = seen(&machine).incarnation;
-        let name = if incarnation == wanted(seat.as_str()) { seat } else { seat.former(incarnation) };
+        let name = if incarnation == wanted(&seat) { seat } else { seat.former(incarnation) };
         (name, machine)
     });
     named.collect()
 }
 
-fn wanted(ledger: &Ledger, seat: &str) -> u64 {
-    ledger.members.get(&MemberName::from(seat)).map_or(1, |r| r.incarnation.max(1))
+fn wanted(ledger: &Ledger, seat: &MemberName) -> u64 {
+    ledger.members.get(seat).map_or(1, |r| r.incarnation.max(1))
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use quorate_core::model::{DataSeen, Desired, Formation, MemberName, Observation, ServiceState};
 use quorate_core::planner::simulate::World;
-use quorate_core::planner::{Action, Decision, UnsafeBecause, decide, remember};
+use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
 
 use crate::adversary::LONG;
 use crate::agent;
@@ -139,7 +139,11 @@ impl ClusterModel {
             .iter()
             .any(|b| matches!(b, UnsafeBecause::MajorityLost { .. } | UnsafeBecause::NothingSurvives { .. }));
         match &world.ledger.formation {
-            Formation::Formed { .. } => told && Voters::of(world).lost(),
+            // Where nobody is left to tell who votes, one that has left may be waited for, which says what it waits for.
+            Formation::Formed { .. } => {
+                let waits = end.waiting.iter().any(|w| matches!(w, WaitingFor::EtcdToStay { .. }));
+                (told || waits) && Voters::of(world).lost()
+            }
             // The one survivor that was chosen was lost as well.
             Formation::Recovering { was, token, from, .. } => {
                 let data = world.machines.get(from).and_then(|m| m.facts()).map(|f| &f.etcd.data);
