@@ -73,7 +73,7 @@ fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusa
         Action::StartEtcd { bootstrap, .. } => judge_start(facts, &step.expects, bootstrap.as_ref()),
         Action::JoinEtcd { stamp, .. } => judge_start(facts, &step.expects, Some(stamp)),
         Action::WipeData { stamp, .. } => judge_wipe(facts, stamp),
-        Action::RestartEtcd { .. } => judge_restart(facts),
+        Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].etcd_digest),
         Action::Rebuild { was, stamp, .. } => judge_rebuild(facts, was, stamp),
         _ => Ok(Obeyed::Done),
     }
@@ -113,7 +113,11 @@ fn judge_wipe(facts: &Facts, stamp: &Stamp) -> Result<Obeyed, Refusal> {
     }
 }
 
-fn judge_restart(facts: &Facts) -> Result<Obeyed, Refusal> {
+/// A restart is for etcd to take up what is in place. One that comes late must not disturb an etcd that runs with it.
+fn judge_restart(facts: &Facts, digest: &String) -> Result<Obeyed, Refusal> {
+    if matches!(&facts.etcd.service, ServiceState::Running { digest: with, .. } if with == digest) {
+        return Ok(Obeyed::WasSoAlready);
+    }
     let fits = matches!((&facts.etcd.data, &facts.etcd.last_started),
         (DataSeen::Stamped(stamp), Some(last)) if stamp == last);
     let may = facts.etcd.service != ServiceState::Stopped && facts.etcd.older.is_none();

@@ -166,7 +166,9 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     }
     let all = look.voters().count();
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
-    if healthy < all / 2 + 1 {
+    let known = desired.formation.members().and_then(|members| members.get(member));
+    let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
+    if all == 0 || (votes && healthy < all / 2 + 1) {
         return Some(Wrong::QuorumGivenAway);
     }
     if let Some(facts) = look.facts(member) {
