@@ -11,7 +11,7 @@ mod scenarios;
 mod settling;
 mod shared;
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use adversary::{Budget, EVERY_FAULT, Fault, Move};
 use controllers::{ClusterModel, State};
@@ -92,7 +92,8 @@ struct Run {
     budget: Budget,
     faults: &'static [Fault],
     coarse: bool,
-    depth: Option<usize>,
+    /// How deep and how long it is explored; to the end where that is not said.
+    bound: Option<(usize, Duration)>,
     must: &'static [Event],
 }
 
@@ -100,22 +101,22 @@ impl Run {
     fn formation(name: &'static str, scenario: Scenario, budget: Budget) -> Self {
         let faults = &[Fault::SwitchOff, Fault::Destroy, Fault::LoseDisk, Fault::EtcdDies];
         let must = &[Event::Abandoned, Event::LostForGood];
-        Run { name, scenario, budget, faults, coarse: false, depth: None, must }
+        Run { name, scenario, budget, faults, coarse: false, bound: None, must }
     }
 
     fn change(name: &'static str, members: usize, change: Change, budget: Budget, must: &'static [Event]) -> Self {
         let scenario = Scenario::changed(members, change);
-        Run { name, scenario, budget, faults: EVERY_FAULT, coarse: true, depth: None, must }
+        Run { name, scenario, budget, faults: EVERY_FAULT, coarse: true, bound: None, must }
     }
 
     /// Explores every order of events, and asks that what the adversary may do was really met.
     fn check(self) {
         let began = Instant::now();
-        let Run { name, scenario, budget, faults, coarse, depth, must } = self;
+        let Run { name, scenario, budget, faults, coarse, bound, must } = self;
         let model = ClusterModel::new(scenario.spec, scenario.world, budget, faults, coarse);
         let mut builder = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
-        if let Some(depth) = depth {
-            builder = builder.target_max_depth(depth);
+        if let Some((depth, time)) = bound {
+            builder = builder.target_max_depth(depth).timeout(time);
         }
         let checker = builder.spawn_bfs().join();
         let (states, depth) = (checker.unique_state_count(), checker.max_depth());
@@ -298,4 +299,32 @@ changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+}
+
+/// Five members are too many to explore to the end.
+macro_rules! five_members {
+    ($($name:ident: $members:literal, $change:expr, [$($must:ident),*];)*) => {
+        mod five_members {
+            use super::*;
+            $(#[test]
+            #[ignore = "for `cargo xtask model`"]
+            fn $name() {
+                let budget = Budget { faults: 2, crashes: 1, takeovers: 1, hidden: 0, delays: 0, stale: 1, pauses: 0 };
+                let name = concat!("five_members::", stringify!($name));
+                let run = Run::change(name, $members, $change, budget, &[$(Event::$must),*]);
+                Run { bound: Some((DEEP, LONG_ENOUGH)), ..run }.check();
+            })*
+        }
+    };
+}
+
+const DEEP: usize = 14;
+const LONG_ENOUGH: Duration = Duration::from_secs(110);
+
+five_members! {
+    five_to_four: 5, Change::Scale(4), [Removed];
+    three_to_five: 3, Change::Scale(5), [Joined];
+    replace: 5, Change::Replace("etcd-2"), [Joined];
+    settings: 5, Change::Settings, [Restarted];
+    wiped: 5, Change::Wiped("etcd-3"), [Replaced];
 }
