@@ -365,6 +365,12 @@ impl ClusterModel {
         });
         if done == Ok(Obeyed::Done) {
             self.reached.count(Event::DeliveredLate);
+            // To what was decided before, this is as a fault.
+            for controller in &mut state.controllers {
+                if let Controller::Holding { work: Some(work), .. } = controller {
+                    work.change(|work| work.faults_left = u8::MAX);
+                }
+            }
         }
     }
 
