@@ -105,9 +105,19 @@ fn words(command: &Command) -> String {
     words.join(OsStr::new(" ")).to_string_lossy().into_owned()
 }
 
-/// Where cargo puts release builds: beside the directory that this very program was built into.
+/// Where cargo puts release builds.
 pub fn release_directory() -> Result<PathBuf> {
+    Ok(target_directory()?.join("release"))
+}
+
+/// Where cargo puts builds that are not for release.
+pub fn debug_directory() -> Result<PathBuf> {
+    Ok(target_directory()?.join("debug"))
+}
+
+/// Above the directory that this very program was built into.
+fn target_directory() -> Result<PathBuf> {
     let this = std::env::current_exe().context("cannot tell where this program lies")?;
     let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
-    Ok(target.join("release"))
+    Ok(target.to_owned())
 }

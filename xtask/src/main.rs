@@ -3,6 +3,7 @@
 
 mod bench;
 mod demo;
+mod drill;
 mod etcd;
 mod host;
 mod lab;
@@ -48,6 +49,8 @@ enum Verb {
     },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
+    /// Let every change of a living cluster meet faults, under clients, and judge what they saw
+    Drill(drill::Options),
     /// Measure what the project promises in figures
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -71,6 +74,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Demo => demo::run(&lab),
+        Verb::Drill(options) => drill::run(&lab, &options),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }

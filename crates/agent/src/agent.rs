@@ -10,7 +10,7 @@ use quorate_core::model::{DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, Ser
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
 use crate::enrolment::requests;
-use crate::etcd::{Access, LogReader, Prober};
+use crate::etcd::{Access, Change, LogReader, Prober};
 use crate::layout::Layout;
 use crate::services::Service;
 use crate::state::StateStore;
@@ -52,9 +52,11 @@ impl Agent {
             Order::StopEtcd => self.stop_etcd().await,
             Order::WipeData { stamp } => self.wipe_data(stamp).await,
             Order::MoveLeader { to } => self.move_leader(to).await,
-            Order::AddLearner { expects, peer_url } => self.add_learner(&expects, peer_url).await,
-            Order::Promote { expects, id } => self.promote(&expects, id).await,
-            Order::RemoveMember { expects, id } => self.remove_member(&expects, id).await,
+            Order::AddLearner { expects, peer_url } => {
+                self.change_membership(&expects, Change::AddLearner { peer_url }).await
+            }
+            Order::Promote { expects, id } => self.change_membership(&expects, Change::Promote { id }).await,
+            Order::RemoveMember { expects, id } => self.change_membership(&expects, Change::Remove { id }).await,
             Order::Downgrade { version } => self.downgrade(version).await,
             Order::Rebuild { was, stamp, peer_url, bump_revision } => {
                 self.rebuild(was, stamp, peer_url, bump_revision).await

@@ -16,5 +16,6 @@ mod wal;
 pub(crate) use access::Access;
 pub(crate) use auth::change as change_auth;
 pub(crate) use data::look as look_at_data;
+pub(crate) use membership::Change;
 pub(crate) use probe::{Look, Prober, ask_auth};
 pub(crate) use wal::LogReader;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use quorate_agent::binaries::{BinaryError, locate};
+use quorate_agent::binaries::{BinaryError, etcdutl, locate};
 use quorate_core::model::{Archive, BinarySource};
 use sha2::{Digest, Sha256};
 
@@ -212,4 +212,29 @@ async fn the_path_is_searched_before_an_archive_is_fetched() {
     write_program(&directory.path().join("bin/etcd"), "3.0.0");
     let found = locate(&or_archive, VERSION, &cache, Some(&search)).await.unwrap();
     assert!(found.etcd.starts_with(&cache));
+}
+
+#[tokio::test]
+async fn an_etcdutl_is_of_the_same_minor_and_new_enough() {
+    let directory = tempfile::tempdir().unwrap();
+    let cache = directory.path().join("cache");
+    let program = |place: &Path, name: &str, version: &str| {
+        fs::create_dir_all(place).unwrap();
+        let path = place.join(name);
+        fs::write(&path, format!("#!/bin/sh\necho 'etcdutl version: {version}'\n")).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    let beside = directory.path().join("bin");
+    let etcd = program(&beside, "etcd", "");
+    let found = async |version: &str| etcdutl(&etcd, version, &cache, None).await.map_err(|error| error.to_string());
+    program(&beside, "etcdutl", "3.5.9");
+    let refused = found("3.4.23").await.unwrap_err();
+    assert!(refused.starts_with("there is no etcdutl 3.5 (at least 3.5.10) beside "), "{refused}");
+    let newer = program(&cache.join("a"), "etcdutl", "3.6.1");
+    assert!(found("3.5.30").await.is_err());
+    assert_eq!(found("3.6.16").await, Ok(newer));
+    let same = program(&cache.join("b"), "etcdutl", "3.5.30");
+    assert_eq!(found("3.5.9").await, Ok(same.clone()));
+    assert_eq!(found("3.4.23").await, Ok(same));
 }

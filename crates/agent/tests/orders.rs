@@ -2,12 +2,13 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use common::{Machine, config, facts, file, order};
 use quorate_agent::api::{Certificate, FactsRequest, LogOf, LogRequest, Order, Refusal};
+use quorate_agent::client::Look;
 use quorate_core::model::{BinarySeen, BinarySource, CertificateUse};
 
 #[tokio::test]
@@ -152,4 +153,17 @@ async fn logs_are_for_the_enrolled_alone() {
     fs::write(machine.root().join("var/log/etcd.log"), "one\ntwo\n").unwrap();
     let answer = client.logs(&LogRequest { lines: 1, ..request.clone() }).await.unwrap();
     assert_eq!((answer.text.as_str(), answer.next), ("two\n", 8));
+}
+
+#[tokio::test]
+async fn an_agent_says_which_machines_it_reaches() {
+    let machine = Machine::new().await;
+    let client = machine.client();
+    machine.enrol(&client).await;
+    let (there, gone) = (Machine::new().await, Machine::off());
+    let reach = BTreeSet::from([there.address, gone.address]);
+    let Look::Facts(facts) = client.look(&FactsRequest { fence: None, auth: false, reach }).await.unwrap() else {
+        panic!("the agent is not enrolled")
+    };
+    assert_eq!(facts.reaches, BTreeMap::from([(there.address, true), (gone.address, false)]));
 }

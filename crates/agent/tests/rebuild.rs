@@ -94,6 +94,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         let start = Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None };
         order(&client, 1, start).await.unwrap();
         let after = machine.healthy(&client).await.etcd.status.unwrap();
+        order(&client, 1, rebuild(&was)).await.unwrap();
         assert_eq!((after.members.len(), after.version.as_str()), (1, version));
         assert_eq!(
             (&after.members[0].name, &after.members[0].peer_urls),

@@ -12,7 +12,8 @@ Exit codes:
   0  done; `status`: healthy, or off as wished
   1  error
   2  wrong usage
-  3  something is refused as unsafe; what, by which rule, and the way out are told
+  3  something is refused as unsafe; what, by which rule, and the way out are told;
+     `apply --plan`: something else would be done than was planned
   4  `plan --detailed-exitcode`: there is something to do
   5  `status`: degraded
   6  `status`: down, or not formed yet
@@ -62,12 +63,30 @@ pub enum Verb {
     ///
     /// Nothing is touched. The steps come from the same function that `apply` follows, run against an imagined world until
     /// it settles; below them stands what is waited for, and what is refused, by which rule and with which way out.
+    ///
+    /// A plan that is saved can be reviewed, and is later done with `quorate apply --plan`.
     Plan(Plan),
     /// Show what is to be done, ask, and do it
     ///
     /// Safe to kill at any time and to run again: it looks at what is there and goes on. Of several clusters all are tried,
     /// and the worst end decides the exit code.
+    ///
+    /// With a saved plan nothing is asked, and it begins only if the steps are still those of the plan. Once begun, it looks
+    /// before each step as always: what becomes necessary meanwhile, as when a member dies, is done too.
     Apply(Apply),
+    /// Give a member another machine, without anyone noticing
+    ///
+    /// Where addresses allow, the new machine joins, catches up and votes before the old one leaves. Given again after an
+    /// interruption, it goes on with the replacement that is under way.
+    Replace(Replace),
+    /// Make a cluster again of what is left, when its majority is lost for good
+    ///
+    /// Shows who is seen, who holds data and how far, and what may be lost; asks for the cluster's name. Then the survivor
+    /// whose log goes furthest is rebuilt as a cluster of one, and the others come back as new members. Refused while the
+    /// cluster has its quorum, and when nothing survives.
+    Recover(Recover),
+    /// Show every step that was ever done: when, by whom, why, and how it ended
+    History(History),
     /// Show how clusters are
     ///
     /// With a name, or when only one cluster is known: its members with role, health, version, size, raft index and lag, days
@@ -193,8 +212,27 @@ pub struct Plan {
     /// Exit with 4 when there is something to do
     #[arg(long)]
     pub detailed_exitcode: bool,
+    /// Under each step, tell how many voters are healthy while it runs and how many failures are still survived
+    #[arg(long)]
+    pub explain: bool,
+    /// Also write the plan to FILE (JSON), for `quorate apply --plan`
+    #[arg(long, value_name = "FILE")]
+    pub save: Option<PathBuf>,
+    #[command(flatten)]
+    pub words: Words,
     #[command(flatten)]
     pub output: Output,
+}
+
+/// What may be said for one run, beyond the spec.
+#[derive(Args, Clone, Copy, Debug, Default)]
+pub struct Words {
+    /// For this run, a restart may interrupt a cluster that cannot bridge it
+    #[arg(long)]
+    pub allow_downtime: bool,
+    /// For this run, a machine that is not seen counts as dead at once
+    #[arg(long)]
+    pub now: bool,
 }
 
 #[derive(Args, Debug)]
@@ -205,18 +243,48 @@ pub struct Apply {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// For this run, a restart may interrupt a cluster that cannot bridge it
-    #[arg(long)]
-    pub allow_downtime: bool,
-    /// For this run, a machine that is not seen counts as dead at once
-    #[arg(long)]
-    pub now: bool,
+    /// Do what the plan in FILE says, without asking; refused when other steps are needed by now
+    #[arg(long, value_name = "FILE")]
+    pub plan: Option<PathBuf>,
+    #[command(flatten)]
+    pub words: Words,
     /// Go on with a ledger older than what the agents remember; the newer one is gone for good
     #[arg(long)]
     pub accept_older_ledger: bool,
     /// Of the file, only this cluster; can be given several times
     #[arg(long = "cluster", value_name = "NAME")]
     pub clusters: Vec<String>,
+}
+
+#[derive(Args, Debug)]
+pub struct Replace {
+    /// The cluster
+    pub name: String,
+    /// The member that gets another machine
+    pub member: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Recover {
+    /// The cluster
+    pub name: String,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct History {
+    /// The cluster
+    pub name: String,
+    /// Only the last N steps
+    #[arg(long, value_name = "N")]
+    pub last: Option<usize>,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Args, Debug)]
@@ -286,7 +354,7 @@ pub struct Drill {
     /// What to rehearse; can be given several times, and `list` lists them. By default a few that are harmless
     #[arg(long = "scenario", value_name = "SCENARIO")]
     pub scenarios: Vec<String>,
-    /// Let the fault strike during this command of quorate, such as "apply new.yaml --yes"
+    /// Let the fault strike during this command of quorate, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
     /// How long the traffic goes on at least, in each scenario

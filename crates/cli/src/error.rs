@@ -39,6 +39,8 @@ pub enum Error {
     Output(#[source] io::Error),
     #[error("the runtime cannot be started")]
     Runtime(#[source] io::Error),
+    #[error("{} is not a plan that quorate saved, or it is damaged", path.display())]
+    NotAPlan { path: PathBuf, source: serde_json::Error },
     #[error("{file} has {}", errors(*count))]
     Invalid { file: String, count: usize },
     #[error("there is no cluster `{name}` in {}", home.display())]
@@ -98,6 +100,7 @@ impl Error {
             }
             Error::UnknownCluster { known, .. } => Some(format!("known clusters: {}", known.join(", "))),
             Error::UnknownMember { members, .. } => Some(format!("its members: {}", members.join(", "))),
+            Error::NotAPlan { .. } => Some(String::from("make one with `quorate plan --save`")),
             Error::NotInFile { declared, .. } => Some(format!("it declares: {}", declared.join(", "))),
             Error::Refused { hint, .. } => Some(hint.clone()),
             _ => None,

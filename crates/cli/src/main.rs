@@ -8,6 +8,7 @@ mod error;
 mod exit;
 mod load;
 mod output;
+mod saved_plan;
 
 use std::process::ExitCode;
 
@@ -54,6 +55,9 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Validate(options) => commands::spec::validate(options),
         Verb::Plan(options) => commands::plan::run(&context, options).await,
         Verb::Apply(options) => commands::apply::run(&context, options).await,
+        Verb::Replace(options) => commands::replace::run(&context, options).await,
+        Verb::Recover(options) => commands::recover::run(&context, options).await,
+        Verb::History(options) => commands::history::run(&context, options),
         Verb::Status(options) => commands::status::run(&context, options).await,
         Verb::Env(options) => commands::clients::env(&context, options).await,
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),

@@ -59,7 +59,7 @@ fn what_scripts_read_keeps_its_shape() {
     assert_eq!(keys(&plan), of("clusters summary"));
     assert_eq!(keys(&plan["summary"]), of("clusters steps waiting blocked"));
     assert_eq!(keys(&plan["clusters"][0]), of("cluster steps waiting blocked"));
-    assert_eq!(keys(&plan["clusters"][0]["steps"][0]), of("number kind member action because"));
+    assert_eq!(keys(&plan["clusters"][0]["steps"][0]), of("number kind member action because strength"));
     assert_eq!(keys(&json(&["validate", "c.yaml"])), of("file valid problems"));
 
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
@@ -67,11 +67,16 @@ fn what_scripts_read_keeps_its_shape() {
     let fields = "cluster cluster_id provider formation etcd_version verdict summary voters healthy quorum \
                   failures_survived members alarms pending renew_by";
     assert_eq!(keys(&status), of(fields));
-    let fields = "member machine address endpoint role health why version db_size db_quota raft_index raft_lag \
+    let fields = "member machine leaving address endpoint role health why version db_size db_quota raft_index raft_lag \
                   certificate_days_left generation restarts";
     assert_eq!(keys(&status["members"][0]), of(fields));
     assert_eq!(json(&["status"])[0]["cluster"], "c");
     assert_eq!(keys(&json(&["env", "c"])), of("ETCDCTL_API ETCDCTL_CACERT ETCDCTL_CERT ETCDCTL_ENDPOINTS ETCDCTL_KEY"));
+
+    let history = json(&["history", "c", "--last", "1"]);
+    assert_eq!(keys(&history), of("cluster steps"));
+    let fields = "at ended run verb by host fence kind member action because result why";
+    assert_eq!(keys(&history["steps"][0]), of(fields));
 
     sandbox.file("c.yaml", &spec(1, &newest(), "quota: 1GiB", ""));
     let blocked = &json(&["plan", "c.yaml"])["clusters"][0]["blocked"][0].clone();

@@ -34,16 +34,16 @@ impl Controller {
         steps: &[Step],
         reporter: &dyn Reporter,
     ) -> Result<(), ControlError> {
+        // What concerns the ledger alone is done by writing it.
+        let of_the_ledger = || steps.iter().filter(|s| s.action.member().is_none());
+        of_the_ledger().for_each(|step| reporter.report(Event::Begins(step)));
         self.remember_before(desired, steps)?;
+        of_the_ledger().for_each(|step| reporter.report(Event::Done(step)));
         let answers = self.enrolments(steps).await?;
         let mut by_member: BTreeMap<&MemberName, Vec<&Step>> = BTreeMap::new();
         for step in steps {
-            match step.action.member() {
-                Some(member) => by_member.entry(member).or_default().push(step),
-                None => {
-                    reporter.report(Event::Begins(step));
-                    reporter.report(Event::Done(step));
-                }
+            if let Some(member) = step.action.member() {
+                by_member.entry(member).or_default().push(step);
             }
         }
         let answers = &answers;

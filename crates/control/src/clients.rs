@@ -5,26 +5,33 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
-use quorate_core::model::{CLIENT_PORT, Ledger, MemberName};
+use quorate_core::model::{CLIENT_PORT, Ledger};
 use quorate_core::spec::{ClientAuth, Network};
 use quorate_pki::KeyPair;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
 
 use crate::act::{client_wish, sign};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch};
 use crate::home::{Home, private_directory};
 use crate::observe::by_name;
-use crate::providers;
+use crate::providers::{self, Provider};
 use crate::secrets;
 
 /// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 /// A certificate with less than this left is made anew.
 const ROOT_LEFT: SignedDuration = SignedDuration::from_hours(8);
+
+/// How long an address may take to answer a connection.
+const KNOCK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -129,9 +136,23 @@ async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientEr
     let provider = providers::provider(ledger, home);
     let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines);
-    let url = |address: IpAddr| format!("https://{address}:{CLIENT_PORT}");
-    let of = |m: &MemberName| machines.get(m).map(|machine| url(machine.address));
-    Ok(ledger.spec.members.iter().filter_map(|m| of(&m.name.as_str().into())).collect())
+    let current = ledger.spec.members.iter().filter_map(|m| machines.get(&m.name.as_str().into()));
+    let current: Vec<IpAddr> = current.map(|machine| machine.address).collect();
+    let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.formation.has_member(name));
+    let former: Vec<IpAddr> = former.map(|(_, machine)| machine.address).collect();
+    // While the only member is replaced, its former machine is the one that serves.
+    let addresses = if former.is_empty() || any_serves(&*provider, ledger, &current).await? { current } else { former };
+    Ok(addresses.into_iter().map(|address| format!("https://{address}:{CLIENT_PORT}")).collect())
+}
+
+/// Whether a client would be answered at one of these addresses.
+async fn any_serves(provider: &dyn Provider, ledger: &Ledger, addresses: &[IpAddr]) -> Result<bool, ClientError> {
+    provider.enter(ledger.spec.name.as_str()).map_err(ControlError::from)?;
+    let knock = async |address: &IpAddr| {
+        let connected = timeout(KNOCK, TcpStream::connect((*address, CLIENT_PORT))).await;
+        matches!(connected, Ok(Ok(_)))
+    };
+    Ok(join_all(addresses.iter().map(knock)).await.contains(&true))
 }
 
 fn root_certificate(

@@ -1,5 +1,6 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,7 @@ use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, Waiting
 use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
+use crate::history::{History, Recorder};
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::observe::Sight;
@@ -96,6 +98,7 @@ pub struct Controller {
     pub(crate) held: Held,
     pub(crate) sight: Sight,
     pub(crate) brought: BroughtFiles,
+    recorder: Rc<Recorder>,
 }
 
 impl Controller {
@@ -108,7 +111,8 @@ impl Controller {
         change: impl FnOnce(&mut Ledger),
     ) -> Result<Self, ControlError> {
         let store = Store::new(home.ledger(spec.name.as_str()));
-        let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
+        let before = store.read()?;
+        let mut ledger = before.clone().unwrap_or_else(|| new_ledger(spec));
         ledger.spec = spec.clone();
         for record in ledger.members.values_mut() {
             record.join_failed = None;
@@ -117,7 +121,9 @@ impl Controller {
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
         let sight = Sight::new(providers::provider(&held.ledger(), home));
-        Ok(Controller { held, sight, brought })
+        let history = History::new(home.history(spec.name.as_str()));
+        let recorder = Recorder::begin(history, verb, held.fence(), before.as_ref(), &held.ledger())?;
+        Ok(Controller { held, sight, brought, recorder: Rc::new(recorder) })
     }
 
     pub fn ledger(&self) -> Arc<Ledger> {
@@ -136,7 +142,8 @@ impl Controller {
         let (provider, fence) = (self.sight.provider(), self.held.fence());
         let cluster = self.held.ledger().spec.name.to_string();
         provider.admit(&cluster, fence).await?;
-        let ended = self.rounds(reporter).await;
+        let recorder = self.recorder.clone();
+        let ended = self.rounds(&recorder.through(reporter)).await;
         provider.dismiss(&cluster, fence).await?;
         ended
     }
@@ -192,6 +199,7 @@ impl Controller {
     async fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
         let ledger = Ledger::clone(&self.held.ledger());
         self.sight.provider().forget(ledger.spec.name.as_str()).await?;
+        self.recorder.history().remove()?;
         self.held.forget(Timestamp::now())?;
         Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })
     }

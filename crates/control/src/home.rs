@@ -40,6 +40,11 @@ impl Home {
         self.cluster(name).join("ledger")
     }
 
+    /// What was ever done to a cluster.
+    pub fn history(&self, name: &str) -> PathBuf {
+        self.cluster(name).join("history.jsonl")
+    }
+
     /// The operator's own client certificates.
     pub fn clients(&self, name: &str) -> PathBuf {
         self.cluster(name).join("clients")

@@ -7,6 +7,7 @@ pub mod brought;
 pub mod clients;
 pub mod controller;
 pub mod drill;
+pub mod history;
 pub mod home;
 pub mod ledger;
 pub mod observe;

@@ -1,5 +1,7 @@
 //! What `quorate status` tells: one cluster at a glance, in a shape that scripts can rely on.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
 use quorate_core::model::{
@@ -7,7 +9,7 @@ use quorate_core::model::{
     Observation, Power, Seen, ServiceState,
 };
 use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety};
-use quorate_core::spec::{ClusterSpec, Provider};
+use quorate_core::spec::Provider;
 use serde::Serialize;
 
 use crate::brought::BroughtFiles;
@@ -58,6 +60,8 @@ pub enum Verdict {
 pub struct MemberStatus {
     pub member: MemberName,
     pub machine: String,
+    /// The seat has another machine by now, or is no more in the spec: this one goes.
+    pub leaving: bool,
     pub address: Option<String>,
     pub endpoint: Option<String>,
     pub role: Option<&'static str>,
@@ -113,7 +117,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     let spec = &ledger.spec;
     let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
-        known_members(ledger).into_iter().map(|member| member_status(spec, seen, member, furthest)).collect();
+        known_members(ledger, seen).into_iter().map(|member| member_status(ledger, seen, member, furthest)).collect();
     let (voters, healthy) = count_voters(ledger, seen, &members);
     let quorum = safety::quorum(voters);
     let verdict = verdict(ledger, voters, healthy);
@@ -131,7 +135,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         },
         etcd_version: spec.etcd.version.to_string(),
         verdict,
-        summary: summary(verdict, voters, healthy),
+        summary: summary(ledger, verdict, voters, healthy),
         voters,
         healthy,
         quorum,
@@ -156,7 +160,13 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
 /// As etcd lists them; where no member has a quorum, as the ledger remembers them.
 fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -> (usize, usize) {
     let told = statuses(seen).filter(|s| s.healthy && !s.is_learner).max_by_key(|s| s.raft_applied_index);
-    let healthy = members.iter().filter(|m| m.health == "healthy" && m.role != Some("learner")).count();
+    // A former machine that was removed may not know it yet.
+    let listed = |m: &MemberStatus| {
+        let id = seen.facts(&m.member).and_then(|f| Some(f.etcd.status.as_ref()?.member_id));
+        told.is_none_or(|told| told.members.iter().any(|entry| Some(entry.id) == id))
+    };
+    let votes = |m: &&MemberStatus| m.health == "healthy" && m.role != Some("learner") && listed(m);
+    let healthy = members.iter().filter(votes).count();
     let voters = match (told, &ledger.formation) {
         (Some(told), Formation::Formed { .. }) => told.members.iter().filter(|m| !m.is_learner).count(),
         (None, Formation::Formed { members, .. }) => members.len(),
@@ -167,20 +177,24 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
     (voters, healthy)
 }
 
-/// The members of the spec, and those of the running cluster that the spec does not name any more.
-fn known_members(ledger: &Ledger) -> Vec<MemberName> {
+/// The members of the spec, those of the running cluster that the spec does not name any more, and machines of ours that wait for
+/// their end.
+fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
     let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
-    if let Formation::Formed { members, .. } = &ledger.formation {
-        let left_out: Vec<_> = members.keys().filter(|m| !names.contains(m)).cloned().collect();
-        names.extend(left_out);
-    }
+    let members = ledger.formation.members().into_iter().flat_map(|members| members.keys());
+    let machines = seen.machines.get().into_iter().flatten();
+    let ours = machines.filter(|(_, machine)| machine.cluster_id == ledger.cluster_id).map(|(name, _)| name);
+    let left_out: BTreeSet<MemberName> = members.chain(ours).filter(|m| !names.contains(m)).cloned().collect();
+    names.extend(left_out);
     names
 }
 
 fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
     if ledger.power == Power::Off {
         Verdict::Off
-    } else if !matches!(ledger.formation, Formation::Formed { .. }) {
+    } else if matches!(ledger.formation, Formation::Recovering { .. }) {
+        Verdict::Down
+    } else if !ledger.formation.is_formed() {
         Verdict::Unformed
     } else if healthy == voters {
         Verdict::Healthy
@@ -191,8 +205,11 @@ fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
     }
 }
 
-fn summary(verdict: Verdict, voters: usize, healthy: usize) -> String {
+fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> String {
     let quorum = safety::quorum(voters);
+    if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.formation) {
+        return format!("down: being recovered from {from}; `quorate recover` goes on with it");
+    }
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
         (Verdict::Unformed, _) => String::from("not formed yet: run `quorate apply`"),
@@ -208,14 +225,15 @@ fn summary(verdict: Verdict, voters: usize, healthy: usize) -> String {
     }
 }
 
-fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, furthest: Option<u64>) -> MemberStatus {
+fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthest: Option<u64>) -> MemberStatus {
     let machine = seen.machines.get().and_then(|m| m.get(&member));
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
     let (health, why) = health(seen, &member, machine, facts);
-    let machine_name = member.as_str().parse().map(|name| spec.machine_name(&name));
+    let spec = &ledger.spec;
     MemberStatus {
-        machine: machine_name.unwrap_or_default(),
+        machine: machine_name(ledger, &member, machine),
+        leaving: !spec.members.iter().any(|m| m.name.as_str() == member.as_str()),
         address: machine.map(|m| m.address.to_string()),
         endpoint: machine.map(|m| format!("https://{}:{CLIENT_PORT}", m.address)),
         role: status.map(role),
@@ -237,6 +255,12 @@ fn member_status(spec: &ClusterSpec, seen: &Observation, member: MemberName, fur
         }),
         member,
     }
+}
+
+/// As the provider knows it.
+fn machine_name(ledger: &Ledger, member: &MemberName, machine: Option<&MachineSeen>) -> String {
+    let recorded = || ledger.members.get(member).map_or(1, |r| r.incarnation);
+    ledger.spec.machine_name(member.seat(), machine.map_or_else(recorded, |m| m.incarnation))
 }
 
 fn role(status: &EtcdStatus) -> &'static str {

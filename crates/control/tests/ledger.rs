@@ -1,7 +1,7 @@
 //! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_control::ledger::{Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
+use quorate_control::ledger::{Exported, Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClientAuth, generated};
@@ -176,13 +176,25 @@ fn an_export_is_sealed_and_comes_back_whole() {
     kept.auth.root_password = Some(Secret::new("correct horse"));
     let words = Secret::new("battery staple");
     let (whom, key) = (SealFor::Passphrase(words.clone()), OpenWith::Passphrase(words));
-    let sealed = export(&kept, &whom).unwrap();
+    let history = "{\"at\":1}\n";
+    let sealed = export(&kept, history, &whom).unwrap();
     assert!(!String::from_utf8_lossy(&sealed).contains("correct horse"));
-    assert_eq!(import(&sealed, &key).unwrap(), kept);
+    assert_eq!(import(&sealed, &key).unwrap(), Exported { ledger: kept, history: history.to_owned() });
     let wrong = OpenWith::Passphrase(Secret::new("wrong"));
     assert!(import(&sealed, &wrong).is_err());
     let mut damaged = sealed.clone();
     let middle = damaged.len() - 10;
     damaged[middle] ^= 1;
     assert!(import(&damaged, &key).is_err());
+}
+
+#[test]
+fn an_export_of_an_older_quorate_has_no_history_and_is_taken() {
+    let words = age::secrecy::SecretString::from(String::from("battery staple"));
+    let mut sealed = Vec::new();
+    let mut writer = age::Encryptor::with_user_passphrase(words).wrap_output(&mut sealed).unwrap();
+    serde_json::to_writer(&mut writer, &ledger()).unwrap();
+    writer.finish().unwrap();
+    let opened = import(&sealed, &OpenWith::Passphrase(Secret::new("battery staple"))).unwrap();
+    assert_eq!(opened, Exported { ledger: ledger(), history: String::new() });
 }

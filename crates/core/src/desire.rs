@@ -160,10 +160,8 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     let name = MemberName::from(member.name.as_str());
     let record = ledger.members.get(&name).cloned().unwrap_or_default();
     let incarnation = record.incarnation.max(1);
-    let machine = spec.machine_name(&member.name);
     DesiredMember {
-        // While a successor comes, both machines exist.
-        machine: if incarnation == 1 { machine } else { format!("{machine}.{incarnation}") },
+        machine: spec.machine_name(member.name.as_str(), incarnation),
         incarnation,
         address: member.address,
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },

@@ -134,7 +134,7 @@ fn a_spec_with_everything_reads_back_equal() {
     assert_eq!(serde_json::from_str::<Spec>(&json).unwrap(), spec);
     let flags = &spec.clusters[0].etcd.flags;
     assert_eq!((flags["enable-pprof"].0.as_str(), flags["max-txn-ops"].0.as_str()), ("true", "256"));
-    assert_eq!(spec.clusters[0].machine_name(&spec.clusters[0].members[0].name), "etcd-1-dev");
+    assert_eq!(spec.clusters[0].machine_name("etcd-1", 1), "etcd-1-dev");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::{AgentError, tls};
 const CONNECTING: Duration = Duration::from_secs(1);
 /// For orders. A look at etcd has shorter bounds of its own.
 const ANSWERING: Duration = Duration::from_secs(8);
+const PAGES: &str = "listen-client-http-urls";
 
 pub(crate) struct Access {
     layout: Layout,
@@ -62,7 +63,13 @@ impl Access {
 
     /// Where etcd serves its clients, and how to go to its plain pages there. The pages of a peer take the same way.
     pub(super) fn pages(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
-        over_tls(&self.kept_pages, Means { password: None, ..self.client_means(state)? })
+        let config = &state.node_config.as_ref()?.config;
+        let mut means = Means { password: None, ..self.client_means(state)? };
+        // Where gRPC is kept apart from all else.
+        if config.etcd.flags.contains_key(PAGES) {
+            means.url = self.url(config, PAGES, state.address, CLIENT_PORT);
+        }
+        over_tls(&self.kept_pages, means)
     }
 
     /// By certificate where etcd asks for one, by password where the node config brings one.

@@ -10,55 +10,60 @@ use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
 
-/// For about five seconds after a start or a change, etcd does not count its peers as connected and refuses to add to them.
+/// For about five seconds after a start or a change, etcd does not count its peers as connected and refuses to change them.
 const SETTLING: Duration = Duration::from_secs(15);
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// One change, and the list that it was decided on.
+pub(crate) enum Change {
+    AddLearner { peer_url: String },
+    Promote { id: u64 },
+    Remove { id: u64 },
+}
+
+impl Change {
+    async fn make(&self, client: &Client) -> Result<(), Error> {
+        match self {
+            Change::AddLearner { peer_url } => client.member_add(vec![peer_url.clone()], true).await.map(drop),
+            Change::Promote { id } => client.member_promote(*id).await,
+            Change::Remove { id } => client.member_remove(*id).await,
+        }
+    }
+
+    /// Whether what was expected has become what this change makes of it, and nothing else.
+    fn is_made(&self, expects: &Membership, found: &[Member]) -> bool {
+        let mut after = expects.clone();
+        match self {
+            Change::AddLearner { peer_url } => return is_added(expects, found, peer_url),
+            Change::Promote { id } => drop(after.insert(*id, false)),
+            Change::Remove { id } => drop(after.remove(id)),
+        }
+        in_short(found) == after
+    }
+}
+
 impl Agent {
-    pub(crate) async fn add_learner(&self, expects: &Membership, peer_url: String) -> Result<(), Refusal> {
+    /// Makes one change, once etcd is willing.
+    pub(crate) async fn change_membership(&self, expects: &Membership, change: Change) -> Result<(), Refusal> {
         let client = self.access.client(&self.state.get())?;
         let begun = Instant::now();
         loop {
             let members = list(&client).await?;
-            if is_added(expects, &members, &peer_url) {
+            if change.is_made(expects, &members) {
                 return Ok(());
             }
             check(expects, &members)?;
-            match client.member_add(vec![peer_url.clone()], true).await {
-                Ok(_) => return Ok(()),
+            match change.make(&client).await {
+                Ok(()) => return Ok(()),
                 Err(Error::UnhealthyCluster) if begun.elapsed() < SETTLING => tokio::time::sleep(PAUSE).await,
+                Err(Error::LearnerNotReady) => {
+                    return Err(Refusal::Failed {
+                        why: String::from("the learner is not in sync with the leader yet"),
+                    });
+                }
                 Err(error) => return Err(AgentError::Etcd(error).into()),
             }
         }
-    }
-
-    pub(crate) async fn promote(&self, expects: &Membership, id: u64) -> Result<(), Refusal> {
-        let client = self.access.client(&self.state.get())?;
-        let members = list(&client).await?;
-        let mut promoted = expects.clone();
-        promoted.insert(id, false);
-        if in_short(&members) == promoted {
-            return Ok(());
-        }
-        check(expects, &members)?;
-        match client.member_promote(id).await {
-            Err(Error::LearnerNotReady) => {
-                Err(Refusal::Failed { why: format!("learner {id:x} is not in sync with the leader yet") })
-            }
-            done => Ok(done.map_err(AgentError::Etcd)?),
-        }
-    }
-
-    pub(crate) async fn remove_member(&self, expects: &Membership, id: u64) -> Result<(), Refusal> {
-        let client = self.access.client(&self.state.get())?;
-        let members = list(&client).await?;
-        let mut left = expects.clone();
-        left.remove(&id);
-        if in_short(&members) == left {
-            return Ok(());
-        }
-        check(expects, &members)?;
-        Ok(client.member_remove(id).await.map_err(AgentError::Etcd)?)
     }
 }
 

@@ -80,7 +80,7 @@ impl Agent {
 
     /// Keeps in mind where the others are to be asked. Nobody waits for it.
     pub(super) fn remember_peers(self: &Arc<Self>, peers: BTreeSet<String>) {
-        if peers.is_empty() || self.state.get().peers == peers {
+        if self.state.get().peers == peers {
             return;
         }
         let agent = self.clone();

@@ -106,7 +106,9 @@ impl Agent {
         let (peer_serving, status, cluster_version) =
             tokio::join!(self.peer_serves(), self.ask_status(), self.ask_cluster_version());
         let Some((status, peers)) = status else { return Look { peer_serving, status: None } };
-        self.remember_peers(peers);
+        if !status.members.is_empty() {
+            self.remember_peers(peers);
+        }
         Look { peer_serving, status: Some(EtcdStatus { cluster_version, ..status }) }
     }
 

@@ -18,6 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use super::pages::Metrics;
+use super::start::{check_own, describe, not_as_expected};
 use super::{data, wal};
 use crate::agent::Agent;
 use crate::api::Refusal;
@@ -42,19 +43,19 @@ impl Agent {
         peer_url: String,
         bump_revision: u64,
     ) -> Result<(), Refusal> {
-        if self.state.get().wanted_running || self.service.look().await != ServiceState::Stopped {
-            let (expected, found) = ("a stopped etcd", "one that runs or is meant to");
-            return Err(Refusal::NotAsExpected { expected: expected.to_owned(), found: found.to_owned() });
+        let stopped = !self.state.get().wanted_running && self.service.look().await == ServiceState::Stopped;
+        if stopped {
+            self.finish_rebuild().await?;
         }
-        self.finish_rebuild().await?;
         match self.look_at_data().await? {
             DataSeen::Stamped(found) if found == stamp => return Ok(()),
             DataSeen::Stamped(found) if found == was => {}
-            found => {
-                let expected = super::start::describe(&DataSeen::Stamped(was));
-                return Err(Refusal::NotAsExpected { expected, found: super::start::describe(&found) });
-            }
+            found => return Err(not_as_expected(describe(&DataSeen::Stamped(was)), describe(&found))),
         }
+        if !stopped {
+            return Err(not_as_expected(String::from("a stopped etcd"), String::from("one that runs or is meant to")));
+        }
+        check_own(&self.state.get(), &stamp)?;
         let place = Place::new(&self.layout);
         let made = self.make(&place, &stamp, &peer_url, bump_revision).await;
         if made.is_err() {
@@ -65,13 +66,11 @@ impl Agent {
     }
 
     /// Makes the new data, complete but not yet in place.
-    async fn make(&self, place: &Place, stamp: &Stamp, peer_url: &str, bump: u64) -> Result<(), AgentError> {
-        let state = self.state.get();
-        let missing = |why: &str| AgentError::Rebuild { why: why.to_owned() };
-        let program = state.binary.path.clone().ok_or_else(|| missing("there is no etcd program"))?;
-        let config = &state.node_config.as_ref().ok_or_else(|| missing("there is no node config yet"))?.config;
+    async fn make(&self, place: &Place, stamp: &Stamp, peer_url: &str, bump: u64) -> Result<(), Refusal> {
+        let (config, program) = self.etcd_in_place(&self.state.get())?;
         let search = std::env::var_os("PATH");
-        let etcdutl = binaries::etcdutl(&program, &config.etcd.version, &self.cache, search.as_deref()).await?;
+        let etcdutl = binaries::etcdutl(&program, &config.etcd.version, &self.cache, search.as_deref()).await;
+        let etcdutl = etcdutl.map_err(AgentError::Binary)?;
         place.clear().await?;
         let (source, copy) = (self.layout.data(), place.copy());
         files::make_dir(&place.root, 0o700)?;
@@ -82,7 +81,7 @@ impl Agent {
         let (new, owner) = (place.new_data(), self.service.owner()?);
         blocking(move || give_away(&new, owner)).await?;
         let (ready, text) = (place.ready(), serde_json::to_vec(stamp).expect("plain data serializes"));
-        blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await
+        Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
     }
 
     /// Puts a complete result in place, if there is one, from whatever point an earlier attempt came to.

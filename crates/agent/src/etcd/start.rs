@@ -1,6 +1,7 @@
 //! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
 //! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use jiff::Timestamp;
@@ -59,9 +60,7 @@ impl Agent {
             let why = format!("etcd was started in formation {} before, and its data is gone", earlier.token);
             return Err(Refusal::Failed { why });
         }
-        if (&stamp.cluster_id, &stamp.member) != (&state.identity.cluster_id, &state.identity.member) {
-            return Err(refuse("the stamp is that of another member"));
-        }
+        check_own(state, &stamp)?;
         let (layout, written) = (self.layout.clone(), stamp.clone());
         blocking(move || data::prepare(&layout, &written)).await?;
         let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
@@ -174,22 +173,26 @@ impl Agent {
 
     /// How etcd is to be started with all that is in place now.
     fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
-        let config = &state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?.config;
+        let (config, program) = self.etcd_in_place(state)?;
         if state.trust.is_none() || !state.chains.contains_key(&quorate_core::model::CertificateUse::Member) {
             return Err(refuse("there are no certificates for etcd yet"));
         }
-        let program = match (&state.binary.path, &state.binary.seen) {
-            (Some(path), BinarySeen::Version(version)) if *version == config.etcd.version => path.clone(),
-            (_, BinarySeen::Version(found)) => {
-                return Err(not_as_expected(format!("etcd {}", config.etcd.version), format!("etcd {found}")));
-            }
-            (_, BinarySeen::Missing { why }) => return Err(refuse(why)),
-            (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
-                return Err(refuse("no etcd was looked for yet"));
-            }
-        };
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
-        Ok(Launch { program, args: self.args(state, config), first_args, digest: config.etcd_digest() })
+        Ok(Launch { program, args: self.args(state, &config), first_args, digest: config.etcd_digest() })
+    }
+
+    /// The node config, and the program that it asks for.
+    pub(super) fn etcd_in_place(&self, state: &State) -> Result<(NodeConfig, PathBuf), Refusal> {
+        let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?;
+        let config = in_place.config.clone();
+        match (&state.binary.path, &state.binary.seen) {
+            (Some(path), BinarySeen::Version(version)) if *version == config.etcd.version => Ok((config, path.clone())),
+            (_, BinarySeen::Version(found)) => {
+                Err(not_as_expected(format!("etcd {}", config.etcd.version), format!("etcd {found}")))
+            }
+            (_, BinarySeen::Missing { why }) => Err(refuse(why)),
+            (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => Err(refuse("no etcd was looked for yet")),
+        }
     }
 
     fn args(&self, state: &State, config: &NodeConfig) -> Vec<String> {
@@ -215,11 +218,19 @@ fn first_args(state: &State, bootstrap: &Bootstrap) -> Result<Vec<String>, Refus
     ])
 }
 
+pub(super) fn check_own(state: &State, stamp: &Stamp) -> Result<(), Refusal> {
+    if (&stamp.cluster_id, &stamp.member) == (&state.identity.cluster_id, &state.identity.member) {
+        Ok(())
+    } else {
+        Err(refuse("the stamp is that of another member"))
+    }
+}
+
 fn refuse(why: &str) -> Refusal {
     Refusal::Failed { why: why.to_owned() }
 }
 
-fn not_as_expected(expected: String, found: String) -> Refusal {
+pub(super) fn not_as_expected(expected: String, found: String) -> Refusal {
     Refusal::NotAsExpected { expected, found }
 }
 

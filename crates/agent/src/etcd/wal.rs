@@ -415,10 +415,10 @@ mod tests {
         data.extend([0x22, 0xd0, 0x0f]);
         data.extend(&long);
         let torn = file(0, &[metadata(), entry(2, 1), state(2, 1), (ENTRY, data)]);
-        assert_eq!(end(&[torn.clone()]), Ok((2, 2, 1)));
+        assert_eq!(end(std::slice::from_ref(&torn)), Ok((2, 2, 1)));
         let written = whole.len() - 4096;
         let cut = torn[..written + 700].to_vec();
-        assert_eq!(end(&[cut.clone()]), Ok((2, 1, 1)), "the file ends too early");
+        assert_eq!(end(std::slice::from_ref(&cut)), Ok((2, 1, 1)), "the file ends too early");
         let mut unwritten = torn.clone();
         unwritten[1024..1536].fill(0);
         assert_eq!(end(&[unwritten.clone()]), Ok((2, 1, 1)), "a sector was not written");

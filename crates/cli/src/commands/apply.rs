@@ -1,4 +1,5 @@
-//! `quorate apply`: shows the plan, asks, and does it, one cluster after another.
+//! `quorate apply`: shows the plan, asks, and does it, one cluster after another. A plan that was saved and reviewed is the
+//! answer: it is done without asking, if the steps are still the same.
 
 use quorate_control::controller;
 use quorate_control::observe::Sight;
@@ -7,16 +8,19 @@ use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::Plan;
 use quorate_core::planner::remember;
 
-use super::{Context, conclude, consent, refuse_if_being_destroyed, run_loop};
+use super::{Context, agree, conclude, consent, refuse_if_being_destroyed, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
 use crate::output;
-use crate::output::plan::Summary;
+use crate::output::plan::{Detail, Summary};
+use crate::saved_plan::{Reviewed, SavedCluster};
 
 pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> {
+    let reviewed = options.plan.as_deref().map(Reviewed::read).transpose()?;
     let clusters = chosen(load::clusters(&context.home, &options.target)?, &options)?;
+    let mut differences = String::new();
     let mut summary = Summary::default();
     let mut planned = Vec::new();
     for cluster in clusters {
@@ -24,14 +28,30 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
         refuse_if_being_destroyed(context, known.as_ref())?;
         let words = words(context, &cluster, known.as_ref(), &options).await?;
         let plan = plan(context, &cluster, &words).await?;
-        output::print(&output::plan::text(cluster.spec.name.as_str(), &plan))?;
+        output::print(&output::plan::text(cluster.spec.name.as_str(), &plan, Detail::Reasons))?;
         summary.add(&plan);
+        if let Some(reviewed) = &reviewed {
+            let now = SavedCluster::new(&cluster.spec, known.as_ref().map(|ledger| ledger.cluster_id.as_str()), &plan);
+            differences.push_str(&reviewed.differences(&now)?);
+        }
         planned.push((cluster, words));
     }
     if planned.len() > 1 {
         output::print(&summary.line())?;
     }
-    agree(&options, summary.steps)?;
+    match &reviewed {
+        None => agree(options.yes, summary.steps)?,
+        Some(reviewed) => {
+            let names: Vec<&str> = planned.iter().map(|(cluster, _)| cluster.spec.name.as_str()).collect();
+            if options.clusters.is_empty() {
+                reviewed.is_all_of(&names, &options.target)?;
+            }
+            if !differences.is_empty() {
+                return Ok(refuse(context, reviewed, &differences));
+            }
+            output::talk(&format!("{}\n", reviewed.accepted()));
+        }
+    }
     let mut worst = Exit::Done;
     for (cluster, words) in &planned {
         let exit = apply(context, cluster, words).await.unwrap_or_else(|error| {
@@ -55,21 +75,16 @@ fn chosen(clusters: Vec<Cluster>, options: &cli::Apply) -> Result<Vec<Cluster>, 
     Ok(clusters.into_iter().filter(|c| options.clusters.contains(&c.spec.name.to_string())).collect())
 }
 
-fn agree(options: &cli::Apply, steps: usize) -> Result<(), Error> {
-    if options.yes || steps == 0 {
-        return Ok(());
-    }
-    if !output::can_ask() {
-        return Err(Error::refused(
-            "there is no terminal to ask whether to go on",
-            "pass --yes to apply without asking",
-        ));
-    }
-    let these = if steps == 1 { String::from("this step") } else { format!("these {steps} steps") };
-    match output::ask(&format!("apply {these}? [y/N] "))?.to_ascii_lowercase().as_str() {
-        "y" | "yes" => Ok(()),
-        _ => Err(Error::Declined),
-    }
+/// The world has moved since the plan was saved.
+fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
+    let anew = context.command("plan --save");
+    output::talk(&format!(
+        "\nnot done, as the plan in {} is not what would be done now:\n{differences}  hint: review what is needed now with \
+         `{anew}`; where an apply of this plan was interrupted, `{}` goes on with it\n",
+        reviewed.path().display(),
+        context.command("apply"),
+    ));
+    Exit::Blocked
 }
 
 async fn apply(context: &Context, cluster: &Cluster, words: &Words) -> Result<Exit, Error> {
@@ -115,10 +130,10 @@ async fn words(
         let seen = Sight::new(provider).glance(ledger).await?;
         words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
     }
-    if options.now {
+    if options.words.now {
         words.without_grace = Some(consent(refusals(context, cluster, &words).await?));
     }
-    if options.allow_downtime {
+    if options.words.allow_downtime {
         words.downtime = Some(consent(refusals(context, cluster, &words).await?));
     }
     Ok(words)

@@ -9,7 +9,7 @@ use quorate_control::{controller, status};
 use quorate_core::model::{Consent, Ledger};
 use quorate_core::spec::Name;
 
-use super::{Context, consent, refused, run_loop};
+use super::{Context, agree_by_name, consent, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -53,7 +53,7 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     if !plan.end.blocked.is_empty() {
         return Ok(Some(refused(&plan.end.blocked)));
     }
-    agree(name, options)?;
+    agree_by_name(options.yes, name, "destroy")?;
     let outcome = run_loop(context, &ledger.spec, &brought, "destroy", |ledger| words.write(ledger)).await?;
     if !outcome.blocked.is_empty() {
         return Ok(Some(refused(&outcome.blocked)));
@@ -84,18 +84,6 @@ fn what_goes(status: &status::Status) -> String {
         rows.push(vec![member.member.to_string(), address, data]);
     }
     format!("cluster {} goes, with all its data and keys:\n\n{}\n", status.cluster, table(&rows))
-}
-
-fn agree(name: &str, options: &cli::Destroy) -> Result<(), Error> {
-    if options.yes {
-        return Ok(());
-    }
-    if !output::can_ask() {
-        let what = format!("there is no terminal to ask whether cluster {name} may go");
-        return Err(Error::refused(what, "pass --yes to destroy it without asking"));
-    }
-    let answer = output::ask("type the name of the cluster to destroy it: ")?;
-    if answer == name { Ok(()) } else { Err(Error::Declined) }
 }
 
 /// The machines and the ledger are gone; what is left of the cluster here is its clients' certificates.

@@ -42,6 +42,10 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     let Some(name) = &options.name else {
         return Err(Error::refused("no cluster was named", "name one: `quorate drill NAME`"));
     };
+    if options.during.is_some() && scenarios.len() > 1 {
+        let what = "a change happens once, so only one scenario can be rehearsed during it";
+        return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
+    }
     let ledger = load::ledger(&context.home, name)?;
     refuse_if_being_destroyed(context, Some(&ledger))?;
     agree(name, &scenarios, &options)?;
@@ -50,7 +54,16 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     let mut runs = Vec::new();
     for scenario in scenarios {
         output::talk(&format!("{}: {} …\n", scenario.name, scenario.does()));
-        let run = unless_interrupted(context, name, rehearse(context, name, scenario, &options)).await?;
+        let run = match unless_interrupted(context, name, rehearse(context, name, scenario, &options)).await {
+            Ok(run) => run,
+            Err(error) => {
+                // What was found out before is told all the same.
+                if !runs.is_empty() {
+                    conclude(name, &runs, &options)?;
+                }
+                return Err(error);
+            }
+        };
         if let (Some(file), Some(path)) = (&mut history_file, &options.history) {
             run.1.write(file).map_err(Error::file("written", path))?;
         }
@@ -77,10 +90,20 @@ async fn rehearse(
         least: Duration::from_secs(options.seconds),
         load: Load { clients: options.clients, pause, seed, ..Load::default() },
         traffic: Least::default(),
-        during: options.during.iter().flat_map(|words| words.split_whitespace()).map(str::to_owned).collect(),
+        during: during(options),
     };
     let tell = |text: &str| output::talk(&format!("  {text}\n"));
     Ok(drill::run(&context.home, &ledger, &brought, scenario, &how, &tell).await?)
+}
+
+/// The command that is run meanwhile. Nobody is there to be asked.
+fn during(options: &cli::Drill) -> Vec<String> {
+    let words = options.during.iter().flat_map(|words| words.split_whitespace());
+    let mut words: Vec<String> = words.map(str::to_owned).collect();
+    if words.first().is_some_and(|verb| verb == "apply") && !words.iter().any(|word| word == "--yes") {
+        words.push(String::from("--yes"));
+    }
+    words
 }
 
 /// What the faults did is undone when the drill is dropped half-way.

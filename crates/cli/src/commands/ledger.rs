@@ -7,7 +7,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
-use quorate_control::ledger::{Held, OpenWith, SealFor, Store, export as seal, import as unseal};
+use quorate_control::history::History;
+use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 
@@ -27,7 +28,8 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
         Some(file) => SealFor::Passphrase(passphrase(file)?),
         None => SealFor::Recipients(options.key.recipients),
     };
-    let sealed = seal(&ledger, &key)?;
+    let history = History::new(context.home.history(&options.name)).text()?;
+    let sealed = seal(&ledger, &history, &key)?;
     match &options.out {
         None => {
             let mut stdout = io::stdout().lock();
@@ -54,14 +56,22 @@ pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Err
         (None, Some(file)) => OpenWith::Passphrase(passphrase(file)?),
         (None, None) => unreachable!("the command line requires one of them"),
     };
-    let imported = unseal(&sealed, &key)?;
+    let Exported { ledger: imported, history } = unseal(&sealed, &key)?;
     let name = imported.spec.name.clone();
     let version = imported.version;
     let store = Store::new(context.home.ledger(name.as_str()));
-    match store.read()? {
+    let beside = History::new(context.home.history(name.as_str()));
+    let existing = store.read()?;
+    let another = existing.as_ref().is_none_or(|existing| existing.cluster_id != imported.cluster_id);
+    match existing {
         Some(existing) => replace(store, existing, imported, options.replace)?,
         None => store.write(&mut imported.clone())?,
     }
+    // What lies there may be left of a cluster that was of this name.
+    if another {
+        beside.remove()?;
+    }
+    beside.merge(&history)?;
     let see = context.command(&format!("status {name}"));
     output::talk(&format!("the ledger of {name}, version {version}, is taken over; see `{see}`\n"));
     Ok(Exit::Done)

@@ -67,8 +67,8 @@ fn no_answer(context: &Context, ledger: &Ledger, seen: &Observation, member: &Me
         Some(Seen::Unreachable { why, .. }) => why.clone(),
         _ => String::from("its machine is off or not there"),
     };
-    let spec_member = ledger.spec.members.iter().find(|m| m.name.as_str() == member.as_str());
-    let machine = spec_member.map(|m| ledger.spec.machine_name(&m.name)).unwrap_or_default();
+    let incarnation = ledger.members.get(member).map_or(1, |r| r.incarnation);
+    let machine = ledger.spec.machine_name(member.seat(), incarnation);
     let directory = context.home.machines().join(ledger.spec.name.as_str()).join(machine);
     let file = if agent { directory.join("agent.log") } else { directory.join("root/var/log/etcd.log") };
     let what = format!("the agent of {member} does not answer: {why}");

@@ -6,10 +6,13 @@ pub mod apply;
 pub mod clients;
 pub mod destroy;
 pub mod drill;
+pub mod history;
 pub mod ledger;
 pub mod logs;
 pub mod plan;
 pub mod power;
+pub mod recover;
+pub mod replace;
 pub mod spec;
 pub mod status;
 pub mod up;
@@ -62,6 +65,37 @@ pub fn quoted(text: &str) -> String {
 /// The operator's word, with what was shown when it was given.
 fn consent(shown: String) -> Consent {
     Consent { at: Timestamp::now(), by: format!("{}@{}", process::user_name(), process::host_name()), shown }
+}
+
+/// Asks whether the steps that were shown are to be done.
+fn agree(yes: bool, steps: usize) -> Result<(), Error> {
+    if yes || steps == 0 {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        return Err(Error::refused(
+            "there is no terminal to ask whether to go on",
+            "pass --yes to apply without asking",
+        ));
+    }
+    let these = if steps == 1 { String::from("this step") } else { format!("these {steps} steps") };
+    match output::ask(&format!("apply {these}? [y/N] "))?.to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Error::Declined),
+    }
+}
+
+/// Asks for the cluster's name, where a mistake could not be undone.
+fn agree_by_name(yes: bool, name: &str, verb: &str) -> Result<(), Error> {
+    if yes {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        let what = format!("there is no terminal to ask whether to {verb} cluster {name}");
+        return Err(Error::refused(what, format!("pass --yes to {verb} it without asking")));
+    }
+    let answer = output::ask(&format!("type the name of the cluster to {verb} it: "))?;
+    if answer == name { Ok(()) } else { Err(Error::Declined) }
 }
 
 /// Takes the lock and runs the loop, with progress.

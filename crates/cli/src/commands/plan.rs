@@ -3,44 +3,66 @@
 use std::io::{BufWriter, Write};
 
 use quorate_control::controller;
+use quorate_core::model::Ledger;
 
-use super::Context;
+use super::{Context, consent};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
-use crate::output::plan::{self, Summary};
+use crate::output;
+use crate::output::plan::{self, Detail, Summary};
+use crate::saved_plan::{self, SavedCluster};
 
 pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     let clusters = load::clusters(&context.home, &options.target)?;
     let json = options.output.format == Format::Json;
+    let detail = if options.explain { Detail::Explained } else { Detail::Reasons };
     let mut out = BufWriter::new(std::io::stdout().lock());
     let mut summary = Summary::default();
+    let mut saved = Vec::new();
     if json {
         out.write_all(b"{\"clusters\":[").map_err(Error::Output)?;
     }
     for cluster in &clusters {
         let name = cluster.spec.name.as_str();
-        let plan =
-            controller::plan(&context.home, &cluster.spec, &cluster.brought, |ledger| ledger.downtime = None).await?;
+        let change = |ledger: &mut Ledger| say(options.words, ledger);
+        let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, change).await?;
         let piece = match json {
             true => {
                 let comma = if summary.clusters > 0 { ",\n" } else { "\n" };
                 format!("{comma}{}", to_json(&plan::json(name, &plan)))
             }
-            false => plan::text(name, &plan),
+            false => plan::text(name, &plan, detail),
         };
         summary.add(&plan);
         out.write_all(piece.as_bytes()).map_err(Error::Output)?;
+        if options.save.is_some() {
+            let known = load::remembered(&context.home, name)?;
+            saved.push(SavedCluster::new(&cluster.spec, known.as_ref().map(|l| l.cluster_id.as_str()), &plan));
+        }
     }
     let end = if json { format!("\n],\"summary\":{}}}\n", to_json(&summary)) } else { summary.line() };
     out.write_all(end.as_bytes()).and_then(|()| out.flush()).map_err(Error::Output)?;
+    if let Some(path) = &options.save {
+        saved_plan::write(path, saved)?;
+        let apply =
+            format!("apply --plan {} {}", super::quoted(&path.to_string_lossy()), super::quoted(&options.target));
+        output::talk(&format!("the plan is in {}; do it with `{}`\n", path.display(), context.command(&apply)));
+    }
     Ok(match (summary.blocked, summary.steps + summary.waiting) {
         (0, 0) => Exit::Done,
         (0, _) if options.detailed_exitcode => Exit::ChangesPending,
         (0, _) => Exit::Done,
         _ => Exit::Blocked,
     })
+}
+
+/// What would be said with the same words to `apply`.
+fn say(words: cli::Words, ledger: &mut Ledger) {
+    let word = |said: bool| said.then(|| consent(String::new()));
+    ledger.downtime = word(words.allow_downtime);
+    ledger.without_grace = word(words.now);
 }
 
 fn to_json(value: &impl serde::Serialize) -> String {

@@ -82,7 +82,7 @@ mod tests {
     fn ledger(auth: ClientAuth) -> Ledger {
         let mut spec = generated("demo", 1, DEFAULT, auth).unwrap();
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
-        let member = FormingMember { machine_id: String::new(), peer_url: String::new() };
+        let member = FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
         let members = BTreeMap::from([("etcd-1".into(), member)]);
         ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
         ledger

@@ -1,6 +1,7 @@
 //! What is printed: data to stdout, talk to stderr. Rendering is pure and writes to text; only this file prints.
 
 pub mod block;
+pub mod history;
 pub mod plan;
 pub mod progress;
 pub mod status;

@@ -3,11 +3,19 @@
 
 use std::fmt::Write;
 
-use quorate_core::planner::Plan;
-use quorate_core::planner::{Step, UnsafeBecause, WaitingFor};
+use quorate_core::planner::safety::Strength;
+use quorate_core::planner::{Plan, Step, UnsafeBecause, WaitingFor};
 use serde::Serialize;
 
 use super::count;
+
+/// How much is told of each step.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Detail {
+    Reasons,
+    /// Also how strong the cluster is while the step runs.
+    Explained,
+}
 
 /// What all plans of one run come to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -41,23 +49,39 @@ impl Summary {
 }
 
 /// One cluster's plan, for people.
-pub fn text(cluster: &str, plan: &Plan) -> String {
-    let Plan { steps, end, .. } = plan;
+pub fn text(cluster: &str, plan: &Plan, detail: Detail) -> String {
+    let Plan { steps, strengths, end } = plan;
     let mut text = match steps.len() {
         0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
         0 => format!("cluster {cluster}: no step can be taken\n"),
         number => format!("cluster {cluster}: {}\n", count(number, "step")),
     };
     let width = steps.len().to_string().len();
-    for (index, Step { action, why, .. }) in steps.iter().enumerate() {
-        let margin = " ".repeat(width + 2);
+    let margin = " ".repeat(width + 2);
+    for (index, (Step { action, why, .. }, strength)) in steps.iter().zip(strengths).enumerate() {
         let _ = writeln!(text, "  {:width$}. {action}\n  {margin}because {why}", index + 1);
+        if detail == Detail::Explained {
+            let _ = writeln!(text, "  {margin}while it runs: {}", explained(strength.as_ref()));
+        }
     }
     for waiting in &end.waiting {
         let _ = writeln!(text, "  waiting for {waiting}");
     }
     text.push_str(&blocked(&end.blocked));
     text
+}
+
+fn explained(strength: Option<&Strength>) -> String {
+    let Some(Strength { voters, healthy, quorum, failures_survived }) = strength else {
+        return String::from("the cluster is not formed, and no client depends on it");
+    };
+    let survived = match failures_survived {
+        0 if healthy < quorum => String::from("it does not serve"),
+        0 => String::from("no failure is survived"),
+        1 => String::from("1 more failure is survived"),
+        many => format!("{many} more failures are survived"),
+    };
+    format!("{healthy} of {voters} voters are healthy, quorum is {quorum}, {survived}")
 }
 
 /// What is refused, by which rule, and what can be done.
@@ -85,6 +109,8 @@ struct StepJson {
     member: Option<String>,
     action: String,
     because: String,
+    /// None before the cluster is formed.
+    strength: Option<Strength>,
 }
 
 #[derive(Debug, Serialize)]
@@ -104,12 +130,13 @@ struct BlockedJson {
 
 /// One cluster's plan, for scripts.
 pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
-    let step = |(index, Step { action, why, .. }): (usize, &Step)| StepJson {
+    let step = |(index, (Step { action, why, .. }, strength)): (usize, (&Step, &Option<Strength>))| StepJson {
         number: index + 1,
         kind: action.kind(),
         member: action.member().map(ToString::to_string),
         action: action.to_string(),
         because: why.to_string(),
+        strength: *strength,
     };
     let waiting =
         |w: &WaitingFor| WaitingJson { member: w.member().map(ToString::to_string), waiting_for: w.to_string() };
@@ -122,7 +149,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
     };
     PlanJson {
         cluster: cluster.to_owned(),
-        steps: plan.steps.iter().enumerate().map(step).collect(),
+        steps: plan.steps.iter().zip(&plan.strengths).enumerate().map(step).collect(),
         waiting: plan.end.waiting.iter().map(waiting).collect(),
         blocked: plan.end.blocked.iter().map(blocked).collect(),
     }
@@ -145,7 +172,8 @@ mod tests {
         ];
         let waiting = vec![WaitingFor::PeerPort { member: "etcd-2".into() }];
         let blocked = vec![UnsafeBecause::Outage { member: "etcd-1".into(), voters: 1 }];
-        Plan { steps, end: Decision { steps: Vec::new(), waiting, blocked } }
+        let strengths = vec![None, Some(Strength { voters: 3, healthy: 2, quorum: 2, failures_survived: 0 })];
+        Plan { steps, strengths, end: Decision { steps: Vec::new(), waiting, blocked } }
     }
 
     #[test]
@@ -161,16 +189,29 @@ cluster demo: 2 steps
     rule:   quorum is never given away
     remedy: say that it may happen now with `quorate apply --allow-downtime`
 ";
-        assert_eq!(text("demo", &plan()), expected);
+        assert_eq!(text("demo", &plan(), Detail::Reasons), expected);
         let mut summary = Summary::default();
         summary.add(&plan());
         assert_eq!(summary.line(), "1 cluster: 2 steps, 1 waiting, 1 blocked\n");
     }
 
     #[test]
+    fn an_explained_plan_tells_how_strong_the_cluster_is_while_each_step_runs() {
+        let text = text("demo", &plan(), Detail::Explained);
+        let lines: Vec<&str> = text.lines().filter_map(|l| l.trim().strip_prefix("while it runs: ")).collect();
+        let expected = [
+            "the cluster is not formed, and no client depends on it",
+            "2 of 3 voters are healthy, quorum is 2, no failure is survived",
+        ];
+        assert_eq!(lines, expected);
+        let down = Strength { voters: 3, healthy: 1, quorum: 2, failures_survived: 0 };
+        assert!(explained(Some(&down)).ends_with("it does not serve"));
+    }
+
+    #[test]
     fn a_settled_cluster_is_said_to_be_so() {
-        let settled = Plan { steps: Vec::new(), end: Decision::default() };
-        assert_eq!(text("demo", &settled), "cluster demo: nothing to do\n");
+        let settled = Plan { steps: Vec::new(), strengths: Vec::new(), end: Decision::default() };
+        assert_eq!(text("demo", &settled, Detail::Explained), "cluster demo: nothing to do\n");
     }
 
     #[test]
@@ -179,5 +220,7 @@ cluster demo: 2 steps
         assert_eq!(value["steps"][0]["kind"], "enrol");
         assert_eq!(value["steps"][1]["member"], serde_json::Value::Null);
         assert_eq!(value["blocked"][0]["kind"], "outage");
+        assert_eq!(value["steps"][0]["strength"], serde_json::Value::Null);
+        assert_eq!(value["steps"][1]["strength"]["failures_survived"], 0);
     }
 }

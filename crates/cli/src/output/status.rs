@@ -34,6 +34,9 @@ pub fn full(status: &Status) -> String {
             let _ = writeln!(text, "{} is {}: {}", member.member, member.health, why.trim_end());
         }
     }
+    for member in status.members.iter().filter(|m| m.leaving) {
+        let _ = writeln!(text, "{} leaves: {}", member.member, leaves(member));
+    }
     for alarm in &status.alarms {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
@@ -67,6 +70,13 @@ fn row(member: &MemberStatus) -> Vec<String> {
     ]
 }
 
+fn leaves(member: &MemberStatus) -> String {
+    match member.member.is_former() {
+        true => format!("it is a former machine of {}, which has another by now", member.member.seat()),
+        false => String::from("the spec no longer names it"),
+    }
+}
+
 fn pending(status: &Status) -> String {
     let mut text = String::new();
     if status.pending.steps > 0 {
@@ -93,6 +103,7 @@ mod tests {
         MemberStatus {
             member: name.into(),
             machine: name.to_owned(),
+            leaving: name.contains('#'),
             address: Some(String::from("127.64.0.1")),
             endpoint: None,
             role: healthy.then_some("leader"),
@@ -144,6 +155,15 @@ alarm NOSPACE on etcd-1
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn a_former_machine_is_told_from_the_members() {
+        let mut status = status();
+        status.members.push(member("etcd-2#1", "healthy", None));
+        let text = full(&status);
+        let told = "etcd-2#1 leaves: it is a former machine of etcd-2, which has another by now\n";
+        assert!(text.contains(told), "{text}");
     }
 
     #[test]

@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use quorate_core::model::MemberName;
-use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 use rustix::process::Signal;
 
+use super::disk;
 use super::machine::{Machine, copy_tree};
 use crate::home::Home;
 use crate::process::Process;
@@ -22,8 +22,6 @@ const AGES: Duration = Duration::from_secs(3);
 const FILLING: Duration = Duration::from_secs(40);
 /// Each way.
 const DELAY: u32 = 100;
-/// Beyond what is on the disk already: a segment of etcd's log is 64 MiB, and there may be two new ones.
-const DISK_ROOM: u64 = 192 << 20;
 
 /// What happens to a machine, or to the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -111,6 +109,21 @@ impl Fault {
         }
     }
 
+    /// What must happen before it can strike. The harm is to be kept until it has.
+    pub async fn prepare(self, machine: &Machine) -> Result<Option<Harm>, FaultError> {
+        if self != Fault::OldData {
+            return Ok(None);
+        }
+        let member = || machine.member.clone();
+        let etcd = machine.etcd().ok_or_else(|| FaultError::NotRunning { member: member() })?;
+        let copy = copy_of(machine);
+        let harm = Harm { undo: vec![Undo::Remove(copy.clone())] };
+        let failed = |source| FaultError::Io { member: member(), what: "its data cannot be copied", source };
+        copy_while_stopped(machine, &copy, etcd).map_err(failed)?;
+        tokio::time::sleep(AGES).await;
+        Ok(Some(harm))
+    }
+
     /// Strikes. What lasts goes on until the harm is dropped.
     pub async fn strike(self, place: Place<'_>) -> Result<Harm, FaultError> {
         let Place { home, cluster, machine } = place;
@@ -132,16 +145,13 @@ impl Fault {
                 machine.wipe().map_err(failed("its data cannot be removed"))?;
             }
             Fault::OldData => {
-                let copy = machine.directory().join("drill.old");
-                harm.undo.push(Undo::Remove(copy.clone()));
-                copy_while_stopped(machine, &copy, etcd()?).map_err(failed("its data cannot be copied"))?;
-                tokio::time::sleep(AGES).await;
+                let copy = copy_of(machine);
                 machine.cut_power().map_err(failed("the power cannot be cut"))?;
                 let put_back = || fs::remove_dir_all(machine.data()).and_then(|()| fs::rename(&copy, machine.data()));
                 put_back().map_err(failed("its old data cannot be put back"))?;
             }
             Fault::FullDisk => {
-                let filler = machine.disk().join("drill.filler");
+                let filler = filler_of(machine);
                 harm.undo.push(Undo::Remove(filler.clone()));
                 let process = etcd()?;
                 fill(&filler).map_err(failed("its disk cannot be filled"))?;
@@ -167,6 +177,29 @@ impl Fault {
     pub fn needs_netns(self) -> bool {
         matches!(self, Fault::Partition | Fault::Delay)
     }
+}
+
+/// Undoes what a drill left that was killed.
+pub fn undo_leftovers(place: Place<'_>) -> Result<(), FaultError> {
+    let Place { home, cluster, machine } = place;
+    let member = machine.member.clone();
+    let mut undo = vec![Undo::Remove(copy_of(machine)), Undo::Remove(filler_of(machine))];
+    undo.extend(machine.etcd().map(Undo::Continue));
+    undo.push(Undo::Reconnect { home: home.clone(), cluster: cluster.to_owned(), member: member.clone() });
+    drop(Harm { undo });
+    disk::take_out(machine).map_err(|source| FaultError::Io {
+        member,
+        what: "its small disk cannot be taken out",
+        source,
+    })
+}
+
+fn filler_of(machine: &Machine) -> PathBuf {
+    machine.disk().join("drill.filler")
+}
+
+fn copy_of(machine: &Machine) -> PathBuf {
+    machine.directory().join("drill.old")
 }
 
 /// Nothing is written while etcd is stopped, so the copy is what a power cut would have left.
@@ -200,69 +233,6 @@ fn fill(path: &std::path::Path) -> io::Result<()> {
             Err(e) => return Err(e),
         }
     }
-}
-
-/// A small disk under a machine's data, so that it can be filled without filling anything else. The machine must be started
-/// again after it was put in, and again after it was taken out.
-#[must_use]
-#[derive(Debug)]
-pub struct SmallDisk {
-    machine: Machine,
-    mounted: bool,
-}
-
-impl SmallDisk {
-    /// Switches the machine off, and lets its data lie on a disk with little room.
-    pub fn put_in(machine: &Machine) -> Result<Self, FaultError> {
-        let failed = |what| move |source| FaultError::Io { member: machine.member.clone(), what, source };
-        machine.cut_power().map_err(failed("the power cannot be cut"))?;
-        let (disk, aside) = (machine.disk(), machine.directory().join("drill.disk"));
-        let fail = failed("its data cannot be put on a small disk (which only root can mount)");
-        let mut small = SmallDisk { machine: machine.clone(), mounted: false };
-        let result = (|| {
-            let room = size(&disk)? + DISK_ROOM;
-            copy_tree(&disk, &aside)?;
-            let options = std::ffi::CString::new(format!("size={room},mode=0700"))?;
-            mount("tmpfs", &disk, "tmpfs", MountFlags::empty(), options.as_c_str())?;
-            small.mounted = true;
-            copy_tree(&aside, &disk)?;
-            fs::remove_dir_all(&aside)
-        })();
-        result.map(|()| small).map_err(fail)
-    }
-
-    /// Switches the machine off, and puts its data back where it was.
-    fn take_out(&mut self) -> io::Result<()> {
-        let (disk, aside) = (self.machine.disk(), self.machine.directory().join("drill.disk"));
-        if !std::mem::take(&mut self.mounted) {
-            return Ok(());
-        }
-        self.machine.cut_power()?;
-        let _ = fs::remove_dir_all(&aside);
-        copy_tree(&disk, &aside)?;
-        unmount(&disk, UnmountFlags::DETACH)?;
-        fs::remove_dir_all(&disk)?;
-        fs::rename(&aside, &disk)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        // Where this fails the data is still on the small disk, which the mount table shows.
-        let _ = self.take_out();
-    }
-}
-
-/// What the files of a directory take, the holes in them not counted.
-fn size(directory: &std::path::Path) -> io::Result<u64> {
-    use std::os::unix::fs::MetadataExt;
-    let mut total = 0;
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let kind = entry.file_type()?;
-        total += if kind.is_dir() { size(&entry.path())? } else { entry.metadata()?.blocks() * 512 };
-    }
-    Ok(total)
 }
 
 #[cfg(test)]

@@ -27,6 +27,15 @@ pub struct Machine {
     directory: PathBuf,
 }
 
+/// Every machine that is there, drafts and ruins not counted.
+pub fn directories(home: &Home, cluster: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(home.machines().join(cluster)).into_iter().flatten().flatten().map(|e| e.path());
+    let visible = entries.filter(|d| d.file_name().is_some_and(|n| !n.to_string_lossy().starts_with('.')));
+    let mut found: Vec<PathBuf> = visible.collect();
+    found.sort();
+    found
+}
+
 /// The newest machine of every member, in the order of their names.
 pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
     #[derive(Deserialize)]
@@ -35,9 +44,7 @@ pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
         incarnation: u64,
         address: IpAddr,
     }
-    let directories = fs::read_dir(home.machines().join(cluster)).into_iter().flatten().flatten().map(|e| e.path());
-    let visible = directories.filter(|d| d.file_name().is_some_and(|n| !n.to_string_lossy().starts_with('.')));
-    let marked = visible.filter_map(|directory| {
+    let marked = directories(home, cluster).into_iter().filter_map(|directory| {
         let mark: Mark = serde_json::from_slice(&fs::read(directory.join("machine.json")).ok()?).ok()?;
         Some((mark, directory))
     });
@@ -46,11 +53,6 @@ pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
     found.dedup_by(|(later, _), (kept, _)| later.member == kept.member);
     let machine = |(Mark { member, address, .. }, directory)| Machine { member, address, directory };
     found.into_iter().map(machine).collect()
-}
-
-/// Where clients connect.
-pub fn endpoints(home: &Home, cluster: &str) -> Vec<String> {
-    machines(home, cluster).iter().map(Machine::endpoint).collect()
 }
 
 impl Machine {
@@ -178,7 +180,8 @@ mod tests {
         mark(&home, "etcd-1", "etcd-1", 1, "127.0.0.1");
         mark(&home, "etcd-2.2", "etcd-2", 2, "127.0.0.22");
         mark(&home, ".3.new", "etcd-3", 1, "127.0.0.3");
-        assert_eq!(endpoints(&home, "demo"), ["https://127.0.0.1:2379", "https://127.0.0.22:2379"]);
+        let endpoints: Vec<String> = machines(&home, "demo").iter().map(Machine::endpoint).collect();
+        assert_eq!(endpoints, ["https://127.0.0.1:2379", "https://127.0.0.22:2379"]);
     }
 
     #[test]

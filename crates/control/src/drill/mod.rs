@@ -6,10 +6,11 @@
 //! settle: is all as it should be? ─┘
 //! ```
 //! The faults strike machines of the local provider, from outside, as the world would. Whatever the drill does to a cluster is undone when
-//! it ends, is interrupted or panics; only a drill that is itself killed leaves a stopped process or a small disk behind.
+//! it ends, is interrupted or panics; what a drill leaves that is itself killed, the next one undoes.
 
 pub mod check;
 mod command;
+mod disk;
 mod faults;
 pub mod history;
 mod machine;
@@ -20,6 +21,7 @@ mod settle;
 mod stage;
 pub mod workload;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,12 +40,12 @@ use check::{Findings, Least, Settled, Violation};
 use command::Program;
 use faults::Fault;
 use history::{Head, History, Mark};
-use machine::endpoints;
+use machine::{Machine, machines};
 use measure::Measures;
 use scenario::{Scenario, Target};
 pub use settle::Check;
 use stage::Stage;
-use workload::{Access, Load, Workload, WorkloadError};
+use workload::{Access, Endpoints, Load, Workload, WorkloadError};
 
 /// Traffic before the fault, to compare with, and after all is well again.
 const BEFORE: Duration = Duration::from_secs(3);
@@ -51,7 +53,7 @@ const AFTER: Duration = Duration::from_secs(2);
 /// etcd sets room aside for what it will write, so a full disk is felt only after that much was written.
 const LARGE_VALUE: usize = 32 << 10;
 /// How long a cluster may take to settle.
-const SETTLING: Duration = Duration::from_secs(180);
+const SETTLING: Duration = Duration::from_secs(120);
 
 #[derive(Debug, thiserror::Error)]
 pub enum DrillError {
@@ -75,6 +77,8 @@ pub enum DrillError {
     Program(#[source] io::Error),
     #[error("{} cannot be read", path.display())]
     File { path: std::path::PathBuf, source: io::Error },
+    #[error("the change that was given did nothing, so nothing could happen during it: {why}")]
+    NoChange { why: String },
     #[error("the cluster is not settled before the drill begins: {why}")]
     Unsettled { why: String },
 }
@@ -114,11 +118,29 @@ impl Site {
         Ok(Site { home: home.clone(), cluster, program, access, _inside: inside })
     }
 
+    fn endpoints(&self) -> Endpoints {
+        let of = |machines: Vec<Machine>| machines.iter().map(Machine::endpoint).collect();
+        let (home, cluster) = (self.home.clone(), self.cluster.clone());
+        let (same_home, same_cluster) = (home.clone(), cluster.clone());
+        Endpoints {
+            all: Box::new(move || of(machines(&home, &cluster))),
+            wished: Box::new(move || of(wished_machines(&same_home, &same_cluster).unwrap_or_default())),
+        }
+    }
+
     /// As it is now: a change may have come meanwhile.
     fn ledger(&self) -> Result<Ledger, DrillError> {
         let ledger = Store::new(self.home.ledger(&self.cluster)).read()?;
         ledger.ok_or_else(|| DrillError::NotFormed(self.cluster.clone()))
     }
+}
+
+/// The machines of the members that the spec has now.
+fn wished_machines(home: &Home, cluster: &str) -> Result<Vec<Machine>, LedgerError> {
+    let ledger = Store::new(home.ledger(cluster)).read()?;
+    let members = ledger.into_iter().flat_map(|l| l.spec.members);
+    let wished: BTreeSet<String> = members.map(|m| m.name.to_string()).collect();
+    Ok(machines(home, cluster).into_iter().filter(|m| wished.contains(m.member.as_str())).collect())
 }
 
 fn access(environment: &Environment) -> Result<Access, DrillError> {
@@ -183,8 +205,6 @@ pub async fn run(
     }
     let site = Site::new(home, ledger, brought).await?;
     let mut stage = Stage::set(&site, scenario, options, tell).await?;
-    let (home, cluster) = (home.clone(), site.cluster.clone());
-    let find = Box::new(move || endpoints(&home, &cluster));
     let head = Head {
         cluster: site.cluster.clone(),
         etcd_version: ledger.spec.etcd.version.to_string(),
@@ -196,12 +216,12 @@ pub async fn run(
     if scenario.fault == Some(Fault::FullDisk) {
         load.value_size = load.value_size.max(LARGE_VALUE);
     }
-    let mut workload = Workload::start(head, site.access.clone(), load, find)?;
+    let mut workload = Workload::start(head, site.access.clone(), load, site.endpoints())?;
     stage.play(&mut workload).await?;
-    let checks = stage.settle(&mut workload).await?;
+    let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
     let history = workload.finish()?;
-    stage.clear().await?;
+    checks.extend(stage.clear().await);
     Ok((judge(&history, checks, &options.traffic), history))
 }
 

@@ -7,8 +7,8 @@ use quorate_core::model::Formation;
 use quorate_etcd::{Client, Error};
 use serde::Serialize;
 
-use super::Site;
-use super::machine::machines;
+use super::machine::{directories, machines};
+use super::{Site, wished_machines};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Check {
@@ -34,6 +34,7 @@ pub(super) async fn checks(site: &Site) -> Vec<Check> {
     vec![
         Check::of("one formation", one_formation(site)),
         Check::of("members as in the spec", members(site, &clients).await),
+        Check::of("no machine left over", no_machine_left(site)),
         Check::of("no alarm", alarms(&clients).await),
         Check::of("equal hashes", hashes(&clients).await),
         Check::of("nothing left to do", nothing_to_do(site).await),
@@ -41,7 +42,7 @@ pub(super) async fn checks(site: &Site) -> Vec<Check> {
 }
 
 fn clients(site: &Site) -> Vec<(String, Client)> {
-    let machines = machines(&site.home, &site.cluster).into_iter();
+    let machines = wished_machines(&site.home, &site.cluster).unwrap_or_default().into_iter();
     let client = |endpoint: String| site.access.client(&endpoint).ok();
     machines.filter_map(|m| Some((m.member.to_string(), client(m.endpoint())?))).collect()
 }
@@ -75,6 +76,15 @@ async fn members(site: &Site, clients: &[(String, Client)]) -> Result<String, St
         return Err(format!("etcd has {} members, {found}; the spec has {wanted}", listed.len()));
     }
     Ok(format!("{}, all voters", text(&found)))
+}
+
+/// Every machine is one of a member, and its newest.
+fn no_machine_left(site: &Site) -> Result<String, String> {
+    let wished = wished_machines(&site.home, &site.cluster).map_err(|e| e.to_string())?;
+    let all = directories(&site.home, &site.cluster);
+    let unwished = all.iter().filter(|directory| wished.iter().all(|machine| machine.directory() != **directory));
+    let left: Vec<&str> = unwished.filter_map(|directory| directory.file_name()?.to_str()).collect();
+    if left.is_empty() { Ok(format!("{} machines", all.len())) } else { Err(format!("left over: {}", left.join(", "))) }
 }
 
 fn text(names: &BTreeSet<String>) -> String {

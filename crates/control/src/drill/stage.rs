@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
-use super::faults::{Fault, LASTS, Place, SmallDisk};
+use super::disk::SmallDisk;
+use super::faults::{Fault, LASTS, Place, undo_leftovers};
 use super::history::{Mark, MarkKind};
 use super::machine::{Machine, machines};
 use super::scenario::{Scenario, Target};
@@ -38,6 +39,9 @@ impl<'a> Stage<'a> {
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
         let mut stage = Stage { site, scenario, options, tell, disk: None };
+        for machine in machines(&site.home, &site.cluster) {
+            undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
+        }
         stage.settled_before().await?;
         if scenario.fault == Some(Fault::FullDisk) {
             let machine = stage.target().await?;
@@ -56,7 +60,7 @@ impl<'a> Stage<'a> {
     async fn settled_before(&self) -> Result<(), DrillError> {
         let deadline = Instant::now() + SETTLING;
         loop {
-            let ended = self.apply(Clock::begin()).await?;
+            let ended = self.start(&self.remembered(), Clock::begin())?.end().await;
             let missed: Vec<Check> = checks(self.site).await.into_iter().filter(|c| !c.passed).collect();
             match missed.first() {
                 None if ended.code == Some(0) => return Ok(()),
@@ -69,13 +73,15 @@ impl<'a> Stage<'a> {
         }
     }
 
-    async fn apply(&self, clock: Clock) -> Result<Ended, DrillError> {
-        Ok(self.start(&self.resumption(), clock)?.end().await)
+    /// The spec as the ledger remembers it.
+    fn remembered(&self) -> Vec<String> {
+        ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
     }
 
-    /// What a new controller is told.
+    /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it.
     fn resumption(&self) -> Vec<String> {
-        ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
+        let during = &self.options.during;
+        if during.first().is_some_and(|verb| verb == "apply") { during.clone() } else { self.remembered() }
     }
 
     fn start(&self, arguments: &[String], clock: Clock) -> Result<Running, DrillError> {
@@ -95,6 +101,7 @@ impl<'a> Stage<'a> {
             (None, _) if during.is_empty() => {}
             (None, _) => {
                 let ended = self.start(during, workload.clock())?.end().await;
+                began(&ended)?;
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             }
             (Some(fault), Target::Controller) => self.disturb_controller(fault, workload).await?,
@@ -107,6 +114,7 @@ impl<'a> Stage<'a> {
                 let mut change = self.start(during, clock)?;
                 change.next_step().await;
                 let (ended, mark) = tokio::join!(change.end(), self.strike(fault, clock));
+                began(&ended)?;
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
                 workload.mark(mark?);
             }
@@ -119,6 +127,7 @@ impl<'a> Stage<'a> {
             Some((machine, _)) => machine.clone(),
             None => self.target().await?,
         };
+        let _prepared = fault.prepare(&machine).await?;
         let text = fault.text(machine.member.as_str());
         (self.tell)(&text);
         let from = clock.now();
@@ -138,19 +147,28 @@ impl<'a> Stage<'a> {
         let mut command = self.options.during.clone();
         if command.is_empty() {
             workload.mark(self.strike(Fault::PowerCut, clock).await?);
-            command = self.resumption();
+            command = self.remembered();
         }
-        for run in 0..MOST_KILLS {
+        // Each run gets one line further than the last: to the first at which none was disturbed yet. A step whose order was on
+        // its way when the controller died is done all the same, and the next run begins after it.
+        let mut known = Vec::new();
+        for _ in 0..MOST_KILLS {
             let mut running = self.start(&command, clock)?;
-            // Before the first step in one run, after it in the next, and so on through all of them.
-            let mut last = None;
-            for _ in 0..=run % 2 {
-                last = running.next_step().await;
-            }
-            let Some(step) = last else {
-                running.end().await.marks.into_iter().for_each(|mark| workload.mark(mark));
+            let step = loop {
+                match running.next_step().await {
+                    Some(step) if known.contains(&step) => {}
+                    other => break other,
+                }
+            };
+            let Some(step) = step else {
+                let ended = running.end().await;
+                if known.is_empty() {
+                    began(&ended)?;
+                }
+                ended.marks.into_iter().for_each(|mark| workload.mark(mark));
                 return Ok(());
             };
+            known.push(step.clone());
             let from = clock.now();
             let (kind, again) = (MarkKind::Fault, fault == Fault::Kill);
             let ended = if again {
@@ -169,7 +187,7 @@ impl<'a> Stage<'a> {
             let text = disturbed("killed", &step);
             (self.tell)(&text);
             workload.mark(Mark { kind, text, from, to: from });
-            if command.first().is_none_or(|verb| verb != "apply") {
+            if !self.options.during.is_empty() {
                 command = self.resumption();
             }
         }
@@ -179,8 +197,9 @@ impl<'a> Stage<'a> {
     /// Runs a new controller until all is well, or for as long as there is patience.
     pub(super) async fn settle(&self, workload: &mut Workload) -> Result<Vec<Check>, DrillError> {
         let deadline = Instant::now() + SETTLING;
+        let mut pause = LOOK_AGAIN;
         loop {
-            let ended = self.apply(workload.clock()).await?;
+            let ended = self.start(&self.resumption(), workload.clock())?.end().await;
             let mut found = checks(self.site).await;
             ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             let (done, found_words) = (ended.code == Some(0), ended.last_words);
@@ -192,7 +211,8 @@ impl<'a> Stage<'a> {
             if found.iter().all(|c| c.passed) || Instant::now() > deadline || workload.has_ended() {
                 return Ok(found);
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(pause).await;
+            pause *= 2;
         }
     }
 
@@ -201,12 +221,14 @@ impl<'a> Stage<'a> {
         sleep(least.saturating_sub(passed).max(AFTER)).await;
     }
 
-    /// Puts away what was prepared.
-    pub(super) async fn clear(mut self) -> Result<(), DrillError> {
-        if self.disk.take().is_some() {
-            self.settled_before().await?;
-        }
-        Ok(())
+    /// Puts away what was prepared, and tells whether all is well without it.
+    pub(super) async fn clear(mut self) -> Option<Check> {
+        drop(self.disk.take()?);
+        let (passed, found) = match self.settled_before().await {
+            Ok(()) => (true, String::from("settled")),
+            Err(error) => (false, error.to_string()),
+        };
+        Some(Check { check: "well on its own disk again", passed, found })
     }
 
     /// The machine that the scenario strikes, as roles are now.
@@ -286,6 +308,14 @@ enum Role {
     Leader,
     Follower,
     Learner,
+}
+
+/// A change may be refused or fail half-way because of the fault, and is resumed then; but one that does nothing at all is none.
+fn began(ended: &Ended) -> Result<(), DrillError> {
+    if ended.marks.iter().any(|mark| mark.kind == MarkKind::Step) {
+        return Ok(());
+    }
+    Err(DrillError::NoChange { why: ended.last_words.clone() })
 }
 
 fn disturbed(how: &str, step: &Progress) -> String {

@@ -19,6 +19,8 @@ use tokio::time::{sleep, timeout};
 use super::history::{Call, FinalRead, Found, Head, History, Mark, Moment, Operation, Outcome, WatchRecord, Watched};
 use client::Worker;
 
+/// Below which the keys of all drills lie.
+const DRILLS: &str = "/quorate-drill/";
 /// Bounds a request: a member that is stopped must not hold a client up for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -73,7 +75,12 @@ impl Access {
 }
 
 /// Says where clients can connect now.
-pub type FindEndpoints = Box<dyn Fn() -> Vec<String> + Send>;
+pub struct Endpoints {
+    /// Wherever a machine is: of a member, or of one that comes or goes.
+    pub all: Box<dyn Fn() -> Vec<String> + Send>,
+    /// Of the members that are wished for.
+    pub wished: Box<dyn Fn() -> Vec<String> + Send + Sync>,
+}
 
 #[derive(Debug, thiserror::Error)]
 pub enum WorkloadError {
@@ -81,8 +88,6 @@ pub enum WorkloadError {
     Start(#[source] std::io::Error),
     #[error("the cluster does not answer, so there is nothing to rehearse: {why}")]
     NotServing { why: String },
-    #[error("the last write of the run was not answered within {} seconds: {why}", END_PATIENCE.as_secs())]
-    NoEnd { why: String },
 }
 
 /// What the clients are to do.
@@ -119,7 +124,7 @@ impl Clock {
 
 impl Workload {
     /// Begins at once. The head says what it is for; the rest of it is filled in.
-    pub fn start(mut head: Head, access: Access, load: Load, find: FindEndpoints) -> Result<Self, WorkloadError> {
+    pub fn start(mut head: Head, access: Access, load: Load, endpoints: Endpoints) -> Result<Self, WorkloadError> {
         let clock = Clock::begin();
         let (order, orders) = watch::channel(Order::GoOn);
         head.began = Timestamp::now();
@@ -128,13 +133,13 @@ impl Workload {
         let runtime = runtime.map_err(WorkloadError::Start)?;
         let shared = Shared {
             access: Arc::new(access),
-            prefix: format!("/quorate-drill/{}/", quorate_pki::random_hex(6)),
-            endpoints: Arc::new(Mutex::new(find())),
+            prefix: format!("{DRILLS}{}/", quorate_pki::random_hex(6)),
+            endpoints: Arc::new(Mutex::new((endpoints.all)())),
             clock,
             value_size: load.value_size,
             history: Arc::new(Mutex::new(History { head, ..History::default() })),
         };
-        let run = move || runtime.block_on(shared.run(load, find, orders));
+        let run = move || runtime.block_on(shared.run(load, endpoints, orders));
         let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
         let thread = thread.map_err(WorkloadError::Start)?;
         Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
@@ -188,19 +193,22 @@ impl Shared {
     async fn run(
         self,
         load: Load,
-        find: FindEndpoints,
+        find: Endpoints,
         mut orders: watch::Receiver<Order>,
     ) -> Result<History, WorkloadError> {
+        let Endpoints { all, wished } = find;
         let endpoints = self.endpoints.clone();
         let looking = tokio::spawn(async move {
             loop {
                 sleep(LOOK_UP).await;
-                let found = find();
+                let found = all();
                 if !found.is_empty() {
                     *endpoints.lock().expect("no holder panics") = found;
                 }
             }
         });
+        // What drills left that were killed.
+        self.tidy_up(DRILLS).await;
         let (through, reached) = watch::channel(None);
         let (began, mut begun) = watch::channel(0);
         let watchers: Vec<_> = (0..load.watchers)
@@ -220,31 +228,31 @@ impl Shared {
             client.await.expect("a client does not panic");
         }
         let given_up = *orders.borrow() == Order::GiveUp;
-        let ended = if given_up { Ok(()) } else { self.end(load, through, watchers).await };
+        if !given_up {
+            self.end(load, &wished, through, watchers).await;
+        }
         looking.abort();
-        self.tidy_up().await;
-        ended?;
+        self.tidy_up(&self.prefix).await;
         let mut history = std::mem::take(&mut *self.history.lock().expect("no holder panics"));
         history.head.ended = history.operations.iter().map(|o| o.ended).max().unwrap_or(0);
         Ok(history)
     }
 
-    /// Writes once more, waits until every watch has shown that, and reads what is there through every endpoint.
+    /// Writes once more, waits until every watch has shown that, and reads what is there through every endpoint. Where that cannot
+    /// be written, the history ends without it, and tells by that.
     async fn end(
         &self,
         load: Load,
+        wished: &(dyn Fn() -> Vec<String> + Sync),
         through: watch::Sender<Option<i64>>,
         watchers: Vec<tokio::task::JoinHandle<()>>,
-    ) -> Result<(), WorkloadError> {
+    ) {
         let mut worker = Worker::new(self, load.clients + 1);
         let deadline = Instant::now() + END_PATIENCE;
         let last = loop {
             match worker.put("end").await {
                 Outcome::Written { revision } => break revision,
-                Outcome::Unknown { why } if Instant::now() > deadline => {
-                    watchers.iter().for_each(|w| w.abort());
-                    return Err(WorkloadError::NoEnd { why });
-                }
+                _ if Instant::now() > deadline => return watchers.iter().for_each(|watcher| watcher.abort()),
                 _ => sleep(AFTER_FAILURE).await,
             }
         };
@@ -256,11 +264,10 @@ impl Shared {
                 watcher.abort();
             }
         }
-        for endpoint in self.endpoints() {
+        for endpoint in wished() {
             let pairs = self.read_all(&endpoint, last).await;
             self.history().finals.push(FinalRead { endpoint, revision: last, pairs });
         }
-        Ok(())
     }
 
     /// All that is there, as of one revision, so that a write that comes late is no surprise.
@@ -280,11 +287,11 @@ impl Shared {
         }
     }
 
-    /// Removes every key of the run, through whichever endpoint does it.
-    async fn tidy_up(&self) {
+    /// Removes every key that begins so, through whichever endpoint does it.
+    async fn tidy_up(&self, prefix: &str) {
         for endpoint in self.endpoints() {
             let Ok(client) = self.access.client(&endpoint) else { continue };
-            if client.delete(KeyRange::prefix(self.prefix.as_str())).await.is_ok() {
+            if client.delete(KeyRange::prefix(prefix)).await.is_ok() {
                 return;
             }
         }

@@ -8,6 +8,7 @@ use std::str::FromStr;
 use age::secrecy::SecretString;
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
+use serde::Deserialize;
 
 use super::{LedgerError, parse};
 
@@ -43,9 +44,22 @@ pub enum OpenWith {
     Identities(Secret),
 }
 
-/// Encrypts the ledger, without its lock.
-pub fn export(ledger: &Ledger, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
+/// What an export holds.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Exported {
+    pub ledger: Ledger,
+    /// The lines of the cluster's history; none in exports of a quorate that knew no history.
+    pub history: String,
+}
+
+/// The field beside those of the ledger; an older quorate passes over it.
+const HISTORY: &str = "history";
+
+/// Encrypts the ledger, without its lock, and the lines of the history.
+pub fn export(ledger: &Ledger, history: &str, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
     let plain = Ledger { lock: None, ..ledger.clone() };
+    let mut plain = serde_json::to_value(&plain).expect("plain data serializes");
+    plain[HISTORY] = history.into();
     let bytes = serde_json::to_vec(&plain).expect("plain data serializes");
     let mut sealed = Vec::new();
     let mut writer = encryptor(whom)?.wrap_output(&mut sealed)?;
@@ -55,7 +69,7 @@ pub fn export(ledger: &Ledger, whom: &SealFor) -> Result<Vec<u8>, ExportError> {
 }
 
 /// Decrypts an export.
-pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Ledger, ExportError> {
+pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Exported, ExportError> {
     let decryptor = age::Decryptor::new(sealed).map_err(ExportError::Decrypt)?;
     let mut reader = match key {
         OpenWith::Passphrase(passphrase) => {
@@ -74,7 +88,16 @@ pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Ledger, ExportError> {
     .map_err(ExportError::Decrypt)?;
     let mut bytes = Vec::new();
     reader.read_to_end(&mut bytes)?;
-    Ok(parse(&PathBuf::from("export"), &bytes)?)
+    let path = PathBuf::from("export");
+    let ledger = parse(&path, &bytes)?;
+    let beside: Beside = serde_json::from_slice(&bytes).map_err(|source| LedgerError::Unreadable { path, source })?;
+    Ok(Exported { ledger, history: beside.history })
+}
+
+#[derive(Deserialize)]
+struct Beside {
+    #[serde(default)]
+    history: String,
 }
 
 fn encryptor(whom: &SealFor) -> Result<age::Encryptor, ExportError> {

@@ -132,7 +132,7 @@ fn lease() -> SignedDuration {
 }
 
 /// A lock counts while its lease runs, unless its holder was a process of this host that is gone.
-fn is_held(lock: &Lock, now: Timestamp) -> bool {
+pub fn is_held(lock: &Lock, now: Timestamp) -> bool {
     let here = lock.host == process::host_name() && lock.boot_id == process::boot_id();
     let gone = here && !Process { pid: lock.pid, started: lock.pid_started }.is_alive();
     now < lock.expires && !gone

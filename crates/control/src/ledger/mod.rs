@@ -13,8 +13,8 @@ use std::path::{Path, PathBuf};
 
 use quorate_core::model::{LEDGER_FORMAT, Ledger, Lock};
 
-pub use export::{ExportError, OpenWith, SealFor, export, import};
-pub use lock::{Held, LEASE};
+pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
+pub use lock::{Held, LEASE, is_held};
 
 use crate::home::private_directory;
 

@@ -149,6 +149,9 @@ impl Formation {
 pub struct FormingMember {
     pub machine_id: String,
     pub peer_url: String,
+    /// It was added and does not vote yet.
+    #[serde(default)]
+    pub learner: bool,
 }
 
 /// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.

@@ -1,7 +1,7 @@
 //! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be. A change of etcd's
 //! version is one of these changes: its program is everywhere before the first restart.
 
-use super::cluster::Cluster;
+use super::cluster::{Cluster, Listed};
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{
     BinarySeen, Desired, DesiredMember, EtcdStatus, Facts, Formation, MemberName, Observation, ServiceState,
@@ -159,7 +159,12 @@ fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -
     let target = Version { patch: 0, ..wanted }.to_string();
     let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
     let goal = Some((wanted.major, wanted.minor));
-    if cluster.cluster_version.as_deref().and_then(line) != goal {
+    if let Some(now) = cluster.cluster_version.clone().filter(|now| line(now) != goal) {
+        let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
+        if cluster.voters().filter_map(told).any(|to| target.starts_with(&to)) {
+            decision.wait(WaitingFor::ClusterVersion { now, wanted: target });
+            return false;
+        }
         let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)) else { return false };
         let why = format!(
             "{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts"

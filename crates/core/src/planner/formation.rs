@@ -194,9 +194,6 @@ fn keep(
             }
         }
     }
-    if hopeless && seen.machines.get().is_some() {
-        decision.block(safety::majority_lost(desired, seen));
-    }
 }
 
 fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64, hopeless: bool) {
@@ -267,5 +264,5 @@ fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) ->
 fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Option<(MemberName, FormingMember)> {
     let address = seen.machines.get()?.get(member)?.address;
     let peer_url = format!("https://{address}:{PEER_PORT}");
-    Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url }))
+    Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url, learner: false }))
 }

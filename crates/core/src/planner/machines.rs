@@ -24,19 +24,13 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(_) => {}
         }
     }
-    start_the_needed(desired, seen, decision);
-}
-
-/// Without a quorum nobody can leave, so that the machines of members whom nobody wants must run as well.
-fn start_the_needed(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if Cluster::see(desired, seen).is_some() {
-        return;
-    }
-    let machines = seen.machines.get().into_iter().flatten();
-    let unwanted = machines.filter(|(m, _)| !desired.members.contains_key(*m) && desired.formation.has_member(m));
-    for (member, _) in unwanted.filter(|(_, machine)| is_ours(desired, machine) && machine.power == Power::Off) {
-        let why = format!("{member} is to leave, and without it the others may have no quorum to agree on that");
-        decision.step(Action::StartMachine { member: member.clone() }, why);
+    let unwanted =
+        machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
+    for (member, machine) in unwanted {
+        if machine.power == Power::Off && desired.formation.has_member(member) {
+            let why = format!("{member} belongs to the cluster until it is removed, and does not run");
+            decision.step(Action::StartMachine { member: member.clone() }, why);
+        }
     }
 }
 
@@ -58,7 +52,7 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     let Some(machines) = seen.machines.get() else { return };
     let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
-        if decision.has_business_with(member) || desired.formation.has_member(member) {
+        if decision.has_business_with(member) {
             continue;
         }
         if !safety::may_wipe_leftover(&desired.formation) {

@@ -20,7 +20,10 @@ const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
 
 /// Heals and grows. Says whether somebody is still on the way in.
 pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
-    let Some(cluster) = settled_view(desired, seen, decision) else { return false };
+    let Some(cluster) = settled_view(desired, seen, decision) else {
+        tell_of_no_quorum(desired, seen, decision);
+        return false;
+    };
     if let Some(learner) = cluster.learners().next() {
         bring_up(desired, seen, decision, &cluster, learner);
         return true;
@@ -72,6 +75,18 @@ fn settled_view<'a>(desired: &'a Desired, seen: &'a Observation, decision: &mut 
         return None;
     }
     Some(cluster)
+}
+
+/// A formed cluster that nobody speaks for is not settled, even where every member that is wanted has all it needs.
+fn tell_of_no_quorum(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let told = !decision.steps.is_empty() || !decision.waiting.is_empty() || !decision.blocked.is_empty();
+    if told || !desired.formation.is_formed() {
+        return;
+    }
+    match safety::majority_is_there(desired, seen) {
+        Ok(()) => decision.wait(WaitingFor::Membership),
+        Err(because) => decision.block(because),
+    }
 }
 
 fn is_wanted(desired: &Desired, member: &Listed<'_>) -> bool {
@@ -237,7 +252,7 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
         return true;
     };
     let Voters { all, healthy } = cluster.count();
-    let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url };
+    let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url, learner: true };
     decision.step_expecting(
         Action::AddLearner { through, member: (*member).clone(), joining },
         format!("{healthy} of {all} voters are healthy; a learner has no vote, so that nothing depends on it yet"),

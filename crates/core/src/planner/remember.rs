@@ -67,8 +67,17 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
 /// Writes what only holds once the step is done. Says whether the ledger changed.
 pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
-        Action::AddLearner { .. } | Action::Promote { .. } => {
+        Action::AddLearner { .. } => {
             ledger.last_change = Some(now);
+            true
+        }
+        Action::Promote { member, .. } => {
+            ledger.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.formation
+                && let Some(known) = members.get_mut(member)
+            {
+                known.learner = false;
+            }
             true
         }
         Action::RemoveMember { member, failed, .. } => {
@@ -84,7 +93,12 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             true
         }
         Action::DestroyMachine { member } => {
-            let Some(record) = ledger.members.get_mut(member) else { return false };
+            // Whoever was cut short between a removal and this knew better than the ledger.
+            let removed = match &mut ledger.formation {
+                Formation::Formed { members, .. } => members.remove(member).is_some(),
+                _ => false,
+            };
+            let Some(record) = ledger.members.get_mut(member) else { return removed };
             record.generation = 0;
             record.digest.clear();
             record.enrolment = None;
@@ -101,11 +115,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
     }
 }
 
-/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, which version
-/// all members run, and that somebody has left. Says whether the ledger changed.
+/// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
+/// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let before =
-        (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone(), ledger.formation.clone());
+    let noted = |l: &Ledger| (l.highest_revision, l.formed_with.clone(), l.members.clone(), l.formation.clone());
+    let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
             let there = matches!(seen.agents.get(member), Some(Seen::At(..)));
@@ -115,6 +129,17 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
+        if let Formation::Formed { members, .. } = &mut ledger.formation
+            && safety::is_fresh(desired, &cluster)
+        {
+            // Who was removed in a step that was cut short. One that is wanted may be about to join.
+            members.retain(|name, _| desired.members.contains_key(name) || cluster.get(name).is_some());
+            for listed in cluster.listed.iter() {
+                if let Some(known) = members.get_mut(&listed.name) {
+                    known.learner = listed.is_learner;
+                }
+            }
+        }
         let highest = statuses.iter().map(|s| s.revision).max().unwrap_or(0);
         // Every write moves it; what is noted must only be near.
         if highest > ledger.highest_revision.saturating_add(NEAR) {
@@ -128,20 +153,8 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         ) {
             formed_with.etcd_version.clone_from(version);
         }
-        forget_who_left(ledger, desired, &cluster);
     }
-    before != (ledger.highest_revision, ledger.formed_with.clone(), ledger.members.clone(), ledger.formation.clone())
-}
-
-/// A controller that was killed between the removal of a member and its note of that leaves a member behind that etcd does not
-/// list. One that is wanted may be about to join.
-fn forget_who_left(ledger: &mut Ledger, desired: &Desired, cluster: &Cluster<'_>) {
-    if !safety::is_fresh(desired, cluster) {
-        return;
-    }
-    if let Formation::Formed { members, .. } = &mut ledger.formation {
-        members.retain(|m, _| desired.members.contains_key(m) || cluster.get(m).is_some());
-    }
+    before != noted(ledger)
 }
 
 /// The seat gets another machine. The one it has is a former one from now on, and a member for as long as etcd lists it.

@@ -10,8 +10,8 @@ use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, MachineSeen, MemberName, Observation, Seen,
-    ServiceState, Stamp,
+    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, FormingMember, MachineSeen, MemberName, Observation,
+    Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -84,7 +84,7 @@ pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
         return cluster.count();
     }
     let names: Vec<&MemberName> = match desired.formation.members() {
-        Some(members) => members.keys().collect(),
+        Some(members) => members.iter().filter(|(_, known)| !known.learner).map(|(name, _)| name).collect(),
         None => desired.members.keys().collect(),
     };
     let healthy = names.iter().filter(|m| seen.facts(m).is_some_and(is_healthy_voter)).count();
@@ -329,25 +329,35 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
     UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
 }
 
-/// Whether enough members hold their data to agree on anything, once they all run. While nobody tells who votes, those that come
-/// up are waited for.
+/// Whether enough members hold their data to agree on anything, once they all run.
 pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
-    let Voters { all, healthy } = able(desired, seen);
-    healthy >= quorum(all) || (healthy > 0 && voters_told(desired, seen).is_none())
+    majority_is_there(desired, seen).is_ok()
 }
 
-/// The voters, and how many of them are seen with their data, whether they run or not. Where nobody tells who votes, all that the
-/// ledger knows count.
+pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+    let Voters { all, healthy } = able(desired, seen);
+    if healthy >= quorum(all) {
+        return Ok(());
+    }
+    Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) })
+}
+
+/// The voters, and how many of them are seen with their data, whether they run or not. Where no etcd tells who votes, the ledger
+/// does.
 fn able(desired: &Desired, seen: &Observation) -> Voters {
     let Formation::Formed { token, members, .. } = &desired.formation else { return Voters { all: 0, healthy: 0 } };
     let voters = voters_told(desired, seen);
-    let votes = |url: &String| voters.as_ref().is_none_or(|voters| voters.contains(url));
+    let votes = |known: &FormingMember| match &voters {
+        Some(voters) => voters.contains(&known.peer_url),
+        None => !known.learner,
+    };
     let holds = |m: &MemberName| {
         let verdict = |facts| judge_data(desired, m, Some(token), seen.now, facts);
         seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
     };
-    let healthy = members.iter().filter(|(m, known)| votes(&known.peer_url) && holds(m)).count();
-    Voters { all: voters.as_ref().map_or(members.len(), BTreeSet::len), healthy }
+    let healthy = members.iter().filter(|(m, known)| votes(known) && holds(m)).count();
+    let all = voters.as_ref().map_or_else(|| members.values().filter(|known| votes(known)).count(), BTreeSet::len);
+    Voters { all, healthy }
 }
 
 /// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
@@ -359,12 +369,6 @@ fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<
     Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
 }
 
-/// What is left is not enough to agree on anything, now or later.
-pub fn majority_lost(desired: &Desired, seen: &Observation) -> UnsafeBecause {
-    let Voters { all, healthy } = able(desired, seen);
-    UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) }
-}
-
 /// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.
 pub fn may_lose(
     desired: &Desired,
@@ -372,7 +376,10 @@ pub fn may_lose(
     cluster: Option<&Cluster<'_>>,
     member: &MemberName,
 ) -> Result<String, UnsafeBecause> {
-    let Some(cluster) = cluster else { return Err(majority_lost(desired, seen)) };
+    let Some(cluster) = cluster else {
+        majority_is_there(desired, seen)?;
+        return Ok(String::from("the others can agree on its successor"));
+    };
     let Voters { all, healthy } = cluster.count();
     let left = format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all));
     match cluster.get(member) {

@@ -459,7 +459,7 @@ impl World {
 
     fn remembered(&self, desired: &Desired, member: &MemberName) -> Facts {
         let mut facts = blank("");
-        let Some(wish) = desired.members.get(member) else { return facts };
+        let Some(wish) = desired.members.get(&member.seat().into()) else { return facts };
         let record = self.ledger.members.get(member).cloned().unwrap_or_default();
         if record.generation > 0 {
             facts.node_config = Some((record.generation, record.digest.clone()));
@@ -478,8 +478,8 @@ impl World {
             let stamp = Stamp {
                 cluster_id: desired.cluster_id.clone(),
                 token: token.to_owned(),
-                member: member.clone(),
-                incarnation: wish.incarnation,
+                member: member.seat().into(),
+                incarnation: self.machines.get(member).map_or(wish.incarnation, |m| m.seen.incarnation),
             };
             facts.etcd.data = DataSeen::Stamped(stamp.clone());
             facts.etcd.last_started = Some(stamp);

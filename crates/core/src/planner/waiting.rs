@@ -96,7 +96,7 @@ impl fmt::Display for WaitingFor {
                 write!(f, "the learner {member} to catch up: it lags by {lag} entries")
             }
             WaitingFor::ClusterVersion { now, wanted } => {
-                write!(f, "the cluster version to follow: it is {now}, and all members run {wanted}")
+                write!(f, "the cluster version to follow: it is {now}, and is to be that of {wanted}")
             }
             WaitingFor::StorageVersion { member, now, wanted } => {
                 write!(f, "the data of {member} to be written in the format of {wanted}: it is in that of {now}")

@@ -61,12 +61,14 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
-    /// The name of the machine that a member runs on.
-    pub fn machine_name(&self, member: &Name) -> String {
-        match &self.namespace {
+    /// The name of the machine that a member runs on. A later incarnation is told by its number, for while a successor comes,
+    /// both exist.
+    pub fn machine_name(&self, member: &str, incarnation: u64) -> String {
+        let name = match &self.namespace {
             Some(namespace) => format!("{member}-{namespace}"),
-            None => member.to_string(),
-        }
+            None => member.to_owned(),
+        };
+        if incarnation <= 1 { name } else { format!("{name}.{incarnation}") }
     }
 }
 

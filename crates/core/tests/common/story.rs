@@ -170,6 +170,12 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             pin(scene, member, address);
         }
         ["pin", member, "at", address] => pin(scene, member, address.parse().expect("an address")),
+        ["removed", "by", "another", "hand:", member] => {
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address;
+            let url = format!("https://{address}:2380");
+            for_each_status(scene, |status| status.members.retain(|m| !m.peer_urls.contains(&url)));
+            scene.hide(&member.into(), "it was removed");
+        }
         ["membership", "changed", "just", "now"] => scene.ledger.last_change = Some(scene.seen.now),
         ["seconds", "pass:", seconds] => {
             let passed = SignedDuration::from_secs(seconds.parse().expect("a number of seconds"));

@@ -138,7 +138,8 @@ fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
     let others: Vec<u64> = look.voters().map(|v| v.id).filter(|v| *v != id).collect();
     let healthy = others.iter().filter(|v| look.healthy.contains(v)).count();
     let well = look.healthy.contains(&id);
-    if healthy < others.len() / 2 + 1 || others.is_empty() {
+    let commits = healthy + usize::from(well) > (others.len() + 1) / 2;
+    if !commits || healthy < others.len() / 2 + 1 || others.is_empty() {
         return Some(Wrong::QuorumGivenAway);
     }
     if well && healthy < others.len() {

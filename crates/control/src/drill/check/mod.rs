@@ -43,6 +43,8 @@ pub enum Rule {
     WatchDiffers,
     /// A key whose lease is kept alive stays.
     Lease,
+    /// Every endpoint tells the end.
+    Unread,
 }
 
 impl fmt::Display for Rule {
@@ -58,6 +60,7 @@ impl fmt::Display for Rule {
             Rule::WatchGap => "a watch missed a change",
             Rule::WatchDiffers => "two watches differ",
             Rule::Lease => "a lease that was kept alive ran out",
+            Rule::Unread => "the end cannot be read",
         })
     }
 }
@@ -172,15 +175,14 @@ fn mod_revision(version: Option<&Found>) -> i64 {
 /// What is there in the end, through every endpoint, is what was written last.
 fn check_finals(history: &History, changes: &Changes<'_>, known_through: i64, violations: &mut Vec<Violation>) {
     if history.finals.is_empty() {
-        violations.push(found(Rule::Lost, String::from("the end was not read through any endpoint")));
+        violations.push(found(Rule::Unread, String::from("it was not read through any endpoint")));
     }
     for read in &history.finals {
         let pairs = match &read.pairs {
             Ok(pairs) if read.revision <= known_through => pairs,
             Ok(_) => continue,
             Err(why) => {
-                let text = format!("the end could not be read through {}: {why}", read.endpoint);
-                violations.push(found(Rule::Lost, text));
+                violations.push(found(Rule::Unread, format!("through {}: {why}", read.endpoint)));
                 continue;
             }
         };

@@ -182,9 +182,9 @@ fn a_lost_acknowledgement_is_refused() {
 
     let mut unread = good().told();
     unread.finals[0].pairs = Err(String::from("no leader"));
-    assert_refused(&unread, Rule::Lost, &["e1", "no leader"]);
+    assert_refused(&unread, Rule::Unread, &["e1", "no leader"]);
     unread.finals.clear();
-    assert_refused(&unread, Rule::Lost, &["not read through any"]);
+    assert_refused(&unread, Rule::Unread, &["not read through any"]);
 }
 
 #[test]

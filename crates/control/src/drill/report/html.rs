@@ -91,12 +91,15 @@ fn answered(verdict: &Verdict) -> usize {
 
 fn section(verdict: &Verdict, history: &History) -> String {
     let mut html = format!(
-        "<section id=\"{0}\" class=\"{1}\">\n<h2>{0} <span class=\"pill\">{2}</span></h2>\n<p class=\"does\">{3}.</p>\n<p class=\"verdict\">{4}.</p>\n",
+        "<section id=\"{0}\" class=\"{1}\">\n<h2>{0} <span class=\"pill\">{2}</span></h2>\n<p class=\"does\">{3}. {5} clients and {6} watches, seed {7}.</p>\n<p class=\"verdict\">{4}.</p>\n",
         escape(&verdict.scenario),
         class(verdict.result),
         word(verdict.result),
         sentence(&verdict.does),
         sentence(&verdict.summary),
+        history.head.clients,
+        history.head.watchers,
+        history.head.seed,
     );
     html.push_str(&problems(verdict));
     html.push_str(&numbers(verdict));

@@ -19,8 +19,6 @@ const BETWEEN: f64 = 30.0;
 /// Of a character in a label.
 const CHARACTER: f64 = 6.1;
 const LONGEST_LABEL: usize = 62;
-/// Beyond this many lanes, the table below tells the rest.
-const MOST_LANES: usize = 24;
 
 /// Where things are: time across, whatever else down.
 struct Canvas {
@@ -35,7 +33,7 @@ pub(super) fn draw(history: &History, measures: &Measures) -> String {
     let of = |kind: MarkKind| history.marks.iter().filter(move |m| m.kind == kind).collect::<Vec<_>>();
     let faults = of(MarkKind::Fault);
     if !faults.is_empty() {
-        canvas.lanes("faults", "fault", &faults);
+        canvas.lanes("faults", "fault", &faults, 8);
     }
     let top = canvas.y;
     canvas.y += BETWEEN - 8.0;
@@ -45,11 +43,13 @@ pub(super) fn draw(history: &History, measures: &Measures) -> String {
     let bottom = canvas.y;
     canvas.seconds_axis();
     canvas.overlay(top, bottom, &faults, measures.longest_write_gap);
-    for (name, class, kind) in [("commands", "command", MarkKind::Command), ("steps", "step", MarkKind::Step)] {
+    for (name, class, kind, most) in
+        [("commands", "command", MarkKind::Command, 4), ("steps", "step", MarkKind::Step, 24)]
+    {
         let marks = of(kind);
         if !marks.is_empty() {
             canvas.y += 8.0;
-            canvas.lanes(name, class, &marks);
+            canvas.lanes(name, class, &marks, most);
         }
     }
     let height = canvas.y + 6.0;
@@ -73,8 +73,9 @@ impl Canvas {
         self.add(format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{}</text>", escape(text)));
     }
 
-    /// Bars with their labels beside them, in as many lanes as it takes for none to cover another.
-    fn lanes(&mut self, name: &str, class: &str, marks: &[&Mark]) {
+    /// Bars with their labels beside them, in as many lanes as it takes for none to cover another, up to a bound: the table
+    /// below the timeline tells the rest.
+    fn lanes(&mut self, name: &str, class: &str, marks: &[&Mark], most: usize) {
         let top = self.y;
         self.text(LEFT - 10.0, top + 14.0, "name", name);
         let mut marks = marks.to_vec();
@@ -90,7 +91,7 @@ impl Canvas {
             let after = to + 5.0 + width <= WIDTH - RIGHT;
             let (begin, end) = if after { (from, to + 5.0 + width) } else { ((from - 5.0 - width).max(LEFT), to) };
             let lane = ends.iter().position(|e| *e + 8.0 <= begin).unwrap_or(ends.len());
-            if lane >= MOST_LANES {
+            if lane >= most {
                 left_out += 1;
                 continue;
             }
@@ -299,7 +300,7 @@ mod tests {
         let mark = |from, text: &str| Mark { kind: MarkKind::Step, text: text.to_owned(), from, to: from + 1000 };
         let marks = [mark(0, "etcd-1: restart etcd"), mark(10_000, "etcd-2: restart etcd"), mark(9_000_000, "late")];
         let mut canvas = Canvas { svg: String::new(), end: 10_000_000, y: 0.0 };
-        canvas.lanes("steps", "step", &marks.iter().collect::<Vec<_>>());
+        canvas.lanes("steps", "step", &marks.iter().collect::<Vec<_>>(), 9);
         assert_eq!(canvas.y, 2.0 * LANE, "{}", canvas.svg);
     }
 }

@@ -106,7 +106,7 @@ fn members(cluster: &Cluster, found: &mut Findings) {
                 path(index),
                 format!(
                     "the machine name `{}` has {length} characters, and may have {LONGEST_NAME}",
-                    cluster.spec.machine_name(&member.name)
+                    cluster.spec.machine_name(member.name.as_str(), 1)
                 ),
                 "shorten the member's name or the namespace",
             );

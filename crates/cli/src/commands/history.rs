@@ -1,0 +1,34 @@
+//! `quorate history`: every step that was ever done to a cluster. It reads, and looks at nothing else.
+
+use jiff::Timestamp;
+use quorate_control::history::{Entry, History};
+use quorate_control::ledger::is_held;
+use serde::Serialize;
+
+use super::Context;
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+
+#[derive(Serialize)]
+struct Told<'a> {
+    cluster: &'a str,
+    steps: &'a [Entry],
+}
+
+pub fn run(context: &Context, options: cli::History) -> Result<Exit, Error> {
+    let name = options.name.as_str();
+    let ledger = load::ledger(&context.home, name)?;
+    let lock = ledger.lock.as_ref().filter(|lock| is_held(lock, Timestamp::now()));
+    let steps = History::new(context.home.history(name)).entries(lock.map(|lock| lock.fence))?;
+    let first = options.last.map_or(0, |last| steps.len().saturating_sub(last));
+    let steps = &steps[first..];
+    match options.output.format {
+        Format::Json => output::print_json(&Told { cluster: name, steps })?,
+        Format::Text if steps.is_empty() => output::talk(&format!("no step of cluster {name} is recorded\n")),
+        Format::Text => output::print(&output::history::text(steps))?,
+    }
+    Ok(Exit::Done)
+}

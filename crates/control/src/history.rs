@@ -1,0 +1,443 @@
+//! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. One line of JSON for each
+//! event, beside the ledger, appended with one write each; it travels with an export and goes with the cluster. Nothing is ever
+//! decided from it, and no secret is in it.
+
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use quorate_core::model::{Consent, Ledger, Power};
+use quorate_core::planner::Step;
+use serde::{Deserialize, Serialize};
+
+use crate::brought::chain_of;
+use crate::controller::{ControlError, Event, Reporter};
+use crate::ledger::LedgerError;
+use crate::process;
+
+/// One line of the file.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+struct Line {
+    at: Timestamp,
+    /// Of the run of quorate that wrote it, made at random.
+    run: String,
+    /// Counts the steps of a run from 1.
+    step: u64,
+    #[serde(flatten)]
+    what: What,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "event")]
+enum What {
+    Begins(Beginning),
+    Done,
+    Failed { why: String },
+}
+
+/// What is known of a step when it begins.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Beginning {
+    pub verb: String,
+    pub by: String,
+    pub host: String,
+    /// The number that the run's orders carried.
+    pub fence: u64,
+    /// As in a plan. What the operator said, and is no step, has kinds of its own.
+    pub kind: String,
+    pub member: Option<String>,
+    pub action: String,
+    pub because: String,
+}
+
+/// One step as it is told.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Entry {
+    pub at: Timestamp,
+    pub ended: Option<Timestamp>,
+    pub run: String,
+    #[serde(flatten)]
+    pub step: Beginning,
+    pub result: Ending,
+    /// Why it failed.
+    pub why: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ending {
+    Done,
+    Failed,
+    /// It was begun, and whoever did it is gone.
+    Interrupted,
+    /// It was begun, and its controller holds the lock.
+    Running,
+}
+
+/// The file of one cluster.
+#[derive(Clone, Debug)]
+pub struct History {
+    path: PathBuf,
+}
+
+impl History {
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        History { path: path.into() }
+    }
+
+    /// The file as it is; empty where there is none.
+    pub fn text(&self) -> Result<String, LedgerError> {
+        match fs::read(&self.path) {
+            Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            Err(e) => Err(self.failed("read", e)),
+        }
+    }
+
+    /// Every step, oldest first. `running` is the fencing number of a controller that is alive.
+    pub fn entries(&self, running: Option<u64>) -> Result<Vec<Entry>, LedgerError> {
+        Ok(entries(&self.text()?, running))
+    }
+
+    /// Puts the history of an export beside what is here: each line once, in the order of time.
+    pub fn merge(&self, exported: &str) -> Result<(), LedgerError> {
+        let here = self.text()?;
+        let known: BTreeSet<&str> = here.lines().collect();
+        let new = exported.lines().filter(|line| !known.contains(line));
+        let parse = |line| serde_json::from_str::<Line>(line).ok().map(|parsed| (parsed.at, line));
+        let mut lines: Vec<(Timestamp, &str)> = here.lines().chain(new).filter_map(parse).collect();
+        lines.sort_by_key(|(at, _)| *at);
+        let text: String = lines.into_iter().map(|(_, line)| format!("{line}\n")).collect();
+        let draft = self.path.with_extension("jsonl.new");
+        let write = || {
+            let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&draft)?;
+            file.write_all(text.as_bytes())?;
+            fs::rename(&draft, &self.path)
+        };
+        if text.is_empty() { Ok(()) } else { write().map_err(|e| self.failed("written", e)) }
+    }
+
+    pub fn remove(&self) -> Result<(), LedgerError> {
+        match fs::remove_file(&self.path) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(self.failed("removed", e)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Opens the file to add to it. What an interrupted write left half of is ended, so that no line is joined to it.
+    fn open(&self) -> io::Result<File> {
+        let mut file = OpenOptions::new().read(true).append(true).create(true).mode(0o600).open(&self.path)?;
+        if file.metadata()?.len() > 0 {
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != *b"\n" {
+                file.write_all(b"\n")?;
+            }
+        }
+        Ok(file)
+    }
+
+    fn failed(&self, what: &'static str, source: io::Error) -> LedgerError {
+        LedgerError::Io { what, path: Path::to_owned(&self.path), source }
+    }
+}
+
+/// A line that cannot be read was cut short, or is of a later quorate: it is left out.
+fn entries(text: &str, running: Option<u64>) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut places: BTreeMap<(String, u64), usize> = BTreeMap::new();
+    for Line { at, run, step, what } in text.lines().filter_map(|line| serde_json::from_str(line).ok()) {
+        let place = places.get(&(run.clone(), step)).and_then(|place| entries.get_mut(*place));
+        match (what, place) {
+            (What::Begins(step_of), _) => {
+                places.insert((run.clone(), step), entries.len());
+                let alive = running == Some(step_of.fence);
+                let result = if alive { Ending::Running } else { Ending::Interrupted };
+                entries.push(Entry { at, ended: None, run, step: step_of, result, why: None });
+            }
+            (What::Done, Some(entry)) => (entry.ended, entry.result) = (Some(at), Ending::Done),
+            (What::Failed { why }, Some(entry)) => {
+                (entry.ended, entry.result, entry.why) = (Some(at), Ending::Failed, Some(why));
+            }
+            (What::Done | What::Failed { .. }, None) => {}
+        }
+    }
+    entries
+}
+
+/// Writes the history of one run.
+#[derive(Debug)]
+pub struct Recorder {
+    history: History,
+    file: RefCell<File>,
+    run: String,
+    verb: String,
+    fence: u64,
+    count: Cell<u64>,
+    /// Steps that were begun, with their numbers.
+    open: RefCell<Vec<(Step, u64)>>,
+}
+
+impl Recorder {
+    /// Begins with what the operator said: how the ledger changed before the first step. A cluster that did not exist has no
+    /// history, whatever lies there.
+    pub fn begin(
+        history: History,
+        verb: &str,
+        fence: u64,
+        before: Option<&Ledger>,
+        after: &Ledger,
+    ) -> Result<Self, LedgerError> {
+        if before.is_none() {
+            history.remove()?;
+        }
+        let file = history.open().map_err(|e| history.failed("written", e))?;
+        let recorder = Recorder {
+            history,
+            file: RefCell::new(file),
+            run: quorate_pki::random_hex(8),
+            verb: verb.to_owned(),
+            fence,
+            count: Cell::new(0),
+            open: RefCell::new(Vec::new()),
+        };
+        for Word { kind, member, action, because } in before.map(|before| words(before, after)).unwrap_or_default() {
+            let number = recorder.begins(kind, member, action, because);
+            recorder.write(number, What::Done);
+        }
+        Ok(recorder)
+    }
+
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// Records what is reported, and passes it on.
+    pub fn through<'a>(&'a self, inner: &'a dyn Reporter) -> impl Reporter + 'a {
+        Recording { recorder: self, inner }
+    }
+
+    fn begins(&self, kind: &str, member: Option<String>, action: String, because: String) -> u64 {
+        let number = self.count.get() + 1;
+        self.count.set(number);
+        let beginning = Beginning {
+            verb: self.verb.clone(),
+            by: process::user_name(),
+            host: process::host_name(),
+            fence: self.fence,
+            kind: kind.to_owned(),
+            member,
+            action,
+            because,
+        };
+        self.write(number, What::Begins(beginning));
+        number
+    }
+
+    fn end(&self, step: &Step, what: What) {
+        let place = self.open.borrow().iter().position(|(open, _)| open == step);
+        if let Some(place) = place {
+            let (_, number) = self.open.borrow_mut().remove(place);
+            self.write(number, what);
+        }
+    }
+
+    /// A disk that takes no line fails the ledger's next write too, which is told; a step is not given up for this.
+    fn write(&self, step: u64, what: What) {
+        let line = Line { at: Timestamp::now(), run: self.run.clone(), step, what };
+        let mut text = serde_json::to_string(&line).expect("plain data serializes");
+        text.push('\n');
+        let _ = self.file.borrow_mut().write_all(text.as_bytes());
+    }
+}
+
+struct Recording<'a> {
+    recorder: &'a Recorder,
+    inner: &'a dyn Reporter,
+}
+
+impl Reporter for Recording<'_> {
+    fn report(&self, event: Event<'_>) {
+        match &event {
+            Event::Looked { .. } => {}
+            Event::Begins(step) => {
+                let (action, member) = (&step.action, step.action.about().map(ToString::to_string));
+                let number = self.recorder.begins(action.kind(), member, action.to_string(), step.why.to_string());
+                self.recorder.open.borrow_mut().push((Step::clone(step), number));
+            }
+            Event::Done(step) => self.recorder.end(step, What::Done),
+            Event::Failed(step, error) => {
+                // The step itself is told already.
+                let why = match error {
+                    ControlError::Step { source, .. } => chain_of(source.as_ref()),
+                    other => chain_of(*other),
+                };
+                self.recorder.end(step, What::Failed { why });
+            }
+        }
+        self.inner.report(event);
+    }
+}
+
+/// Something that the operator said, and that is in the ledger from then on.
+struct Word {
+    kind: &'static str,
+    member: Option<String>,
+    action: String,
+    because: String,
+}
+
+/// What changed in the ledger when a run took it.
+fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
+    let mut words = Vec::new();
+    let mut word = |kind, member, action: String, because: &str| {
+        words.push(Word { kind, member, action, because: because.to_owned() });
+    };
+    if before.spec != after.spec {
+        word("spec", None, String::from("take over a changed spec"), "it is what the operator gave");
+    }
+    if before.power != after.power {
+        let wish = if after.power == Power::Off { "off" } else { "on" };
+        word("power", None, format!("note that the machines are to be {wish}"), "the operator said so");
+    }
+    for (member, record) in &after.members {
+        let had = before.members.get(member).map_or(1, |r| r.incarnation.max(1));
+        if record.incarnation > had {
+            let action = format!("note that {member} gets another machine, incarnation {}", record.incarnation);
+            word("replace", Some(member.to_string()), action, "the operator said so");
+        }
+    }
+    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 6] = [
+        ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
+        ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
+        ("allow-downtime", &before.downtime, &after.downtime, "that a restart may interrupt the service"),
+        ("now", &before.without_grace, &after.without_grace, "that machines which are not seen are dead"),
+        ("recover", &before.recovery, &after.recovery, "that the majority is lost for good"),
+        ("accept-older-ledger", &before.older_accepted, &after.older_accepted, "that this older ledger leads"),
+    ];
+    for (kind, before, after, what) in consents {
+        if let Some(consent) = after.as_ref().filter(|_| before != after) {
+            let shown = if consent.shown.is_empty() { "nothing was refused" } else { consent.shown.trim_end() };
+            word(kind, None, format!("note the operator's word {what}"), &format!("it was given upon: {shown}"));
+        }
+    }
+    words
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use quorate_core::planner::{Action, Precondition, Reason};
+    use quorate_core::spec::{ClientAuth, generated};
+    use quorate_core::versions;
+
+    use super::*;
+
+    struct Nobody;
+
+    impl Reporter for Nobody {
+        fn report(&self, _: Event<'_>) {}
+    }
+
+    fn ledger() -> Ledger {
+        let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();
+        Ledger::new(String::from("c"), spec.clusters.remove(0))
+    }
+
+    fn step(member: &str) -> Step {
+        let action = Action::RestartEtcd { member: member.into() };
+        Step { action, why: Reason::new("its settings changed"), expects: Precondition::Nothing }
+    }
+
+    fn history() -> (tempfile::TempDir, History) {
+        let directory = tempfile::tempdir().unwrap();
+        let history = History::new(directory.path().join("history.jsonl"));
+        (directory, history)
+    }
+
+    fn recorder(history: &History, fence: u64) -> Recorder {
+        Recorder::begin(history.clone(), "apply", fence, Some(&ledger()), &ledger()).unwrap()
+    }
+
+    #[test]
+    fn a_step_ends_well_or_badly_or_is_left_open() {
+        let (_directory, history) = history();
+        let recorder = recorder(&history, 7);
+        let reporter = recorder.through(&Nobody);
+        let (well, badly, open) = (step("etcd-1"), step("etcd-2"), step("etcd-3"));
+        for step in [&well, &badly, &open] {
+            reporter.report(Event::Begins(step));
+        }
+        reporter.report(Event::Done(&well));
+        let source = Box::new(ControlError::Enrolment(String::from("it said no")));
+        reporter.report(Event::Failed(&badly, &ControlError::Step { action: badly.action.to_string(), source }));
+        let told = history.entries(None).unwrap();
+        let ends: Vec<Ending> = told.iter().map(|e| e.result).collect();
+        assert_eq!(ends, [Ending::Done, Ending::Failed, Ending::Interrupted]);
+        assert_eq!(told[1].why.as_deref(), Some("it said no"));
+        assert_eq!((told[0].step.kind.as_str(), told[0].step.member.as_deref()), ("restart-etcd", Some("etcd-1")));
+        assert_eq!(told[0].step.because, "its settings changed");
+        assert!(told[0].ended.is_some() && told[2].ended.is_none());
+        assert_eq!(history.entries(Some(7)).unwrap()[2].result, Ending::Running);
+        assert_eq!(fs::metadata(&history.path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn a_line_that_was_cut_short_spoils_no_other() {
+        let (_directory, history) = history();
+        let (first, second) = (step("etcd-1"), step("etcd-2"));
+        recorder(&history, 1).through(&Nobody).report(Event::Begins(&first));
+        let whole = history.text().unwrap();
+        fs::write(&history.path, format!("{whole}{}", &whole[..whole.len() / 2])).unwrap();
+        recorder(&history, 2).through(&Nobody).report(Event::Begins(&second));
+        let told = history.entries(None).unwrap();
+        assert_eq!(told.iter().filter_map(|e| e.step.member.as_deref()).collect::<Vec<_>>(), ["etcd-1", "etcd-2"]);
+    }
+
+    #[test]
+    fn what_the_operator_said_is_told_with_what_was_shown() {
+        let (_directory, history) = history();
+        let mut after = ledger();
+        quorate_core::planner::remember::raise_incarnation(&mut after, &"etcd-2".into());
+        let shown = String::from("1 of 3 voters");
+        after.recovery = Some(Consent { at: Timestamp::UNIX_EPOCH, by: String::from("me"), shown });
+        Recorder::begin(history.clone(), "recover", 1, Some(&ledger()), &after).unwrap();
+        let told = history.entries(None).unwrap();
+        let actions: Vec<&str> = told.iter().map(|e| e.step.action.as_str()).collect();
+        let expected = [
+            "note that etcd-2 gets another machine, incarnation 2",
+            "note the operator's word that the majority is lost for good",
+        ];
+        assert_eq!(actions, expected);
+        assert_eq!(told[1].step.because, "it was given upon: 1 of 3 voters");
+        assert!(told.iter().all(|e| e.result == Ending::Done));
+    }
+
+    #[test]
+    fn a_new_cluster_does_not_inherit_the_history_of_another() {
+        let (_directory, history) = history();
+        recorder(&history, 1).through(&Nobody).report(Event::Begins(&step("etcd-1")));
+        Recorder::begin(history.clone(), "up", 1, None, &ledger()).unwrap();
+        assert_eq!(history.entries(None).unwrap(), []);
+    }
+
+    #[test]
+    fn histories_are_merged_by_time_and_each_line_is_kept_once() {
+        let (_directory, here) = history();
+        let (_other, there) = history();
+        recorder(&here, 1).through(&Nobody).report(Event::Begins(&step("etcd-1")));
+        there.merge(&here.text().unwrap()).unwrap();
+        recorder(&there, 2).through(&Nobody).report(Event::Begins(&step("etcd-2")));
+        recorder(&here, 3).through(&Nobody).report(Event::Begins(&step("etcd-3")));
+        here.merge(&there.text().unwrap()).unwrap();
+        let told = here.entries(None).unwrap();
+        let members: Vec<_> = told.iter().filter_map(|e| e.step.member.as_deref()).collect();
+        assert_eq!(members, ["etcd-1", "etcd-2", "etcd-3"]);
+    }
+}

@@ -1,0 +1,172 @@
+//! `cargo xtask drill`: every change of a living cluster under faults, each on a cluster of its own, judged by `quorate drill`.
+//! Talk goes to stderr, one line per cell and the counts to stdout. What cells leave that failed is kept in `target/drill`; what a
+//! killed run left behind is cleared away by the next.
+
+mod cells;
+mod ground;
+mod rehearsal;
+
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail};
+
+use crate::etcd;
+use crate::host::{self, Need};
+use crate::lab::Lab;
+use cells::Cell;
+use ground::Ground;
+use rehearsal::Verdict;
+
+/// Beside each other: more would be judged by how slow the host is.
+const WORKERS: usize = 2;
+
+const NEEDS: [Need; 1] = [Need::Command { name: "ip", package: "iproute2" }];
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// Only the fixed set that must pass before a change is taken in
+    #[arg(long)]
+    quick: bool,
+    /// Only this cell, such as `replace-leader x kill-controller`; can be given several times
+    #[arg(long = "cell", value_name = "NAME", conflicts_with = "quick")]
+    cells: Vec<String>,
+    /// Name the cells and do nothing
+    #[arg(long)]
+    list: bool,
+}
+
+pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+    let cells = chosen(options)?;
+    if options.list {
+        cells.iter().for_each(|cell| println!("{cell}"));
+        return Ok(());
+    }
+    host::install_missing(&NEEDS)?;
+    etcd::ensure(lab, false)?;
+    let ground = Ground::prepare(lab)?;
+    let began = Instant::now();
+    let total = rehearse_all(&ground, &cells);
+    println!("\n{}", total.text(began.elapsed()));
+    match total.failed {
+        0 => Ok(()),
+        failed => bail!("{failed} of {} cells failed; what they left is in {}", total.cells(), ground.kept().display()),
+    }
+}
+
+fn chosen(options: &Options) -> Result<Vec<Cell>> {
+    if options.cells.is_empty() {
+        return Ok(cells::all().into_iter().filter(|cell| cell.quick || !options.quick).collect());
+    }
+    let find = |name: &String| match cells::named(name) {
+        Some(cell) => Ok(cell),
+        None => bail!("there is no cell `{name}`\n\nhint: `cargo xtask drill --list` names them"),
+    };
+    options.cells.iter().map(find).collect()
+}
+
+#[derive(Default)]
+struct Total {
+    passed: u64,
+    failed: u64,
+    operations: u64,
+    writes: u64,
+}
+
+impl Total {
+    fn cells(&self) -> u64 {
+        self.passed + self.failed
+    }
+
+    fn add(&mut self, verdict: &Verdict) {
+        match verdict.problem {
+            None => self.passed += 1,
+            Some(_) => self.failed += 1,
+        }
+        self.operations += verdict.operations;
+        self.writes += verdict.writes;
+    }
+
+    fn text(&self, time: Duration) -> String {
+        format!(
+            "{} cells: {} passed, {} failed; {} operations, {} acknowledged writes checked, in {:.0} s",
+            self.cells(),
+            self.passed,
+            self.failed,
+            self.operations,
+            self.writes,
+            time.as_secs_f64()
+        )
+    }
+}
+
+fn rehearse_all(ground: &Ground, cells: &[Cell]) -> Total {
+    let width = cells.iter().map(|cell| cell.to_string().chars().count()).max().unwrap_or_default();
+    let (queue, total) = (Mutex::new(cells.iter()), Mutex::new(Total::default()));
+    let work = || {
+        while let Some(cell) = next(&queue) {
+            let began = Instant::now();
+            let verdict = ground.rehearse(cell);
+            println!("{}", line(cell, width, &verdict, began.elapsed(), &ground.kept()));
+            total.lock().expect("no holder panics").add(&verdict);
+        }
+    };
+    std::thread::scope(|scope| (0..WORKERS).for_each(|_| drop(scope.spawn(work))));
+    total.into_inner().expect("no holder panics")
+}
+
+/// The lock is held for no longer than it takes to look.
+fn next<'a>(queue: &Mutex<std::slice::Iter<'a, Cell>>) -> Option<&'a Cell> {
+    queue.lock().expect("no holder panics").next()
+}
+
+fn line(cell: &Cell, width: usize, verdict: &Verdict, took: Duration, kept: &Path) -> String {
+    let Verdict { problem, operations, writes: _, gap } = verdict;
+    let word = if problem.is_none() { "passed" } else { "FAILED" };
+    let gap = gap.map_or_else(|| String::from("     -"), |gap| format!("{gap:5.2} s"));
+    let name = cell.to_string();
+    let figures = format!(
+        "{word}  {name:width$}  {operations:6} operations  longest write gap {gap}  took {:5.1} s",
+        took.as_secs_f64()
+    );
+    match problem {
+        None => figures,
+        Some(problem) => {
+            let indented = problem.trim_end().replace('\n', "\n        ");
+            format!("{figures}\n        {indented}\n        kept: {}", kept.join(cell.file_name()).display())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_count_what_failed_too() {
+        let mut total = Total::default();
+        let verdict = |problem: Option<&str>| Verdict {
+            problem: problem.map(str::to_owned),
+            operations: 10,
+            writes: 4,
+            gap: Some(0.5),
+        };
+        total.add(&verdict(None));
+        total.add(&verdict(Some("a write was lost")));
+        assert_eq!(
+            total.text(Duration::from_secs(61)),
+            "2 cells: 1 passed, 1 failed; 20 operations, 8 acknowledged writes checked, in 61 s"
+        );
+    }
+
+    #[test]
+    fn a_line_says_what_is_wrong_and_where_to_look() {
+        let cell = cells::named("replace-leader x kill-controller").unwrap();
+        let verdict = Verdict { problem: Some(String::from("one\ntwo")), operations: 7, writes: 3, gap: None };
+        let told = line(&cell, 10, &verdict, Duration::from_secs(2), Path::new("/kept"));
+        let lines: Vec<&str> = told.lines().map(str::trim).collect();
+        assert!(lines[0].starts_with("FAILED  replace-leader × kill-controller"), "{told}");
+        assert_eq!(lines[1..], ["one", "two", "kept: /kept/replace-leader-kill-controller"]);
+    }
+}

@@ -1,0 +1,263 @@
+//! The cells: which change meets which fault. A cell that makes no sense, such as a learner's fault where nobody joins, is not there.
+
+use std::fmt;
+
+/// A change of a living cluster, each a row of the table in docs/operations.md.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Only the fault.
+    None,
+    Settings,
+    /// From one line of etcd to another.
+    Version {
+        from: Line,
+        to: Line,
+    },
+    Scale {
+        from: usize,
+        to: usize,
+    },
+    Replace(Role),
+    /// A member whose address the spec gives.
+    ReplacePinned,
+    /// A machine is gone for good.
+    DeadMachine(Role),
+    WipedDisk,
+    OldData,
+    /// A learner was added at an address where nobody answers.
+    GhostLearner,
+    /// All machines but one are gone for good.
+    Recover,
+    /// A wiped disk, another version, other settings and other members.
+    Several,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    Leader,
+    Follower,
+}
+
+/// A line of etcd releases, for which the lab has one version.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Line {
+    V34,
+    V35,
+    V36,
+    V37,
+}
+
+impl Line {
+    pub fn minor(self) -> u32 {
+        match self {
+            Line::V34 => 4,
+            Line::V35 => 5,
+            Line::V36 => 6,
+            Line::V37 => 7,
+        }
+    }
+}
+
+/// What clients may notice.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Downtime {
+    /// Leaders move, and nothing else.
+    None,
+    /// Leaders are lost, or a member is, while another restarts.
+    Election,
+    /// The cluster cannot bridge it.
+    Outage,
+}
+
+impl Downtime {
+    /// The longest that writes may stand still, in seconds, on a busy host.
+    pub fn longest_gap(self) -> f64 {
+        match self {
+            Downtime::None => 3.0,
+            Downtime::Election => 10.0,
+            Downtime::Outage => f64::INFINITY,
+        }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cell {
+    pub change: Change,
+    /// The scenario of `quorate drill`.
+    pub fault: &'static str,
+    /// Whether it is one of the fixed set.
+    pub quick: bool,
+}
+
+/// A change, its faults of the fixed set, and its other ones.
+type Row = (Change, &'static [&'static str], &'static [&'static str]);
+
+const UPGRADE: Change = Change::Version { from: Line::V35, to: Line::V36 };
+const DOWNGRADE: Change = Change::Version { from: Line::V36, to: Line::V35 };
+const OLD_UPGRADE: Change = Change::Version { from: Line::V34, to: Line::V35 };
+const NEW_UPGRADE: Change = Change::Version { from: Line::V36, to: Line::V37 };
+const GROW: Change = Change::Scale { from: 3, to: 5 };
+const SHRINK: Change = Change::Scale { from: 5, to: 3 };
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Change::None, &["kill-leader", "stop-leader", "full-disk-follower", "partition-leader"], &[
+        "calm", "kill-controller", "stop-controller", "kill-follower", "term-leader", "term-follower", "stop-follower",
+        "power-cut-leader", "power-cut-follower", "wipe-leader", "old-data-leader", "full-disk-leader",
+        "partition-follower", "delay-leader", "delay-follower",
+    ]),
+    (Change::Settings, &["kill-controller", "power-cut-follower"], &[
+        "calm", "stop-controller", "kill-leader", "kill-follower", "term-leader", "stop-leader", "stop-follower",
+        "power-cut-leader", "wipe-follower", "old-data-follower", "full-disk-follower", "partition-leader",
+        "partition-follower", "delay-leader",
+    ]),
+    (UPGRADE, &["kill-controller", "kill-leader"], &[
+        "calm", "stop-controller", "kill-follower", "stop-leader", "power-cut-follower", "wipe-follower",
+        "partition-follower",
+    ]),
+    (OLD_UPGRADE, &[], &["calm", "kill-controller", "power-cut-leader"]),
+    (NEW_UPGRADE, &[], &["calm", "kill-controller", "power-cut-leader"]),
+    (DOWNGRADE, &["calm"], &["kill-controller", "kill-leader", "power-cut-follower"]),
+    (Change::Scale { from: 1, to: 3 }, &["calm"], &["kill-controller", "stop-controller", "kill-learner"]),
+    (GROW, &["kill-controller", "kill-learner"], &[
+        "calm", "stop-controller", "kill-leader", "term-learner", "stop-learner", "power-cut-learner", "wipe-learner",
+        "wipe-follower", "partition-learner", "delay-learner",
+    ]),
+    (SHRINK, &["calm"], &["kill-controller", "kill-leader", "stop-follower", "power-cut-follower"]),
+    (Change::Scale { from: 3, to: 1 }, &["calm"], &["kill-controller"]),
+    (Change::Replace(Role::Follower), &["stop-controller", "wipe-learner"], &[
+        "calm", "kill-controller", "kill-leader", "kill-learner", "term-learner", "stop-learner", "power-cut-leader",
+        "power-cut-learner", "partition-learner", "delay-learner", "delay-leader",
+    ]),
+    (Change::Replace(Role::Leader), &["kill-controller"], &[
+        "calm", "stop-controller", "kill-leader", "kill-learner", "partition-leader",
+    ]),
+    (Change::ReplacePinned, &["calm"], &["kill-controller", "kill-learner"]),
+    (Change::DeadMachine(Role::Follower), &["kill-controller"], &["calm", "stop-controller", "kill-learner"]),
+    (Change::DeadMachine(Role::Leader), &[], &["calm", "kill-controller"]),
+    (Change::WipedDisk, &["kill-controller"], &["calm", "stop-controller", "wipe-learner"]),
+    (Change::OldData, &["kill-controller"], &["calm", "kill-learner"]),
+    (Change::GhostLearner, &["calm"], &["kill-controller", "kill-leader"]),
+    (Change::Recover, &["kill-controller"], &["calm"]),
+    (Change::Several, &["calm"], &["kill-controller", "kill-leader", "power-cut-follower"]),
+];
+
+pub fn all() -> Vec<Cell> {
+    let cells = |(change, quick, others): &Row| {
+        let cell = |quick| move |fault: &&'static str| Cell { change: *change, fault, quick };
+        quick.iter().map(cell(true)).chain(others.iter().map(cell(false))).collect::<Vec<Cell>>()
+    };
+    ROWS.iter().flat_map(cells).collect()
+}
+
+/// The cell of this name, with `×` or, as it is easier to type, `x` between change and fault.
+pub fn named(name: &str) -> Option<Cell> {
+    let name = name.replace(" x ", " × ");
+    all().into_iter().find(|cell| cell.to_string() == name)
+}
+
+impl Cell {
+    /// Passwords and certificates take turns, so that both meet every row and every kind of fault.
+    pub fn logs_in_by_password(&self) -> bool {
+        self.strikes("controller")
+    }
+
+    pub fn needs_namespaces(&self) -> bool {
+        self.fault.starts_with("partition-") || self.fault.starts_with("delay-")
+    }
+
+    pub fn needs_root(&self) -> bool {
+        self.needs_namespaces() || self.fault.starts_with("full-disk-")
+    }
+
+    pub fn downtime(&self) -> Downtime {
+        match self.change {
+            Change::Scale { from: 1, .. } | Change::Recover => Downtime::Outage,
+            Change::DeadMachine(Role::Leader) => Downtime::Election,
+            // A change moves leaders about, so that the fault may strike where two members are missed at once.
+            _ if self.fault == "calm" || self.strikes("controller") => Downtime::None,
+            Change::None if self.strikes("follower") => Downtime::None,
+            _ => Downtime::Election,
+        }
+    }
+
+    fn strikes(&self, target: &str) -> bool {
+        self.fault.ends_with(target)
+    }
+
+    /// The name as a path can hold it.
+    pub fn file_name(&self) -> String {
+        self.to_string().replace(" × ", "-")
+    }
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {}", self.change, self.fault)
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::None => write!(f, "none"),
+            Change::Settings => write!(f, "settings"),
+            Change::Version { from, to } => {
+                let way = if from < to { "upgrade" } else { "downgrade" };
+                write!(f, "{way}-3.{}-3.{}", from.minor(), to.minor())
+            }
+            Change::Scale { from, to } => write!(f, "scale-{from}-{to}"),
+            Change::Replace(role) => write!(f, "replace-{role}"),
+            Change::ReplacePinned => write!(f, "replace-pinned"),
+            Change::DeadMachine(role) => write!(f, "dead-{role}"),
+            Change::WipedDisk => write!(f, "wiped-disk"),
+            Change::OldData => write!(f, "old-data"),
+            Change::GhostLearner => write!(f, "ghost-learner"),
+            Change::Recover => write!(f, "recover"),
+            Change::Several => write!(f, "several"),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Leader => "leader",
+            Role::Follower => "follower",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_change_meets_calm_and_a_killed_controller_and_is_in_the_fixed_set() {
+        for (change, quick, others) in ROWS {
+            let all: Vec<&str> = quick.iter().chain(*others).copied().collect();
+            assert!(all.contains(&"calm") && all.contains(&"kill-controller"), "{change}");
+        }
+        let quick: BTreeSet<String> = all().iter().filter(|c| c.quick).map(|c| c.change.to_string()).collect();
+        let slow = ["upgrade-3.4-3.5", "upgrade-3.6-3.7", "dead-leader"];
+        let every: BTreeSet<String> = ROWS.iter().map(|(change, ..)| change.to_string()).collect();
+        assert!(every.iter().all(|change| quick.contains(change) || slow.contains(&change.as_str())), "{quick:?}");
+    }
+
+    #[test]
+    fn names_are_unique_and_found() {
+        let names: BTreeSet<String> = all().iter().map(Cell::file_name).collect();
+        assert_eq!(names.len(), all().len());
+        assert!(all().into_iter().all(|cell| named(&cell.to_string()) == Some(cell)));
+        assert_eq!(named("upgrade-3.5-3.6 x calm").unwrap().change, UPGRADE);
+        assert_eq!(named("earthquake x calm"), None);
+    }
+
+    #[test]
+    fn a_learner_is_struck_only_where_one_joins() {
+        let joins = |change| !matches!(change, Change::None | Change::Settings | Change::Version { .. });
+        assert!(all().iter().filter(|cell| cell.strikes("learner")).all(|cell| joins(cell.change)));
+    }
+}
