@@ -8,6 +8,7 @@ mod etcd;
 mod host;
 mod lab;
 mod lint;
+mod model;
 mod test;
 
 use std::process::ExitCode;
@@ -41,6 +42,11 @@ enum Verb {
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Run the whole model check of the planner, with the runs that are too long for `cargo test`
+    Model {
+        /// Run only what has this in its name
+        filter: Option<String>,
+    },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
@@ -66,6 +72,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
+        Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
         Verb::Bench(bench) => bench::run(&lab, &bench),

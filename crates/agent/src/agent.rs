@@ -58,6 +58,7 @@ impl Agent {
             Order::Promote { expects, id } => self.change_membership(&expects, Change::Promote { id }).await,
             Order::RemoveMember { expects, id } => self.change_membership(&expects, Change::Remove { id }).await,
             Order::Downgrade { version } => self.downgrade(version).await,
+            Order::CancelDowngrade => self.cancel_downgrade().await,
             Order::Rebuild { was, stamp, peer_url, bump_revision } => {
                 self.rebuild(was, stamp, peer_url, bump_revision).await
             }
@@ -121,8 +122,9 @@ impl Agent {
             status.auth = etcd::ask_auth(&client).await;
         }
         let state = self.state.get();
-        let still_older =
-            |older: &OlderData| data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged);
+        let still_older = |older: &OlderData| {
+            data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged)
+        };
         Ok(EtcdFacts {
             binary: state.binary.seen.clone(),
             service,

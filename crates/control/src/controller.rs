@@ -28,6 +28,8 @@ const MOST_ROUNDS: u32 = 1000;
 const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
+/// While something else is waited for, users and roles are not asked for more often.
+const BETWEEN_AUTH_LOOKS: Duration = Duration::from_secs(2);
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
@@ -147,12 +149,23 @@ impl Controller {
 
     async fn rounds(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut spent = Spent::default();
+        let mut asked = None;
         loop {
             self.held.confirm(Timestamp::now())?;
-            let seen = self.sight.look(&self.held.ledger(), Some(self.held.fence())).await?;
+            let ledger = self.held.ledger();
+            let mut seen = self.sight.glance(&ledger, Some(self.held.fence())).await?;
             self.note(&seen)?;
             let desired = self.desired();
-            let decision = decide(&desired, &seen);
+            let mut decision = decide(&desired, &seen);
+            // Each question about users and roles goes through etcd's log: they come when nothing else is to do.
+            let wanted = decision.steps.is_empty() && decision.waiting.contains(&WaitingFor::AuthSight);
+            if wanted
+                && (decision.waiting.len() == 1 || asked.is_none_or(|at: Instant| at.elapsed() > BETWEEN_AUTH_LOOKS))
+            {
+                asked = Some(Instant::now());
+                seen = self.sight.look(&ledger, Some(self.held.fence())).await?;
+                decision = decide(&desired, &seen);
+            }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
             if decision.steps.is_empty() && decision.waiting.is_empty() {
                 return self.end(spent.steps, decision.blocked, seen);

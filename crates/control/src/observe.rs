@@ -60,8 +60,8 @@ impl Sight {
     }
 
     /// Looks without asking for users and roles: each such question goes through etcd's log.
-    pub async fn glance(&mut self, ledger: &Ledger) -> Result<Observation, ControlError> {
-        self.ask(ledger, None).await
+    pub async fn glance(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
+        self.ask(ledger, fence).await
     }
 
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {

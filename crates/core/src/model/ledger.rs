@@ -264,6 +264,7 @@ impl std::hash::Hash for Ledger {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation, &self.abandoned)
             .hash(state);
         (&self.members, &self.authorities, &self.auth, &self.recovery, self.last_change).hash(state);
+        (&self.downtime, &self.without_grace, &self.formed_with, self.highest_revision).hash(state);
     }
 }
 

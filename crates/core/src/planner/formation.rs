@@ -175,8 +175,11 @@ fn keep(
     let cluster = Cluster::see(desired, seen);
     let is_learner = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
     let hopeless = cluster.is_none() && !safety::can_agree(desired, seen);
-    for member in members.keys().filter(|m| desired.members.contains_key(*m) && !is_learner(m)) {
-        let Some(facts) = ready(seen, decision, member) else { continue };
+    // Without a quorum nobody can leave, so that those whom nobody wants are needed as well.
+    let is_needed = |m: &MemberName| desired.members.contains_key(m) || cluster.is_none();
+    for member in members.keys().filter(|m| is_needed(m) && !is_learner(m)) {
+        // Data that has gone back in time is not started on: `repair` gives it up, once it may.
+        let Some(facts) = ready(seen, decision, member).filter(|f| f.etcd.older.is_none()) else { continue };
         match safety::judge_data(desired, member, Some(token), seen.now, facts) {
             DataVerdict::MayGoOn => keep_running(decision, member, facts, etcd_cluster_id, hopeless),
             // It was about to join; or it is lost, which `repair` sees to.

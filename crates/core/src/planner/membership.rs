@@ -245,7 +245,8 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
             missing.into_iter().filter(|m| desired.members[*m].join_failed.is_none()).collect();
         let told =
             |m: &MemberName| decision.has_business_with(m) || decision.waiting.iter().any(|w| w.member() == Some(m));
-        if let Some(member) = coming.iter().find(|m| !told(m) && may_come(desired, seen, m)) {
+        let silent = coming.iter().find(|m| !told(m) && may_come(desired, seen, m));
+        if let Some(member) = silent.filter(|_| decision.blocked.is_empty()) {
             let why = String::from("it is not ready to join");
             decision.wait(WaitingFor::Health { member: (*member).clone(), why });
         }

@@ -100,6 +100,9 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
     if decision.has_business_with(from) {
         return;
     }
+    if seen.machines.get().is_none() {
+        return;
+    }
     let machine = seen.machines.get().and_then(|machines| machines.get(from));
     let (Some(machine), Some(peer_url)) = (machine, peer_url(seen, from)) else {
         return decision.block(UnsafeBecause::SurvivorGone { member: from.clone() });

@@ -25,11 +25,19 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
     let cluster = Cluster::see(desired, seen);
     for (member, wish) in &desired.members {
-        if decision.has_business_with(member) {
+        // What becomes of a learner is told by its patience alone: it has no vote.
+        let is_learner = cluster.as_ref().and_then(|c| c.get(member)).is_some_and(|l| l.is_learner);
+        if is_learner || decision.has_business_with(member) {
             continue;
         }
         if let Err(because) = safety::address_is_free(desired, seen, member, wish) {
             decision.block(because);
+            continue;
+        }
+        let never_came = never_came(desired, seen, member, wish).filter(|_| cluster.is_some());
+        if let Some(why) = never_came {
+            let incarnation = wish.incarnation + 1;
+            decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
             continue;
         }
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
@@ -133,6 +141,21 @@ fn used_up(
             "the machine of {member} was a member before, and etcd does not take its data back"
         ))),
     }
+}
+
+/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the grace
+/// time tells it from one that is still coming up, whatever the operator said of the members.
+fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<String> {
+    if desired.formation.has_member(member) {
+        return None;
+    }
+    let machine = seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
+    let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
+    safety::no_peer_reaches(seen, member, machine.address).ok()?;
+    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?);
+    let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
+    let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
+    (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
 }
 
 /// The machine with which the member joined.

@@ -11,8 +11,8 @@ use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use super::{Action, WaitingFor};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, MemberName, Observation, Seen,
-    ServiceState, Stamp,
+    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MemberName, Observation,
+    Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -394,17 +394,32 @@ pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), Un
     Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) })
 }
 
-/// The members that the ledger knows, and how many of them are seen with their data, whether they run or not.
+/// The voters, and how many of them are seen with their data, whether they run or not. Where no etcd tells who votes, the ledger
+/// does.
 fn able(desired: &Desired, seen: &Observation) -> Voters {
-    let members = desired.formation.members();
-    let token = desired.formation.token();
-    let holds = |m: &&MemberName| {
-        let verdict = |facts| judge_data(desired, m, token, seen.now, facts);
+    let Formation::Formed { token, members, .. } = &desired.formation else { return Voters { all: 0, healthy: 0 } };
+    let voters = voters_told(desired, seen);
+    let votes = |known: &FormingMember| match &voters {
+        Some(voters) => voters.contains(&known.peer_url),
+        None => !known.learner,
+    };
+    let holds = |m: &MemberName| {
+        let verdict = |facts| judge_data(desired, m, Some(token), seen.now, facts);
         let sound = |facts: &Facts| facts.etcd.older.is_none() && facts.etcd.log_damage.is_none();
         seen.facts(m).is_some_and(|facts| sound(facts) && verdict(facts) == DataVerdict::MayGoOn)
     };
-    let voters = || members.into_iter().flatten().filter(|(_, known)| !known.learner).map(|(name, _)| name);
-    Voters { all: voters().count(), healthy: voters().filter(holds).count() }
+    let healthy = members.iter().filter(|(m, known)| votes(known) && holds(m)).count();
+    let all = voters.as_ref().map_or_else(|| members.values().filter(|known| votes(known)).count(), BTreeSet::len);
+    Voters { all, healthy }
+}
+
+/// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
+fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<&'a String>> {
+    let Formation::Formed { etcd_cluster_id, .. } = &desired.formation else { return None };
+    let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
+    let told = statuses.filter(|s| s.cluster_id == *etcd_cluster_id && !s.members.is_empty());
+    let told = told.max_by_key(|s| s.raft_applied_index)?;
+    Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
 }
 
 /// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.

@@ -101,7 +101,7 @@ impl World {
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
         let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
-        let versions = self.machines.iter().filter_map(|(_, m)| {
+        let versions = self.machines.values().filter_map(|m| {
             let status = m.facts()?.etcd.status.as_ref()?;
             Some((m.peer_url(), status.version.clone()))
         });
@@ -109,6 +109,10 @@ impl World {
         let told = answers.iter().filter(|(_, s)| s.healthy && !s.is_learner && !s.members.is_empty());
         let told = told.max_by_key(|(_, s)| s.raft_applied_index).map(|(_, s)| *s);
         let agreed = told.and_then(|s| s.cluster_version.as_ref()?.parse().ok());
+        let going_down = told.and_then(|s| {
+            let line: String = s.downgrade_target.as_ref()?.split('.').take(2).map(|part| format!("{part}.")).collect();
+            format!("{line}0").parse().ok()
+        });
         let listed = match told {
             Some(status) => status.members.iter().map(SimListed::told).collect(),
             None => self.as_recorded(),
@@ -125,6 +129,7 @@ impl World {
         self.leader = leader;
         self.versions = versions;
         self.agreed = agreed;
+        self.going_down = going_down;
         self.listed = listed;
     }
 
@@ -285,11 +290,11 @@ impl World {
         let lines: BTreeSet<Option<Version>> = voters
             .map(|l| self.versions.get(&l.peer_url)?.parse::<Version>().ok().map(|v| Version { patch: 0, ..v }))
             .collect();
-        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice() {
-            if self.going_down.is_none_or(|to| to == *line) {
-                self.going_down = None;
-                self.agreed = self.agreed.max(Some(*line));
-            }
+        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice()
+            && self.going_down.is_none_or(|to| to == *line)
+        {
+            self.going_down = None;
+            self.agreed = self.agreed.max(Some(*line));
         }
     }
 
@@ -345,6 +350,10 @@ impl World {
                 self.touched = true;
                 self.going_down = version.parse().ok();
                 self.agreed = self.going_down;
+            }
+            Action::CancelDowngrade { .. } => {
+                self.touched = true;
+                self.going_down = None;
             }
             Action::Rebuild { member, stamp, .. } => self.on(member, |facts| {
                 facts.etcd.data = DataSeen::Stamped(stamp.clone());

@@ -1,9 +1,13 @@
-//! An agent as the model knows it: the order of a controller is obeyed or refused exactly as the real agent does it,
+//! An agent as the model knows it: the order of a controller is obeyed or refused exactly as the real agent and its etcd do it,
 //! on top of the simulated machine. Kept beside the planner's own simulation, which does as it is told.
 
-use quorate_core::model::{CertificateUse, DataSeen, Desired, Facts, MemberName, Power, ServiceState, Stamp};
-use quorate_core::planner::simulate::{SimAgent, World};
+use quorate_core::model::{
+    CertificateUse, DataSeen, Desired, EtcdStatus, Facts, MemberName, Membership, Power, ServiceState, Stamp,
+};
+use quorate_core::planner::simulate::{SimAgent, SimListed, World};
 use quorate_core::planner::{Action, Precondition, Step};
+
+use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, runs, url_of};
 
 /// Why an order was not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,14 +28,23 @@ pub enum Obeyed {
 pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Result<Obeyed, Refusal> {
     let member = step.action.member().expect("an order is for one machine");
     let facts = learn_fence(world, member, fence)?;
-    let verdict = judge(facts, desired, step)?;
-    if verdict == Obeyed::WasSoAlready {
-        return Ok(verdict);
+    if judge(facts, desired, step)? == Obeyed::WasSoAlready {
+        return Ok(Obeyed::WasSoAlready);
     }
-    if let Action::Auth { .. } = step.action {
-        answers_clients(world, member)?;
+    match &step.action {
+        Action::Auth { .. } => drop(answers_clients(world, member)?),
+        Action::MoveLeader { to_id, .. } => judge_handover(world, member, *to_id)?,
+        Action::AddLearner { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
+            if judge_membership(world, member, step)? == Obeyed::WasSoAlready {
+                return Ok(Obeyed::WasSoAlready);
+            }
+        }
+        _ => {}
     }
     world.effect(desired, &step.action);
+    if let Action::RestartEtcd { .. } | Action::JoinEtcd { .. } = step.action {
+        takes_a_moment(world, member);
+    }
     Ok(Obeyed::Done)
 }
 
@@ -58,11 +71,10 @@ fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusa
             }
         }
         Action::StartEtcd { bootstrap, .. } => judge_start(facts, &step.expects, bootstrap.as_ref()),
+        Action::JoinEtcd { stamp, .. } => judge_start(facts, &step.expects, Some(stamp)),
         Action::WipeData { stamp, .. } => judge_wipe(facts, stamp),
-        Action::RestartEtcd { .. } => match (&facts.etcd.data, &facts.etcd.last_started) {
-            (DataSeen::Stamped(stamp), Some(last)) if stamp == last => Ok(Obeyed::Done),
-            _ => Err(Refusal::NotAsExpected),
-        },
+        Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].etcd_digest),
+        Action::Rebuild { was, stamp, .. } => judge_rebuild(facts, was, stamp),
         _ => Ok(Obeyed::Done),
     }
 }
@@ -73,16 +85,20 @@ fn judge_start(facts: &Facts, expects: &Precondition, bootstrap: Option<&Stamp>)
         return Err(Refusal::NotAsExpected);
     }
     let found = &facts.etcd.data;
-    if let ServiceState::Running { .. } = facts.etcd.service {
-        let other = bootstrap.is_some_and(|b| matches!(found, DataSeen::Stamped(stamp) if stamp != b));
-        return if other { Err(Refusal::NotAsExpected) } else { Ok(Obeyed::WasSoAlready) };
+    match facts.etcd.service {
+        ServiceState::Running { .. } => {
+            let other = bootstrap.is_some_and(|b| matches!(found, DataSeen::Stamped(stamp) if stamp != b));
+            return if other { Err(Refusal::NotAsExpected) } else { Ok(Obeyed::WasSoAlready) };
+        }
+        ServiceState::BackingOff { .. } => return Ok(Obeyed::WasSoAlready),
+        ServiceState::Stopped => {}
     }
     if *expects != Precondition::Data(found.clone()) {
         return Err(Refusal::NotAsExpected);
     }
     match (found, bootstrap) {
         (DataSeen::Empty, Some(_)) if facts.etcd.last_started.is_none() => Ok(Obeyed::Done),
-        (DataSeen::Stamped(_), None) => Ok(Obeyed::Done),
+        (DataSeen::Stamped(_), None) if facts.etcd.older.is_none() => Ok(Obeyed::Done),
         _ => Err(Refusal::NotAsExpected),
     }
 }
@@ -97,11 +113,93 @@ fn judge_wipe(facts: &Facts, stamp: &Stamp) -> Result<Obeyed, Refusal> {
     }
 }
 
-/// A change to users goes through an etcd that has a quorum behind it.
-fn answers_clients(world: &World, member: &MemberName) -> Result<(), Refusal> {
+/// A restart is for etcd to take up what is in place. One that comes late must not disturb an etcd that runs with it.
+fn judge_restart(facts: &Facts, digest: &String) -> Result<Obeyed, Refusal> {
+    if matches!(&facts.etcd.service, ServiceState::Running { digest: with, .. } if with == digest) {
+        return Ok(Obeyed::WasSoAlready);
+    }
+    let fits = matches!((&facts.etcd.data, &facts.etcd.last_started),
+        (DataSeen::Stamped(stamp), Some(last)) if stamp == last);
+    let may = facts.etcd.service != ServiceState::Stopped && facts.etcd.older.is_none();
+    if fits && may { Ok(Obeyed::Done) } else { Err(Refusal::NotAsExpected) }
+}
+
+fn judge_rebuild(facts: &Facts, was: &Stamp, stamp: &Stamp) -> Result<Obeyed, Refusal> {
+    match &facts.etcd.data {
+        DataSeen::Stamped(found) if found == stamp => Ok(Obeyed::WasSoAlready),
+        DataSeen::Stamped(found) if found == was && facts.etcd.service == ServiceState::Stopped => Ok(Obeyed::Done),
+        _ => Err(Refusal::NotAsExpected),
+    }
+}
+
+/// Only who leads can hand over, and only to a voter that runs.
+fn judge_handover(world: &World, member: &MemberName, to: u64) -> Result<(), Refusal> {
+    let leads = answers_clients(world, member)?;
+    let follows = world.listed.iter().any(|l| l.id == to && !l.is_learner && runs(world, l));
+    if leads.leader == leads.member_id && follows { Ok(()) } else { Err(Refusal::NotAsExpected) }
+}
+
+/// The list is read with a quorum, and must be as expected. What etcd itself refuses comes after that.
+fn judge_membership(world: &World, through: &MemberName, step: &Step) -> Result<Obeyed, Refusal> {
+    answers_clients(world, through)?;
+    let Precondition::Membership(expects) = &step.expects else { return Err(Refusal::NotAsExpected) };
+    let found: Membership = world.listed.iter().map(|l| (l.id, l.is_learner)).collect();
+    if is_so_already(world, expects, &found, &step.action) {
+        return Ok(Obeyed::WasSoAlready);
+    }
+    if found != *expects {
+        return Err(Refusal::NotAsExpected);
+    }
+    let voters = || world.listed.iter().filter(|l| !l.is_learner);
+    let (all, running) = (voters().count(), voters().filter(|l| runs(world, l)).count());
+    let listed = |id: u64| world.listed.iter().find(|l| l.id == id);
+    let etcd_agrees = match &step.action {
+        // It asks for a connection to every voter, and knows no second learner.
+        Action::AddLearner { .. } => running == all && world.listed.iter().all(|l| !l.is_learner),
+        Action::Promote { id, .. } => listed(*id).is_some_and(|l| runs(world, l)) && running + 1 > (all + 1) / 2,
+        Action::RemoveMember { id, .. } => {
+            listed(*id).is_some_and(|l| l.is_learner || !runs(world, l) || running - 1 > (all - 1) / 2)
+        }
+        _ => false,
+    };
+    if etcd_agrees { Ok(Obeyed::Done) } else { Err(Refusal::Unreachable) }
+}
+
+fn is_so_already(world: &World, expects: &Membership, found: &Membership, action: &Action) -> bool {
+    match action {
+        Action::AddLearner { joining, .. } => {
+            let mut new = world.listed.iter().filter(|l| !expects.contains_key(&l.id));
+            let unchanged = expects.iter().all(|(id, is_learner)| found.get(id) == Some(is_learner));
+            let joined = |l: &SimListed| l.is_learner && l.peer_url == joining.peer_url;
+            unchanged && new.next().is_some_and(joined) && new.next().is_none()
+        }
+        Action::Promote { id, .. } => {
+            let mut promoted = expects.clone();
+            promoted.insert(*id, false);
+            *found == promoted
+        }
+        Action::RemoveMember { id, .. } => {
+            let mut left = expects.clone();
+            left.remove(id);
+            *found == left
+        }
+        _ => false,
+    }
+}
+
+/// An etcd that starts is down at first; one that is no member ends, and again.
+fn takes_a_moment(world: &mut World, member: &MemberName) {
+    if let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) {
+        facts.etcd.service = backing_off(RESTARTED);
+        facts.etcd.peer_serving = false;
+    }
+}
+
+/// What a change goes through is an etcd that has a quorum behind it.
+fn answers_clients(world: &World, member: &MemberName) -> Result<EtcdStatus, Refusal> {
     let seen = world.observe();
-    let status = seen.facts(member).and_then(|f| f.etcd.status.as_ref());
-    if status.is_some_and(|s| s.healthy) { Ok(()) } else { Err(Refusal::Unreachable) }
+    let status = seen.facts(member).and_then(|f| f.etcd.status.clone());
+    status.filter(|s| s.healthy).ok_or(Refusal::Unreachable)
 }
 
 /// The formation whose data lies on a member's disk.
@@ -109,5 +207,19 @@ pub fn token_on_disk(world: &World, member: &MemberName) -> Option<String> {
     match &world.machines.get(member)?.facts()?.etcd.data {
         DataSeen::Stamped(stamp) => Some(stamp.token.clone()),
         DataSeen::Empty | DataSeen::Unstamped => None,
+    }
+}
+
+/// An etcd that ended or was just started comes up by itself, where it can.
+pub fn comes_up(world: &mut World, desired: &Desired, member: &MemberName) {
+    let digest = desired.members.get(member).map(|m| m.etcd_digest.clone()).unwrap_or_default();
+    let may = world.machines.get(member).is_some_and(|m| may_run(world, &url_of(m), m));
+    let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) else { return };
+    if facts.etcd.data == DataSeen::Empty {
+        facts.etcd.service = ServiceState::Stopped;
+    } else if may {
+        let since = jiff::Timestamp::UNIX_EPOCH;
+        facts.etcd.service = ServiceState::Running { since, digest, restarts: 0 };
+        facts.etcd.peer_serving = true;
     }
 }

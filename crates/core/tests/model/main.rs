@@ -1,54 +1,28 @@
-//! The model check of formation: the real planner against an adversary, in every order of events.
-//!
-//! Two controllers run `decide` against the simulated world. The adversary switches machines off and destroys them, loses
-//! disks, ends etcds, kills a controller at work, lets the second take the lock from the first while that one still acts,
-//! hides agents from a look and delivers an order late; each only as often as the budget says. Agents and ledger refuse
-//! as the real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is
-//! taken over from and never moves again, so every run with a takeover has all of its deaths; killing one on top of
-//! that makes a third.
-//!
-//! All runs are exhaustive. To end in seconds, one or two members begin with nothing, and three where all machines
-//! are enrolled and configured and the formation is about to begin; a machine that is lost goes the whole way again.
-//! Certificates never end and the spec never changes: stories and property tests have those.
-//!
-//! That the check can fail was tried by breaking one rule at a time:
-//!
-//! | broken on purpose | caught by |
-//! | --- | --- |
-//! | the planner takes lost data for a fresh disk | it settles when faults stop (the agent refuses) |
-//! | the planner and the agent do | no member begins twice under one token |
-//! | a machine made anew goes on in the formation | a formation stays on its machines; no member begins twice |
-//! | a member of a formed cluster that lost its data begins as `new` | it settles when faults stop (the agent refuses) |
-//! | what is left of a formed cluster's member is wiped | nothing is wiped after the formation |
-//! | `Formed` is recorded before all are healthy | nothing begins after the formation |
-//! | users are made before `Formed` is recorded | clients write after the formation |
-//! | abandoned data is not wiped | it settles when faults stop |
-//! | a formation's token is used again | no member begins twice under one token |
-//! | agents ignore fences | no older fence is obeyed; without that property, no member begins twice |
-//! | agents do not look at the data before a start | no member begins twice under one token |
-//! | agents wipe whatever they find | it settles when faults stop |
-//! | agents begin as `new` on a disk that lost another formation | nothing begins after the formation |
-//! | the ledger takes writes of a stale controller | a formed cluster is not mixed |
-//! | providers are asked without a look at the lock | no machine of the formation is destroyed |
-
+//! DOCS
+mod adversary;
 mod agent;
-mod formation;
+mod audit;
+mod controllers;
+mod etcd;
+mod names;
+mod past;
+mod reached;
+mod scenarios;
 mod settling;
 mod shared;
 
-use std::net::Ipv4Addr;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use formation::{Budget, FormationModel, Move, State, Wrong, token};
-use quorate_core::desire::Wish;
-use quorate_core::model::{Brought, DataSeen, Formation, Ledger, ServiceState};
+use adversary::{Budget, EVERY_FAULT, Fault, Move};
+use controllers::{ClusterModel, State};
+use past::Wrong;
+use quorate_core::model::{DataSeen, Formation, ServiceState};
 use quorate_core::planner::simulate::World;
-use quorate_core::planner::{Action, decide};
-use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
+use reached::Event;
+use scenarios::{Change, Scenario};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
-impl Model for FormationModel {
+impl Model for ClusterModel {
     type State = State;
     type Action = Move;
 
@@ -70,12 +44,28 @@ impl Model for FormationModel {
             Property::always("a formation stays on its machines", |_, s| never(s, Wrong::NewElsewhere)),
             Property::always("nothing begins after the formation", |_, s| never(s, Wrong::NewAfterFormed)),
             Property::always("nothing is wiped after the formation", |_, s| never(s, Wrong::WipedAfterFormed)),
-            Property::always("no machine of the formation is destroyed", |_, s| never(s, Wrong::DestroyedAfterFormed)),
+            Property::always("no machine of a member is destroyed", |_, s| never(s, Wrong::MemberDestroyed)),
             Property::always("clients write after the formation", |_, s| never(s, Wrong::WroteBeforeFormed)),
             Property::always("clients write to one formation", |_, s: &State| s.past.written.len() <= 1),
             Property::always("no older fence is obeyed", |_, s| never(s, Wrong::OlderFenceObeyed)),
             Property::always("a formed cluster is not mixed", |_, s: &State| is_not_mixed(&s.world)),
-            Property::always("it settles when faults stop", FormationModel::settles),
+            Property::always("one membership change at a time", |_, s| {
+                never(s, Wrong::TwoChanges) && never(s, Wrong::UnguardedChange) && never(s, Wrong::ChangedOnAnOldList)
+            }),
+            Property::always("no change among strangers", |_, s| never(s, Wrong::ChangedAmongStrangers)),
+            Property::always("never two learners", |_, s| never(s, Wrong::TwoLearners)),
+            Property::always("nobody joins beside the unwell", |_, s| never(s, Wrong::JoinedBesideTheUnwell)),
+            Property::always("who votes was a learner that ran", |_, s| {
+                never(s, Wrong::PromotedWhoDoesNotRun) && never(s, Wrong::VoterWithoutLearning)
+            }),
+            Property::always("quorum is never given away", |_, s| never(s, Wrong::QuorumGivenAway)),
+            Property::always("one disturbance at a time", |_, s| never(s, Wrong::TwoDisturbances)),
+            Property::always("the leader hands over first", |_, s| never(s, Wrong::LeaderDisturbed)),
+            Property::always("nobody is given up too early", |_, s| never(s, Wrong::GivenUpTooEarly)),
+            Property::always("recovery needs the word and a loss", |_, s| never(s, Wrong::RecoveredWithoutNeed)),
+            Property::always("the majority is not falsely called lost", |_, s| never(s, Wrong::FalselyLost)),
+            Property::always("clients' data survives", |_, s| never(s, Wrong::DataLost)),
+            Property::always("it settles when faults stop", ClusterModel::settles),
         ]
     }
 }
@@ -84,126 +74,257 @@ fn never(state: &State, wrong: Wrong) -> bool {
     !state.past.wrongs.contains(&wrong)
 }
 
+/// Whoever votes runs on data of the present formation.
 fn is_not_mixed(world: &World) -> bool {
-    let Formation::Formed { .. } = &world.ledger.formation else { return true };
-    let formed = token(&world.ledger.formation);
-    let running =
-        world.machines.values().filter_map(|m| m.facts()).filter_map(|f| match (&f.etcd.data, &f.etcd.service) {
-            (DataSeen::Stamped(stamp), ServiceState::Running { .. }) => Some(Some(stamp.token.clone())),
-            _ => None,
-        });
-    running.into_iter().all(|t| t == formed)
-}
-
-/// Addresses are pinned, so that a machine that was made anew differs from the one before in nothing but itself.
-fn spec(members: usize) -> ClusterSpec {
-    let version = "3.6.14".parse().expect("a version");
-    let mut spec = generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0);
-    for (member, number) in spec.members.iter_mut().zip(1..) {
-        member.address = Some(Ipv4Addr::new(127, 64, 1, number).into());
-    }
-    spec
-}
-
-/// Nothing exists but the declaration.
-fn nothing(spec: &ClusterSpec) -> World {
-    let now = "2026-01-01T12:00:00Z".parse().expect("a time");
-    World::empty(Ledger::new(String::from("c1"), spec.clone()), now)
-}
-
-/// All that comes before the formation is done.
-fn ready_to_form(spec: &ClusterSpec) -> World {
-    let mut world = nothing(spec);
-    let brought = Brought::default();
-    let wish = Wish { spec, brought: &brought, arch: "amd64" };
-    loop {
-        let desired = wish.desire(&world.ledger, "1");
-        let steps = decide(&desired, &world.observe()).steps;
-        if steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })) {
-            return world;
+    let Formation::Formed { token, .. } = &world.ledger.formation else { return true };
+    world.listed.iter().filter_map(|l| etcd::machine_of(world, l)?.facts()).all(|f| {
+        match (&f.etcd.data, &f.etcd.service) {
+            (DataSeen::Stamped(stamp), ServiceState::Running { .. }) => stamp.token == *token,
+            _ => true,
         }
-        steps.iter().for_each(|s| world.perform(&desired, &s.action));
+    })
+}
+
+/// One run: what it begins with, what the adversary may do, and what must have been reached.
+struct Run {
+    name: &'static str,
+    scenario: Scenario,
+    budget: Budget,
+    faults: &'static [Fault],
+    coarse: bool,
+    /// How deep and how long it is explored; to the end where that is not said.
+    bound: Option<(usize, Duration)>,
+    must: &'static [Event],
+}
+
+impl Run {
+    fn formation(name: &'static str, scenario: Scenario, budget: Budget) -> Self {
+        let faults = &[Fault::SwitchOff, Fault::Destroy, Fault::LoseDisk, Fault::EtcdDies];
+        let must = &[Event::Abandoned, Event::LostForGood];
+        Run { name, scenario, budget, faults, coarse: false, bound: None, must }
+    }
+
+    fn change(name: &'static str, members: usize, change: Change, budget: Budget, must: &'static [Event]) -> Self {
+        let scenario = Scenario::changed(members, change);
+        Run { name, scenario, budget, faults: EVERY_FAULT, coarse: true, bound: None, must }
+    }
+
+    /// Explores every order of events, and asks that what the adversary may do was really met.
+    fn check(self) {
+        let began = Instant::now();
+        let Run { name, scenario, budget, faults, coarse, bound, must } = self;
+        let model = ClusterModel::new(scenario.spec, scenario.world, budget, faults, coarse);
+        let mut builder = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures);
+        if let Some((depth, time)) = bound {
+            builder = builder.target_max_depth(depth).timeout(time);
+        }
+        let checker = builder.spawn_bfs().join();
+        let (states, depth) = (checker.unique_state_count(), checker.max_depth());
+        eprintln!("{name}: {states} states, {depth} moves deep, {:.1?}", began.elapsed());
+        let reached = &checker.model().reached;
+        for (event, words) in Event::ALL.iter().filter(|(event, _)| reached.times(*event) > 0) {
+            eprintln!("  {words}: {} times", reached.times(*event));
+        }
+        eprintln!("  steps: {}", reached.actions().join(", "));
+        eprintln!("  refusals: {}", reached.refusals().join(", "));
+        if let Some((property, path)) = checker.discoveries().into_iter().next() {
+            show(checker.model(), property, &path);
+        }
+        assert!(checker.discoveries().is_empty(), "a property does not hold");
+        let by_budget = [
+            (budget.takeovers > 0, Event::StaleOrderRefused),
+            (budget.takeovers > 0, Event::StaleWriteRefused),
+            (budget.delays > 0, Event::DeliveredLate),
+            (budget.crashes > 0, Event::KilledAtWork),
+            (budget.stale > 0, Event::OldDecision),
+            (true, Event::Settled),
+        ];
+        let by_budget = by_budget.iter().filter(|(expected, _)| *expected).map(|(_, event)| event);
+        for event in by_budget.chain(must) {
+            assert!(reached.times(*event) > 0, "never reached in {name}: {event:?}");
+        }
     }
 }
 
-/// Explores every order of events, and asks that what the adversary may do was really met.
-fn check(name: &str, members: usize, start: fn(&ClusterSpec) -> World, budget: Budget) {
-    let began = Instant::now();
-    let spec = spec(members);
-    let model = FormationModel::new(spec.clone(), start(&spec), budget);
-    let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
-    let (states, depth) = (checker.unique_state_count(), checker.max_depth());
-    eprintln!("{name}: {states} states, {depth} moves deep, {:.1?}", began.elapsed());
-    checker.assert_properties();
-    let reached = &checker.model().reached;
-    let takeover = budget.takeovers > 0;
-    let expected = [
-        ("a formation abandoned", true, &reached.abandoned),
-        ("an order of a stale controller refused", takeover, &reached.stale_order_refused),
-        ("a write of a stale controller refused", takeover, &reached.stale_write_refused),
-        ("an order refused since the data was not as expected", takeover, &reached.not_as_expected),
-        ("an order that came late and was obeyed", budget.delays > 0, &reached.delivered_late),
-        ("a controller killed at work", budget.crashes > 0, &reached.killed_at_work),
-        ("a settled end", true, &reached.settled),
-        ("an end with data lost for good", true, &reached.lost_for_good),
-    ];
-    for (what, expected, counter) in expected {
-        let times = counter.load(Ordering::Relaxed);
-        eprintln!("  {what}: {times} times");
-        assert!(!expected || times > 0, "never reached: {what}");
+/// The way to what must not happen, and how a lone controller goes on from there.
+fn show(model: &ClusterModel, property: &str, path: &stateright::Path<State, Move>) {
+    eprintln!("violated: {property}");
+    for (state, step) in path.clone().into_vec() {
+        match &step {
+            None => eprintln!("  then: {:?}", state.past.wrongs),
+            Some(Move::Do { controller, step: at } | Move::Delay { controller, step: at }) => {
+                let words = state.controllers[*controller].steps()[*at].action.to_string();
+                eprintln!("  {step:?}: {words}");
+            }
+            Some(step) => eprintln!("  {step:?}"),
+        }
     }
+    let mut rounds = 0;
+    model.settles_from(path.last_state(), 0, &mut |decision| {
+        rounds += 1;
+        if rounds < 16 {
+            let steps = decision.steps.iter().map(|s| s.action.to_string());
+            let waiting = decision.waiting.iter().map(|w| format!("waiting for {w}"));
+            let blocked = decision.blocked.iter().map(|b| format!("blocked: {b}"));
+            eprintln!("    {}", steps.chain(waiting).chain(blocked).collect::<Vec<_>>().join("; "));
+        }
+    });
 }
 
-const PEACE: Budget = Budget { faults: 0, crashes: 0, takeovers: 0, hidden: 0, delays: 0 };
+const PEACE: Budget = Budget { faults: 0, crashes: 0, takeovers: 0, hidden: 0, delays: 0, stale: 0, pauses: 0 };
 
 #[test]
 fn one_member_from_nothing() {
-    check("one member from nothing", 1, nothing, Budget { faults: 2, takeovers: 1, ..PEACE });
+    let budget = Budget { faults: 2, takeovers: 1, ..PEACE };
+    Run::formation("one member from nothing", Scenario::nothing(1), budget).check();
 }
 
 #[test]
 fn two_members_from_nothing() {
-    check("two members from nothing", 2, nothing, Budget { faults: 1, takeovers: 1, ..PEACE });
+    let budget = Budget { faults: 1, takeovers: 1, ..PEACE };
+    Run::formation("two members from nothing", Scenario::nothing(2), budget).check();
 }
 
 #[test]
 fn two_members_ready_to_form() {
-    check("two members ready to form", 2, ready_to_form, Budget { faults: 2, takeovers: 1, ..PEACE });
+    let budget = Budget { faults: 2, takeovers: 1, ..PEACE };
+    Run::formation("two members ready to form", Scenario::ready_to_form(2), budget).check();
 }
 
 #[test]
 fn three_members_and_two_faults() {
-    check("three members and two faults", 3, ready_to_form, Budget { faults: 2, crashes: 1, ..PEACE });
+    let budget = Budget { faults: 2, crashes: 1, ..PEACE };
+    Run::formation("three members and two faults", Scenario::ready_to_form(3), budget).check();
 }
 
 #[test]
 fn three_members_and_a_second_controller() {
-    check(
-        "three members and a second controller",
-        3,
-        ready_to_form,
-        Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE },
-    );
+    let budget = Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE };
+    Run::formation("three members and a second controller", Scenario::ready_to_form(3), budget).check();
 }
 
 #[test]
 fn three_members_and_three_controllers() {
-    check(
-        "three members and three controllers",
-        3,
-        ready_to_form,
-        Budget { faults: 1, crashes: 1, takeovers: 1, ..PEACE },
-    );
+    let budget = Budget { faults: 1, crashes: 1, takeovers: 1, ..PEACE };
+    Run::formation("three members and three controllers", Scenario::ready_to_form(3), budget).check();
 }
 
 #[test]
 fn two_members_and_a_late_order() {
     let budget = Budget { faults: 2, delays: 1, ..PEACE };
-    check("two members and a late order", 2, ready_to_form, budget);
+    Run::formation("two members and a late order", Scenario::ready_to_form(2), budget).check();
 }
 
 #[test]
 fn three_members_and_a_late_order() {
     let budget = Budget { faults: 1, crashes: 1, delays: 1, ..PEACE };
-    check("three members and a late order", 3, ready_to_form, budget);
+    Run::formation("three members and a late order", Scenario::ready_to_form(3), budget).check();
+}
+
+/// The same changes under another budget, as a module of tests. What is ignored here, `cargo xtask model` runs.
+macro_rules! changes {
+    ($attributes:tt $budget_name:ident: $budget:expr;
+     $($name:ident: $members:literal, $change:expr, [$($must:ident),*];)*) => {
+        mod $budget_name {
+            use super::*;
+            $(changes!(@ $attributes $budget_name, $budget, $name, $members, $change, [$($must),*]);)*
+        }
+    };
+    (@ [$(#[$attribute:meta])*] $budget_name:ident, $budget:expr,
+     $name:ident, $members:literal, $change:expr, [$($must:ident),*]) => {
+        #[test]
+        $(#[$attribute])*
+        fn $name() {
+            let name = concat!(stringify!($budget_name), "::", stringify!($name));
+            Run::change(name, $members, $change, $budget, &[$(Event::$must),*]).check();
+        }
+    };
+}
+
+macro_rules! every_change {
+    ($($attributes:tt $budget_name:ident: $budget:expr;)*) => {
+        $(changes! {
+            $attributes $budget_name: $budget;
+            one_to_two: 1, Change::Scale(2), [Joined, Promoted];
+            two_to_one: 2, Change::Scale(1), [Removed];
+            three_to_two: 3, Change::Scale(2), [Removed];
+            three_to_four: 3, Change::Scale(4), [Joined, Promoted];
+            replace: 3, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
+            replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+            replace_the_only_one: 1, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
+            settings: 3, Change::Settings, [Restarted, LeaderMoved];
+            settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
+            upgrade: 3, Change::Upgrade, [Restarted, LeaderMoved];
+            gone: 3, Change::Gone("etcd-2"), [Replaced, Removed, Joined, Promoted];
+            hangs: 3, Change::Hangs("etcd-2"), [Replaced, Removed, Joined, Promoted];
+            wiped: 3, Change::Wiped("etcd-2"), [Replaced, Removed, Joined, Promoted];
+            set_back: 3, Change::SetBack("etcd-2"), [Replaced, Removed, Joined, Promoted];
+            recover: 3, Change::Recover("etcd-3"), [Recovered];
+            recover_of_two: 2, Change::Recover("etcd-2"), [Recovered];
+            recover_nothing: 3, Change::RecoverNothing, [];
+            nothing: 3, Change::Nothing, [];
+        })*
+    };
+}
+
+every_change! {
+    [] a_fault_and_a_crash: Budget { faults: 1, crashes: 1, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] two_faults_and_a_crash: Budget { faults: 2, crashes: 1, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] two_controllers: Budget { faults: 1, takeovers: 1, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] old_looks: Budget { faults: 1, stale: 2, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] old_looks_of_two_controllers: Budget { stale: 2, takeovers: 1, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] hidden: Budget { faults: 1, hidden: 1, pauses: 1, ..PEACE };
+    [#[ignore = "for `cargo xtask model`"]] late_orders: Budget { faults: 1, crashes: 1, delays: 1, ..PEACE };
+}
+
+changes! {
+    [] in_short_two_controllers: Budget { faults: 1, takeovers: 1, ..PEACE };
+    gone: 3, Change::Gone("etcd-2"), [ReplacedInTakeover];
+    settings: 3, Change::Settings, [Restarted, LeaderMoved];
+}
+
+changes! {
+    [] in_short_old_looks: Budget { faults: 1, stale: 2, ..PEACE };
+    three_to_two: 3, Change::Scale(2), [Removed, OldDecisionRefused];
+}
+
+changes! {
+    [] in_short_hidden: Budget { hidden: 1, pauses: 1, ..PEACE };
+    one_to_two: 1, Change::Scale(2), [];
+    gone: 3, Change::Gone("etcd-2"), [Hidden, Expelled];
+    recover_nothing: 3, Change::RecoverNothing, [];
+}
+
+changes! {
+    [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
+    settings: 3, Change::Settings, [Restarted];
+    replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+}
+
+/// Five members are too many to explore to the end.
+macro_rules! five_members {
+    ($($name:ident: $members:literal, $change:expr, [$($must:ident),*];)*) => {
+        mod five_members {
+            use super::*;
+            $(#[test]
+            #[ignore = "for `cargo xtask model`"]
+            fn $name() {
+                let budget = Budget { faults: 2, crashes: 1, takeovers: 1, hidden: 0, delays: 0, stale: 1, pauses: 0 };
+                let name = concat!("five_members::", stringify!($name));
+                let run = Run::change(name, $members, $change, budget, &[$(Event::$must),*]);
+                Run { bound: Some((DEEP, LONG_ENOUGH)), ..run }.check();
+            })*
+        }
+    };
+}
+
+const DEEP: usize = 14;
+const LONG_ENOUGH: Duration = Duration::from_secs(110);
+
+five_members! {
+    five_to_four: 5, Change::Scale(4), [Removed];
+    three_to_five: 3, Change::Scale(5), [Joined];
+    replace: 5, Change::Replace("etcd-2"), [Joined];
+    settings: 5, Change::Settings, [Restarted];
+    wiped: 5, Change::Wiped("etcd-3"), [Replaced];
 }

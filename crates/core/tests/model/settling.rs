@@ -1,98 +1,182 @@
 //! Liveness: from every state that the adversary can bring about, a lone controller that sees everything comes to an end
 //! that is right, when nothing more goes wrong. Deterministic, so it is one more thing to hold in every state.
 
-use quorate_core::model::{Formation, MemberName, ServiceState};
+use std::sync::Arc;
+
+use quorate_core::model::{DataSeen, Desired, Formation, MemberName, Observation, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
 
+use crate::adversary::LONG;
 use crate::agent;
-use crate::formation::{FormationModel, State, count, facts_mut, is_order, provide};
+use crate::controllers::{ClusterModel, State, begin_run, is_order, provide, tell_reach};
+use crate::etcd::{Voters, facts_mut};
+use crate::names::rename;
+use crate::reached::Event;
 use crate::shared::hash;
 
 /// More rounds than a controller that nobody disturbs ever needs from any state.
-const MOST_ROUNDS: usize = 40;
+const MOST_ROUNDS: usize = 80;
+/// How often in a row it helps to wait, or to begin another run.
+const MOST_PATIENCE: usize = 3;
 
-impl FormationModel {
+impl ClusterModel {
     /// Whether a lone controller that sees everything comes to an end that is right, when nothing more goes wrong.
     pub fn settles(&self, state: &State) -> bool {
         let as_it_is = hash(&state.world);
-        if self.settling.lock().expect("no holder panics").contains(&as_it_is) {
-            return true;
-        }
+        self.is_known(as_it_is) || self.settles_from(state, as_it_is, &mut |_| {})
+    }
+
+    /// Tells each decision on the way.
+    pub fn settles_from(&self, state: &State, as_it_is: u64, tell: &mut dyn FnMut(&Decision)) -> bool {
         let mut world = World::clone(&state.world);
         let mut way = vec![as_it_is];
         let mut formations = state.past.formations;
+        let mut patience = 0;
         world.ledger.fence += 1;
-        let fence = world.ledger.fence;
-        let members: Vec<MemberName> = world.machines.keys().cloned().collect();
-        for member in members {
-            if is_backing_off(&world, &member) {
-                self.etcd_returns(&mut world, &member);
-            }
-        }
+        begin_run(&mut world.ledger);
         loop {
+            self.bring_up(&mut world);
+            world.look_again();
             let mark = hash(&without_fences(&world));
-            if self.settling.lock().expect("no holder panics").contains(&mark) {
-                break;
+            if patience == 0 {
+                if self.is_known(mark) {
+                    break;
+                }
+                way.push(mark);
             }
-            way.push(mark);
-            let desired = self.desired(&world.ledger, formations);
-            let decision = decide(&desired, &world.observe());
-            if decision.steps.is_empty() {
-                if !self.ends_well(&world, &decision) {
+            let (desired, seen) = self.see(&mut world, formations);
+            let decision = decide(&desired, &seen);
+            tell(&decision);
+            if decision.settled() {
+                if !self.is_right(&world, &desired) {
                     return false;
                 }
+                self.reached.count(Event::Settled);
                 break;
             }
+            if decision.steps.is_empty() {
+                if self.is_needless(&world, &decision) {
+                    self.reached.count(Event::Settled);
+                    break;
+                }
+                if self.is_lost_for_good(&world, &decision) {
+                    self.reached.count(Event::LostForGood);
+                    break;
+                }
+                // Time passes, and the operator tries again.
+                patience += 1;
+                world.now += LONG;
+                begin_run(&mut world.ledger);
+                if patience > MOST_PATIENCE {
+                    return false;
+                }
+                continue;
+            }
+            patience = 0;
             if way.len() > MOST_ROUNDS {
                 return false;
             }
-            for step in &decision.steps {
-                remember::before(&mut world.ledger, &desired, &step.action, world.now);
-                formations += u8::from(matches!(step.action, Action::RecordForming { .. }));
-                let done = match &step.action {
-                    action if !is_order(action) => provide(&mut world, &desired, action),
-                    _ => agent::obey(&mut world, &desired, fence, step),
-                };
-                if done.is_ok() {
-                    remember::after(&mut world.ledger, &desired, &step.action, world.now);
-                }
-            }
+            formations += do_steps(&mut world, &desired, &decision);
         }
         self.settling.lock().expect("no holder panics").extend(way);
         true
     }
 
-    /// Settled, formed and healthy; or, where data of the formed cluster is truly gone, blocked for that and nothing else.
-    fn ends_well(&self, world: &World, end: &Decision) -> bool {
-        let formed = matches!(world.ledger.formation, Formation::Formed { .. });
-        if end.settled() {
-            count(&self.reached.settled);
-            return formed && all_healthy(world);
+    fn is_known(&self, mark: u64) -> bool {
+        self.settling.lock().expect("no holder panics").contains(&mark)
+    }
+
+    /// Etcds that can come up do.
+    fn bring_up(&self, world: &mut World) {
+        let desired = self.desired(&world.ledger, 0);
+        let members: Vec<MemberName> = world.machines.keys().cloned().collect();
+        for member in members {
+            let facts = world.machines[&member].facts();
+            if facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::BackingOff { .. })) {
+                agent::comes_up(world, &desired, &member);
+            }
         }
-        let gone = |member: &MemberName| agent::token_on_disk(world, member).is_none();
-        let only_losses = end.blocked.iter().all(|b| match b {
-            UnsafeBecause::LostData { member } | UnsafeBecause::LostMachine { member } => gone(member),
-            _ => false,
-        });
-        let only_quorum = end.waiting.iter().all(|w| matches!(w, WaitingFor::Health { .. }));
-        if formed && !end.blocked.is_empty() && only_losses && only_quorum {
-            count(&self.reached.lost_for_good);
-            return true;
+    }
+
+    fn see(&self, world: &mut World, formations: u8) -> (Arc<Desired>, Observation) {
+        let mut seen = world.observe();
+        tell_reach(&mut seen, world);
+        let desired = self.desired(&world.ledger, formations);
+        if remember::sighting(&mut world.ledger, &desired, &seen) {
+            return (self.desired(&world.ledger, formations), seen);
         }
-        false
+        (desired, seen)
+    }
+
+    /// Settled means: formed, everybody who is wanted votes and nobody else, and all run what was declared.
+    fn is_right(&self, world: &World, desired: &Desired) -> bool {
+        let seen = world.observe();
+        let voters = world.listed.iter().filter(|l| !l.is_learner).count();
+        let well = |(m, wish): (&MemberName, &quorate_core::model::DesiredMember)| {
+            let facts = seen.facts(m);
+            let healthy = facts.and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| s.healthy && !s.is_learner);
+            let service = facts.map(|f| &f.etcd.service);
+            healthy && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
+        };
+        world.ledger.formation.is_formed()
+            && voters == desired.members.len()
+            && world.listed.len() == voters
+            && world.machines.len() == desired.members.len()
+            && desired.members.iter().all(well)
+    }
+
+    /// The word to recover was given, and nothing is lost.
+    fn is_needless(&self, world: &World, end: &Decision) -> bool {
+        let told = end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. }));
+        told && world.ledger.recovery.is_some() && Voters::of(world).quorate()
+    }
+
+    /// Blocked, and for the loss of the majority: right only where it is truly lost.
+    fn is_lost_for_good(&self, world: &World, end: &Decision) -> bool {
+        let told = end
+            .blocked
+            .iter()
+            .any(|b| matches!(b, UnsafeBecause::MajorityLost { .. } | UnsafeBecause::NothingSurvives { .. }));
+        match &world.ledger.formation {
+            // Where nobody is left to tell who votes, one that has left may be waited for, which says what it waits for.
+            Formation::Formed { .. } => {
+                let waits = end.waiting.iter().any(|w| matches!(w, WaitingFor::EtcdToStay { .. }));
+                (told || waits) && Voters::of(world).lost()
+            }
+            // The one survivor that was chosen was lost as well.
+            Formation::Recovering { was, token, from, .. } => {
+                let data = world.machines.get(from).and_then(|m| m.facts()).map(|f| &f.etcd.data);
+                !matches!(data, Some(DataSeen::Stamped(s)) if s.token == *was || s.token == *token)
+            }
+            Formation::Unformed | Formation::Forming { .. } => false,
+        }
     }
 }
 
-fn all_healthy(world: &World) -> bool {
-    let seen = world.observe();
-    let healthy = |m: &MemberName| seen.facts(m).and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| s.healthy);
-    world.ledger.members.keys().all(healthy)
-}
-
-fn is_backing_off(world: &World, member: &MemberName) -> bool {
-    let facts = world.machines[member].facts();
-    facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::BackingOff { .. }))
+/// Says how many formations were begun.
+fn do_steps(world: &mut World, desired: &Desired, decision: &Decision) -> u8 {
+    let mut begun = 0;
+    let fence = world.ledger.fence;
+    for step in &decision.steps {
+        remember::before(&mut world.ledger, desired, &step.action, world.now);
+        if let Action::MakeSecrets { .. } | Action::RecordFormed { .. } = step.action {
+            world.effect(desired, &step.action);
+        }
+        begun += u8::from(matches!(step.action, Action::RecordForming { .. } | Action::RecordRecovery { .. }));
+    }
+    let orders = decision.steps.iter().filter(|s| s.action.member().is_some());
+    for step in orders {
+        let done = match &step.action {
+            action if !is_order(action) => provide(world, desired, action),
+            _ => agent::obey(world, desired, fence, step),
+        };
+        if done.is_ok() {
+            remember::after(&mut world.ledger, desired, &step.action, world.now);
+        }
+    }
+    rename(world);
+    begun
 }
 
 /// Fencing numbers mean nothing to a controller that is newer than all of them.

@@ -1,0 +1,190 @@
+//! The rules once more, in other words than the planner's: every decision is held against what it was made on. What it was made
+//! on may be old or hidden in part; what was seen must bear it out all the same.
+
+use std::collections::BTreeSet;
+
+use quorate_core::model::{
+    Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT, ServiceState,
+};
+use quorate_core::planner::{Action, Decision, Precondition};
+
+use crate::past::Wrong;
+
+/// The cluster as one look shows it.
+struct Look<'a> {
+    seen: &'a Observation,
+    /// As a voter with a quorum behind it lists it; empty where there is none.
+    list: &'a [MemberEntry],
+    leader: u64,
+    /// The voters that were seen to be healthy, by etcd's number.
+    healthy: BTreeSet<u64>,
+}
+
+impl<'a> Look<'a> {
+    fn at(seen: &'a Observation) -> Self {
+        let healthy = || {
+            let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
+            statuses.filter(|s| s.healthy && !s.is_learner)
+        };
+        let told: Option<&EtcdStatus> = healthy().next();
+        Look {
+            seen,
+            list: told.map_or(&[], |s| &s.members),
+            leader: told.map_or(0, |s| s.leader),
+            healthy: healthy().map(|s| s.member_id).collect(),
+        }
+    }
+
+    fn voters(&self) -> impl Iterator<Item = &MemberEntry> {
+        self.list.iter().filter(|m| !m.is_learner)
+    }
+
+    fn learners(&self) -> usize {
+        self.list.iter().filter(|m| m.is_learner).count()
+    }
+
+    fn id_of(&self, member: &MemberName) -> Option<u64> {
+        Some(self.facts(member)?.etcd.status.as_ref()?.member_id)
+    }
+
+    fn facts(&self, member: &MemberName) -> Option<&Facts> {
+        self.seen.facts(member)
+    }
+}
+
+/// What is wrong with a decision.
+pub fn audit(desired: &Desired, seen: &Observation, decision: &Decision) -> Vec<Wrong> {
+    let look = Look::at(seen);
+    let mut wrongs = Vec::new();
+    let of = |kinds: &[&str]| decision.steps.iter().filter(|s| kinds.contains(&s.action.kind())).count();
+    if of(&["add-learner", "promote", "remove-member"]) > 1 {
+        wrongs.push(Wrong::TwoChanges);
+    }
+    if of(&["restart-etcd", "remove-member", "move-leader"]) > 1 {
+        wrongs.push(Wrong::TwoDisturbances);
+    }
+    let formed = matches!(desired.formation, Formation::Formed { .. });
+    for step in &decision.steps {
+        wrongs.extend(judge(desired, &look, formed, &step.action));
+        let changes = matches!(step.action.kind(), "add-learner" | "promote" | "remove-member");
+        if changes && !matches!(&step.expects, Precondition::Membership(m) if m.len() == look.list.len()) {
+            wrongs.push(Wrong::UnguardedChange);
+        }
+        if changes && desired.last_change.is_some_and(|at| seen.now <= at) {
+            wrongs.push(Wrong::ChangedOnAnOldList);
+        }
+    }
+    wrongs
+}
+
+fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> Option<Wrong> {
+    let all = look.voters().count();
+    let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
+    let known = |v: &MemberEntry| {
+        let mut members = desired.formation.members().into_iter().flatten();
+        members.any(|(_, m)| v.peer_urls.contains(&m.peer_url))
+    };
+    let changes = matches!(action.kind(), "add-learner" | "promote" | "remove-member");
+    if changes && !look.voters().all(known) {
+        return Some(Wrong::ChangedAmongStrangers);
+    }
+    match action {
+        Action::AddLearner { .. } if look.learners() > 0 => Some(Wrong::TwoLearners),
+        Action::AddLearner { .. } => (healthy < all || all == 0).then_some(Wrong::JoinedBesideTheUnwell),
+        Action::Promote { member, id, .. } => {
+            let answers = look.facts(member).is_some_and(|f| is_running(f) && f.etcd.status.is_some());
+            let learner = look.list.iter().any(|m| m.id == *id && m.is_learner);
+            let enough = healthy + 1 > (all + 1) / 2;
+            if !answers || !learner {
+                return Some(Wrong::PromotedWhoDoesNotRun);
+            }
+            (!enough).then_some(Wrong::QuorumGivenAway)
+        }
+        Action::RemoveMember { id, .. } => judge_removal(look, *id),
+        Action::RestartEtcd { member } => {
+            let id = look.id_of(member).unwrap_or(0);
+            let others = look.healthy.iter().filter(|h| **h != id).count();
+            let well = look.healthy.contains(&id);
+            if all > 0 && others + 1 < all {
+                return Some(Wrong::TwoDisturbances);
+            }
+            if well && look.leader == id && others > 0 {
+                return Some(Wrong::LeaderDisturbed);
+            }
+            (well && others < all / 2 + 1 && !desired.downtime).then_some(Wrong::QuorumGivenAway)
+        }
+        Action::DestroyMachine { member } if formed => judge_destruction(desired, look, member),
+        Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),
+        Action::StartEtcd { bootstrap: Some(_), .. } => formed.then_some(Wrong::NewAfterFormed),
+        Action::RecordRecovery { .. } => {
+            (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
+        }
+        Action::StopEtcd { .. } if formed => {
+            (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
+        }
+        Action::Rebuild { .. } => {
+            (!matches!(desired.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
+        }
+        Action::RecordReplacement { member, .. } => judge_replacement(desired, look, member),
+        _ => None,
+    }
+}
+
+fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
+    let going = look.list.iter().find(|m| m.id == id)?;
+    if going.is_learner {
+        return None;
+    }
+    let others: Vec<u64> = look.voters().map(|v| v.id).filter(|v| *v != id).collect();
+    let healthy = others.iter().filter(|v| look.healthy.contains(v)).count();
+    let well = look.healthy.contains(&id);
+    let commits = healthy + usize::from(well) > (others.len() + 1) / 2;
+    if !commits || healthy < others.len() / 2 + 1 || others.is_empty() {
+        return Some(Wrong::QuorumGivenAway);
+    }
+    if well && healthy < others.len() {
+        return Some(Wrong::TwoDisturbances);
+    }
+    (well && look.leader == id).then_some(Wrong::LeaderDisturbed)
+}
+
+/// The machine of one that etcd lists, or that the ledger counts as a member, stays. An empty list tells nothing.
+fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
+    let machine = look.seen.machines.get()?.get(member)?;
+    let enrolled = look.seen.facts(member).is_some();
+    let url = format!("https://{}:{PEER_PORT}", machine.address);
+    let listed = look.list.iter().any(|m| m.peer_urls.contains(&url));
+    let member_of_ours = desired.formation.has_member(member);
+    (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)
+}
+
+/// Who is given up must be lost: its data gone or gone back, or nobody sees its machine for long enough.
+fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
+    let wish = desired.members.get(member)?;
+    let id = look.id_of(member);
+    if id.is_some_and(|id| look.healthy.contains(&id)) {
+        return Some(Wrong::GivenUpTooEarly);
+    }
+    let all = look.voters().count();
+    let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
+    let known = desired.formation.members().and_then(|members| members.get(member));
+    let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
+    if all == 0 || (votes && healthy < all / 2 + 1) {
+        return Some(Wrong::QuorumGivenAway);
+    }
+    if let Some(facts) = look.facts(member) {
+        let works = is_running(facts) && facts.etcd.status.is_some();
+        return works.then_some(Wrong::GivenUpTooEarly);
+    }
+    let address = look.seen.machines.get()?.get(member).map(|m| m.address);
+    let reached = address.is_some_and(|a| {
+        look.seen.agents.keys().any(|m| look.facts(m).is_some_and(|f| f.reaches.get(&a) == Some(&true)))
+    });
+    let unseen = wish.unseen_since.map_or(0, |since| look.seen.now.duration_since(since).as_secs());
+    let patient = desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
+    (reached || !patient).then_some(Wrong::GivenUpTooEarly)
+}
+
+fn is_running(facts: &Facts) -> bool {
+    matches!(facts.etcd.service, ServiceState::Running { .. })
+}

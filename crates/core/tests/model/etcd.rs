@@ -1,0 +1,92 @@
+//! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
+
+use jiff::Timestamp;
+use quorate_core::model::{DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState};
+use quorate_core::planner::simulate::{SimAgent, SimListed, SimMachine, World};
+
+/// How an etcd ended: by a fault, or since we restarted it.
+pub const KILLED: &str = "killed";
+pub const RESTARTED: &str = "restarted";
+
+/// The voters of the formed cluster as they really are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Voters {
+    pub all: usize,
+    pub running: usize,
+    /// With their data, whether they run or not.
+    pub holding: usize,
+}
+
+impl Voters {
+    pub fn of(world: &World) -> Self {
+        let voters = || world.listed.iter().filter(|l| !l.is_learner);
+        Voters {
+            all: voters().count(),
+            running: voters().filter(|l| runs(world, l)).count(),
+            holding: voters().filter(|l| machine_of(world, l).is_some_and(|m| holds(world, m))).count(),
+        }
+    }
+
+    pub fn quorum(self) -> usize {
+        self.all / 2 + 1
+    }
+
+    pub fn quorate(self) -> bool {
+        self.running >= self.quorum()
+    }
+
+    /// Whether no majority will ever agree again, unless the operator gives the word.
+    pub fn lost(self) -> bool {
+        self.holding < self.quorum()
+    }
+}
+
+pub fn url_of(machine: &SimMachine) -> String {
+    format!("https://{}:{PEER_PORT}", machine.seen.address)
+}
+
+pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMachine> {
+    world.machines.values().find(|m| url_of(m) == listed.peer_url)
+}
+
+/// Whether data of the present formation lies there, and as it was.
+pub fn holds(world: &World, machine: &SimMachine) -> bool {
+    let token = world.ledger.formation.token();
+    machine.facts().is_some_and(|f| {
+        f.etcd.older.is_none() && matches!(&f.etcd.data, DataSeen::Stamped(s) if Some(s.token.as_str()) == token)
+    })
+}
+
+pub fn runs(world: &World, listed: &SimListed) -> bool {
+    machine_of(world, listed).is_some_and(|m| {
+        let service = m.facts().map(|f| &f.etcd.service);
+        m.seen.power == Power::On && holds(world, m) && matches!(service, Some(ServiceState::Running { .. }))
+    })
+}
+
+/// An etcd that was removed, or never added, ends whenever it is started; so does one that would vote twice.
+pub fn may_run(world: &World, url: &str, machine: &SimMachine) -> bool {
+    let Some(facts) = machine.facts() else { return false };
+    let present = matches!(&facts.etcd.data, DataSeen::Stamped(s) if world.ledger.formation.token() == Some(&s.token));
+    let formed = matches!(world.ledger.formation, Formation::Formed { .. });
+    let listed = world.listed.iter().any(|l| l.peer_url == url);
+    facts.etcd.older.is_none() && (!present || !formed || listed)
+}
+
+/// Whether the etcd there is down by our own doing, and comes back by itself.
+pub fn is_restarting(machine: &SimMachine) -> bool {
+    let service = machine.facts().map(|f| &f.etcd.service);
+    matches!(service, Some(ServiceState::BackingOff { last_exit, .. }) if last_exit.how == RESTARTED)
+}
+
+pub fn facts_mut(machine: &mut SimMachine) -> Option<&mut Facts> {
+    match &mut machine.agent {
+        SimAgent::Enrolled(facts) => Some(facts),
+        _ => None,
+    }
+}
+
+pub fn backing_off(how: &str) -> ServiceState {
+    let last_exit = Exit { at: Timestamp::UNIX_EPOCH, how: how.to_owned(), last_words: String::new() };
+    ServiceState::BackingOff { restarts: 1, last_exit }
+}

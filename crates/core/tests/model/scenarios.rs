@@ -1,0 +1,154 @@
+//! What the runs begin with: a declaration, and a world.
+
+use std::net::Ipv4Addr;
+
+use quorate_core::desire::Wish;
+use quorate_core::model::{Brought, Consent, DataSeen, Ledger, MemberName, OlderData, ServiceState};
+use quorate_core::planner::remember::raise_incarnation;
+use quorate_core::planner::simulate::{SimAgent, World};
+use quorate_core::planner::{Action, Step, decide};
+use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
+
+use crate::adversary::LONG;
+use crate::controllers::prepares;
+use crate::etcd::facts_mut;
+use crate::names::rename;
+
+/// A declaration and the world that it meets.
+pub struct Scenario {
+    pub spec: ClusterSpec,
+    pub world: World,
+}
+
+/// What happened to a settled cluster, or what its operator wants of it now.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    Nothing,
+    Scale(usize),
+    Replace(&'static str),
+    ReplacePinned(&'static str),
+    Settings,
+    Upgrade,
+    Gone(&'static str),
+    Hangs(&'static str),
+    Wiped(&'static str),
+    SetBack(&'static str),
+    /// All but this one are gone, and the operator gave the word.
+    Recover(&'static str),
+    /// The word was given, and nothing is lost.
+    RecoverNothing,
+}
+
+impl Scenario {
+    /// Nothing exists but the declaration. Addresses are pinned, so that a machine that was made anew differs from the one
+    /// before in nothing but itself.
+    pub fn nothing(members: usize) -> Self {
+        let mut spec = declared(members, "3.6.14");
+        pin(&mut spec);
+        let world = empty(&spec);
+        Scenario { spec, world }
+    }
+
+    /// All that comes before the formation is done.
+    pub fn ready_to_form(members: usize) -> Self {
+        let mut scenario = Scenario::nothing(members);
+        scenario.run_until(|steps| steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })));
+        scenario
+    }
+
+    /// A settled cluster, and a change. New machines that it needs are there.
+    pub fn changed(members: usize, change: Change) -> Self {
+        let was = if let Change::Upgrade = change { "3.5.30" } else { "3.6.14" };
+        let mut spec = declared(members, was);
+        if let Change::ReplacePinned(_) = change {
+            pin(&mut spec);
+        }
+        let world = empty(&spec);
+        let mut scenario = Scenario { spec, world };
+        scenario.run_until(<[Step]>::is_empty);
+        scenario.meet(change);
+        rename(&mut scenario.world);
+        scenario.run_until(|steps| !steps.iter().all(|s| prepares(&s.action)) || steps.is_empty());
+        scenario
+    }
+
+    fn meet(&mut self, change: Change) {
+        let Scenario { spec, world } = self;
+        let word = Consent { at: world.now, by: String::from("alice"), shown: String::from("the plan") };
+        let members = spec.members.len();
+        // Nothing that takes a cluster of one or two down is done without the operator's word; no grace for who is gone.
+        if members < 3 {
+            world.ledger.downtime = Some(word.clone());
+        }
+        match change {
+            Change::Nothing => {}
+            Change::Scale(to) => *spec = declared(to, "3.6.14"),
+            Change::Replace(member) | Change::ReplacePinned(member) => {
+                raise_incarnation(&mut world.ledger, &member.into());
+            }
+            Change::Settings => spec.etcd.grpc_gateway = !spec.etcd.grpc_gateway,
+            Change::Upgrade => *spec = declared(members, "3.6.16"),
+            Change::Gone(member) => {
+                drop(world.machines.remove(&MemberName::from(member)));
+                forget_since_long(world, member);
+            }
+            Change::Hangs(member) => {
+                forget_since_long(world, member);
+                let (since, why) = (world.now, String::from("it hangs"));
+                world.machines.get_mut(&member.into()).expect("a machine").agent = SimAgent::Unknown { since, why };
+            }
+            Change::Wiped(member) => {
+                let machine = world.machines.get_mut(&member.into()).expect("a machine");
+                let etcd = &mut facts_mut(machine).expect("an agent").etcd;
+                (etcd.data, etcd.service, etcd.peer_serving) = (DataSeen::Empty, ServiceState::Stopped, false);
+            }
+            Change::SetBack(member) => {
+                let machine = world.machines.get_mut(&member.into()).expect("a machine");
+                let etcd = &mut facts_mut(machine).expect("an agent").etcd;
+                etcd.older = Some(OlderData { holds: 1, acknowledged: 10, told_by: String::from("its leader") });
+                (etcd.service, etcd.peer_serving) = (ServiceState::Stopped, false);
+            }
+            Change::Recover(survivor) => {
+                world.ledger.recovery = Some(word);
+                world.machines.retain(|name, _| name.as_str() == survivor);
+            }
+            Change::RecoverNothing => world.ledger.recovery = Some(word),
+        }
+        world.ledger.spec = spec.clone();
+    }
+
+    fn run_until(&mut self, enough: impl Fn(&[Step]) -> bool) {
+        let brought = Brought::default();
+        let wish = Wish { spec: &self.spec, brought: &brought, arch: "amd64" };
+        loop {
+            let desired = wish.desire(&self.world.ledger, "1");
+            let steps = decide(&desired, &self.world.observe()).steps;
+            if enough(&steps) {
+                return;
+            }
+            steps.iter().for_each(|s| self.world.perform(&desired, &s.action));
+        }
+    }
+}
+
+/// Nobody has seen it for longer than the grace time.
+fn forget_since_long(world: &mut World, member: &str) {
+    let since = world.now - LONG;
+    world.ledger.members.get_mut(&MemberName::from(member)).expect("a record").unseen_since = Some(since);
+}
+
+fn declared(members: usize, version: &str) -> ClusterSpec {
+    let version = version.parse().expect("a version");
+    generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0)
+}
+
+fn pin(spec: &mut ClusterSpec) {
+    for (member, number) in spec.members.iter_mut().zip(1..) {
+        member.address = Some(Ipv4Addr::new(127, 64, 1, number).into());
+    }
+}
+
+fn empty(spec: &ClusterSpec) -> World {
+    let now = "2026-01-01T12:00:00Z".parse().expect("a time");
+    World::empty(Ledger::new(String::from("c1"), spec.clone()), now)
+}
