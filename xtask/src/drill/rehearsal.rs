@@ -127,7 +127,8 @@ impl Shape {
         };
         let members: Vec<String> = members.iter().map(member).collect();
         let (version, programs) = place.etcd(line.minor())?;
-        let login = if *password { "password" } else { "certificate" };
+        // Cheap logins: after each restart all clients log in at once, and two cores would do little else.
+        let login = if *password { "password\n      flags: {bcrypt-cost: 4}" } else { "certificate" };
         let network = if *namespaces { "    network: netns\n" } else { "" };
         Ok(format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    etcd:\n      version: {version}\n      \
