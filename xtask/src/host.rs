@@ -82,7 +82,9 @@ pub fn cargo() -> Result<Command> {
     let told = std::env::vars_os().map(|(name, _)| name);
     let told = told
         .filter(|name| name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")));
-    told.for_each(|name| drop(cargo.env_remove(name)));
+    for name in told {
+        cargo.env_remove(name);
+    }
     Ok(cargo)
 }
 
