@@ -343,10 +343,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "none of the {voters} members is seen with data of this cluster")
             }
             UnsafeBecause::SurvivorGone { member } => {
-                write!(
-                    f,
-                    "the cluster is being recovered from {member}, which the spec does not name or the provider does not show"
-                )
+                write!(f, "the cluster is being recovered from what {member} holds, and its machine is gone")
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was taken out again: {why}")
