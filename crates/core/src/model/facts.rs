@@ -100,6 +100,11 @@ pub struct LogEnd {
     pub commit: u64,
 }
 
+impl LogEnd {
+    /// It is there, and how far it goes is not known yet.
+    pub const UNREAD: LogEnd = LogEnd { term: 0, index: 0, commit: 0 };
+}
+
 /// A data directory that has gone back in time.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct OlderData {

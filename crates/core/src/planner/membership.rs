@@ -128,6 +128,10 @@ fn bring_up(
     let Some(facts) = learner.facts else {
         return give_up_or_wait(decision, cluster, learner, late, "its agent does not answer");
     };
+    if facts.etcd.older.is_some() {
+        let why = "its data has gone back in time";
+        return expel(decision, cluster, learner, Some(why), why);
+    }
     let token = desired.formation.token();
     match safety::judge_data(desired, &learner.name, token, seen.now, facts) {
         safety::DataVerdict::MayBeginAsNew => start(desired, decision, cluster, learner, wish),

@@ -79,7 +79,10 @@ fn choose(
     }
     let rank = |(log, m): &&(LogEnd, &MemberName)| (log.term, log.index, desired.members.contains_key(*m));
     let Some((best, from)) = ends.iter().max_by_key(rank).copied() else { return };
-    let told = ends.iter().map(|(log, m)| format!("{m} ends at term {} index {}", log.term, log.index));
+    let told = ends.iter().map(|(log, m)| match *log {
+        LogEnd::UNREAD => format!("how far the log of {m} goes is found out when it is read"),
+        LogEnd { term, index, .. } => format!("{m} ends at term {term} index {index}"),
+    });
     let told = told.chain(unreadable.iter().cloned()).collect::<Vec<_>>().join(", ");
     let why = format!(
         "{} of {all} members hold their data: {told}. What the lost ones had acknowledged after index {} of term {} is lost; \

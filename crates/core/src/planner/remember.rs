@@ -176,7 +176,7 @@ fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDu
         return;
     }
     let longest = grace.map_or(LONGEST_GAP, |grace| LONGEST_GAP.max(grace.saturating_mul(2)));
-    let ago = record.unseen_at.map(|at| now.duration_since(at));
+    let ago = record.unseen_at.or(record.unseen_since).map(|at| now.duration_since(at));
     if record.unseen_since.is_none() || ago.is_none_or(|ago| ago > longest) {
         (record.unseen_since, record.unseen_at) = (Some(now), Some(now));
     } else if ago.is_some_and(|ago| ago > WORTH_A_WRITE) {

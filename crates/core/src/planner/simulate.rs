@@ -323,7 +323,7 @@ impl World {
                 self.on(member, |facts| {
                     facts.etcd.service = ServiceState::Stopped;
                     facts.etcd.peer_serving = false;
-                    facts.etcd.log = log;
+                    facts.etcd.log = Some(log);
                 });
             }
             Action::WipeData { member, .. } => self.on(member, |facts| {
@@ -378,11 +378,13 @@ impl World {
         }
     }
 
-    /// How far the log of an etcd that runs goes, as it tells.
-    fn log_end(&self, member: &MemberName) -> Option<LogEnd> {
+    /// How far the log of an etcd that runs goes, as it tells. Where it tells nothing, that is found out when its log is read.
+    fn log_end(&self, member: &MemberName) -> LogEnd {
         let seen = self.observe();
-        let status = seen.facts(member)?.etcd.status.as_ref()?;
-        Some(LogEnd { term: status.raft_term, index: status.raft_index, commit: status.raft_applied_index })
+        match seen.facts(member).and_then(|f| f.etcd.status.as_ref()) {
+            Some(s) => LogEnd { term: s.raft_term, index: s.raft_index, commit: s.raft_applied_index },
+            None => LogEnd::UNREAD,
+        }
     }
 
     /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
