@@ -354,6 +354,10 @@ pub struct Drill {
     /// What to rehearse; can be given several times, and `list` lists them. By default a few that are harmless
     #[arg(long = "scenario", value_name = "SCENARIO")]
     pub scenarios: Vec<String>,
+    /// Let this scenario happen before the change begins, with the clients at work: one that is over at once and leaves the
+    /// cluster something to deal with, such as `wipe-follower` or `lose-majority`
+    #[arg(long, value_name = "SCENARIO")]
+    pub first: Option<String>,
     /// Let the fault strike during this command of quorate, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
@@ -376,7 +380,7 @@ pub struct Drill {
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
     /// Do not rehearse; judge what an earlier drill recorded in FILE
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "scenarios", "during", "history"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "scenarios", "first", "during", "history"])]
     pub check: Option<PathBuf>,
     /// Do not ask
     #[arg(long)]

@@ -29,6 +29,9 @@ const COOL_DOWN: Duration = Duration::from_millis(1000);
 /// keeps the asker waiting, and asking anew costs less.
 const PAUSE: Duration = Duration::from_millis(5);
 const ANSWER: Duration = Duration::from_millis(500);
+/// Between two looks at the storage version, and how long it may take: etcd looks after it every few seconds.
+const NEXT_LOOK: Duration = Duration::from_millis(100);
+const FOLLOWS: Duration = Duration::from_secs(30);
 /// For the whole sample.
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -123,6 +126,11 @@ async fn measure(
         }
     };
     let (ended, well) = tokio::try_join!(change, well)?;
+    if let Some(version) = version {
+        timeout(FOLLOWS, storage_follows(members, version))
+            .await
+            .map_err(|_| "the storage version does not follow")??;
+    }
     sleep(COOL_DOWN).await;
     let gap = writers.end(begun).await?;
     eprintln!("the longest gap: {gap}");
@@ -161,6 +169,19 @@ async fn all_run(members: &[ConnectOptions], version: &str, begun: Instant) -> R
         }
     }
     Ok(begun.elapsed())
+}
+
+/// Some seconds after an upgrade, members agree on what they speak and store, which may disturb writers too. Whoever made the upgrade,
+/// it is part of what they go through.
+async fn storage_follows(members: &[ConnectOptions], version: &str) -> Result<()> {
+    let line = |version: &str| version.rsplit_once('.').map(|(line, _)| line.to_owned());
+    for member in members {
+        let client = Client::connect(member.clone())?;
+        while client.status().await?.storage_version.as_deref().and_then(line) != line(version) {
+            sleep(NEXT_LOOK).await;
+        }
+    }
+    Ok(())
 }
 
 async fn is_well(client: &Client) -> bool {

@@ -39,6 +39,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         return list();
     }
     let scenarios = chosen(&options.scenarios)?;
+    let first = options.first.as_deref().map(scenario_named).transpose()?;
     let Some(name) = &options.name else {
         return Err(Error::refused("no cluster was named", "name one: `quorate drill NAME`"));
     };
@@ -54,7 +55,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     let mut runs = Vec::new();
     for scenario in scenarios {
         output::talk(&format!("{}: {} …\n", scenario.name, scenario.does()));
-        let run = match unless_interrupted(context, name, rehearse(context, name, scenario, &options)).await {
+        let run = match unless_interrupted(context, name, rehearse(context, name, scenario, first, &options)).await {
             Ok(run) => run,
             Err(error) => {
                 // What was found out before is told all the same.
@@ -79,6 +80,7 @@ async fn rehearse(
     context: &Context,
     name: &str,
     scenario: Scenario,
+    first: Option<Scenario>,
     options: &cli::Drill,
 ) -> Result<(Verdict, History), Error> {
     // The scenario before may have changed it.
@@ -90,6 +92,7 @@ async fn rehearse(
         least: Duration::from_secs(options.seconds),
         load: Load { clients: options.clients, pause, seed, ..Load::default() },
         traffic: Least::default(),
+        first,
         during: during(options),
     };
     let tell = |text: &str| output::talk(&format!("  {text}\n"));
@@ -127,11 +130,12 @@ fn interrupted(context: &Context, name: &str) -> Error {
 
 fn chosen(names: &[String]) -> Result<Vec<Scenario>, Error> {
     let names: Vec<&str> = if names.is_empty() { DEFAULT.to_vec() } else { names.iter().map(String::as_str).collect() };
-    let found = |name: &str| {
-        let unknown = || Error::refused(format!("there is no scenario `{name}`"), "`quorate drill --scenario list`");
-        Scenario::named(name).ok_or_else(unknown)
-    };
-    names.into_iter().map(found).collect()
+    names.into_iter().map(scenario_named).collect()
+}
+
+fn scenario_named(name: &str) -> Result<Scenario, Error> {
+    let unknown = || Error::refused(format!("there is no scenario `{name}`"), "`quorate drill --scenario list`");
+    Scenario::named(name).ok_or_else(unknown)
 }
 
 fn list() -> Result<Exit, Error> {

@@ -38,6 +38,10 @@ pub enum Fault {
     Wipe,
     /// The power fails, and the data is that of some seconds before when it comes back.
     OldData,
+    /// The machine is gone for good.
+    Lose,
+    /// A learner is added at an address where nobody answers. It happens to no machine.
+    Ghost,
     /// Nothing more can be written to the disk for a while.
     FullDisk,
     /// Nothing comes from it or reaches it for a while.
@@ -103,6 +107,8 @@ impl Fault {
             Fault::PowerCut => format!("power cut on {on}"),
             Fault::Wipe => format!("disk wiped on {on}"),
             Fault::OldData => format!("old data put back on {on}"),
+            Fault::Lose => format!("{on} lost for good"),
+            Fault::Ghost => format!("a learner added that nobody answers for, at {on}"),
             Fault::FullDisk => format!("disk full on {on}"),
             Fault::Partition => format!("{on} cut off"),
             Fault::Delay => format!("{on} delayed by {DELAY} ms each way"),
@@ -150,6 +156,9 @@ impl Fault {
                 let put_back = || fs::remove_dir_all(machine.data()).and_then(|()| fs::rename(&copy, machine.data()));
                 put_back().map_err(failed("its old data cannot be put back"))?;
             }
+            Fault::Lose => machine.lose().map_err(failed("it cannot be removed"))?,
+            // The stage adds it.
+            Fault::Ghost => {}
             Fault::FullDisk => {
                 let filler = filler_of(machine);
                 harm.undo.push(Undo::Remove(filler.clone()));
@@ -172,6 +181,17 @@ impl Fault {
     /// Whether it goes on for a while, and can be undone.
     pub fn lasts(self) -> bool {
         matches!(self, Fault::Stop | Fault::FullDisk | Fault::Partition | Fault::Delay)
+    }
+
+    /// Whether it is over at once, and leaves the cluster something to deal with.
+    pub fn can_be_first(self) -> bool {
+        use Fault::{Ghost, Lose, OldData, PowerCut, Wipe};
+        matches!(self, PowerCut | Wipe | OldData | Lose | Ghost)
+    }
+
+    /// Whether the cluster comes back from it only by what is said in a command.
+    pub fn must_be_first(self) -> bool {
+        matches!(self, Fault::Lose | Fault::Ghost)
     }
 
     pub fn needs_netns(self) -> bool {

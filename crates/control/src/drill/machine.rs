@@ -111,6 +111,12 @@ impl Machine {
         }
     }
 
+    /// Removes all that the machine was.
+    pub fn lose(&self) -> io::Result<()> {
+        self.cut_power()?;
+        fs::remove_dir_all(&self.directory)
+    }
+
     /// Removes the data and what tells whose it was.
     pub fn wipe(&self) -> io::Result<()> {
         fs::remove_dir_all(self.data())?;

@@ -42,7 +42,7 @@ use faults::Fault;
 use history::{Head, History, Mark};
 use machine::{Machine, machines};
 use measure::Measures;
-use scenario::{Scenario, Target};
+use scenario::{Downtime, Scenario, Target};
 pub use settle::Check;
 use stage::Stage;
 use workload::{Access, Endpoints, Load, Workload, WorkloadError};
@@ -71,6 +71,10 @@ pub enum DrillError {
     NotFormed(String),
     #[error("scenario {scenario} needs {needs}")]
     Needs { scenario: &'static str, needs: &'static str },
+    #[error("{scenario} cannot be --first: it is not over at once, or leaves nothing to deal with")]
+    CannotBeFirst { scenario: &'static str },
+    #[error("a learner cannot be added at an address where nobody answers: {why}")]
+    NoGhost { why: String },
     #[error("there is no {role} to strike: {why}")]
     NoTarget { role: &'static str, why: String },
     #[error("quorate cannot be run")]
@@ -91,6 +95,8 @@ pub struct Options {
     pub load: Load,
     /// Without which a verdict means nothing.
     pub traffic: Least,
+    /// What happens before the change begins, with the clients at work.
+    pub first: Option<Scenario>,
     /// A command of quorate that is run meanwhile: the change during which the fault strikes.
     pub during: Vec<String>,
 }
@@ -201,15 +207,25 @@ pub async fn run(
         Some(needs) if scenario.target == Target::Learner && options.during.is_empty() => {
             return Err(DrillError::Needs { scenario: scenario.name, needs });
         }
+        Some(needs) if scenario.fault.is_some_and(|f| f.must_be_first()) => {
+            return Err(DrillError::Needs { scenario: scenario.name, needs });
+        }
         _ => {}
+    }
+    if let Some(first) = options.first
+        && (first.target == Target::Learner || !first.fault.is_some_and(|f| f.can_be_first()))
+    {
+        return Err(DrillError::CannotBeFirst { scenario: first.name });
     }
     let site = Site::new(home, ledger, brought).await?;
     let mut stage = Stage::set(&site, scenario, options, tell).await?;
+    let voters = ledger.spec.members.len();
+    let downtime = |scenario: Scenario| scenario.downtime(voters, !options.during.is_empty());
     let head = Head {
         cluster: site.cluster.clone(),
         etcd_version: ledger.spec.etcd.version.to_string(),
         scenario: scenario.name.to_owned(),
-        downtime: scenario.downtime(ledger.spec.members.len(), !options.during.is_empty()),
+        downtime: downtime(scenario).max(options.first.map_or_else(Downtime::default, downtime)),
         ..Head::default()
     };
     let mut load = options.load;

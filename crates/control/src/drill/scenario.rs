@@ -19,8 +19,12 @@ pub enum Target {
     Follower,
     /// There is one only while a change is under way.
     Learner,
+    /// Everyone but the leader, at once.
+    Majority,
     /// `quorate apply` itself.
     Controller,
+    /// Etcd's list of members.
+    Membership,
 }
 
 /// What clients may notice.
@@ -80,6 +84,10 @@ pub const SCENARIOS: &[Scenario] = &[
     on("wipe-learner", Fault::Wipe, Target::Learner),
     on("old-data-leader", Fault::OldData, Target::Leader),
     on("old-data-follower", Fault::OldData, Target::Follower),
+    on("lose-leader", Fault::Lose, Target::Leader),
+    on("lose-follower", Fault::Lose, Target::Follower),
+    on("lose-majority", Fault::Lose, Target::Majority),
+    on("ghost-learner", Fault::Ghost, Target::Membership),
     on("full-disk-leader", Fault::FullDisk, Target::Leader),
     on("full-disk-follower", Fault::FullDisk, Target::Follower),
     on("partition-leader", Fault::Partition, Target::Leader),
@@ -103,7 +111,9 @@ impl Scenario {
             Target::Leader => "the leader",
             Target::Follower => "a follower",
             Target::Learner => "a learner",
+            Target::Majority => "every member but the leader",
             Target::Controller => "the controller",
+            Target::Membership => "the membership",
         };
         match (self.fault, self.target) {
             (None, _) => String::from("nothing fails: only the traffic, and the change that is given"),
@@ -119,6 +129,10 @@ impl Scenario {
             (Some(Fault::OldData), _) => {
                 format!("the power of {target} fails, and its data is an older copy afterwards")
             }
+            (Some(Fault::Lose), _) => format!("the machine of {target} is gone for good"),
+            (Some(Fault::Ghost), _) => {
+                String::from("a learner is added at an address where nobody answers, and stays for half a minute")
+            }
             (Some(Fault::FullDisk), _) => format!("the disk of {target} is full for a while"),
             (Some(Fault::Partition), _) => format!("{target} is cut off for a while"),
             (Some(Fault::Delay), _) => format!("packets to and from {target} are delayed for a while"),
@@ -130,6 +144,7 @@ impl Scenario {
         match (self.fault, self.target) {
             (Some(fault), _) if fault.needs_netns() => Some("network: netns"),
             (Some(Fault::FullDisk), _) => Some("root"),
+            (Some(fault), _) if fault.must_be_first() => Some("to be --first"),
             (_, Target::Learner) => Some("--during a change that adds a member"),
             _ => None,
         }
@@ -138,6 +153,7 @@ impl Scenario {
     /// What clients of a cluster with so many voters may notice. A change moves the leader, if nothing else does.
     pub fn downtime(&self, voters: usize, during_change: bool) -> Downtime {
         match (self.fault, self.target) {
+            (_, Target::Majority) => Downtime::Outage,
             _ if voters < 3 && (self.fault.is_some() || during_change) => Downtime::Outage,
             (Some(_), Target::Leader) => Downtime::Election,
             _ if during_change => Downtime::Election,

@@ -19,6 +19,9 @@ use super::{AFTER, BEFORE, DrillError, Options, SETTLING, Site};
 const APPEARANCE: Duration = Duration::from_secs(60);
 /// More runs than any change has boundaries of steps, twice over.
 const MOST_KILLS: usize = 400;
+/// How long a learner that nobody answers for stays before the change begins.
+const GHOST_STAYS: Duration = Duration::from_secs(30);
+const GHOST: &str = "https://127.255.255.254:2380";
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 pub(super) struct Stage<'a> {
@@ -44,7 +47,8 @@ impl<'a> Stage<'a> {
         }
         stage.settled_before().await?;
         if scenario.fault == Some(Fault::FullDisk) {
-            let machine = stage.target().await?;
+            let mut machines = stage.targets(scenario.target).await?;
+            let machine = machines.swap_remove(0);
             tell(&format!("{}: its data is put on a small disk", machine.member));
             let disk = SmallDisk::put_in(&machine)?;
             stage.disk = Some((machine.clone(), disk));
@@ -96,6 +100,10 @@ impl<'a> Stage<'a> {
             // It tells why when it is finished.
             return Ok(());
         }
+        if let Some(Scenario { fault: Some(fault), target, .. }) = self.options.first {
+            let mark = self.strike(fault, target, workload.clock()).await?;
+            workload.mark(mark);
+        }
         let during = &self.options.during;
         match (self.scenario.fault, self.scenario.target) {
             (None, _) if during.is_empty() => {}
@@ -105,15 +113,15 @@ impl<'a> Stage<'a> {
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             }
             (Some(fault), Target::Controller) => self.disturb_controller(fault, workload).await?,
-            (Some(fault), _) if during.is_empty() => {
-                let mark = self.strike(fault, workload.clock()).await?;
+            (Some(fault), target) if during.is_empty() => {
+                let mark = self.strike(fault, target, workload.clock()).await?;
                 workload.mark(mark);
             }
-            (Some(fault), _) => {
+            (Some(fault), target) => {
                 let clock = workload.clock();
                 let mut change = self.start(during, clock)?;
                 change.next_step().await;
-                let (ended, mark) = tokio::join!(change.end(), self.strike(fault, clock));
+                let (ended, mark) = tokio::join!(change.end(), self.strike(fault, target, clock));
                 began(&ended)?;
                 ended.marks.into_iter().for_each(|mark| workload.mark(mark));
                 workload.mark(mark?);
@@ -122,22 +130,54 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    async fn strike(&self, fault: Fault, clock: Clock) -> Result<Mark, DrillError> {
-        let machine = match &self.disk {
-            Some((machine, _)) => machine.clone(),
-            None => self.target().await?,
+    async fn strike(&self, fault: Fault, target: Target, clock: Clock) -> Result<Mark, DrillError> {
+        if fault == Fault::Ghost {
+            return self.add_ghost(clock).await;
+        }
+        let machines = match &self.disk {
+            Some((machine, _)) if fault == Fault::FullDisk => vec![machine.clone()],
+            _ => self.targets(target).await?,
         };
-        let _prepared = fault.prepare(&machine).await?;
-        let text = fault.text(machine.member.as_str());
+        let mut prepared = Vec::new();
+        for machine in &machines {
+            prepared.push(fault.prepare(machine).await?);
+        }
+        let names: Vec<&str> = machines.iter().map(|machine| machine.member.as_str()).collect();
+        let text = fault.text(&names.join(" and "));
         (self.tell)(&text);
         let from = clock.now();
-        let place = Place { home: &self.site.home, cluster: &self.site.cluster, machine: &machine };
-        let harm = fault.strike(place).await?;
+        let mut harm = Vec::new();
+        for machine in &machines {
+            harm.push(fault.strike(Place { home: &self.site.home, cluster: &self.site.cluster, machine }).await?);
+        }
         if fault.lasts() {
             sleep(LASTS).await;
         }
         drop(harm);
         Ok(Mark { kind: MarkKind::Fault, text, from, to: clock.now() })
+    }
+
+    /// What a join leaves whose machine never came. etcd takes nobody in for some seconds after a start, so it may take a while.
+    async fn add_ghost(&self, clock: Clock) -> Result<Mark, DrillError> {
+        let text = Fault::Ghost.text(GHOST);
+        (self.tell)(&text);
+        let deadline = Instant::now() + APPEARANCE;
+        let mut why = String::from("there is no leader");
+        while Instant::now() < deadline {
+            let from = clock.now();
+            let leader = self.roles().await.into_iter().find(|(_, role)| *role == Role::Leader);
+            if let Some(client) = leader.and_then(|(leader, _)| self.site.access.client(&leader.endpoint()).ok()) {
+                match client.member_add(vec![String::from(GHOST)], true).await {
+                    Ok(_) => {
+                        sleep(GHOST_STAYS).await;
+                        return Ok(Mark { kind: MarkKind::Fault, text, from, to: clock.now() });
+                    }
+                    Err(error) => why = error.to_string(),
+                }
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+        Err(DrillError::NoGhost { why })
     }
 
     /// Kills the controller before and after each step in turn, or stops it for a while. Without a change to disturb, it
@@ -146,7 +186,9 @@ impl<'a> Stage<'a> {
         let clock = workload.clock();
         let mut command = self.options.during.clone();
         if command.is_empty() {
-            workload.mark(self.strike(Fault::PowerCut, clock).await?);
+            if self.options.first.is_none() {
+                workload.mark(self.strike(Fault::PowerCut, Target::Follower, clock).await?);
+            }
             command = self.remembered();
         }
         // Each run gets one line further than the last: to the first at which none was disturbed yet. A step whose order was on
@@ -231,23 +273,38 @@ impl<'a> Stage<'a> {
         Some(Check { check: "well on its own disk again", passed, found })
     }
 
-    /// The machine that the scenario strikes, as roles are now.
-    async fn target(&self) -> Result<Machine, DrillError> {
-        let (role, fits): (&'static str, fn(&Role) -> bool) = match self.scenario.target {
-            Target::Leader => ("leader", |role| *role == Role::Leader),
-            Target::Learner => ("learner", |role| *role == Role::Learner),
-            // The controller has a follower to bring back.
-            Target::Follower | Target::Controller => ("follower", |role| *role == Role::Follower),
+    /// The machines that are struck, as roles are now: at least one.
+    async fn targets(&self, target: Target) -> Result<Vec<Machine>, DrillError> {
+        let role = match target {
+            Target::Leader => "leader",
+            Target::Learner => "learner",
+            Target::Follower | Target::Majority | Target::Controller | Target::Membership => "follower",
+        };
+        let fits = |found: &Role| match target {
+            Target::Leader => *found == Role::Leader,
+            Target::Learner => *found == Role::Learner,
+            _ => *found == Role::Follower,
         };
         let deadline = Instant::now() + APPEARANCE;
         loop {
             let mut roles = self.roles().await;
-            if let Some(at) = roles.iter().position(|(_, role)| fits(role)) {
-                return Ok(roles.swap_remove(at).0);
+            let fitting = roles.iter().filter(|(_, role)| fits(role)).map(|(machine, _)| machine.clone());
+            // The majority is known only when all but the leader answer.
+            let found: Vec<Machine> = match target {
+                Target::Majority => fitting.collect(),
+                _ => fitting.take(1).collect(),
+            };
+            let least = if target == Target::Majority {
+                machines(&self.site.home, &self.site.cluster).len().saturating_sub(1)
+            } else {
+                1
+            };
+            if !found.is_empty() && found.len() >= least {
+                return Ok(found);
             }
             // A cluster of one has no follower: its only member is what there is to strike.
             if role == "follower" && roles.len() == 1 && machines(&self.site.home, &self.site.cluster).len() == 1 {
-                return Ok(roles.swap_remove(0).0);
+                return Ok(vec![roles.swap_remove(0).0]);
             }
             if Instant::now() > deadline {
                 return Err(DrillError::NoTarget {
