@@ -101,7 +101,7 @@ impl World {
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
         let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
-        let versions = self.machines.iter().filter_map(|(_, m)| {
+        let versions = self.machines.values().filter_map(|m| {
             let status = m.facts()?.etcd.status.as_ref()?;
             Some((m.peer_url(), status.version.clone()))
         });
@@ -285,11 +285,11 @@ impl World {
         let lines: BTreeSet<Option<Version>> = voters
             .map(|l| self.versions.get(&l.peer_url)?.parse::<Version>().ok().map(|v| Version { patch: 0, ..v }))
             .collect();
-        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice() {
-            if self.going_down.is_none_or(|to| to == *line) {
-                self.going_down = None;
-                self.agreed = self.agreed.max(Some(*line));
-            }
+        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice()
+            && self.going_down.is_none_or(|to| to == *line)
+        {
+            self.going_down = None;
+            self.agreed = self.agreed.max(Some(*line));
         }
     }
 
