@@ -58,6 +58,7 @@ impl Agent {
             Order::Promote { expects, id } => self.change_membership(&expects, Change::Promote { id }).await,
             Order::RemoveMember { expects, id } => self.change_membership(&expects, Change::Remove { id }).await,
             Order::Downgrade { version } => self.downgrade(version).await,
+            Order::CancelDowngrade => self.cancel_downgrade().await,
             Order::Rebuild { was, stamp, peer_url, bump_revision } => {
                 self.rebuild(was, stamp, peer_url, bump_revision).await
             }
@@ -110,7 +111,7 @@ impl Agent {
         };
         let data = self.look_at_data().await?;
         let (mut look, log) = match service {
-            ServiceState::Running { .. } => (self.look_at_etcd().await, None),
+            ServiceState::Running { .. } => (self.look_at_etcd().await, Ok(None)),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => {
                 (etcd::Look::default(), self.log_end(&data).await)
             }
@@ -121,8 +122,9 @@ impl Agent {
             status.auth = etcd::ask_auth(&client).await;
         }
         let state = self.state.get();
-        let still_older =
-            |older: &OlderData| data != DataSeen::Empty && log.is_none_or(|end| end.index < older.acknowledged);
+        let still_older = |older: &OlderData| {
+            data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged)
+        };
         Ok(EtcdFacts {
             binary: state.binary.seen.clone(),
             service,
@@ -130,7 +132,8 @@ impl Agent {
             last_started: state.last_started.clone(),
             peer_serving: look.peer_serving,
             status: look.status,
-            log,
+            log: log.clone().unwrap_or_default(),
+            log_damage: log.clone().err(),
             older: state.older.clone().filter(still_older),
         })
     }

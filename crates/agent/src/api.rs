@@ -120,6 +120,8 @@ pub enum Order {
     Downgrade {
         version: String,
     },
+    /// Takes that back.
+    CancelDowngrade,
     /// Makes the data of a new one-member formation from a copy of the data at hand. What was there is kept beside it.
     Rebuild {
         /// Of the data at hand.
@@ -150,6 +152,7 @@ impl Order {
             Order::Promote { .. } => "promote",
             Order::RemoveMember { .. } => "remove member",
             Order::Downgrade { .. } => "downgrade",
+            Order::CancelDowngrade => "cancel downgrade",
             Order::Rebuild { .. } => "rebuild",
             Order::Auth { .. } => "auth",
         }

@@ -271,6 +271,9 @@ pub struct Replace {
 pub struct Recover {
     /// The cluster
     pub name: String,
+    /// Machines that do not answer count as dead at once
+    #[arg(long)]
+    pub now: bool,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,

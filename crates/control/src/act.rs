@@ -226,6 +226,7 @@ impl Controller {
             Action::EnableDowngrade { through, version } => {
                 self.order(through, Order::Downgrade { version: version.clone() }).await
             }
+            Action::CancelDowngrade { through } => self.order(through, Order::CancelDowngrade).await,
             Action::Rebuild { member, was, stamp, peer_url, bump_revision } => {
                 let (was, stamp, peer_url) = (was.clone(), stamp.clone(), peer_url.clone());
                 self.order(member, Order::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }).await

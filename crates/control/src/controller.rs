@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
-use quorate_core::model::{Desired, Ledger, Observation};
+use quorate_core::model::{Desired, Formation, Ledger, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
@@ -28,6 +28,8 @@ const MOST_ROUNDS: u32 = 1000;
 const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
+/// While something else is waited for, users and roles are not asked for more often.
+const BETWEEN_AUTH_LOOKS: Duration = Duration::from_secs(2);
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
 
 #[derive(Debug, thiserror::Error)]
@@ -113,10 +115,7 @@ impl Controller {
         let store = Store::new(home.ledger(spec.name.as_str()));
         let before = store.read()?;
         let mut ledger = before.clone().unwrap_or_else(|| new_ledger(spec));
-        ledger.spec = spec.clone();
-        for record in ledger.members.values_mut() {
-            record.join_failed = None;
-        }
+        begin_run(&mut ledger, spec);
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
@@ -150,12 +149,23 @@ impl Controller {
 
     async fn rounds(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut spent = Spent::default();
+        let mut asked = None;
         loop {
             self.held.confirm(Timestamp::now())?;
-            let seen = self.sight.look(&self.held.ledger(), Some(self.held.fence())).await?;
+            let ledger = self.held.ledger();
+            let mut seen = self.sight.glance(&ledger, Some(self.held.fence())).await?;
             self.note(&seen)?;
             let desired = self.desired();
-            let decision = decide(&desired, &seen);
+            let mut decision = decide(&desired, &seen);
+            // Each question about users and roles goes through etcd's log: they come when nothing else is to do.
+            let wanted = decision.steps.is_empty() && decision.waiting.contains(&WaitingFor::AuthSight);
+            if wanted
+                && (decision.waiting.len() == 1 || asked.is_none_or(|at: Instant| at.elapsed() > BETWEEN_AUTH_LOOKS))
+            {
+                asked = Some(Instant::now());
+                seen = self.sight.look(&ledger, Some(self.held.fence())).await?;
+                decision = decide(&desired, &seen);
+            }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
             if decision.steps.is_empty() && decision.waiting.is_empty() {
                 return self.end(spent.steps, decision.blocked, seen);
@@ -220,8 +230,7 @@ struct Spent {
 impl Spent {
     /// Lets time pass when there is nothing to do but wait, up to a bound.
     async fn wait(&mut self, waiting: Vec<WaitingFor>) -> Result<(), ControlError> {
-        // A learner that catches up makes progress, though nothing is done.
-        if self.waiting != waiting {
+        if is_progress(&self.waiting, &waiting) {
             self.waiting_since = None;
         }
         let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
@@ -264,6 +273,18 @@ impl Spent {
     }
 }
 
+/// Whether waiting has led anywhere: something else is waited for, or a learner has caught up some more. An etcd that crashes once more
+/// has not.
+fn is_progress(before: &[WaitingFor], now: &[WaitingFor]) -> bool {
+    let what = |w: &WaitingFor| (std::mem::discriminant(w), w.member().cloned());
+    let lag = |all: &[WaitingFor]| {
+        all.iter().find_map(|w| if let WaitingFor::Learner { lag, .. } = w { Some(*lag) } else { None })
+    };
+    before.len() != now.len()
+        || before.iter().zip(now).any(|(b, n)| what(b) != what(n))
+        || matches!((lag(before), lag(now)), (Some(before), Some(now)) if now < before)
+}
+
 /// What would be done, without touching anything.
 pub async fn plan(
     home: &Home,
@@ -272,11 +293,26 @@ pub async fn plan(
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Plan, ControlError> {
     let mut ledger = Store::new(home.ledger(spec.name.as_str())).read()?.unwrap_or_else(|| new_ledger(spec));
-    ledger.spec = spec.clone();
+    begin_run(&mut ledger, spec);
     change(&mut ledger);
     let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
+    remember::sighting(&mut ledger, &desired, &seen);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+}
+
+/// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery that has begun goes on.
+fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
+    ledger.spec = spec.clone();
+    ledger.downtime = None;
+    ledger.without_grace = None;
+    if !matches!(ledger.formation, Formation::Recovering { .. }) {
+        ledger.recovery = None;
+    }
+    for record in ledger.members.values_mut() {
+        record.join_failed = None;
+    }
 }
 
 fn new_ledger(spec: &ClusterSpec) -> Ledger {

@@ -60,8 +60,8 @@ impl Sight {
     }
 
     /// Looks without asking for users and roles: each such question goes through etcd's log.
-    pub async fn glance(&mut self, ledger: &Ledger) -> Result<Observation, ControlError> {
-        self.ask(ledger, None).await
+    pub async fn glance(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
+        self.ask(ledger, fence).await
     }
 
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
@@ -88,14 +88,23 @@ impl Sight {
         });
         let agents = join_all(looks).await.into_iter().collect::<Result<_, _>>()?;
         let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
-        self.ask_who_reaches(&mut seen, fence).await?;
+        self.ask_who_reaches(ledger, &mut seen, fence).await?;
         Ok(seen)
     }
 
     /// Asks those that answered whether they reach the machines of those that did not.
-    async fn ask_who_reaches(&self, seen: &mut Observation, fence: Option<u64>) -> Result<(), ControlError> {
+    async fn ask_who_reaches(
+        &self,
+        ledger: &Ledger,
+        seen: &mut Observation,
+        fence: Option<u64>,
+    ) -> Result<(), ControlError> {
         let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
-        let reach: BTreeSet<_> = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address)).collect();
+        let shown = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address));
+        // A provider that shows no machine may be wrong.
+        let members = ledger.formation.members().into_iter().flatten();
+        let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
+        let reach: BTreeSet<_> = shown.chain(missing).collect();
         if reach.is_empty() {
             return Ok(());
         }

@@ -96,7 +96,7 @@ pub struct Pending {
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(providers::provider(ledger, home));
-    let seen = sight.glance(ledger).await?;
+    let seen = sight.glance(ledger, None).await?;
     let fingerprints = brought.fingerprints(&ledger.cluster_id);
     let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))

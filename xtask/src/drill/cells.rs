@@ -185,6 +185,11 @@ impl Cell {
         self.fault.ends_with(target)
     }
 
+    /// Its place among all cells.
+    pub fn number(&self) -> usize {
+        all().iter().position(|cell| cell == self).unwrap_or_default()
+    }
+
     /// The name as a path can hold it.
     pub fn file_name(&self) -> String {
         self.to_string().replace(" × ", "-")

@@ -8,8 +8,8 @@ use serde_json::Value;
 use super::cells::{Cell, Change, Line, Role};
 use super::ground::{CLUSTER, Place};
 
-/// An address that is pinned. The local provider gives no such, and only one run has the ground.
-const PINNED: &str = "127.200.0";
+/// Addresses that are pinned begin so. The local provider gives no such, and only one run has the ground.
+const PINNED: &str = "127.200";
 
 #[derive(Debug, PartialEq)]
 pub struct Verdict {
@@ -82,7 +82,8 @@ struct Shape {
     quota: &'static str,
     password: bool,
     namespaces: bool,
-    pinned: bool,
+    /// Where the addresses are pinned, a number that no other cell has.
+    pinned: Option<usize>,
 }
 
 /// Before the change, and after it.
@@ -93,7 +94,7 @@ fn shapes(cell: &Cell) -> (Shape, Shape) {
         quota: "2GiB",
         password: cell.logs_in_by_password(),
         namespaces: cell.needs_namespaces(),
-        pinned: cell.change == Change::ReplacePinned,
+        pinned: (cell.change == Change::ReplacePinned).then(|| cell.number()),
     };
     let same = before.clone();
     match cell.change {
@@ -122,12 +123,13 @@ impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
         let Shape { members, line, quota, password, namespaces, pinned } = self;
         let member = |number: &usize| match pinned {
-            true => format!("{{name: etcd-{number}, address: {PINNED}.{number}}}"),
-            false => format!("{{name: etcd-{number}}}"),
+            Some(of_cell) => format!("{{name: etcd-{number}, address: {PINNED}.{of_cell}.{number}}}"),
+            None => format!("{{name: etcd-{number}}}"),
         };
         let members: Vec<String> = members.iter().map(member).collect();
         let (version, programs) = place.etcd(line.minor())?;
-        let login = if *password { "password" } else { "certificate" };
+        // Cheap logins: after each restart all clients log in at once, and two cores would do little else.
+        let login = if *password { "password\n      flags: {bcrypt-cost: 4}" } else { "certificate" };
         let network = if *namespaces { "    network: netns\n" } else { "" };
         Ok(format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    etcd:\n      version: {version}\n      \

@@ -21,4 +21,12 @@ impl Agent {
         }
         Ok(client.downgrade_enable(&target.line()).await.map_err(AgentError::Etcd)?)
     }
+
+    pub(crate) async fn cancel_downgrade(&self) -> Result<(), Refusal> {
+        let client = self.access.client(&self.state.get())?;
+        if client.status().await.map_err(AgentError::Etcd)?.downgrade_target.is_none() {
+            return Ok(());
+        }
+        Ok(client.downgrade_cancel().await.map_err(AgentError::Etcd)?)
+    }
 }

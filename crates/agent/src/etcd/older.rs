@@ -63,19 +63,25 @@ impl Agent {
         None
     }
 
-    /// How far the log on disk goes; told while etcd does not run.
-    pub(crate) async fn log_end(&self, data: &DataSeen) -> Option<LogEnd> {
-        if *data == DataSeen::Empty { None } else { self.log().await.map(|log| log.end) }
+    /// How far the log on disk goes, or why it cannot be read; told while etcd does not run.
+    pub(crate) async fn log_end(&self, data: &DataSeen) -> Result<Option<LogEnd>, String> {
+        if *data == DataSeen::Empty {
+            return Ok(None);
+        }
+        Ok(self.read_log().await.map_err(|error| error.in_full())?.map(|log| log.end))
     }
 
     /// A log that cannot be read is etcd's to complain about.
     async fn log(&self) -> Option<Log> {
-        let (log, data) = (self.log.clone(), self.layout.data());
-        let read = blocking(move || log.read(&data)).await;
-        read.unwrap_or_else(|error| {
+        self.read_log().await.unwrap_or_else(|error| {
             tracing::warn!(error = error.in_full(), "etcd's log is not understood");
             None
         })
+    }
+
+    async fn read_log(&self) -> Result<Option<Log>, AgentError> {
+        let (log, data) = (self.log.clone(), self.layout.data());
+        blocking(move || log.read(&data)).await
     }
 
     /// Keeps in mind where the others are to be asked. Nobody waits for it.

@@ -127,7 +127,7 @@ async fn words(
     let mut words = Words::default();
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
         let provider = providers::provider(ledger, &context.home);
-        let seen = Sight::new(provider).glance(ledger).await?;
+        let seen = Sight::new(provider).glance(ledger, None).await?;
         words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
     }
     if options.words.now {

@@ -25,7 +25,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     }
     let member = MemberName::from(options.member.as_str());
     let mut sight = Sight::new(providers::provider(&ledger, &context.home));
-    let seen = sight.glance(&ledger).await?;
+    let seen = sight.glance(&ledger, None).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
         return Err(no_answer(context, &ledger, &seen, &member, options.agent));
     };

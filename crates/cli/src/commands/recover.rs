@@ -24,7 +24,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     refuse_if_being_destroyed(context, Some(&ledger))?;
     refuse_what_has_no_data(context, &ledger)?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
-    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger).await?;
+    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger, None).await?;
     let mut shown = standing(&ledger, &seen);
     let begun = matches!(ledger.formation, Formation::Recovering { .. });
     if !begun {
@@ -32,8 +32,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     }
     let word = consent(shown.clone());
     let give = |ledger: &mut Ledger| {
-        ledger.downtime = None;
-        ledger.without_grace = None;
+        ledger.without_grace = options.now.then(|| word.clone());
         // The word under which it was begun is kept.
         ledger.recovery.get_or_insert_with(|| word.clone());
     };

@@ -21,7 +21,7 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
     let member = member(&ledger, &options.member)?;
     refuse_unless_it_runs(context, &ledger)?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
-    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger).await?;
+    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger, None).await?;
     let wish = if is_under_way(&ledger, &seen, &member) {
         output::talk(&format!("{member} is being replaced already; going on with that\n"));
         Wish::GoOn

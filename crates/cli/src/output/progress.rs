@@ -225,6 +225,7 @@ fn stage(action: &Action) -> Option<&'static str> {
         | Action::Promote { .. }
         | Action::RemoveMember { .. }
         | Action::EnableDowngrade { .. }
+        | Action::CancelDowngrade { .. }
         | Action::RecordRecovery { .. }
         | Action::RecordForming { .. }
         | Action::AbandonFormation { .. }

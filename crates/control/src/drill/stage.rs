@@ -1,8 +1,11 @@
 //! One scenario as it is played: what is prepared, what strikes and when, how the cluster is brought back, and what is put
 //! away afterwards.
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
@@ -31,6 +34,8 @@ pub(super) struct Stage<'a> {
     tell: &'a dyn Fn(&str),
     /// The machine whose disk is small, if the scenario is to fill it.
     disk: Option<(Machine, SmallDisk)>,
+    /// By endpoint. A login by password costs a member much, so that one who logs in anew for each look slows all others down.
+    clients: RefCell<BTreeMap<String, Client>>,
 }
 
 impl<'a> Stage<'a> {
@@ -41,7 +46,7 @@ impl<'a> Stage<'a> {
         options: &'a Options,
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
-        let mut stage = Stage { site, scenario, options, tell, disk: None };
+        let mut stage = Stage { site, scenario, options, tell, disk: None, clients: RefCell::default() };
         for machine in machines(&site.home, &site.cluster) {
             undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
         }
@@ -166,7 +171,7 @@ impl<'a> Stage<'a> {
         while Instant::now() < deadline {
             let from = clock.now();
             let leader = self.roles().await.into_iter().find(|(_, role)| *role == Role::Leader);
-            if let Some(client) = leader.and_then(|(leader, _)| self.site.access.client(&leader.endpoint()).ok()) {
+            if let Some(client) = leader.and_then(|(leader, _)| self.client(&leader).ok()) {
                 match client.member_add(vec![String::from(GHOST)], true).await {
                     Ok(_) => {
                         sleep(GHOST_STAYS).await;
@@ -316,11 +321,21 @@ impl<'a> Stage<'a> {
         }
     }
 
+    fn client(&self, machine: &Machine) -> Result<Client, Error> {
+        let endpoint = machine.endpoint();
+        if let Some(known) = self.clients.borrow().get(&endpoint) {
+            return Ok(known.clone());
+        }
+        let client = self.site.access.client(&endpoint)?;
+        self.clients.borrow_mut().insert(endpoint, client.clone());
+        Ok(client)
+    }
+
     /// The roles of the members that answer.
     async fn roles(&self) -> Vec<(Machine, Role)> {
         let mut roles = Vec::new();
         for machine in machines(&self.site.home, &self.site.cluster) {
-            let Ok(client) = self.site.access.client(&machine.endpoint()) else { continue };
+            let Ok(client) = self.client(&machine) else { continue };
             let Ok(status) = client.status().await else { continue };
             let role = match () {
                 () if status.is_learner => Role::Learner,
@@ -340,9 +355,7 @@ impl<'a> Stage<'a> {
             match leader {
                 Some((leader, _)) if leader == machine => return Ok(()),
                 Some((leader, _)) => {
-                    let own = self.site.access.client(&machine.endpoint());
-                    let leading = self.site.access.client(&leader.endpoint());
-                    if let (Ok(own), Ok(leading)) = (own, leading)
+                    if let (Ok(own), Ok(leading)) = (self.client(machine), self.client(leader))
                         && let Ok(status) = own.status().await
                     {
                         // Whether it went well, the next look tells.

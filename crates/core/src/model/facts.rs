@@ -85,6 +85,9 @@ pub struct EtcdFacts {
     pub status: Option<EtcdStatus>,
     /// How far the log on disk goes; told while etcd does not run.
     pub log: Option<LogEnd>,
+    /// Why the log on disk cannot be read, where it cannot.
+    #[serde(default)]
+    pub log_damage: Option<String>,
     /// Set where etcd is kept from starting, since its peers remember more than its data holds.
     pub older: Option<OlderData>,
 }

@@ -1,6 +1,7 @@
 //! The ledger: what must outlive a run beyond the spec. Pure data; `control::ledger` stores it.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -154,6 +155,14 @@ pub struct FormingMember {
     pub learner: bool,
 }
 
+impl FormingMember {
+    /// The address in its URL.
+    pub fn address(&self) -> Option<IpAddr> {
+        let host = self.peer_url.strip_prefix("https://")?.rsplit_once(':')?.0;
+        host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+    }
+}
+
 /// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FormedWith {
@@ -181,6 +190,9 @@ pub struct MemberRecord {
     /// Since when its machine or its agent is not seen, across runs.
     #[serde(default)]
     pub unseen_since: Option<Timestamp>,
+    /// When that was last found so: what was not looked at for long may have come and gone.
+    #[serde(default)]
+    pub unseen_at: Option<Timestamp>,
     /// Why it did not become a voter when that was last tried. The next run tries again.
     #[serde(default)]
     pub join_failed: Option<String>,

@@ -22,11 +22,12 @@ pub enum UnsafeBecause {
     MajorityLost { voters: usize, healthy: usize, quorum: usize },
     NotLost { voters: usize, healthy: usize },
     NothingSurvives { voters: usize },
-    SurvivorUnwanted { member: MemberName },
+    SurvivorGone { member: MemberName },
     JoinFailed { member: MemberName, why: String },
     StrangerVoter { id: String, peer_url: String },
     Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
     LastVoter { member: MemberName },
+    AddressHeld { member: MemberName, address: String, by: MemberName },
     JoinVersion { member: MemberName, cluster: String, wanted: String },
     ClientsWrote { member: MemberName, revision: u64 },
     UnknownFormation { member: MemberName, token: String },
@@ -70,10 +71,11 @@ impl UnsafeBecause {
             UnsafeBecause::Outage { .. }
             | UnsafeBecause::Membership { .. }
             | UnsafeBecause::LastVoter { .. }
+            | UnsafeBecause::AddressHeld { .. }
             | UnsafeBecause::MajorityLost { .. } => Rule::QuorumIsKept,
             UnsafeBecause::NotLost { .. }
             | UnsafeBecause::NothingSurvives { .. }
-            | UnsafeBecause::SurvivorUnwanted { .. } => Rule::DataDiesOnlyByConsent,
+            | UnsafeBecause::SurvivorGone { .. } => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::Unseen { .. } | UnsafeBecause::PeersReach { .. } => {
                 Rule::UnseenIsUnsafe
             }
@@ -90,9 +92,10 @@ impl UnsafeBecause {
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::Unseen { member, .. }
             | UnsafeBecause::PeersReach { member, .. }
-            | UnsafeBecause::SurvivorUnwanted { member }
+            | UnsafeBecause::SurvivorGone { member }
             | UnsafeBecause::JoinFailed { member, .. }
             | UnsafeBecause::LastVoter { member }
+            | UnsafeBecause::AddressHeld { member, .. }
             | UnsafeBecause::ClientsWrote { member, .. }
             | UnsafeBecause::UnknownFormation { member, .. }
             | UnsafeBecause::OtherFormation { member, .. }
@@ -139,11 +142,12 @@ impl UnsafeBecause {
             UnsafeBecause::MajorityLost { .. } => "majority-lost",
             UnsafeBecause::NotLost { .. } => "not-lost",
             UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
-            UnsafeBecause::SurvivorUnwanted { .. } => "survivor-unwanted",
+            UnsafeBecause::SurvivorGone { .. } => "survivor-gone",
             UnsafeBecause::JoinFailed { .. } => "join-failed",
             UnsafeBecause::StrangerVoter { .. } => "stranger-voter",
             UnsafeBecause::Membership { .. } => "membership",
             UnsafeBecause::LastVoter { .. } => "last-voter",
+            UnsafeBecause::AddressHeld { .. } => "address-held",
             UnsafeBecause::JoinVersion { .. } => "join-version",
             UnsafeBecause::ClientsWrote { .. } => "clients-wrote",
             UnsafeBecause::UnknownFormation { .. } => "unknown-formation",
@@ -159,7 +163,7 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 27] = [
+    pub const KINDS: [&str; 28] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -170,11 +174,12 @@ impl UnsafeBecause {
         "majority-lost",
         "not-lost",
         "nothing-survives",
-        "survivor-unwanted",
+        "survivor-gone",
         "join-failed",
         "stranger-voter",
         "membership",
         "last-voter",
+        "address-held",
         "join-version",
         "clients-wrote",
         "unknown-formation",
@@ -211,8 +216,8 @@ impl UnsafeBecause {
                 "quorate never removes data that it did not make: move the data directory of {member} away by hand"
             ),
             UnsafeBecause::Unseen { seconds, grace, .. } => format!(
-                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say that it is dead now with \
-                 `quorate apply --now`",
+                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say with `--now` \
+                 that it is dead",
                 grace.saturating_sub(*seconds)
             ),
             UnsafeBecause::PeersReach { .. } => String::from(
@@ -229,8 +234,11 @@ impl UnsafeBecause {
                 "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
                  `quorate apply` begin anew",
             ),
-            UnsafeBecause::SurvivorUnwanted { member } => {
-                format!("put {member} back into the spec until the recovery is done; it can leave afterwards")
+            UnsafeBecause::SurvivorGone { .. } => String::from(
+                "bring it back; where it is gone for good, `quorate recover` chooses among those that are left once more",
+            ),
+            UnsafeBecause::AddressHeld { by, .. } => {
+                format!("pin another address, or move {by} away first")
             }
             UnsafeBecause::JoinFailed { member, .. } => {
                 format!("look at `quorate logs NAME {member}`, then `quorate apply` tries once more")
@@ -329,16 +337,13 @@ impl fmt::Display for UnsafeBecause {
                  on replacing a member"
             ),
             UnsafeBecause::NotLost { voters, healthy } => {
-                write!(f, "the cluster has its majority: {healthy} of {voters} voters are healthy")
+                write!(f, "the cluster has its majority: {healthy} of {voters} voters are there with their data")
             }
             UnsafeBecause::NothingSurvives { voters } => {
                 write!(f, "none of the {voters} members is seen with data of this cluster")
             }
-            UnsafeBecause::SurvivorUnwanted { member } => {
-                write!(
-                    f,
-                    "the cluster is being recovered from {member}, which the spec does not name or the provider does not show"
-                )
+            UnsafeBecause::SurvivorGone { member } => {
+                write!(f, "the cluster is being recovered from what {member} holds, and its machine is gone")
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was taken out again: {why}")
@@ -356,6 +361,9 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::LastVoter { member } => {
                 write!(f, "{member} is the only voter: when it goes, so does the data")
+            }
+            UnsafeBecause::AddressHeld { member, address, by } => {
+                write!(f, "the spec gives {member} the address {address}, which {by} has and keeps")
             }
             UnsafeBecause::JoinVersion { member, cluster, wanted } => {
                 write!(f, "{member} would join with etcd {wanted}, and the cluster speaks {cluster}")

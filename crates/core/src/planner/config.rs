@@ -86,6 +86,9 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     let leads = |member: &MemberName| status(seen, member).is_some_and(|s| s.leader == s.member_id);
     let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
+    if takes_back(desired, seen, decision) {
+        return;
+    }
     let Some(next) = first.or(behind.first()) else { return follow(desired, seen, decision) };
     if decision.has_business_with(next) || !may_change_version(desired, seen, decision, path) {
         return;
@@ -182,6 +185,26 @@ fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -
         }
     }
     true
+}
+
+/// A way down that the spec no longer asks for is left: while it is open, etcd goes up no more and lets nobody join.
+fn takes_back(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+    let Some(cluster) = Cluster::see(desired, seen) else { return false };
+    let Some(wish) = desired.members.values().next() else { return false };
+    let wanted = &wish.config.etcd.version;
+    let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
+    let Some(target) = cluster.voters().filter_map(told).find(|to| !wanted.starts_with(&line_of(to))) else {
+        return false;
+    };
+    let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)).cloned() else { return false };
+    let why = format!("etcd was told to go down to {target}, and the spec asks for {wanted}");
+    decision.step(Action::CancelDowngrade { through }, why);
+    true
+}
+
+/// `3.5.` of `3.5` and of `3.5.0`.
+fn line_of(version: &str) -> String {
+    version.split('.').take(2).map(|part| format!("{part}.")).collect()
 }
 
 /// All run what is wanted; what they have agreed to speak follows.

@@ -14,9 +14,11 @@ use crate::model::{
 };
 
 /// A learner that lags by no more than this many entries votes at once.
-const MOST_LAG: u64 = 100;
+const MOST_LAG: u64 = 1000;
 /// A learner that did not answer for this long since it joined is taken out again.
 const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
+/// One whose etcd runs may be busy with taking in what the others hold.
+const COPYING_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Heals and grows. Says whether somebody is still on the way in.
 pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
@@ -47,18 +49,18 @@ pub(super) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decis
     let unwanted = cluster.voters().filter(|m| !is_wanted(desired, m));
     let going = unwanted.filter(|m| !growing || holds_a_place(desired, seen, m));
     let Some(next) = going.min_by_key(|m| m.leads) else { return };
-    let why = match (next.name.is_former(), growing) {
-        (true, true) => {
+    let is_named = desired.members.contains_key(&next.name.seat().into());
+    let why = match (is_named, growing) {
+        (_, true) => {
             let Voters { all, healthy } = cluster.count();
             let survived = safety::failures_survived(all - 1, healthy.saturating_sub(1));
             format!(
-                "the address of {} is pinned, so that its new machine can only come when the old one has gone; until it has \
-                 caught up, {survived} more failures are survived",
-                next.name.seat()
+                "its address is pinned for a machine that is to come, which it can only when this one has gone; until that one \
+                 has caught up, {survived} more failures are survived"
             )
         }
         (true, false) => format!("the new machine of {} votes in its place", next.name.seat()),
-        (false, _) => format!("the spec no longer names {}", next.name),
+        (false, false) => format!("the spec no longer names {}", next.name.seat()),
     };
     leave(desired, decision, &cluster, next, &why);
 }
@@ -117,8 +119,12 @@ fn bring_up(
     if decision.has_business_with(&learner.name) {
         return;
     }
-    let waited = desired.last_change.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
-    let late = waited >= LEARNER_PATIENCE;
+    // It may have been switched off and on again since it joined.
+    let since = desired.last_change.max(wish.unseen_since);
+    let waited = since.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
+    let runs = |f: &Facts| matches!(f.etcd.service, ServiceState::Running { .. }) && f.etcd.data != DataSeen::Empty;
+    let patience = if learner.facts.is_some_and(runs) { COPYING_PATIENCE } else { LEARNER_PATIENCE };
+    let late = waited >= patience;
     let Some(facts) = learner.facts else {
         return give_up_or_wait(decision, cluster, learner, late, "its agent does not answer");
     };
@@ -203,8 +209,7 @@ fn even(desired: &Desired, voters: usize) -> String {
 
 fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, late: bool, why: &str) {
     if late {
-        let seconds = LEARNER_PATIENCE.as_secs();
-        let reason = format!("{why}, {seconds} s after it joined: a learner that never starts must not block the next");
+        let reason = format!("{why}, long after it joined: a learner that never starts must not block the next");
         return expel(decision, cluster, learner, Some(why), &reason);
     }
     decision.wait(WaitingFor::Health { member: learner.name.clone(), why: why.to_owned() });
@@ -236,8 +241,16 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
     }
     let ready = missing.iter().find(|m| is_ready(desired, seen, decision, m));
     let Some(member) = ready else {
-        let failed = |m: &&&MemberName| desired.members[**m].join_failed.is_some();
-        return missing.iter().any(|m| !failed(&m));
+        let coming: Vec<&MemberName> =
+            missing.into_iter().filter(|m| desired.members[*m].join_failed.is_none()).collect();
+        let told =
+            |m: &MemberName| decision.has_business_with(m) || decision.waiting.iter().any(|w| w.member() == Some(m));
+        let silent = coming.iter().find(|m| !told(m) && may_come(desired, seen, m));
+        if let Some(member) = silent.filter(|_| decision.blocked.is_empty()) {
+            let why = String::from("it is not ready to join");
+            decision.wait(WaitingFor::Health { member: (*member).clone(), why });
+        }
+        return !coming.is_empty();
     };
     if let Err(because) = safety::may_add_learner(cluster, member) {
         let heals = !decision.waiting.is_empty();
@@ -259,6 +272,13 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
         Precondition::Membership(cluster.membership()),
     );
     true
+}
+
+/// Whether nobody is in its place any more.
+fn may_come(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
+    let wanted = desired.members[member].address;
+    let machines = seen.machines.get().into_iter().flatten();
+    wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| Some(machine.address) == wanted)
 }
 
 /// Whether a machine has all that it needs to join.

@@ -93,7 +93,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }
-    if desired.recovery && desired.formation.is_formed() {
+    if desired.recovery && recovery::is_to_begin(desired, seen) {
         machines::decide(desired, seen, &mut decision);
         if decision.steps.is_empty() {
             recovery::begin(desired, seen, &mut decision);

@@ -2,29 +2,45 @@
 //! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
 //! that clients ever saw; the others come back as new members.
 
-use super::cluster::{Cluster, peer_url};
+use super::cluster::peer_url;
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
 use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
 
 /// How far above every revision ever seen a recovered cluster begins.
 const MARGIN: u64 = 1_000_000_000;
 
-/// The word was given: says whether there is anything for the other concerns to do besides.
-pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let Formation::Formed { token, members, .. } = &desired.formation else { return };
-    if let Some(cluster) = Cluster::see(desired, seen) {
-        let safety::Voters { all, healthy } = cluster.count();
-        return decision.block(UnsafeBecause::NotLost { voters: all, healthy });
+/// Whether a survivor must be chosen still, or once more.
+pub(super) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
+    match &desired.formation {
+        Formation::Formed { .. } => true,
+        Formation::Recovering { from, .. } => seen.machines.get().is_some_and(|machines| !machines.contains_key(from)),
+        Formation::Unformed | Formation::Forming { .. } => false,
     }
-    let mut survivors = Vec::new();
+}
+
+/// The word was given: finds the survivor to begin from. Also when the one that was chosen is gone since.
+pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
+        &desired.formation
+    else {
+        return;
+    };
+    if let Err(because) = safety::majority_is_lost(desired, seen) {
+        return decision.block(because);
+    }
+    let (mut survivors, mut unreadable) = (Vec::new(), Vec::new());
     for member in members.keys() {
-        if let Some(machine) = seen.machines.get().and_then(|m| m.get(member))
-            && seen.facts(member).is_none()
-            && let Err(because) = safety::no_peer_reaches(seen, member, machine)
-        {
+        if let Some(waiting) = safety::has_just_gone(desired, seen, member) {
+            return decision.wait(waiting);
+        }
+        if let Err(because) = safety::is_surely_away(desired, seen, member) {
             return decision.block(because);
         }
         let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
+        if let Some(why) = &facts.etcd.log_damage {
+            unreadable.push(format!("the log of {member} cannot be read ({why})"));
+            continue;
+        }
         survivors.push((member, facts));
     }
     if survivors.is_empty() {
@@ -40,10 +56,17 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         }
         return;
     }
-    choose(desired, decision, token, members.len(), &survivors);
+    choose(desired, decision, token, members.len(), &survivors, &unreadable);
 }
 
-fn choose(desired: &Desired, decision: &mut Decision, was: &str, all: usize, survivors: &[(&MemberName, &Facts)]) {
+fn choose(
+    desired: &Desired,
+    decision: &mut Decision,
+    was: &str,
+    all: usize,
+    survivors: &[(&MemberName, &Facts)],
+    unreadable: &[String],
+) {
     let mut ends: Vec<(LogEnd, &MemberName)> = Vec::new();
     for (member, facts) in survivors {
         match facts.etcd.log {
@@ -54,9 +77,10 @@ fn choose(desired: &Desired, decision: &mut Decision, was: &str, all: usize, sur
             }
         }
     }
-    let Some((best, from)) = ends.iter().max_by_key(|(log, _)| (log.term, log.index)).copied() else { return };
+    let rank = |(log, m): &&(LogEnd, &MemberName)| (log.term, log.index, desired.members.contains_key(*m));
+    let Some((best, from)) = ends.iter().max_by_key(rank).copied() else { return };
     let told = ends.iter().map(|(log, m)| format!("{m} ends at term {} index {}", log.term, log.index));
-    let told = told.collect::<Vec<_>>().join(", ");
+    let told = told.chain(unreadable.iter().cloned()).collect::<Vec<_>>().join(", ");
     let why = format!(
         "{} of {all} members hold their data: {told}. What the lost ones had acknowledged after index {} of term {} is lost; \
          {} was known to be agreed up to {}",
@@ -79,10 +103,14 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
     if seen.machines.get().is_none() {
         return;
     }
-    let (Some(wish), Some(peer_url)) = (desired.members.get(from), peer_url(seen, from)) else {
-        return decision.block(UnsafeBecause::SurvivorUnwanted { member: from.clone() });
+    let machine = seen.machines.get().and_then(|machines| machines.get(from));
+    let (Some(machine), Some(peer_url)) = (machine, peer_url(seen, from)) else {
+        return decision.block(UnsafeBecause::SurvivorGone { member: from.clone() });
     };
-    let Some(facts) = seen.facts(from) else { return };
+    let Some(facts) = seen.facts(from) else {
+        let why = String::from("the cluster is being recovered from its data");
+        return decision.wait(WaitingFor::Agent { member: from.clone(), why });
+    };
     match &facts.etcd.data {
         DataSeen::Stamped(stamp) if stamp.token == *was && facts.etcd.service != ServiceState::Stopped => {
             decision.step(Action::StopEtcd { member: from.clone() }, "its data is about to be copied");
@@ -91,8 +119,8 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
             let new = Stamp {
                 cluster_id: desired.cluster_id.clone(),
                 token: token.clone(),
-                member: from.clone(),
-                incarnation: wish.incarnation,
+                member: from.seat().into(),
+                incarnation: machine.incarnation,
             };
             let bump_revision = desired.highest_revision.saturating_add(MARGIN);
             decision.step_expecting(

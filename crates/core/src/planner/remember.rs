@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use super::cluster::Cluster;
 use super::{Action, safety};
@@ -11,6 +11,9 @@ use crate::model::{
     AuthOp, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
 };
 
+/// A machine that was last found unseen longer ago than this is counted anew.
+const LONGEST_GAP: SignedDuration = SignedDuration::from_hours(1);
+const WORTH_A_WRITE: SignedDuration = SignedDuration::from_secs(5);
 /// Revisions that differ by less are not worth a write to the ledger.
 const NEAR: u64 = 10_000;
 
@@ -31,6 +34,14 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             }
             true
         }
+        // From here on it is not seen because it starts, or because it should not be.
+        Action::StartMachine { member } | Action::StopMachine { member } => match ledger.members.get_mut(member) {
+            Some(record) if record.unseen_since.is_some() => {
+                (record.unseen_since, record.unseen_at) = (None, None);
+                true
+            }
+            _ => false,
+        },
         Action::JoinEtcd { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
             ledger.last_change = Some(now);
             true
@@ -85,9 +96,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             if let Formation::Formed { members, .. } = &mut ledger.formation {
                 members.remove(member);
             }
-            if let Some(why) = failed {
-                // Its machine may hold half of a copy: the next attempt begins on another.
+            // Its machine is of no use any more: should the seat come back, it begins on another.
+            if ledger.members.contains_key(member) {
                 raise_incarnation(ledger, member);
+            }
+            if let Some(why) = failed {
                 ledger.members.entry(member.clone()).or_default().join_failed = Some(why.clone());
             }
             true
@@ -122,8 +135,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
-            let there = matches!(seen.agents.get(member), Some(Seen::At(..)));
-            record.unseen_since = if there { None } else { record.unseen_since.or(Some(seen.now)) };
+            note_absence(record, matches!(seen.agents.get(member), Some(Seen::At(..))), desired.grace, seen.now);
         }
     }
     if let Some(cluster) = Cluster::see(desired, seen) {
@@ -157,6 +169,21 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     before != noted(ledger)
 }
 
+/// How long a machine is unseen counts from the first look of a row without long gaps: in one, it may have come and gone.
+fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDuration>, now: Timestamp) {
+    if is_seen {
+        (record.unseen_since, record.unseen_at) = (None, None);
+        return;
+    }
+    let longest = grace.map_or(LONGEST_GAP, |grace| LONGEST_GAP.max(grace.saturating_mul(2)));
+    let ago = record.unseen_at.map(|at| now.duration_since(at));
+    if record.unseen_since.is_none() || ago.is_none_or(|ago| ago > longest) {
+        (record.unseen_since, record.unseen_at) = (Some(now), Some(now));
+    } else if ago.is_some_and(|ago| ago > WORTH_A_WRITE) {
+        record.unseen_at = Some(now);
+    }
+}
+
 /// The seat gets another machine. The one it has is a former one from now on, and a member for as long as etcd lists it.
 pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
@@ -171,7 +198,11 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
 }
 
 fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -> bool {
-    let Formation::Formed { token: was, members, .. } = &ledger.formation else { return false };
+    let (Formation::Formed { token: was, members, .. } | Formation::Recovering { was, members, .. }) =
+        &ledger.formation
+    else {
+        return false;
+    };
     if was != lost {
         return false;
     }
@@ -183,7 +214,7 @@ fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -
 /// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
 /// an agent holds is noted as it is, so that only other content is sent anew, under a number above.
 pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
-    for member in seen.agents.keys() {
+    for member in seen.agents.keys().filter(|m| !m.is_former()) {
         let Some(facts) = seen.facts(member) else { continue };
         ledger.fence = ledger.fence.max(facts.fence);
         let Some((generation, digest)) = &facts.node_config else { continue };

@@ -1,22 +1,21 @@
 //! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
+use std::net::IpAddr;
+
 use jiff::SignedDuration;
 
 use super::cluster::{Cluster, peer_url};
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, UnsafeBecause, WaitingFor};
-use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, Power, Seen};
-
-/// An agent that is away for less than this is waited for, and nobody is bothered.
-const BLINK: SignedDuration = SignedDuration::from_secs(10);
+use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
 enum Loss {
     /// For certain.
     Known(String),
     /// It is not seen, which may end.
-    Unseen { what: String, machine: Option<MachineSeen> },
+    Unseen(String),
 }
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -26,32 +25,35 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
     let cluster = Cluster::see(desired, seen);
     for (member, wish) in &desired.members {
-        if decision.has_business_with(member) {
+        // What becomes of a learner is told by its patience alone: it has no vote.
+        let is_learner = cluster.as_ref().and_then(|c| c.get(member)).is_some_and(|l| l.is_learner);
+        if is_learner || decision.has_business_with(member) {
             continue;
         }
-        if !desired.formation.has_member(member) {
-            if let Some(why) = never_came(seen, member, wish, desired.grace).filter(|_| cluster.is_some()) {
-                let successor = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
-                decision.step(successor, why);
-            }
+        if let Err(because) = safety::address_is_free(desired, seen, member, wish) {
+            decision.block(because);
+            continue;
+        }
+        let never_came = never_came(desired, seen, member, wish).filter(|_| cluster.is_some());
+        if let Some(why) = never_came {
+            let incarnation = wish.incarnation + 1;
+            decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
             continue;
         }
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
             None => continue,
             Some(Loss::Known(why)) => why,
-            Some(Loss::Unseen { what, machine }) => {
-                match counts_as_dead(desired, seen, member, wish, &what, machine.as_ref()) {
-                    Ok(why) => why,
-                    Err(Patience::Wait(waiting)) => {
-                        decision.wait(waiting);
-                        continue;
-                    }
-                    Err(Patience::Block(because)) => {
-                        decision.block(because);
-                        continue;
-                    }
+            Some(Loss::Unseen(what)) => match counts_as_dead(desired, seen, member, wish, &what) {
+                Ok(why) => why,
+                Err(Patience::Wait(waiting)) => {
+                    decision.wait(waiting);
+                    continue;
                 }
-            }
+                Err(Patience::Block(because)) => {
+                    decision.block(because);
+                    continue;
+                }
+            },
         };
         // Those that are left only need time to agree.
         if cluster.is_none() && safety::can_agree(desired, seen) {
@@ -77,10 +79,13 @@ fn loss(
     member: &MemberName,
     wish: &DesiredMember,
 ) -> Option<Loss> {
+    if !desired.formation.has_member(member) {
+        return used_up(desired, seen, cluster, token, member);
+    }
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
         let what = format!("the machine of {member} is gone, and its data with it");
-        return Some(Loss::Unseen { what, machine: None });
+        return Some(Loss::Unseen(what));
     };
     if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
         return None;
@@ -88,7 +93,7 @@ fn loss(
     let Some(facts) = seen.facts(member) else {
         let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
         let what = format!("the machine of {member} does not answer: {why}");
-        return Some(Loss::Unseen { what, machine: Some(machine.clone()) });
+        return Some(Loss::Unseen(what));
     };
     if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
         return Some(Loss::Known(format!(
@@ -119,18 +124,35 @@ fn loss(
     }
 }
 
+/// A member that the spec names again while the machine from which it was removed is still there: etcd never takes it back with
+/// that data.
+fn used_up(
+    desired: &Desired,
+    seen: &Observation,
+    cluster: Option<&Cluster<'_>>,
+    token: &str,
+    member: &MemberName,
+) -> Option<Loss> {
+    let fresh = cluster.is_some_and(|c| safety::is_fresh(desired, c) && c.get(member).is_none());
+    let facts = seen.facts(member).filter(|_| fresh)?;
+    match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+        DataVerdict::MayBeginAsNew | DataVerdict::Foreign(_) => None,
+        DataVerdict::MayGoOn | DataVerdict::Lost | DataVerdict::Leftover(_) => Some(Loss::Known(format!(
+            "the machine of {member} was a member before, and etcd does not take its data back"
+        ))),
+    }
+}
+
 /// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the grace
 /// time tells it from one that is still coming up, whatever the operator said of the members.
-fn never_came(
-    seen: &Observation,
-    member: &MemberName,
-    wish: &DesiredMember,
-    grace: Option<SignedDuration>,
-) -> Option<String> {
+fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<String> {
+    if desired.formation.has_member(member) {
+        return None;
+    }
     let machine = seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
     let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
-    safety::no_peer_reaches(seen, member, machine).ok()?;
-    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), grace?);
+    safety::no_peer_reaches(seen, member, machine.address).ok()?;
+    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?);
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
     let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
     (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
@@ -160,19 +182,18 @@ fn counts_as_dead(
     member: &MemberName,
     wish: &DesiredMember,
     what: &str,
-    machine: Option<&MachineSeen>,
 ) -> Result<String, Patience> {
-    if let Some(machine) = machine {
-        safety::no_peer_reaches(seen, member, machine).map_err(Patience::Block)?;
-    }
     let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    if desired.grace.is_some() && unseen < safety::BLINK {
+        return Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }));
+    }
+    if let Some(address) = address_of(desired, seen, member) {
+        safety::no_peer_reaches(seen, member, address).map_err(Patience::Block)?;
+    }
     match desired.grace {
         None => Ok(format!("{what}; the operator said that it counts as dead")),
         Some(grace) if unseen >= grace => {
             Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs()))
-        }
-        Some(_) if unseen < BLINK => {
-            Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }))
         }
         Some(grace) => Err(Patience::Block(UnsafeBecause::Unseen {
             member: member.clone(),
@@ -181,4 +202,10 @@ fn counts_as_dead(
             grace: grace.as_secs().unsigned_abs(),
         })),
     }
+}
+
+/// Where its machine is, or was when it joined.
+fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
+    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
+    machine.or_else(|| desired.formation.members()?.get(member)?.address())
 }

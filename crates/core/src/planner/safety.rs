@@ -2,15 +2,16 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
-use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
+use super::{Action, WaitingFor};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, Destruction, Facts, Formation, FormingMember, MachineSeen, MemberName, Observation,
+    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MemberName, Observation,
     Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
@@ -59,6 +60,12 @@ const UNWRITTEN: u64 = 1;
 
 /// By then a fresh etcd has its data on disk.
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
+
+/// An agent that is away for less than this is waited for, and nobody is bothered.
+pub const BLINK: SignedDuration = SignedDuration::from_secs(10);
+
+/// Clocks of controllers differ by less.
+const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
 
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {
@@ -277,7 +284,8 @@ pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -
 
 /// Rule 1: a list of members counts only if it was told after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
-    desired.last_change.is_none_or(|at| cluster.told_at > at)
+    // A change that lies in the future was made by a clock that has been set back since; the agent compares the lists anyway.
+    desired.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
 /// Rule 1: who votes without our knowing may be somebody's change that is under way.
@@ -334,6 +342,50 @@ pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
     majority_is_there(desired, seen).is_ok()
 }
 
+/// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
+/// not lost.
+pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+    if matches!(desired.formation, Formation::Recovering { .. }) {
+        return Ok(());
+    }
+    let there = match Cluster::see(desired, seen) {
+        Some(cluster) => cluster.count(),
+        None => able(desired, seen),
+    };
+    if there.healthy >= quorum(there.all) {
+        return Err(UnsafeBecause::NotLost { voters: there.all, healthy: there.healthy });
+    }
+    Ok(())
+}
+
+/// A machine that exists and has not answered for a moment only: nothing is concluded from that yet.
+pub fn has_just_gone(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<WaitingFor> {
+    seen.machines.get()?.get(member).filter(|_| seen.facts(member).is_none())?;
+    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    let why = String::from("it may hold more than the others");
+    let brief = desired.grace.is_some() && unseen < BLINK;
+    brief.then(|| WaitingFor::Agent { member: member.clone(), why })
+}
+
+/// Rule 8: a machine that exists and does not answer may hold more than those that do, and may be somebody's majority.
+pub fn is_surely_away(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    let Some(machine) = machine.filter(|_| seen.facts(member).is_none()) else { return Ok(()) };
+    no_peer_reaches(seen, member, machine.address)?;
+    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    match desired.grace {
+        Some(grace) if unseen < grace => Err(UnsafeBecause::Unseen {
+            member: member.clone(),
+            what: format!("the machine of {member} does not answer, and may hold more than the others"),
+            seconds: unseen.as_secs().unsigned_abs(),
+            grace: grace.as_secs().unsigned_abs(),
+        }),
+        _ => Ok(()),
+    }
+}
+
 pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(desired, seen);
     if healthy >= quorum(all) {
@@ -353,7 +405,8 @@ fn able(desired: &Desired, seen: &Observation) -> Voters {
     };
     let holds = |m: &MemberName| {
         let verdict = |facts| judge_data(desired, m, Some(token), seen.now, facts);
-        seen.facts(m).is_some_and(|facts| facts.etcd.older.is_none() && verdict(facts) == DataVerdict::MayGoOn)
+        let sound = |facts: &Facts| facts.etcd.older.is_none() && facts.etcd.log_damage.is_none();
+        seen.facts(m).is_some_and(|facts| sound(facts) && verdict(facts) == DataVerdict::MayGoOn)
     };
     let healthy = members.iter().filter(|(m, known)| votes(known) && holds(m)).count();
     let all = voters.as_ref().map_or_else(|| members.values().filter(|known| votes(known)).count(), BTreeSet::len);
@@ -389,13 +442,30 @@ pub fn may_lose(
     }
 }
 
+/// Rule 3: a pinned address is free, or its holder is about to leave it.
+pub fn address_is_free(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    wish: &DesiredMember,
+) -> Result<(), UnsafeBecause> {
+    let Some(address) = wish.address else { return Ok(()) };
+    let machines = seen.machines.get().into_iter().flatten();
+    let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
+    let holder = machines.filter(|(m, machine)| *m != member && machine.address == address).find(|(m, _)| stays(m));
+    match holder {
+        None => Ok(()),
+        Some((by, _)) => {
+            Err(UnsafeBecause::AddressHeld { member: member.clone(), address: address.to_string(), by: by.clone() })
+        }
+    }
+}
+
 /// Rule 8: a machine that its peers still reach lives, whatever the controller sees.
-pub fn no_peer_reaches(seen: &Observation, member: &MemberName, machine: &MachineSeen) -> Result<(), UnsafeBecause> {
+pub fn no_peer_reaches(seen: &Observation, member: &MemberName, address: IpAddr) -> Result<(), UnsafeBecause> {
     let others = seen.agents.keys().filter(|m| *m != member);
-    let by: BTreeSet<MemberName> = others
-        .filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&machine.address) == Some(&true)))
-        .cloned()
-        .collect();
+    let by: BTreeSet<MemberName> =
+        others.filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&address) == Some(&true))).cloned().collect();
     if by.is_empty() { Ok(()) } else { Err(UnsafeBecause::PeersReach { member: member.clone(), by }) }
 }
 

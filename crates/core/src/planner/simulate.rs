@@ -109,6 +109,10 @@ impl World {
         let told = answers.iter().filter(|(_, s)| s.healthy && !s.is_learner && !s.members.is_empty());
         let told = told.max_by_key(|(_, s)| s.raft_applied_index).map(|(_, s)| *s);
         let agreed = told.and_then(|s| s.cluster_version.as_ref()?.parse().ok());
+        let going_down = told.and_then(|s| {
+            let line: String = s.downgrade_target.as_ref()?.split('.').take(2).map(|part| format!("{part}.")).collect();
+            format!("{line}0").parse().ok()
+        });
         let listed = match told {
             Some(status) => status.members.iter().map(SimListed::told).collect(),
             None => self.as_recorded(),
@@ -125,6 +129,7 @@ impl World {
         self.leader = leader;
         self.versions = versions;
         self.agreed = agreed;
+        self.going_down = going_down;
         self.listed = listed;
     }
 
@@ -313,11 +318,12 @@ impl World {
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
             Action::StopEtcd { member } => {
+                let log = self.log_end(member);
                 self.touched = true;
                 self.on(member, |facts| {
                     facts.etcd.service = ServiceState::Stopped;
                     facts.etcd.peer_serving = false;
-                    facts.etcd.log = Some(LogEnd { term: 2, index: 10, commit: 10 });
+                    facts.etcd.log = log;
                 });
             }
             Action::WipeData { member, .. } => self.on(member, |facts| {
@@ -345,6 +351,10 @@ impl World {
                 self.going_down = version.parse().ok();
                 self.agreed = self.going_down;
             }
+            Action::CancelDowngrade { .. } => {
+                self.touched = true;
+                self.going_down = None;
+            }
             Action::Rebuild { member, stamp, .. } => self.on(member, |facts| {
                 facts.etcd.data = DataSeen::Stamped(stamp.clone());
                 facts.etcd.last_started = Some(stamp.clone());
@@ -366,6 +376,13 @@ impl World {
             | Action::RecordRecovery { .. }
             | Action::ForgetCluster => {}
         }
+    }
+
+    /// How far the log of an etcd that runs goes, as it tells.
+    fn log_end(&self, member: &MemberName) -> Option<LogEnd> {
+        let seen = self.observe();
+        let status = seen.facts(member)?.etcd.status.as_ref()?;
+        Some(LogEnd { term: status.raft_term, index: status.raft_index, commit: status.raft_applied_index })
     }
 
     /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
@@ -616,6 +633,7 @@ fn blank(machine_id: &str) -> Facts {
             peer_serving: false,
             status: None,
             log: None,
+            log_damage: None,
             older: None,
         },
         host: Host::default(),

@@ -66,6 +66,7 @@ pub enum Action {
     Promote { through: MemberName, member: MemberName, id: u64 },
     RemoveMember { through: MemberName, member: MemberName, id: u64, failed: Option<String> },
     EnableDowngrade { through: MemberName, version: String },
+    CancelDowngrade { through: MemberName },
     RecordRecovery { was: String, token: String, from: MemberName },
     Rebuild { member: MemberName, was: Stamp, stamp: Stamp, peer_url: String, bump_revision: u64 },
     Auth { member: MemberName, op: AuthOp },
@@ -86,7 +87,8 @@ impl Action {
             Action::AddLearner { through, .. }
             | Action::Promote { through, .. }
             | Action::RemoveMember { through, .. }
-            | Action::EnableDowngrade { through, .. } => Some(through),
+            | Action::EnableDowngrade { through, .. }
+            | Action::CancelDowngrade { through } => Some(through),
             Action::CreateMachine { member, .. }
             | Action::StartMachine { member }
             | Action::StopMachine { member }
@@ -142,6 +144,7 @@ impl Action {
             Action::Promote { .. } => "promote",
             Action::RemoveMember { .. } => "remove-member",
             Action::EnableDowngrade { .. } => "enable-downgrade",
+            Action::CancelDowngrade { .. } => "cancel-downgrade",
             Action::RecordRecovery { .. } => "record-recovery",
             Action::Rebuild { .. } => "rebuild",
             Action::Auth { .. } => "auth",
@@ -149,7 +152,7 @@ impl Action {
         }
     }
 
-    pub const KINDS: [&str; 26] = [
+    pub const KINDS: [&str; 27] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -172,6 +175,7 @@ impl Action {
         "promote",
         "remove-member",
         "enable-downgrade",
+        "cancel-downgrade",
         "record-recovery",
         "rebuild",
         "auth",
@@ -218,6 +222,7 @@ impl fmt::Display for Action {
             Action::Promote { member, .. } => write!(f, "promote {member} to a voter"),
             Action::RemoveMember { member, .. } => write!(f, "remove {member} from the cluster"),
             Action::EnableDowngrade { version, .. } => write!(f, "let the cluster go down to etcd {version}"),
+            Action::CancelDowngrade { .. } => write!(f, "take back that the cluster goes down"),
             Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),

@@ -83,7 +83,10 @@ impl fmt::Display for WaitingFor {
             WaitingFor::Health { member, why } => write!(f, "etcd on {member} to be healthy: {why}"),
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {
                 write!(f, "etcd on {member} to stay up: it ended ({how}) and was restarted {restarts} times")?;
-                if last_words.is_empty() { Ok(()) } else { write!(f, "; its last words: {last_words}") }
+                match last_words.lines().last() {
+                    None => Ok(()),
+                    Some(words) => write!(f, "; its last words: {words}"),
+                }
             }
             WaitingFor::Turn { member, voters, healthy } => {
                 write!(

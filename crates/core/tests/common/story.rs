@@ -208,6 +208,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["wants", "it", "down"] => scene.ledger.power = Power::Off,
         ["wants", "it", "up"] => scene.ledger.power = Power::On,
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
+        ["takes", "the", "word", "back"] => scene.ledger.recovery = None,
         ["says", "recover"] => scene.ledger.recovery = Some(consent()),
         ["replaces", member] => {
             let member = MemberName::from(*member);
@@ -241,6 +242,11 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let log = LogEnd { term: number(term), index: number(index), commit: number(index) - 1 };
             let etcd = &mut scene.facts_mut(member).etcd;
             (etcd.log, etcd.service, etcd.status) = (Some(log), ServiceState::Stopped, None);
+        }
+        ["log", "damaged"] => {
+            let etcd = &mut scene.facts_mut(member).etcd;
+            etcd.log_damage = Some(String::from("a checksum does not fit"));
+            (etcd.service, etcd.status) = (ServiceState::Stopped, None);
         }
         ["disk", "lost"] => {
             let etcd = &mut scene.facts_mut(member).etcd;
@@ -299,6 +305,7 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let seconds = seconds.parse().expect("a number of seconds");
             let record = scene.ledger.members.get_mut(member).expect("a member that the ledger knows");
             record.unseen_since = Some(scene.seen.now - SignedDuration::from_secs(seconds));
+            record.unseen_at = Some(scene.seen.now);
             if scene.seen.agents.contains_key(member) {
                 scene.hide(member, "no answer within 1 s");
             }

@@ -44,10 +44,11 @@ impl<'a> Changes<'a> {
                 changes.acknowledged(operation, revision, watches, violations);
             }
         }
+        changes.learn(history, &watches.unseen());
         changes
     }
 
-    fn add(&mut self, revision: i64, change: Change<'a>) {
+    pub(super) fn add(&mut self, revision: i64, change: Change<'a>) {
         self.by_key.entry(change.key).or_default().insert(revision, change.value);
         if let Some(by) = change.by {
             self.by_operation.insert(by.id, revision);
@@ -147,6 +148,14 @@ impl<'a> Changes<'a> {
                 None => self.add(revision, Change { key, value, by: Some(operation) }),
             },
         }
+    }
+
+    pub(super) fn is_known(&self, revision: i64) -> bool {
+        self.by_revision.contains_key(&revision)
+    }
+
+    pub(super) fn has_happened(&self, operation: &Operation) -> bool {
+        self.by_operation.contains_key(&operation.id)
     }
 
     pub(super) fn keys(&self) -> impl Iterator<Item = &'a str> + '_ {

@@ -7,6 +7,7 @@
 
 mod changes;
 mod order;
+mod unseen;
 mod watches;
 
 #[cfg(test)]
@@ -111,17 +112,12 @@ pub fn check(history: &History, least: &Least) -> Findings {
     let changes = Changes::gather(history, &watches, &mut violations);
     watches.check(&changes, &mut violations);
     order::check(history, &changes, &mut violations);
-    // Beyond a revision that no watch has shown, nobody knows what a read should have found.
-    let known_through = watches.unseen().first().map_or(i64::MAX, |(from, _)| from - 1);
     for operation in &history.operations {
-        check_answer(operation, &changes, known_through, &mut violations);
+        check_answer(operation, &changes, &mut violations);
     }
-    check_finals(history, &changes, known_through, &mut violations);
+    check_finals(history, &changes, &mut violations);
     let settled = changes.settled(history);
-    let mut too_little = too_little(history, least);
-    too_little.extend(watches.unseen().iter().map(|(from, through)| {
-        format!("revisions {from} to {through} were compacted before any watch had shown them: nothing settles them")
-    }));
+    let too_little = too_little(history, least);
     violations.sort_by_key(|v: &Violation| v.rule);
     Findings { violations, too_little, settled }
 }
@@ -131,10 +127,9 @@ fn found(rule: Rule, text: String) -> Violation {
 }
 
 /// Whether what an operation was told is what was so at its revision.
-fn check_answer(operation: &Operation, changes: &Changes<'_>, known_through: i64, violations: &mut Vec<Violation>) {
+fn check_answer(operation: &Operation, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     let Some(key) = operation.call.key() else { return };
     match (&operation.call, &operation.outcome) {
-        (_, Outcome::Read { revision, .. } | Outcome::Written { revision }) if *revision > known_through => {}
         (call, Outcome::Read { revision, found: said }) => {
             let true_version = changes.at(key, *revision);
             if true_version.as_ref() != said.as_ref() {
@@ -173,14 +168,13 @@ fn mod_revision(version: Option<&Found>) -> i64 {
 }
 
 /// What is there in the end, through every endpoint, is what was written last.
-fn check_finals(history: &History, changes: &Changes<'_>, known_through: i64, violations: &mut Vec<Violation>) {
+fn check_finals(history: &History, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     if history.finals.is_empty() {
         violations.push(found(Rule::Unread, String::from("it was not read through any endpoint")));
     }
     for read in &history.finals {
         let pairs = match &read.pairs {
-            Ok(pairs) if read.revision <= known_through => pairs,
-            Ok(_) => continue,
+            Ok(pairs) => pairs,
             Err(why) => {
                 violations.push(found(Rule::Unread, format!("through {}: {why}", read.endpoint)));
                 continue;

@@ -259,15 +259,63 @@ fn a_compaction_is_survived_by_the_watch_that_missed_it() {
     skipped.watches.insert(2, record(Watched::Skipped { through: 13 }));
     skipped.watches.insert(3, record(Watched::Began { endpoint: String::from("e"), from: 13 }));
     assert_good(&skipped);
-    // When none has seen what was compacted, nothing is proven.
-    for record in &mut skipped.watches {
-        record.watcher = 0;
+    // When none has seen what was compacted, the answers tell what it was.
+    assert_good(&compacted(good(), 13));
+}
+
+/// Both watches show 11 and nothing more up to this revision, as after a recovery.
+fn compacted(story: Story, through: i64) -> History {
+    let mut history = story.told();
+    let hidden = |what: &Watched| matches!(what, Watched::Saw { revision, .. } if (12..=through).contains(revision));
+    history.watches.retain(|record| !hidden(&record.what));
+    for watcher in 0..2 {
+        let record = |what| WatchRecord { watcher, at: 90_500, what };
+        let saw_first = |r: &WatchRecord| r.watcher == watcher && matches!(r.what, Watched::Saw { revision: 11, .. });
+        let at = history.watches.iter().position(saw_first).unwrap() + 1;
+        history.watches.insert(at, record(Watched::Skipped { through }));
+        let began = Watched::Began { endpoint: String::from("e"), from: through + 1 };
+        history.watches.insert(at + 1, record(began));
     }
-    let alone: Vec<WatchRecord> = skipped.watches.drain(..6).collect();
-    let alone = History { watches: alone, head: Head { watchers: 1, ..skipped.head }, ..skipped };
-    let findings = check(&alone, &nothing_is_too_little());
-    assert_eq!(findings.violations, []);
-    assert!(findings.too_little[0].contains("revisions 12 to 13"), "{findings:?}");
+    history
+}
+
+#[test]
+fn a_write_without_an_answer_that_no_watch_could_show_is_settled_by_what_is_read() {
+    let story = || good().did(0, 20, 30, put("a", "0-3"), unknown());
+    let happened = story().did(1, 40, 41, get("a"), read(50, version("0-3", 14))).changed(14, "a", Some("0-3"));
+    let happened = compacted(happened, 50);
+    assert_good(&happened);
+    assert_eq!(check(&happened, &nothing_is_too_little()).settled, Settled { happened: 1, did_not_happen: 0 });
+    let did_not = compacted(story().did(1, 40, 41, get("a"), read(50, version("0-2", 13))), 50);
+    assert_good(&did_not);
+    assert_eq!(check(&did_not, &nothing_is_too_little()).settled, Settled { happened: 0, did_not_happen: 1 });
+    let both = story()
+        .did(1, 40, 41, get("a"), read(50, version("0-3", 14)))
+        .did(1, 42, 43, get("a"), read(51, version("0-2", 13)))
+        .changed(14, "a", Some("0-3"));
+    assert_refused(&compacted(both, 50), Rule::StaleRead, &["operation 8", "0-3"]);
+
+    let deleted = || good().did(0, 20, 30, delete("a", 13), unknown()).changed(14, "a", None);
+    assert_good(&compacted(deleted().did(1, 40, 41, get("a"), read(50, None)), 50));
+    let came_back = deleted().did(1, 40, 41, get("a"), read(50, None));
+    let came_back = came_back.did(1, 42, 43, get("a"), read(51, version("0-2", 13)));
+    assert_refused(&compacted(came_back, 50), Rule::StaleRead, &["operation 8"]);
+}
+
+#[test]
+fn an_acknowledged_write_is_missed_though_no_watch_could_show_it() {
+    let mut lost = compacted(good(), 50);
+    for read in &mut lost.finals {
+        read.pairs.as_mut().unwrap().insert(String::from("a"), version("0-1", 11).unwrap());
+    }
+    assert_refused(&lost, Rule::Lost, &["e1 holds 0-1", "operation 4"]);
+    let mut gone = compacted(good(), 50);
+    for read in &mut gone.finals {
+        read.pairs.as_mut().unwrap().remove("b");
+    }
+    assert_refused(&gone, Rule::Lost, &["for b in the end", "operation 2"]);
+    let phantom = good().did(1, 40, 41, get("a"), read(50, version("9-9", 14)));
+    assert_refused(&compacted(phantom, 50), Rule::StaleRead, &["operation 6", "9-9"]);
 }
 
 #[test]
