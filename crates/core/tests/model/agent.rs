@@ -7,7 +7,7 @@ use quorate_core::model::{
 use quorate_core::planner::simulate::{SimAgent, SimListed, World};
 use quorate_core::planner::{Action, Precondition, Step};
 
-use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, runs, url_of};
+use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, quorum, runs, url_of};
 
 /// Why an order was not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,10 +34,10 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
     match &step.action {
         Action::Auth { .. } => drop(answers_clients(world, member)?),
         Action::MoveLeader { to_id, .. } => judge_handover(world, member, *to_id)?,
-        Action::AddLearner { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
-            if judge_membership(world, member, step)? == Obeyed::WasSoAlready {
-                return Ok(Obeyed::WasSoAlready);
-            }
+        Action::AddLearner { .. } | Action::Promote { .. } | Action::RemoveMember { .. }
+            if judge_membership(world, member, step)? == Obeyed::WasSoAlready =>
+        {
+            return Ok(Obeyed::WasSoAlready);
         }
         _ => {}
     }
@@ -156,9 +156,9 @@ fn judge_membership(world: &World, through: &MemberName, step: &Step) -> Result<
     let etcd_agrees = match &step.action {
         // It asks for a connection to every voter, and knows no second learner.
         Action::AddLearner { .. } => running == all && world.listed.iter().all(|l| !l.is_learner),
-        Action::Promote { id, .. } => listed(*id).is_some_and(|l| runs(world, l)) && running + 1 > (all + 1) / 2,
+        Action::Promote { id, .. } => listed(*id).is_some_and(|l| runs(world, l)) && running + 1 >= quorum(all + 1),
         Action::RemoveMember { id, .. } => {
-            listed(*id).is_some_and(|l| l.is_learner || !runs(world, l) || running - 1 > (all - 1) / 2)
+            listed(*id).is_some_and(|l| l.is_learner || !runs(world, l) || running > quorum(all - 1))
         }
         _ => false,
     };

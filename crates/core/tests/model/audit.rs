@@ -8,6 +8,7 @@ use quorate_core::model::{
 };
 use quorate_core::planner::{Action, Decision, Precondition};
 
+use crate::etcd::quorum;
 use crate::past::Wrong;
 
 /// The cluster as one look shows it.
@@ -94,7 +95,7 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::Promote { member, id, .. } => {
             let answers = look.facts(member).is_some_and(|f| is_running(f) && f.etcd.status.is_some());
             let learner = look.list.iter().any(|m| m.id == *id && m.is_learner);
-            let enough = healthy + 1 > (all + 1) / 2;
+            let enough = healthy + 1 >= quorum(all + 1);
             if !answers || !learner {
                 return Some(Wrong::PromotedWhoDoesNotRun);
             }
@@ -111,7 +112,7 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             if well && look.leader == id && others > 0 {
                 return Some(Wrong::LeaderDisturbed);
             }
-            (well && others < all / 2 + 1 && !desired.downtime).then_some(Wrong::QuorumGivenAway)
+            (well && others < quorum(all) && !desired.downtime).then_some(Wrong::QuorumGivenAway)
         }
         Action::DestroyMachine { member } if formed => judge_destruction(desired, look, member),
         Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),
@@ -138,8 +139,8 @@ fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
     let others: Vec<u64> = look.voters().map(|v| v.id).filter(|v| *v != id).collect();
     let healthy = others.iter().filter(|v| look.healthy.contains(v)).count();
     let well = look.healthy.contains(&id);
-    let commits = healthy + usize::from(well) > (others.len() + 1) / 2;
-    if !commits || healthy < others.len() / 2 + 1 || others.is_empty() {
+    let commits = healthy + usize::from(well) >= quorum(others.len() + 1);
+    if !commits || healthy < quorum(others.len()) || others.is_empty() {
         return Some(Wrong::QuorumGivenAway);
     }
     if well && healthy < others.len() {
@@ -169,7 +170,7 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
     let known = desired.formation.members().and_then(|members| members.get(member));
     let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
-    if all == 0 || (votes && healthy < all / 2 + 1) {
+    if all == 0 || (votes && healthy < quorum(all)) {
         return Some(Wrong::QuorumGivenAway);
     }
     if let Some(facts) = look.facts(member) {

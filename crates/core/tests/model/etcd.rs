@@ -27,18 +27,18 @@ impl Voters {
         }
     }
 
-    pub fn quorum(self) -> usize {
-        self.all / 2 + 1
-    }
-
     pub fn quorate(self) -> bool {
-        self.running >= self.quorum()
+        self.running >= quorum(self.all)
     }
 
     /// Whether no majority will ever agree again, unless the operator gives the word.
     pub fn lost(self) -> bool {
-        self.holding < self.quorum()
+        self.holding < quorum(self.all)
     }
+}
+
+pub fn quorum(voters: usize) -> usize {
+    voters / 2 + 1
 }
 
 pub fn url_of(machine: &SimMachine) -> String {

@@ -1,4 +1,86 @@
-//! DOCS
+//! The model check: the real planner against an adversary, in every order of events; how a cluster is formed, and how a living
+//! one is changed.
+//!
+//! Two controllers run `decide` in the simulated world (`controllers.rs`). The adversary (`adversary.rs`) switches machines off,
+//! hangs and destroys them, loses disks and sets them back, ends etcds, kills a controller at work, lets the second take the
+//! lock from the first while that one still acts, hides agents from a look, shows a look the world as it was one or two
+//! changes ago, and delivers an order late; each only as often as the budget says. Agents, etcd and the ledger refuse as the
+//! real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is taken over from
+//! and never moves again.
+//!
+//! Three things are held against all of it: every decision against what it was made on (`audit.rs`), every step that was
+//! done against the world it was done in (`past.rs`), and every state against what a lone controller makes of it when nothing
+//! more goes wrong (`settling.rs`). What a fault did after the look that led to a step is not the step's fault.
+//!
+//! Runs of formations begin with nothing or where all machines are configured. Runs of changes begin with a settled cluster
+//! and the change wanted, the new machines prepared; what prepares a machine is one move there, since the runs of formations
+//! interrupt it everywhere. Certificates never end and a copy is made at once: stories and property tests have those.
+//!
+//! | runs | members | the adversary may | where |
+//! | --- | --- | --- | --- |
+//! | formations | 1 to 3 | 2 faults and a takeover or a crash; 1 fault, takeover, crash or hidden agent; a late order | `cargo test`, the longer ones `cargo xtask model` |
+//! | `a_fault_and_a_crash` | 1 to 3 | 1 fault, 1 crash | `cargo test` |
+//! | `in_short_*` | 1 to 3 | the budgets below, for the changes that end soon | `cargo test` |
+//! | `two_faults_and_a_crash` | 1 to 3 | 2 faults, 1 crash | `cargo xtask model` |
+//! | `two_controllers` | 1 to 3 | 1 fault, 1 takeover | `cargo xtask model` |
+//! | `old_looks` | 1 to 3 | 1 fault, 2 old looks, each up to 2 changes old | `cargo xtask model` |
+//! | `old_looks_of_two_controllers` | 1 to 3 | 2 old looks, 1 takeover | `cargo xtask model` |
+//! | `hidden` | 1 to 3 | 1 fault, 1 hidden agent, 1 long pause | `cargo xtask model` |
+//! | `late_orders` | 1 to 3 | 1 fault, 1 crash, 1 late order | `cargo xtask model` |
+//! | `five_members` | 3 to 5 | 2 faults, 1 crash, 1 takeover, 1 old look; bounded in depth and time | `cargo xtask model` |
+//!
+//! All but the last are exhaustive. The changes of each budget are listed at `every_change`.
+//!
+//! That the check can fail was tried by breaking one rule at a time, and running the stories and the shorter runs:
+//!
+//! | broken on purpose | caught by |
+//! | --- | --- |
+//! | `is_fresh` | story `changes`; model: one membership change at a time |
+//! | `knows_every_voter` | story `changes` |
+//! | `may_add_learner` | model: nobody joins beside the unwell |
+//! | `may_promote` | story `found` |
+//! | `may_remove`: those that are there need no quorum | story `found` |
+//! | `may_remove`: though another is unwell | story `found` |
+//! | `may_remove`: the last voter | story `changes` |
+//! | `may_lose`: `may_remove` is not asked | story `changes` |
+//! | `may_lose`: without a quorum | stories `changes`, `data`, `found` |
+//! | `no_peer_reaches` | story `changes` |
+//! | `may_join_at_this_version` | story `changes` |
+//! | `may_clear_away`: before all are well | stories `changes`, `data`, `settings` |
+//! | `can_agree`: always | stories `changes`, `data`, `found` |
+//! | `can_agree`: never | model: the majority is not falsely called lost |
+//! | `judge_data`: lost data is a fresh disk | stories `data`, `formation`; model: it settles when faults stop |
+//! | `judge_data`: another formation's data goes on | stories `data`, `formation` |
+//! | `judge_data`: another cluster's data is ours | story `data` |
+//! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never given away |
+//! | `may_disturb`: without the word for an outage | story `settings` |
+//! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
+//! | `fence_is_current`, `ledger_is_current` | story `machines` |
+//! | `formation_is_known` | story `formation` |
+//! | `no_client_wrote`, `may_destroy` | story `data` |
+//! | `fixed_at_formation` | story `settings` |
+//! | `authority_is_trusted` | story `certificates` |
+//! | who is not seen counts as healthy | stories `changes`, `data`, `settings` |
+//! | the leader restarts, or leaves, without handing over | stories; model: the leader hands over first |
+//! | the grace time is not waited for | stories `changes`, `machines` |
+//! | recovery with a quorum, from the shortest log, or with survivors running | story `changes` |
+//! | a learner that never starts stays | story `changes` |
+//! | a learner is promoted though it does not answer | model: who votes was a learner that ran |
+//! | data that has gone back in time is started on | story `found` |
+//! | the dead do not leave first | stories `changes`, `data` |
+//! | who left is not forgotten | model: it settles when faults stop |
+//! | agents ignore fences | model: no older fence is obeyed |
+//! | agents restart an etcd that runs with what is in place | model: one disturbance at a time |
+//! | agents begin as `new` on a disk that lost its data | model: no member begins twice under one token |
+//! | agents wipe whatever they find | model: it settles when faults stop |
+//! | providers are asked without a look at the lock | model: it settles when faults stop |
+//! | the ledger takes writes of a stale controller | model: it settles when faults stop |
+//!
+//! Not caught alone, since something else stands behind it: the last condition of `may_remove` (the two before it imply it),
+//! an agent that starts etcd on data set back (no decision asks for that), one that does not compare the list of members or
+//! the data with what was expected (in the shorter runs; fences and the next look stand behind it), and a last change that is
+//! noted only afterwards.
+
 mod adversary;
 mod agent;
 mod audit;
@@ -16,8 +98,9 @@ use std::time::{Duration, Instant};
 use adversary::{Budget, EVERY_FAULT, Fault, Move};
 use controllers::{ClusterModel, State};
 use past::Wrong;
-use quorate_core::model::{DataSeen, Formation, ServiceState};
+use quorate_core::model::{AgentSeen, DataSeen, Formation, Seen, ServiceState};
 use quorate_core::planner::simulate::World;
+use quorate_core::planner::{Action, Step, WaitingFor, decide};
 use reached::Event;
 use scenarios::{Change, Scenario};
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -100,7 +183,8 @@ struct Run {
 impl Run {
     fn formation(name: &'static str, scenario: Scenario, budget: Budget) -> Self {
         let faults = &[Fault::SwitchOff, Fault::Destroy, Fault::LoseDisk, Fault::EtcdDies];
-        let must = &[Event::Abandoned, Event::LostForGood];
+        let must: &[Event] =
+            if budget.faults > 1 { &[Event::Abandoned, Event::LostForGood] } else { &[Event::Abandoned] };
         Run { name, scenario, budget, faults, coarse: false, bound: None, must }
     }
 
@@ -186,6 +270,7 @@ fn two_members_from_nothing() {
 }
 
 #[test]
+#[ignore = "for `cargo xtask model`"]
 fn two_members_ready_to_form() {
     let budget = Budget { faults: 2, takeovers: 1, ..PEACE };
     Run::formation("two members ready to form", Scenario::ready_to_form(2), budget).check();
@@ -198,12 +283,14 @@ fn three_members_and_two_faults() {
 }
 
 #[test]
+#[ignore = "for `cargo xtask model`"]
 fn three_members_and_a_second_controller() {
     let budget = Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE };
     Run::formation("three members and a second controller", Scenario::ready_to_form(3), budget).check();
 }
 
 #[test]
+#[ignore = "for `cargo xtask model`"]
 fn three_members_and_three_controllers() {
     let budget = Budget { faults: 1, crashes: 1, takeovers: 1, ..PEACE };
     Run::formation("three members and three controllers", Scenario::ready_to_form(3), budget).check();
@@ -216,9 +303,24 @@ fn two_members_and_a_late_order() {
 }
 
 #[test]
+#[ignore = "for `cargo xtask model`"]
 fn three_members_and_a_late_order() {
     let budget = Budget { faults: 1, crashes: 1, delays: 1, ..PEACE };
     Run::formation("three members and a late order", Scenario::ready_to_form(3), budget).check();
+}
+
+/// In the simulated world a copy is made at once; so the one rule that needs more is looked at here.
+#[test]
+fn a_learner_that_lags_is_waited_for() {
+    let mut scenario = Scenario::changed(1, Change::Scale(2));
+    let promotes = |steps: &[Step]| steps.iter().any(|s| matches!(s.action, Action::Promote { .. }));
+    scenario.run_until(promotes);
+    let mut seen = scenario.world.observe();
+    let Some(Seen::At(_, AgentSeen::Enrolled(leader))) = seen.agents.get_mut(&"etcd-1".into()) else { panic!() };
+    leader.etcd.status.as_mut().expect("a leader that answers").raft_index += 1000;
+    let decision = decide(&scenario.desired(), &seen);
+    assert!(!promotes(&decision.steps));
+    assert!(matches!(decision.waiting[..], [WaitingFor::Learner { lag: 1000, .. }]), "{:?}", decision.waiting);
 }
 
 /// The same changes under another budget, as a module of tests. What is ignored here, `cargo xtask model` runs.

@@ -82,7 +82,10 @@ impl Past {
         wrong(is_order(&step.action) && facts.is_some_and(|f| f.fence > fence), Wrong::OlderFenceObeyed);
         if formed {
             let (was, is) = (Voters::of(before), Voters::of(after));
-            let allowed = desired.downtime || desired.recovery;
+            // An order to stop says nothing of what it means to stop: one that comes too late stops what came after. No decision
+            // asks for it without need, and the next look starts etcd again.
+            let late_stop = matches!(step.action, Action::StopEtcd { .. });
+            let allowed = desired.downtime || desired.recovery || late_stop;
             wrong(was.quorate() && !is.quorate() && !disturbed && !allowed, Wrong::QuorumGivenAway);
         }
         match &step.action {

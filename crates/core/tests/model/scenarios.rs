@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
-use quorate_core::model::{Brought, Consent, DataSeen, Ledger, MemberName, OlderData, ServiceState};
+use quorate_core::model::{Brought, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, ServiceState};
 use quorate_core::planner::remember::raise_incarnation;
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
@@ -117,11 +117,13 @@ impl Scenario {
         world.ledger.spec = spec.clone();
     }
 
-    fn run_until(&mut self, enough: impl Fn(&[Step]) -> bool) {
-        let brought = Brought::default();
-        let wish = Wish { spec: &self.spec, brought: &brought, arch: "amd64" };
+    pub fn desired(&self) -> Desired {
+        Wish { spec: &self.spec, brought: &Brought::default(), arch: "amd64" }.desire(&self.world.ledger, "1")
+    }
+
+    pub fn run_until(&mut self, enough: impl Fn(&[Step]) -> bool) {
         loop {
-            let desired = wish.desire(&self.world.ledger, "1");
+            let desired = self.desired();
             let steps = decide(&desired, &self.world.observe()).steps;
             if enough(&steps) {
                 return;
