@@ -37,8 +37,10 @@ fn unenrolled(
 ) {
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
     let formed = desired.formation.has_member(member);
-    // A cluster has enrolled agents only, so this one is another, and its machine may hold data.
-    if bound.is_some_and(|bound| bound != key) || (formed && bound.is_none()) {
+    let learns = desired.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
+    // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
+    // anew before it did, holds nothing and has no vote.
+    if bound.is_some_and(|bound| bound != key) || (formed && !learns && bound.is_none()) {
         return decision.block(UnsafeBecause::SecondKey { member: member.clone() });
     }
     let destroy = Action::DestroyMachine { member: member.clone() };

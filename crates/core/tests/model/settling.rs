@@ -139,9 +139,10 @@ impl ClusterModel {
             .iter()
             .any(|b| matches!(b, UnsafeBecause::MajorityLost { .. } | UnsafeBecause::NothingSurvives { .. }));
         match &world.ledger.formation {
-            // Where nobody is left to tell who votes, one that has left may be waited for, which says what it waits for.
+            // Where nobody is left to tell who votes, or a successor hangs, that one may be waited for, which says what it waits for.
             Formation::Formed { .. } => {
-                let waits = end.waiting.iter().any(|w| matches!(w, WaitingFor::EtcdToStay { .. }));
+                let waits =
+                    end.waiting.iter().any(|w| matches!(w, WaitingFor::EtcdToStay { .. } | WaitingFor::Agent { .. }));
                 (told || waits) && Voters::of(world).lost()
             }
             // The one survivor that was chosen was lost as well.
