@@ -7,6 +7,7 @@ mod bringup;
 mod figures;
 mod plan;
 mod process;
+mod rolling;
 mod terraform;
 
 use std::fs::{self, File};
@@ -29,6 +30,8 @@ pub enum Bench {
     Bringup(bringup::Options),
     /// Time and weigh plans for up to 10,000 clusters
     Plan,
+    /// Time the longest write gap of changes against the same done by hand
+    Rolling(rolling::Options),
     /// Weigh idle agents
     Agent,
 }
@@ -37,6 +40,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Bringup(options) => bringup::run(lab, options),
         Bench::Plan => plan::run(lab),
+        Bench::Rolling(options) => rolling::run(lab, options),
         Bench::Agent => agent::run(lab),
     }
 }

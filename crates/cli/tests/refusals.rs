@@ -106,8 +106,8 @@ fn settings_of_etcd() {
         &["c.yaml:5:20: error: no known etcd has a flag `max-tnx-ops`", "`max-txn-ops`"],
     );
     refused(
-        "version: 3.7.3, flags: {experimental-initial-corrupt-check: true}",
-        &["c.yaml:5:36: error: etcd 3.7.3 has no flag", "these have it: 3.4, 3.5, 3.6"],
+        "version: 3.7.3, flags: {debug: true}",
+        &["c.yaml:5:36: error: etcd 3.7.3 has no flag", "these have it: 3.4"],
     );
     refused("flags: {name: me}", &["c.yaml:5:20: error: the flag `name` is not for the operator to set"]);
     refused("version: 3.5.1", &["c.yaml:5:21: error: etcd 3.5.1 can corrupt its data", "the default is 3.6.14"]);

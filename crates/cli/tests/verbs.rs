@@ -200,7 +200,7 @@ fn the_memory_of_a_cluster_moves_to_another_home() {
     let status = elsewhere(&["status", "c", "--output", "json"]).expect(6).json();
     assert_eq!(status["cluster_id"], sandbox.status("c")["cluster_id"]);
     assert_eq!(status["members"][0]["health"], "absent", "the machines are not there");
-    let plan = elsewhere(&["plan", "c"]).expect(3).text();
+    let plan = elsewhere(&["plan", "c"]).ok().text();
     assert!(plan.contains("the machine of etcd-1 is gone"), "a formed cluster is not begun anew: {plan}");
 
     // With its machines it is the same cluster again.

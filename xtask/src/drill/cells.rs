@@ -116,30 +116,30 @@ const ROWS: &[Row] = &[
         "partition-follower",
     ]),
     (OLD_UPGRADE, &[], &["calm", "kill-controller", "power-cut-leader"]),
-    (NEW_UPGRADE, &[], &["calm", "kill-controller", "power-cut-leader"]),
-    (DOWNGRADE, &["calm"], &["kill-controller", "kill-leader", "power-cut-follower"]),
-    (Change::Scale { from: 1, to: 3 }, &["calm"], &["kill-controller", "stop-controller", "kill-learner"]),
+    (NEW_UPGRADE, &["kill-controller"], &["calm", "power-cut-leader"]),
+    (DOWNGRADE, &["kill-controller", "power-cut-follower"], &["calm", "kill-leader"]),
+    (Change::Scale { from: 1, to: 3 }, &["kill-controller"], &["calm", "stop-controller", "kill-learner"]),
     (GROW, &["kill-controller", "kill-learner"], &[
         "calm", "stop-controller", "kill-leader", "term-learner", "stop-learner", "power-cut-learner", "wipe-learner",
         "wipe-follower", "partition-learner", "delay-learner",
     ]),
-    (SHRINK, &["calm"], &["kill-controller", "kill-leader", "stop-follower", "power-cut-follower"]),
-    (Change::Scale { from: 3, to: 1 }, &["calm"], &["kill-controller"]),
-    (Change::Replace(Role::Follower), &["stop-controller", "wipe-learner"], &[
-        "calm", "kill-controller", "kill-leader", "kill-learner", "term-learner", "stop-learner", "power-cut-leader",
+    (SHRINK, &["kill-controller"], &["calm", "kill-leader", "stop-follower", "power-cut-follower"]),
+    (Change::Scale { from: 3, to: 1 }, &["kill-controller"], &["calm"]),
+    (Change::Replace(Role::Follower), &["kill-controller", "stop-controller", "wipe-learner"], &[
+        "calm", "kill-leader", "kill-learner", "term-learner", "stop-learner", "power-cut-leader",
         "power-cut-learner", "partition-learner", "delay-learner", "delay-leader",
     ]),
     (Change::Replace(Role::Leader), &["kill-controller"], &[
         "calm", "stop-controller", "kill-leader", "kill-learner", "partition-leader",
     ]),
-    (Change::ReplacePinned, &["calm"], &["kill-controller", "kill-learner"]),
+    (Change::ReplacePinned, &["kill-controller"], &["calm", "kill-learner"]),
     (Change::DeadMachine(Role::Follower), &["kill-controller"], &["calm", "stop-controller", "kill-learner"]),
     (Change::DeadMachine(Role::Leader), &[], &["calm", "kill-controller"]),
     (Change::WipedDisk, &["kill-controller"], &["calm", "stop-controller", "wipe-learner"]),
     (Change::OldData, &["kill-controller"], &["calm", "kill-learner"]),
-    (Change::GhostLearner, &["calm"], &["kill-controller", "kill-leader"]),
-    (Change::Recover, &["kill-controller"], &["calm"]),
-    (Change::Several, &["calm"], &["kill-controller", "kill-leader", "power-cut-follower"]),
+    (Change::GhostLearner, &["kill-controller"], &["calm", "kill-leader"]),
+    (Change::Recover, &["kill-controller", "calm"], &[]),
+    (Change::Several, &["kill-controller", "kill-leader"], &["calm", "power-cut-follower"]),
 ];
 
 pub fn all() -> Vec<Cell> {
@@ -240,15 +240,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_change_meets_calm_and_a_killed_controller_and_is_in_the_fixed_set() {
+    fn every_change_meets_calm_and_a_killed_controller_and_almost_every_one_the_latter_in_the_fixed_set() {
         for (change, quick, others) in ROWS {
             let all: Vec<&str> = quick.iter().chain(*others).copied().collect();
             assert!(all.contains(&"calm") && all.contains(&"kill-controller"), "{change}");
+            // Their like is there.
+            let slow = ["none", "upgrade-3.4-3.5", "dead-leader"];
+            assert!(quick.contains(&"kill-controller") || slow.contains(&change.to_string().as_str()), "{change}");
         }
-        let quick: BTreeSet<String> = all().iter().filter(|c| c.quick).map(|c| c.change.to_string()).collect();
-        let slow = ["upgrade-3.4-3.5", "upgrade-3.6-3.7", "dead-leader"];
-        let every: BTreeSet<String> = ROWS.iter().map(|(change, ..)| change.to_string()).collect();
-        assert!(every.iter().all(|change| quick.contains(change) || slow.contains(&change.as_str())), "{quick:?}");
     }
 
     #[test]

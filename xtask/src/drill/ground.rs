@@ -18,7 +18,7 @@ use crate::lab::{self, Lab, Version};
 /// The name of every cell's cluster.
 pub const CLUSTER: &str = "c";
 /// How long one command may take. A drill ends by itself long before, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(600);
+const PATIENCE: Duration = Duration::from_secs(300);
 /// How long a command that is asked to end may take to undo what it did.
 const ENDING: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);

@@ -138,12 +138,13 @@ impl Agent {
         status.healthy = matches!(healthy, Ok(Ok(())));
         let members = match members {
             Some(members) => members,
-            None if status.is_learner => {
+            // What the pages tell is not enough: one that got its membership by a snapshot does not count itself a learner there.
+            None => {
                 let (cluster_id, members) = self.ask_peer_page().await.unwrap_or((status.cluster_id, Vec::new()));
                 status.cluster_id = cluster_id;
+                status.is_learner |= members.iter().any(|m| m.id == status.member_id && m.is_learner);
                 members
             }
-            None => Vec::new(),
         };
         let others = members.iter().filter(|member| member.id != status.member_id);
         let peers = others.flat_map(|member| member.client_urls.iter().cloned()).collect();

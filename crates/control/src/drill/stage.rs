@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use quorate_core::model::Formation;
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 
@@ -32,6 +33,8 @@ pub(super) struct Stage<'a> {
     scenario: Scenario,
     options: &'a Options,
     tell: &'a dyn Fn(&str),
+    /// As it was when the drill began.
+    formation: Formation,
     /// The machine whose disk is small, if the scenario is to fill it.
     disk: Option<(Machine, SmallDisk)>,
     /// By endpoint. A login by password costs a member much, so that one who logs in anew for each look slows all others down.
@@ -46,7 +49,8 @@ impl<'a> Stage<'a> {
         options: &'a Options,
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
-        let mut stage = Stage { site, scenario, options, tell, disk: None, clients: RefCell::default() };
+        let formation = site.ledger()?.formation;
+        let mut stage = Stage { site, scenario, options, tell, formation, disk: None, clients: RefCell::default() };
         for machine in machines(&site.home, &site.cluster) {
             undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
         }
@@ -87,10 +91,21 @@ impl<'a> Stage<'a> {
         ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
     }
 
-    /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it.
+    /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it. The word that
+    /// the majority is lost ends with its run, so that it is given until there is a cluster again.
     fn resumption(&self) -> Vec<String> {
         let during = &self.options.during;
-        if during.first().is_some_and(|verb| verb == "apply") { during.clone() } else { self.remembered() }
+        let again = match during.first().map(String::as_str) {
+            Some("apply") => true,
+            Some("recover") => !self.is_another_formation(),
+            _ => false,
+        };
+        if again { during.clone() } else { self.remembered() }
+    }
+
+    fn is_another_formation(&self) -> bool {
+        let ledger = self.site.ledger();
+        ledger.is_ok_and(|l| matches!(&l.formation, Formation::Formed { .. }) && l.formation != self.formation)
     }
 
     fn start(&self, arguments: &[String], clock: Clock) -> Result<Running, DrillError> {

@@ -9,8 +9,11 @@ use crate::model::{
 use crate::versions::{self, Path, Version};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if let Err(because) = version_path(desired, seen) {
-        return decision.block(because);
+    match version_path(desired, seen) {
+        Err(because) => return decision.block(because),
+        // A machine that starts anew runs what its config says; an older version could not, before etcd has agreed.
+        Ok(Path::Down) if !may_go_down(desired, seen, decision) => return,
+        Ok(_) => {}
     }
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
@@ -90,7 +93,7 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
         return;
     }
     let Some(next) = first.or(behind.first()) else { return follow(desired, seen, decision) };
-    if decision.has_business_with(next) || !may_change_version(desired, seen, decision, path) {
+    if decision.has_business_with(next) || !may_change_version(desired, seen, path) {
         return;
     }
     let safety::Voters { all, healthy } = safety::voters(desired, seen);
@@ -130,9 +133,8 @@ fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> S
     }
 }
 
-/// Rule 10 at work: programs first, everywhere; on the way up, after the last way up has ended; on the way down, by etcd's own
-/// procedure.
-fn may_change_version(desired: &Desired, seen: &Observation, decision: &mut Decision, path: Path) -> bool {
+/// Rule 10 at work: programs first, everywhere.
+fn may_change_version(desired: &Desired, seen: &Observation, path: Path) -> bool {
     if path == Path::Same {
         return true;
     }
@@ -143,13 +145,7 @@ fn may_change_version(desired: &Desired, seen: &Observation, decision: &mut Deci
                     && f.etcd.binary == BinarySeen::Version(wish.config.etcd.version.clone())
             })
     };
-    if !desired.members.iter().all(in_place) {
-        return false;
-    }
-    match path {
-        Path::Down => may_go_down(desired, seen, decision),
-        Path::Same | Path::Patch | Path::Up => true,
-    }
+    desired.members.iter().all(in_place)
 }
 
 /// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.

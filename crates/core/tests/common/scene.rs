@@ -200,7 +200,8 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let (all, healthy) = voters(world);
             let learner = world.listed.iter().find(|l| l.id == *id).expect("a learner");
             assert!(learner.is_learner && runs(world, &learner.peer_url), "promotes one that does not run: {step:?}");
-            assert!(healthy + 1 > (all + 1) / 2, "gives the quorum away: {step:?}");
+            let after = all + 1;
+            assert!(healthy + 1 > after / 2, "gives the quorum away: {step:?}");
         }
         Action::RemoveMember { id, .. } => audit_removal(world, *id),
         Action::RecordRecovery { .. } => {
