@@ -76,10 +76,10 @@
 //! | providers are asked without a look at the lock | model: it settles when faults stop |
 //! | the ledger takes writes of a stale controller | model: it settles when faults stop |
 //!
-//! Not caught alone, since something else stands behind it: the last condition of `may_remove` (the two before it imply it),
-//! an agent that starts etcd on data set back (no decision asks for that), one that does not compare the list of members or
-//! the data with what was expected (in the shorter runs; fences and the next look stand behind it), and a last change that is
-//! noted only afterwards.
+//! Tried, and not caught when broken alone: the last condition of `may_remove` (the two before it imply it); `may_clear_away`
+//! of one that is listed; `can_agree` from the ledger's list of voters instead of etcd's; a cluster that shrinks while it grows;
+//! a last change that is noted only afterwards; an agent that starts etcd on data set back (no decision asks for that), and one
+//! that does not compare the list of members, or the data, with what was expected.
 
 mod adversary;
 mod agent;
