@@ -33,16 +33,3 @@ fn an_older_ledger_goes_on_above_what_agents_remember() {
     remember::resume_above(&mut scene.ledger, &scene.seen);
     assert_eq!(scene.ledger, again, "a ledger that is current stays as it is");
 }
-
-#[test]
-fn a_pinned_address_stays_as_it_was() {
-    let mut spec = generated("demo", 1, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
-    let mut scene = Scene::nothing(spec.remove(0));
-    scene.settle();
-    scene.spec.members[0].address = Some("127.9.9.9".parse().expect("an address"));
-    let refused = scene.decide();
-    assert!(refused.steps.is_empty(), "{refused:?}");
-    let told: Vec<String> = refused.blocked.iter().map(ToString::to_string).collect();
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert!(told[0].contains("`members.etcd-1.address`") && told[0].contains("127.9.9.9"), "{told:?}");
-}
