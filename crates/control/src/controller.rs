@@ -168,6 +168,8 @@ impl Controller {
             }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
             if decision.steps.is_empty() && decision.waiting.is_empty() {
+                // A machine may have gone off by itself since, after the one that stopped it was killed.
+                self.sight.provider().admit(self.held.ledger().spec.name.as_str(), self.held.fence()).await?;
                 return self.end(spent.steps, decision.blocked, seen);
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {

@@ -29,7 +29,8 @@ pub trait Provider {
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 
     /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
-    /// half made is removed. Called once, at the beginning of a run, before the lock is confirmed.
+    /// half made is removed, and what machines that are off have left. Called at the beginning of a run, before the lock is confirmed,
+    /// and at its end.
     async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
 
     /// The controller with this fencing number makes no more machines.
