@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use common::{Machine, config, config_of, copy, facts, membership, order, until, versions};
+use common::{Machine, VERSIONS, config, config_of, copy, facts, membership, order, until};
 use quorate_agent::api::Order;
 use quorate_agent::client::AgentClient;
 use quorate_core::model::{DataSeen, EtcdStatus, LogEnd, ServiceState};
@@ -35,7 +35,7 @@ async fn kill(machine: &mut Machine) {
 
 #[tokio::test]
 async fn the_log_on_disk_ends_where_etcd_said() {
-    for version in versions() {
+    for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
         // Small enough that the log is cut, and that whoever joins is sent a snapshot.
@@ -86,7 +86,7 @@ async fn the_log_on_disk_ends_where_etcd_said() {
 
 #[tokio::test]
 async fn older_data_is_not_started_on_and_the_true_data_is() {
-    for version in versions() {
+    for version in VERSIONS {
         eprintln!("etcd {version}");
         let all = Machine::three(&config_of(version)).await;
         let leader = status(&all[0].1).await.leader;

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Machine, config, config_of, facts, file, membership, order, until, versions};
+use common::{Machine, VERSIONS, config, config_of, facts, file, membership, order, until};
 use quorate_agent::api::{Order, Refusal};
 use quorate_agent::client::AgentClient;
 use quorate_core::Secret;
@@ -107,7 +107,7 @@ async fn grow_and_shrink(config: NodeConfig) {
 
 #[tokio::test]
 async fn one_becomes_three_and_one_again() {
-    for version in versions() {
+    for version in VERSIONS {
         eprintln!("etcd {version}");
         grow_and_shrink(config_of(version)).await;
     }
@@ -115,7 +115,7 @@ async fn one_becomes_three_and_one_again() {
 
 #[tokio::test]
 async fn a_learner_tells_its_status_where_users_log_in_by_password() {
-    for version in versions() {
+    for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
         config.etcd.flags.remove("client-cert-auth");

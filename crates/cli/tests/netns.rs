@@ -27,19 +27,15 @@ struct Namespaced {
 }
 
 impl Namespaced {
-    /// None, and a word about it, where this user may not have any.
-    fn new(spec: &str) -> Option<Self> {
+    fn new(spec: &str) -> Self {
         let user = Command::new("id").arg("-u").output().expect("id runs").stdout;
-        if user != b"0\n" {
-            eprintln!("not tested: network namespaces need root");
-            return None;
-        }
+        assert_eq!(user, b"0\n", "root is missing: network namespaces need it");
         let sandbox = Sandbox::new(VERSION);
         sandbox.file("cluster.yaml", spec);
-        Some(Namespaced { sandbox, ids: RefCell::default() })
+        Namespaced { sandbox, ids: RefCell::default() }
     }
 
-    fn trio() -> Option<Self> {
+    fn trio() -> Self {
         Self::new(&spec(3, VERSION, "", "network: netns"))
     }
 
@@ -141,7 +137,7 @@ fn follower(status: &Value) -> String {
 
 #[test]
 fn a_member_that_is_cut_off_is_missed_and_comes_back() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     let ended = lab.apply().ok();
     assert!(ended.stdout.contains("ip netns exec \"$QUORATE_NETNS\" etcdctl member list"), "{}", ended.stdout);
     lab.assert_healthy();
@@ -173,7 +169,7 @@ fn a_member_that_is_cut_off_is_missed_and_comes_back() {
 
 #[test]
 fn a_leader_that_is_cut_off_is_replaced_by_another() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     let leader = |status: &Value| {
         let members = status["members"].as_array().expect("members").iter();
@@ -189,7 +185,7 @@ fn a_leader_that_is_cut_off_is_replaced_by_another() {
 
 #[test]
 fn nothing_leaves_the_network_of_a_cluster() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     for namespace in lab.namespaces() {
         let routes = ip(&["-n", &namespace, "route", "show"]).ok().stdout;
@@ -202,7 +198,7 @@ fn nothing_leaves_the_network_of_a_cluster() {
 
 #[test]
 fn down_start_and_destroy_leave_no_namespace() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     lab.etcdctl(&["put", "k", "v"]).ok();
     lab.quorate(&["down", "c"]).ok();
@@ -218,7 +214,7 @@ fn down_start_and_destroy_leave_no_namespace() {
 
 #[test]
 fn after_a_reboot_of_the_host_machines_get_their_networks_again() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     lab.etcdctl(&["put", "k", "v"]).ok();
     let names = lab.namespaces();
@@ -240,7 +236,7 @@ fn after_a_reboot_of_the_host_machines_get_their_networks_again() {
 
 #[test]
 fn an_agent_that_died_comes_back_to_the_network_of_its_etcd() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     let etcds = lab.sandbox.etcds();
     lab.sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));
@@ -260,7 +256,7 @@ fn clusters_with_the_same_addresses_and_one_on_loopback_live_beside_each_other()
         format!("{}}}", one("b", "")),
         format!("{}, network: netns}}", one("c", pinned)),
     ];
-    let Some(lab) = Namespaced::new(&format!("quorate: 1\nclusters:\n{}\n", clusters.join("\n"))) else { return };
+    let lab = Namespaced::new(&format!("quorate: 1\nclusters:\n{}\n", clusters.join("\n")));
     lab.apply().ok();
     let all = lab.quorate(&["status", "--output", "json"]).ok().json();
     let found: Vec<&str> = all.as_array().into_iter().flatten().filter_map(|c| c["verdict"].as_str()).collect();
@@ -281,7 +277,7 @@ fn clusters_with_the_same_addresses_and_one_on_loopback_live_beside_each_other()
 
 #[test]
 fn apply_may_be_killed_while_it_makes_networks() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     let begun = Instant::now();
     lab.apply().ok();
     let half = begun.elapsed() / 2;
@@ -304,7 +300,7 @@ fn apply_may_be_killed_while_it_makes_networks() {
 
 #[test]
 fn destroy_and_down_may_be_killed_while_they_remove_networks() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     let destroy = ["destroy", "--yes", "--without-backup", "c"];
     for round in 0..6 {
         lab.apply().ok();
@@ -326,7 +322,7 @@ fn destroy_and_down_may_be_killed_while_they_remove_networks() {
 
 #[test]
 fn a_stopped_controller_that_wakes_after_the_cluster_was_destroyed_leaves_no_network() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     let mut sleeper = Watched::new(lab.sandbox.spawn(&["apply", "--yes", "cluster.yaml"]));
     sleeper.until("create the machine of etcd-2 …");
     signal(sleeper.child.id(), "STOP");
@@ -342,7 +338,7 @@ fn a_stopped_controller_that_wakes_after_the_cluster_was_destroyed_leaves_no_net
 
 #[test]
 fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     lab.apply().ok();
     let slow = follower(&lab.sandbox.status("c"));
     let mut environment = lab.sandbox.environment("c");
@@ -378,7 +374,7 @@ fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
 
 #[test]
 fn the_network_of_a_cluster_is_for_life() {
-    let Some(lab) = Namespaced::new(&spec(1, VERSION, "", "network: netns")) else { return };
+    let lab = Namespaced::new(&spec(1, VERSION, "", "network: netns"));
     lab.apply().ok();
     lab.sandbox.file("cluster.yaml", &spec(1, VERSION, "", ""));
     let refused = lab.apply().expect(3);
@@ -390,7 +386,7 @@ fn the_network_of_a_cluster_is_for_life() {
 
 #[test]
 fn without_iproute2_the_error_names_it() {
-    let Some(lab) = Namespaced::trio() else { return };
+    let lab = Namespaced::trio();
     let mut command = lab.sandbox.command(&["apply", "--yes", "cluster.yaml"]);
     let run = Run::from(command.env("PATH", common::lab(VERSION)).output().expect("quorate runs")).fails();
     assert!(run.text().contains("`network: netns` needs the command `ip`"), "{}", run.text());

@@ -95,9 +95,12 @@ impl Agent {
         }
         let launch = self.launch(&state, None)?;
         self.check_data(&state).await.map_err(|why| refuse(&why))?;
-        // Data that is in use until the restart is as old as it was.
-        if !matches!(self.service.look().await, ServiceState::Running { .. }) {
-            self.check_age().await?;
+        match self.service.look().await {
+            // The order has come before, or late: one restart more would take a healthy member away for nothing.
+            ServiceState::Running { digest, .. } if digest == launch.digest => return Ok(()),
+            // Data that is in use until the restart is as old as it was.
+            ServiceState::Running { .. } => {}
+            ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
         self.prober.end();
         self.service.stop().await?;

@@ -362,11 +362,8 @@ pub fn file(path: &str, content: &str) -> ConfigFile {
     ConfigFile { path: path.to_owned(), mode: 0o600, content: Secret::new(content) }
 }
 
-/// One version of each minor that tests may run.
-pub fn versions() -> Vec<&'static str> {
-    let newer = ["3.6.16", "3.7.3"].into_iter().filter(|version| lab().join(version).join("etcd").exists());
-    ["3.4.23", VERSION].into_iter().chain(newer).collect()
-}
+/// One version of each minor; a test that finds one missing says so.
+pub const VERSIONS: [&str; 4] = ["3.4.23", VERSION, "3.6.16", "3.7.3"];
 
 /// Where xtask puts etcd for tests.
 fn lab() -> PathBuf {

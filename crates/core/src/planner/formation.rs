@@ -174,7 +174,7 @@ fn keep(
 ) {
     let cluster = Cluster::see(desired, seen);
     let is_learner = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
-    let hopeless = cluster.is_none() && !safety::can_agree(desired, seen);
+    let hopeless = cluster.is_none() && safety::majority_is_there(desired, seen).is_err();
     // Without a quorum nobody can leave, so that those whom nobody wants are needed as well.
     let is_needed = |m: &MemberName| desired.members.contains_key(m) || cluster.is_none();
     for member in members.keys().filter(|m| is_needed(m) && !is_learner(m)) {

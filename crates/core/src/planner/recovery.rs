@@ -3,6 +3,7 @@
 //! that clients ever saw; the others come back as new members.
 
 use super::cluster::peer_url;
+use super::safety::Absence;
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
 use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
 
@@ -30,11 +31,14 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     }
     let (mut survivors, mut unreadable) = (Vec::new(), Vec::new());
     for member in members.keys() {
-        if let Some(waiting) = safety::has_just_gone(desired, seen, member) {
-            return decision.wait(waiting);
-        }
-        if let Err(because) = safety::is_surely_away(desired, seen, member) {
-            return decision.block(because);
+        let is_shown = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
+        if is_shown && seen.facts(member).is_none() {
+            let what = format!("the machine of {member} does not answer, and may hold more than the others");
+            match safety::judge_absence(desired, seen, member, &what) {
+                Ok(Absence::Dead(_)) => {}
+                Ok(Absence::Brief) => return decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
+                Err(because) => return decision.block(because),
+            }
         }
         let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
         if let Some(why) = &facts.etcd.log_damage {

@@ -1,13 +1,9 @@
 //! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
-use std::net::IpAddr;
-
-use jiff::SignedDuration;
-
 use super::cluster::{Cluster, peer_url};
-use super::safety::{self, DataVerdict};
-use super::{Action, Decision, UnsafeBecause, WaitingFor};
+use super::safety::{self, Absence, DataVerdict};
+use super::{Action, Decision, WaitingFor};
 use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
@@ -43,31 +39,47 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
             None => continue,
             Some(Loss::Known(why)) => why,
-            Some(Loss::Unseen(what)) => match counts_as_dead(desired, seen, member, wish, &what) {
-                Ok(why) => why,
-                Err(Patience::Wait(waiting)) => {
-                    decision.wait(waiting);
+            Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
+                Ok(Absence::Dead(why)) => why,
+                Ok(Absence::Brief) => {
+                    decision.wait(WaitingFor::Agent { member: member.clone(), why: what });
                     continue;
                 }
-                Err(Patience::Block(because)) => {
+                Err(because) => {
                     decision.block(because);
                     continue;
                 }
             },
         };
-        // Those that are left only need time to agree.
-        if cluster.is_none() && safety::can_agree(desired, seen) {
-            let why = String::from("the others must agree on its successor, and do not answer yet");
-            decision.wait(WaitingFor::Health { member: member.clone(), why });
-            continue;
-        }
-        match safety::may_lose(desired, seen, cluster.as_ref(), member) {
-            Ok(left) => decision.step(
-                Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 },
-                format!("{why}; {left}"),
-            ),
+        replace(desired, seen, decision, cluster.as_ref(), member, &why);
+    }
+}
+
+/// Gives the seat another machine, if the others can do without the one it had.
+fn replace(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+    why: &str,
+) {
+    let Some(cluster) = cluster else {
+        return match safety::majority_is_there(desired, seen) {
+            Ok(()) => {
+                let why = String::from("the others must agree on its successor, and do not answer yet");
+                decision.wait(WaitingFor::Health { member: member.clone(), why });
+            }
             Err(because) => decision.block(because),
+        };
+    };
+    match safety::may_lose(cluster, member) {
+        Ok(left) => {
+            let incarnation = desired.members[member].incarnation + 1;
+            let action = Action::RecordReplacement { member: member.clone(), incarnation };
+            decision.step(action, format!("{why}; {left}"));
         }
+        Err(because) => decision.block(because),
     }
 }
 
@@ -168,44 +180,4 @@ fn was_removed(desired: &Desired, cluster: Option<&Cluster<'_>>, seen: &Observat
     let Some(cluster) = cluster.filter(|c| safety::is_fresh(desired, c)) else { return false };
     let url = peer_url(seen, member);
     cluster.get(member).is_none() && !cluster.listed.iter().any(|l| Some(&l.peer_url) == url.as_ref())
-}
-
-/// What is to be done about a machine that is not seen, but not yet dead.
-enum Patience {
-    Wait(WaitingFor),
-    Block(UnsafeBecause),
-}
-
-fn counts_as_dead(
-    desired: &Desired,
-    seen: &Observation,
-    member: &MemberName,
-    wish: &DesiredMember,
-    what: &str,
-) -> Result<String, Patience> {
-    let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
-    if desired.grace.is_some() && unseen < safety::BLINK {
-        return Err(Patience::Wait(WaitingFor::Agent { member: member.clone(), why: what.to_owned() }));
-    }
-    if let Some(address) = address_of(desired, seen, member) {
-        safety::no_peer_reaches(seen, member, address).map_err(Patience::Block)?;
-    }
-    match desired.grace {
-        None => Ok(format!("{what}; the operator said that it counts as dead")),
-        Some(grace) if unseen >= grace => {
-            Ok(format!("{what}, since {} s; it counts as dead after {} s", unseen.as_secs(), grace.as_secs()))
-        }
-        Some(grace) => Err(Patience::Block(UnsafeBecause::Unseen {
-            member: member.clone(),
-            what: what.to_owned(),
-            seconds: unseen.as_secs().unsigned_abs(),
-            grace: grace.as_secs().unsigned_abs(),
-        })),
-    }
-}
-
-/// Where its machine is, or was when it joined.
-fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
-    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
-    machine.or_else(|| desired.formation.members()?.get(member)?.address())
 }

@@ -7,9 +7,9 @@ use std::net::IpAddr;
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
+use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
-use super::{Action, WaitingFor};
 use crate::model::{
     AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MemberName, Observation,
     Seen, ServiceState, Stamp,
@@ -62,7 +62,7 @@ const UNWRITTEN: u64 = 1;
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.
-pub const BLINK: SignedDuration = SignedDuration::from_secs(10);
+const BLINK: SignedDuration = SignedDuration::from_secs(10);
 
 /// Clocks of controllers differ by less.
 const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
@@ -337,11 +337,6 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
     UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
 }
 
-/// Whether enough members hold their data to agree on anything, once they all run.
-pub fn can_agree(desired: &Desired, seen: &Observation) -> bool {
-    majority_is_there(desired, seen).is_ok()
-}
-
 /// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
 /// not lost.
 pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
@@ -358,34 +353,48 @@ pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), Uns
     Ok(())
 }
 
-/// A machine that exists and has not answered for a moment only: nothing is concluded from that yet.
-pub fn has_just_gone(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<WaitingFor> {
-    seen.machines.get()?.get(member).filter(|_| seen.facts(member).is_none())?;
-    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
-    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
-    let why = String::from("it may hold more than the others");
-    let brief = desired.grace.is_some() && unseen < BLINK;
-    brief.then(|| WaitingFor::Agent { member: member.clone(), why })
+/// What follows from not seeing a machine.
+pub enum Absence {
+    /// It may be back in a moment: nothing is concluded yet.
+    Brief,
+    /// It counts as dead, and why.
+    Dead(String),
 }
 
-/// Rule 8: a machine that exists and does not answer may hold more than those that do, and may be somebody's majority.
-pub fn is_surely_away(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
-    let machine = seen.machines.get().and_then(|machines| machines.get(member));
-    let Some(machine) = machine.filter(|_| seen.facts(member).is_none()) else { return Ok(()) };
-    no_peer_reaches(seen, member, machine.address)?;
+/// Rule 8: a machine that is not seen counts as dead after its grace time, or on the operator's word; never while its peers reach
+/// it. `what` tells how it is missed.
+pub fn judge_absence(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    what: &str,
+) -> Result<Absence, UnsafeBecause> {
+    // A former machine has no record of its own, so that only the operator can tell that it is dead.
     let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
     let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
-    match desired.grace {
-        Some(grace) if unseen < grace => Err(UnsafeBecause::Unseen {
-            member: member.clone(),
-            what: format!("the machine of {member} does not answer, and may hold more than the others"),
-            seconds: unseen.as_secs().unsigned_abs(),
-            grace: grace.as_secs().unsigned_abs(),
-        }),
-        _ => Ok(()),
+    if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
+        return Ok(Absence::Brief);
+    }
+    if let Some(address) = address_of(desired, seen, member) {
+        no_peer_reaches(seen, member, address)?;
+    }
+    let seconds = unseen.as_secs().unsigned_abs();
+    match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
+        None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
+        Some(grace) if seconds >= grace => {
+            Ok(Absence::Dead(format!("{what}, since {seconds} s; it counts as dead after {grace} s")))
+        }
+        Some(grace) => Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace }),
     }
 }
 
+/// Where its machine is, or was when it joined.
+fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
+    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
+    machine.or_else(|| desired.formation.members()?.get(member)?.address())
+}
+
+/// Whether enough members hold their data to agree on anything, once they all run.
 pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(desired, seen);
     // While nobody tells who votes, the ledger may know of one too many: those that come up are waited for.
@@ -424,24 +433,13 @@ fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<
     Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
 }
 
-/// Rules 3 and 8: whether a member that is lost may be given up. Tells what is left.
-pub fn may_lose(
-    desired: &Desired,
-    seen: &Observation,
-    cluster: Option<&Cluster<'_>>,
-    member: &MemberName,
-) -> Result<String, UnsafeBecause> {
-    let Some(cluster) = cluster else {
-        majority_is_there(desired, seen)?;
-        return Ok(String::from("the others can agree on its successor"));
-    };
+/// Rule 3: whether a member that is lost may be given up. Tells what is left.
+pub fn may_lose(cluster: &Cluster<'_>, member: &MemberName) -> Result<String, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
-    let left = format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all));
-    match cluster.get(member) {
-        Some(voter) if !voter.is_learner && !voter.healthy => may_remove(cluster, voter).map(|_| left),
-        Some(_) => Ok(left),
-        None => Ok(left),
+    if let Some(voter) = cluster.voters().find(|m| m.name == *member && !m.healthy) {
+        may_remove(cluster, voter)?;
     }
+    Ok(format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all)))
 }
 
 /// Rule 3: a pinned address is free, or its holder is about to leave it.
