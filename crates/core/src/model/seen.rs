@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Facts, MemberName, Power};
+use super::{AgentSeen, EtcdStatus, Facts, MemberName, Power};
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -40,6 +40,11 @@ impl Observation {
             AgentSeen::Enrolled(facts) => Some(facts),
             AgentSeen::Unenrolled { .. } => None,
         }
+    }
+
+    /// What a member's etcd says of itself.
+    pub fn status(&self, member: &MemberName) -> Option<&EtcdStatus> {
+        self.facts(member)?.etcd.status.as_ref()
     }
 }
 

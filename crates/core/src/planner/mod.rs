@@ -20,6 +20,7 @@ mod repair;
 pub mod safety;
 pub mod simulate;
 mod step;
+mod version;
 mod waiting;
 
 pub use blocked::{Change, UnsafeBecause};
