@@ -1,0 +1,195 @@
+//! The etcds of the simulated world: who belongs to the cluster, who leads, what each would say of itself.
+
+use std::collections::BTreeSet;
+
+use super::{SimAgent, SimMachine, World};
+use crate::model::{
+    AuthLook, AuthSeen, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, Power,
+    ServiceState,
+};
+use crate::planner::safety;
+use crate::versions::Version;
+
+/// A member as the imagined etcd lists it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SimListed {
+    pub id: u64,
+    pub name: MemberName,
+    pub peer_url: String,
+    pub is_learner: bool,
+}
+
+impl World {
+    /// What the etcds that answered tell of the cluster as a whole.
+    pub(super) fn take_up_etcd(&mut self) {
+        let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
+        let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
+        let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
+        let versions = self.machines.values().filter_map(|m| {
+            let status = m.facts()?.etcd.status.as_ref()?;
+            Some((m.peer_url(), status.version.clone()))
+        });
+        let versions = versions.collect();
+        let told = answers.iter().filter(|(_, s)| s.healthy && !s.is_learner && !s.members.is_empty());
+        let told = told.max_by_key(|(_, s)| s.raft_applied_index).map(|(_, s)| *s);
+        let agreed = told.and_then(|s| s.cluster_version.as_ref()?.parse().ok());
+        let going_down = told.and_then(|s| {
+            let line: String = s.downgrade_target.as_ref()?.split('.').take(2).map(|part| format!("{part}.")).collect();
+            format!("{line}0").parse().ok()
+        });
+        let listed = match told {
+            Some(status) => status.members.iter().map(SimListed::told).collect(),
+            None => self.as_recorded(),
+        };
+        let looks = || answers.iter().map(|(_, s)| &s.auth);
+        let seen = looks().find(|look| matches!(look, AuthLook::Seen(_)));
+        let look = seen.or_else(|| looks().find(|look| matches!(look, AuthLook::Failed { .. }))).cloned();
+        let unseen = match self.ledger.formation {
+            Formation::Formed { .. } => AuthLook::NotAsked,
+            Formation::Recovering { .. } => AuthLook::NotAsked,
+            Formation::Unformed | Formation::Forming { .. } => AuthLook::Seen(AuthSeen::default()),
+        };
+        self.auth = look.unwrap_or(unseen);
+        self.leader = leader;
+        self.versions = versions;
+        self.agreed = agreed;
+        self.going_down = going_down;
+        self.listed = listed;
+    }
+
+    /// What an etcd that runs here would say of itself.
+    pub(super) fn status(&self, member: &MemberName, facts: &Facts) -> Option<EtcdStatus> {
+        let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
+            return None;
+        };
+        let machine = self.machines.get(member)?;
+        let list = self.list(&stamp.token);
+        let own = list.iter().find(|l| l.peer_url == machine.peer_url())?;
+        let voters: Vec<&SimListed> = list.iter().filter(|l| !l.is_learner).collect();
+        let running: Vec<u64> = voters.iter().filter(|l| self.runs(l, &stamp.token)).map(|l| l.id).collect();
+        let quorate = running.len() >= safety::quorum(voters.len());
+        let leads = self.leader.filter(|l| running.contains(l)).or(running.first().copied());
+        Some(EtcdStatus {
+            member_id: own.id,
+            cluster_id: self.cluster_id(&stamp.token),
+            leader: leads.filter(|_| quorate).unwrap_or(0),
+            is_learner: own.is_learner,
+            healthy: quorate && !own.is_learner,
+            version: self.versions.get(&own.peer_url).cloned().unwrap_or_else(|| facts.version_there()),
+            cluster_version: self.agreed.map(|v| v.to_string()),
+            downgrade_target: self.going_down.map(|v| v.line()),
+            storage_version: None,
+            db_size: 0,
+            db_size_in_use: 0,
+            raft_term: 2,
+            raft_index: 10,
+            raft_applied_index: 10,
+            revision: 1,
+            members: list.iter().map(SimListed::entry).collect(),
+            alarms: Vec::new(),
+            auth: self.auth.clone(),
+        })
+    }
+
+    fn cluster_id(&self, token: &str) -> u64 {
+        match &self.ledger.formation {
+            Formation::Formed { token: formed, etcd_cluster_id, .. } if formed == token => *etcd_cluster_id,
+            _ => number_for(token),
+        }
+    }
+
+    /// Who belongs to the cluster of this token.
+    fn list(&self, token: &str) -> Vec<SimListed> {
+        match &self.ledger.formation {
+            Formation::Forming { token: t, .. } | Formation::Recovering { token: t, .. } if t == token => {
+                self.as_recorded()
+            }
+            Formation::Formed { token: t, .. } if t == token => self.listed.clone(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// As the ledger has it: where no etcd can be asked, or it has nothing to tell yet.
+    pub(super) fn as_recorded(&self) -> Vec<SimListed> {
+        let only = match &self.ledger.formation {
+            Formation::Recovering { from, .. } => Some(from),
+            _ => None,
+        };
+        let members = self.ledger.formation.members().into_iter().flatten();
+        let members = members.filter(|(name, _)| only.is_none_or(|only| only == *name));
+        members.map(|(name, known)| SimListed::new(name, &known.peer_url)).collect()
+    }
+
+    /// Whether the etcd of this member runs on data of this formation.
+    fn runs(&self, member: &SimListed, token: &str) -> bool {
+        let machine = self.machines.values().find(|m| m.peer_url() == member.peer_url);
+        machine.is_some_and(|m| {
+            m.seen.power == Power::On
+                && m.facts().is_some_and(|f| {
+                    matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
+                        && matches!(f.etcd.service, ServiceState::Running { .. })
+                })
+        })
+    }
+
+    pub(super) fn agree(&mut self) {
+        let Some(token) = self.ledger.formation.token().map(str::to_owned) else { return };
+        let voters = self.list(&token).into_iter().filter(|l| !l.is_learner);
+        let lines: BTreeSet<Option<Version>> = voters
+            .map(|l| self.versions.get(&l.peer_url)?.parse::<Version>().ok().map(|v| Version { patch: 0, ..v }))
+            .collect();
+        if let [Some(line)] = lines.into_iter().collect::<Vec<_>>().as_slice()
+            && self.going_down.is_none_or(|to| to == *line)
+        {
+            self.going_down = None;
+            self.agreed = self.agreed.max(Some(*line));
+        }
+    }
+
+    /// How far the log of an etcd that runs goes, as it tells. Where it tells nothing, that is found out when its log is read.
+    pub(super) fn log_end(&self, member: &MemberName) -> LogEnd {
+        let seen = self.observe();
+        match seen.facts(member).and_then(|f| f.etcd.status.as_ref()) {
+            Some(s) => LogEnd { term: s.raft_term, index: s.raft_index, commit: s.raft_applied_index },
+            None => LogEnd::UNREAD,
+        }
+    }
+
+    /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
+    pub(super) fn remove_member(&mut self, id: u64) {
+        self.touched = true;
+        let Some(at) = self.listed.iter().position(|l| l.id == id) else { return };
+        let gone = self.listed.remove(at);
+        let now = self.now;
+        let machine = self.machines.values_mut().find(|m| m.peer_url() == gone.peer_url);
+        if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = machine
+            && matches!(facts.etcd.service, ServiceState::Running { .. })
+        {
+            let last_exit = Exit { at: now, how: String::from("exit status 0"), last_words: String::new() };
+            facts.etcd.service = ServiceState::BackingOff { restarts: 1, last_exit };
+            facts.etcd.peer_serving = false;
+        }
+    }
+}
+
+impl SimListed {
+    pub(super) fn new(name: &MemberName, peer_url: &str) -> Self {
+        let (name, peer_url) = (name.seat().into(), peer_url.to_owned());
+        SimListed { id: number_for(&format!("{name} at {peer_url}")), name, peer_url, is_learner: false }
+    }
+
+    fn told(entry: &MemberEntry) -> Self {
+        let peer_url = entry.peer_urls.first().cloned().unwrap_or_default();
+        SimListed { id: entry.id, name: entry.name.as_str().into(), peer_url, is_learner: entry.is_learner }
+    }
+
+    fn entry(&self) -> MemberEntry {
+        let (id, name) = (self.id, self.name.to_string());
+        MemberEntry { id, name, peer_urls: vec![self.peer_url.clone()], is_learner: self.is_learner }
+    }
+}
+
+/// A number that stands for a name; never zero, which etcd uses for "none".
+fn number_for(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) | 1
+}
