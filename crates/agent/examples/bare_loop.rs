@@ -4,23 +4,26 @@
 //! `bare_loop ETCD_DIRECTORY MEMBERS` prints the milliseconds from the first start until a linearizable read works on every
 //! member. Its files lie below the temporary directory; files and processes are gone when it ends.
 
+mod hand;
+
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use jiff::{SignedDuration, Timestamp};
+use hand::{ONE_DAY, free_addresses, issue};
+use jiff::Timestamp;
 use quorate_core::desire::etcd_flags;
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
 use quorate_core::spec::{self, ClientAuth, MemberSpec};
 use quorate_core::versions;
 use quorate_etcd::{Client, ConnectOptions};
-use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
@@ -35,7 +38,8 @@ const PAUSE: Duration = Duration::from_millis(3);
 /// A port that is open but not served yet keeps the asker waiting; asking anew then costs less than waiting on.
 const ANSWER: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(30);
-const ONE_DAY: SignedDuration = SignedDuration::from_hours(24);
+/// The second number of its addresses: benchmarks may run beside each other.
+const ADDRESSES: u8 = 210;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -106,7 +110,7 @@ struct Member {
 
 impl Member {
     fn prepare(root: &Path, flags: BTreeMap<String, String>, address: IpAddr, authority: &Authority) -> Result<Self> {
-        let (certificate, key) = issue(authority, address)?;
+        let (certificate, key) = issue(authority, &address.to_string(), Some(address))?;
         let ca = authority.certificate_pem();
         let pki = root.join("etc/etcd/pki");
         fs::create_dir_all(&pki)?;
@@ -148,7 +152,7 @@ fn prepare(directory: &Path, count: usize) -> Result<Vec<Member>> {
     let cluster = spec::generated("floor", count, versions::DEFAULT, ClientAuth::Certificate)?.clusters.remove(0);
     let subject = AuthoritySubject { common_name: String::from("floor"), organization: None };
     let authority = Authority::generate(&subject, KeyAlgorithm::P256, ONE_DAY, Timestamp::now())?;
-    let seats: Vec<_> = cluster.members.iter().zip(free_addresses(count)?).collect();
+    let seats: Vec<_> = cluster.members.iter().zip(free_addresses(ADDRESSES, count)?).collect();
     let peer_url = |address: &IpAddr| format!("https://{address}:{PEER_PORT}");
     let all: Vec<String> =
         seats.iter().map(|(member, address)| format!("{}={}", member.name, peer_url(address))).collect();
@@ -163,23 +167,6 @@ fn prepare(directory: &Path, count: usize) -> Result<Vec<Member>> {
     seats.iter().map(prepare).collect()
 }
 
-/// A member's certificate and key, in PEM.
-fn issue(authority: &Authority, address: IpAddr) -> Result<(String, String)> {
-    let key = KeyPair::generate(KeyAlgorithm::P256)?;
-    let wish = LeafWish {
-        common_name: address.to_string(),
-        organization: None,
-        dns: Vec::new(),
-        // Connections between addresses of the loopback come from 127.0.0.1, and etcd compares.
-        addresses: vec![address, IpAddr::V4(Ipv4Addr::LOCALHOST)],
-        server: true,
-        client: true,
-        validity: ONE_DAY,
-    };
-    let certificate = authority.sign(&key.csr("")?, &wish, Timestamp::now())?;
-    Ok((certificate, key.to_pem().expose().to_owned()))
-}
-
 fn peer_config(ca: &str, certificate: &str, key: &str) -> Result<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca.as_bytes())?)?;
@@ -188,19 +175,6 @@ fn peer_config(ca: &str, certificate: &str, key: &str) -> Result<ClientConfig> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
     Ok(builder.with_root_certificates(roots).with_client_auth_cert(chain, key)?)
-}
-
-/// Addresses in 127.210.0.0/16 where nothing listens at etcd's ports.
-fn free_addresses(count: usize) -> Result<Vec<IpAddr>> {
-    let [_, _, high, low] = std::process::id().wrapping_mul(97).to_be_bytes();
-    let begin = u16::from_be_bytes([high, low]);
-    let candidates = (0..=u16::MAX).map(|offset| begin.wrapping_add(offset).to_be_bytes());
-    let addresses =
-        candidates.filter(|[_, host]| (1..=254).contains(host)).map(|[net, host]| [127, 210, net, host].into());
-    let is_free =
-        |address: &IpAddr| [CLIENT_PORT, PEER_PORT].iter().all(|port| TcpListener::bind((*address, *port)).is_ok());
-    let found: Vec<IpAddr> = addresses.filter(is_free).take(count).collect();
-    if found.len() < count { Err("too few free addresses in 127.210.0.0/16".into()) } else { Ok(found) }
 }
 
 /// The etcds that were started; they end with it.

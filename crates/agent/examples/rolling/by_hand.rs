@@ -2,28 +2,30 @@
 //! is answered, certificates and addresses made beforehand. Flags, certificates and programs are as quorate would have them.
 
 use std::fs::{self, File};
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use quorate_core::desire::etcd_flags;
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
 use quorate_core::spec::{ClusterSpec, MemberSpec};
 use quorate_etcd::{Client, ConnectOptions, Error};
-use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::{Child, Command};
 use tokio::time::sleep;
 
+use crate::hand::{ONE_DAY, free_addresses, issue};
 use crate::{Change, PAUSE, Result, Sample, is_well, let_the_last_lead, measure, program};
 
 /// Between two starts when the cluster is formed.
 const STAGGER: Duration = Duration::from_millis(150);
 /// Between two tries of a change of the members that etcd refuses for now.
 const NEXT_TRY: Duration = Duration::from_millis(50);
-const ONE_DAY: SignedDuration = SignedDuration::from_hours(24);
+/// The second number of its addresses: benchmarks may run beside each other.
+const ADDRESSES: u8 = 211;
 
 pub async fn sample(change: Change, before: &ClusterSpec, after: &ClusterSpec) -> Result<Sample> {
     let directory = tempfile::tempdir()?;
@@ -66,7 +68,7 @@ impl Cluster {
         let root = issue(&authority, "root", None)?;
         let spare = MemberSpec { name: "spare".parse()?, address: None };
         let seats: Vec<MemberSpec> = spec.members.iter().cloned().chain([spare]).collect();
-        let addresses = free_addresses(seats.len())?;
+        let addresses = free_addresses(ADDRESSES, seats.len())?;
         let prepare = |(seat, address): (MemberSpec, IpAddr)| {
             Member::prepare(&directory.join(seat.name.as_str()), seat, address, &authority, &root)
         };
@@ -235,35 +237,4 @@ impl Member {
     fn log(&self) -> PathBuf {
         self.directory.join("etcd.log")
     }
-}
-
-/// A certificate and its key, in PEM: a member's where there is an address, else a client's.
-fn issue(authority: &Authority, name: &str, address: Option<IpAddr>) -> Result<(String, String)> {
-    let key = KeyPair::generate(KeyAlgorithm::P256)?;
-    // Connections between addresses of the loopback come from 127.0.0.1, and etcd compares.
-    let addresses = address.map(|address| vec![address, IpAddr::V4(Ipv4Addr::LOCALHOST)]);
-    let wish = LeafWish {
-        common_name: name.to_owned(),
-        organization: None,
-        dns: Vec::new(),
-        server: addresses.is_some(),
-        addresses: addresses.unwrap_or_default(),
-        client: true,
-        validity: ONE_DAY,
-    };
-    let certificate = authority.sign(&key.csr("")?, &wish, Timestamp::now())?;
-    Ok((certificate, key.to_pem().expose().to_owned()))
-}
-
-/// Addresses in 127.211.0.0/16 where nothing listens at etcd's ports.
-fn free_addresses(count: usize) -> Result<Vec<IpAddr>> {
-    let [_, _, high, low] = std::process::id().wrapping_mul(97).to_be_bytes();
-    let begin = u16::from_be_bytes([high, low]);
-    let candidates = (0..=u16::MAX).map(|offset| begin.wrapping_add(offset).to_be_bytes());
-    let addresses =
-        candidates.filter(|[_, host]| (1..=254).contains(host)).map(|[net, host]| [127, 211, net, host].into());
-    let is_free =
-        |address: &IpAddr| [CLIENT_PORT, PEER_PORT].iter().all(|port| TcpListener::bind((*address, *port)).is_ok());
-    let found: Vec<IpAddr> = addresses.filter(is_free).take(count).collect();
-    if found.len() < count { Err("too few free addresses in 127.211.0.0/16".into()) } else { Ok(found) }
 }

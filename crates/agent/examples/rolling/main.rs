@@ -8,6 +8,8 @@
 
 mod by_hand;
 mod by_quorate;
+#[path = "../hand/mod.rs"]
+mod hand;
 mod writers;
 
 use std::error::Error;
