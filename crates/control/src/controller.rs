@@ -330,7 +330,8 @@ pub(crate) fn arch() -> &'static str {
     }
 }
 
-/// Short at first, as things that start are up within milliseconds; longer when something takes its time.
-fn pause(idle: Duration) -> Duration {
-    if idle < Duration::from_secs(3) { Duration::from_millis(5) } else { Duration::from_millis(100) }
+/// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep
+/// members busy, become rarer.
+fn pause(waited: Duration) -> Duration {
+    (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100))
 }

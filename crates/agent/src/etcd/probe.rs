@@ -103,13 +103,15 @@ impl Agent {
         if let Some(look) = self.prober.found() {
             return look;
         }
-        let (peer_serving, status, cluster_version) =
-            tokio::join!(self.peer_serves(), self.ask_status(), self.ask_cluster_version());
-        let Some((status, peers)) = status else { return Look { peer_serving, status: None } };
+        let (status, cluster_version) = tokio::join!(self.ask_status(), self.ask_cluster_version());
+        let Some((status, peers)) = status else {
+            return Look { peer_serving: self.peer_serves().await, status: None };
+        };
         if !status.members.is_empty() {
             self.remember_peers(peers);
         }
-        Look { peer_serving, status: Some(EtcdStatus { cluster_version, ..status }) }
+        // Its peers are served before its clients are.
+        Look { peer_serving: true, status: Some(EtcdStatus { cluster_version, ..status }) }
     }
 
     /// And the endpoints of the other members.
