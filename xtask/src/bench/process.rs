@@ -76,7 +76,7 @@ mod tests {
         let status = "Name:\tetcd\nVmHWM:\t   50000 kB\nVmRSS:\t   40000 kB\nThreads:\t9\n";
         assert_eq!(memory_in(status, "VmRSS"), Some(40_000 * 1024));
         assert_eq!(memory_in("Name:\tetcd\nState:\tZ (zombie)\n", "VmRSS"), None);
-        assert!(memory(std::process::id(), "VmHWM") >= memory(std::process::id(), "VmRSS"));
+        assert!(memory(std::process::id(), "VmRSS").is_some_and(|bytes| bytes > 0));
     }
 
     #[test]
