@@ -58,8 +58,8 @@ pub(super) async fn cluster_version(url: &str, config: Arc<ClientConfig>, time: 
     }
     let page = page(url, "/version", config, time).await?;
     let Page { etcdcluster } = serde_json::from_slice(page.body()).ok()?;
-    // Said until the members have agreed.
-    Some(etcdcluster).filter(|version| version != "not_decided")
+    // Said until the members have agreed, which a new cluster does only some seconds after it serves.
+    Some(etcdcluster).filter(|version| version != "not_decided" && version != "3.0.0")
 }
 
 pub(super) async fn raft(url: &str, config: Arc<ClientConfig>, time: Duration) -> Option<Raft> {
