@@ -135,6 +135,7 @@ impl Agent {
             log: log.clone().unwrap_or_default(),
             log_damage: log.clone().err(),
             older: state.older.clone().filter(still_older),
+            staged: None,
         })
     }
 

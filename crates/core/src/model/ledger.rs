@@ -40,6 +40,12 @@ pub struct Ledger {
     /// The operator's word that the majority is lost for good, and what may be lost with it.
     #[serde(default)]
     pub recovery: Option<Consent>,
+    /// The operator's word that the data of all members is replaced, and by what.
+    #[serde(default)]
+    pub restore: Option<RestoreWish>,
+    /// What is known here of the backups; the store knows the rest.
+    #[serde(default)]
+    pub backups: Option<BackupRecord>,
     /// When the membership was last changed: only what was seen later may lead to the next change.
     #[serde(default)]
     pub last_change: Option<Timestamp>,
@@ -85,6 +91,38 @@ pub struct Consent {
     pub at: Timestamp,
     pub by: String,
     pub shown: String,
+}
+
+/// The operator's word that all members begin anew from one snapshot.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreWish {
+    pub consent: Consent,
+    /// Of the plain snapshot's bytes, all of them, as the members are to hold them.
+    pub sha256: String,
+    pub bytes: u64,
+    /// The revision that the snapshot ends at.
+    pub revision: u64,
+    /// Where the snapshot is from, in words.
+    pub source: String,
+    /// Raised by one with each restore that is asked for.
+    pub epoch: u64,
+}
+
+/// The newest full backup, and the newest that was proven by restoring it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct BackupRecord {
+    pub newest: BackupNote,
+    pub verified: Option<BackupNote>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct BackupNote {
+    pub id: String,
+    /// The moment up to which it goes, recorded changes included.
+    pub at: Timestamp,
+    /// The revision up to which it goes, recorded changes included.
+    pub revision: u64,
+    pub verified_at: Option<Timestamp>,
 }
 
 /// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
@@ -265,6 +303,7 @@ impl std::hash::Hash for Ledger {
             .hash(state);
         (&self.members, &self.authorities, &self.auth, &self.recovery, self.last_change).hash(state);
         (&self.downtime, &self.without_grace, &self.formed_with, self.highest_revision).hash(state);
+        (&self.restore, &self.backups).hash(state);
     }
 }
 
@@ -284,6 +323,8 @@ impl Ledger {
             older_accepted: None,
             without_grace: None,
             recovery: None,
+            restore: None,
+            backups: None,
             last_change: None,
             formation: Formation::Unformed,
             abandoned: BTreeSet::new(),

@@ -465,6 +465,7 @@ fn blank(machine_id: &str) -> Facts {
             log: None,
             log_damage: None,
             older: None,
+            staged: None,
         },
         host: Host::default(),
         reaches: BTreeMap::new(),
