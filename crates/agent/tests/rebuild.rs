@@ -89,7 +89,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         let made = facts(&client).await.etcd;
         assert_eq!((made.data, made.last_started), (DataSeen::Stamped(stamp.clone()), Some(stamp.clone())));
         let kept = machine.root().join("var/lib/etcd.before-t-2/member/wal");
-        assert!(kept.exists() && !machine.root().join("var/lib/etcd.rebuild").exists());
+        assert!(kept.exists() && !machine.root().join("var/lib/etcd.renewal").exists());
 
         let start = Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None };
         order(&client, 1, start).await.unwrap();
@@ -147,7 +147,7 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     let running = order(&client, 1, rebuild(&machine)).await;
     assert!(matches!(running, Err(Refusal::NotAsExpected { .. })), "{running:?}");
     order(&client, 1, Order::StopEtcd).await.unwrap();
-    let place = machine.root().join("var/lib/etcd.rebuild");
+    let place = machine.root().join("var/lib/etcd.renewal");
     fs::create_dir_all(place.join("copy/member")).unwrap();
     fs::write(place.join("copy/member/half"), "half").unwrap();
     order(&client, 1, rebuild(&machine)).await.unwrap();

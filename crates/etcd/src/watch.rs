@@ -72,14 +72,8 @@ impl Watch {
 
     async fn receive(&mut self) -> Result<WatchResponse, Error> {
         let answer = self.answers.message().await.map_err(|status| self.client.error(status))?;
-        match answer {
-            None => Err(Error::Unavailable { message: "the watch was closed".to_owned() }),
-            Some(answer) if answer.compact_revision > 0 => {
-                Err(Error::Compacted { oldest: Some(answer.compact_revision) })
-            }
-            Some(answer) if answer.canceled => Err(Error::from_text(&answer.cancel_reason)),
-            Some(answer) => Ok(answer),
-        }
+        let answer = answer.ok_or_else(Error::watch_closed)?;
+        Error::ending(&answer).map_or(Ok(answer), Err)
     }
 }
 
