@@ -17,8 +17,8 @@ pub use facts::{
     Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Staged, Stamp,
 };
 pub use ledger::{
-    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith, FormingMember, JwtKeys,
-    LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
+    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith,
+    FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
