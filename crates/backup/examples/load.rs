@@ -78,21 +78,22 @@ async fn fill(members: &[Client], bytes: u64) -> Result<String> {
     let next = Arc::new(AtomicU64::new(0));
     let mut fillers = JoinSet::new();
     for client in members.iter().cycle().take(FILLERS).cloned() {
-        let next = next.clone();
-        fillers.spawn(async move {
-            loop {
-                let first = next.fetch_add(AT_ONCE, Ordering::Relaxed);
-                if first >= values {
-                    return Ok(());
-                }
-                put_all(&client, first..values.min(first + AT_ONCE)).await?;
-            }
-        });
+        fillers.spawn(put_what_is_left(client, next.clone(), values));
     }
     while let Some(filled) = fillers.join_next().await {
         filled??;
     }
     Ok(values.to_string())
+}
+
+async fn put_what_is_left(client: Client, next: Arc<AtomicU64>, values: u64) -> Result<()> {
+    loop {
+        let first = next.fetch_add(AT_ONCE, Ordering::Relaxed);
+        if first >= values {
+            return Ok(());
+        }
+        put_all(&client, first..values.min(first + AT_ONCE)).await?;
+    }
 }
 
 async fn put_all(client: &Client, numbers: std::ops::Range<u64>) -> Result<()> {

@@ -31,6 +31,8 @@ pub enum Error {
     Etcd(#[from] quorate_etcd::Error),
     #[error("the changes do not fit the backup: {why}")]
     Replay { why: String },
+    #[error("{what} differs: expected {expected}, found {found}")]
+    Differs { what: String, expected: String, found: String },
     #[error("cannot {doing} {}", path.display())]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("a key or certificate for the throwaway etcd could not be made")]

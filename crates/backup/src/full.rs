@@ -39,6 +39,11 @@ impl Draft {
         &self.id
     }
 
+    /// Opens it, as long as this draft is at hand: a backup can be verified right after it was taken without the operator's key.
+    pub fn key(&self) -> Option<BackupKey> {
+        self.key.as_ref().map(|(key, _)| key.clone())
+    }
+
     /// The public half of its key, if it will be encrypted.
     pub fn recipient(&self) -> Option<String> {
         self.key.as_ref().map(|(key, _)| key.recipient())
