@@ -3,7 +3,7 @@
 
 use prost::Message;
 use prost::bytes::{Buf, BufMut, Bytes};
-use tokio_stream::StreamExt;
+use tokio::sync::oneshot;
 use tonic::client::Grpc;
 use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::codegen::http::uri::PathAndQuery;
@@ -13,6 +13,7 @@ use crate::connect::Client;
 use crate::error::Error;
 use crate::generated::etcdserverpb::WatchResponse;
 use crate::session::{Token, only_with_leader, with_token};
+use crate::watch::requests_until_dropped;
 
 /// A larger message is refused instead of held in memory.
 pub const LONGEST_MESSAGE: usize = 32 << 20;
@@ -65,6 +66,7 @@ pub struct Reading {
     method: ReadMethod,
     first: Option<Bytes>,
     answers: Streaming<Bytes>,
+    _held: oneshot::Sender<()>,
 }
 
 impl Client {
@@ -85,15 +87,15 @@ impl Client {
         let channel = if stream { self.inner.for_streams.connect_lazy() } else { self.inner.channel.clone() };
         let mut call = Grpc::new(channel).max_decoding_message_size(LONGEST_MESSAGE);
         call.ready().await.map_err(|error| self.error(Status::from_error(error.into())))?;
+        let (held, dropped) = oneshot::channel();
         let answers = if method == ReadMethod::Watch {
-            // etcd ends the watch when the stream of requests ends.
-            let requests = tokio_stream::once(request).chain(tokio_stream::pending());
-            call.streaming(only_with_leader(with_token(requests, token)), method.path(), AsItIs).await
+            let requests = only_with_leader(with_token(requests_until_dropped(request, dropped), token));
+            call.streaming(requests, method.path(), AsItIs).await
         } else {
             call.server_streaming(with_token(request, token), method.path(), AsItIs).await
         };
         let answers = answers.map_err(|status| self.error(status))?.into_inner();
-        let mut reading = Reading { client: self.clone(), method, first: None, answers };
+        let mut reading = Reading { client: self.clone(), method, first: None, answers, _held: held };
         reading.first = reading.receive().await?;
         if method == ReadMethod::Watch {
             reading.check_is_watch()?;
