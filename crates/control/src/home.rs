@@ -45,6 +45,11 @@ impl Home {
         self.cluster(name).join("history.jsonl")
     }
 
+    /// The snapshot with this digest, made ready for a restore.
+    pub fn snapshot(&self, name: &str, sha256: &str) -> PathBuf {
+        self.cluster(name).join("restore").join(format!("{sha256}.db"))
+    }
+
     /// The operator's own client certificates.
     pub fn clients(&self, name: &str) -> PathBuf {
         self.cluster(name).join("clients")

@@ -126,7 +126,7 @@ pub struct BackupNote {
 }
 
 /// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
-/// can have written.
+/// can have written, and from anywhere to `Restoring` on the operator's word.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formation {
@@ -151,6 +151,17 @@ pub enum Formation {
         from: MemberName,
         members: BTreeMap<MemberName, FormingMember>,
     },
+    /// All that is wanted begins anew from one snapshot, which every member has. `was` is the formation that is given up for it,
+    /// where there was one.
+    Restoring {
+        was: Option<String>,
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+        /// Of the snapshot.
+        sha256: String,
+        /// By how much its revision goes up.
+        bump_revision: u64,
+    },
 }
 
 impl Formation {
@@ -164,7 +175,8 @@ impl Formation {
             Formation::Unformed => None,
             Formation::Forming { token, .. }
             | Formation::Formed { token, .. }
-            | Formation::Recovering { token, .. } => Some(token),
+            | Formation::Recovering { token, .. }
+            | Formation::Restoring { token, .. } => Some(token),
         }
     }
 
@@ -174,7 +186,8 @@ impl Formation {
             Formation::Unformed => None,
             Formation::Forming { members, .. }
             | Formation::Formed { members, .. }
-            | Formation::Recovering { members, .. } => Some(members),
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => Some(members),
         }
     }
 

@@ -11,7 +11,7 @@ mod node_config;
 mod seen;
 
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
-pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, UserWish};
+pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
     Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Staged, Stamp,

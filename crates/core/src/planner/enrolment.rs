@@ -36,7 +36,8 @@ fn unenrolled(
     key: &str,
 ) {
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
-    let formed = desired.formation.has_member(member);
+    // Where all data is replaced, a machine is simply made anew.
+    let formed = desired.formation.has_member(member) && desired.restore.is_none();
     let learns = desired.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
     // anew before it did, holds nothing and has no vote.

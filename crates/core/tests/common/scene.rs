@@ -212,6 +212,20 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!(facts.etcd.service, ServiceState::Stopped, "{step:?}");
         }
+        Action::RecordRestoring { sha256, .. } => {
+            assert!(desired.restore.is_some(), "restores without the operator's word");
+            for member in desired.members.keys() {
+                let facts = world.machines[member].facts().expect("an enrolled agent");
+                let staged = facts.etcd.staged.as_ref().map(|s| &s.sha256);
+                assert_eq!(staged, Some(sha256), "{member} has no snapshot when what was is given up");
+            }
+        }
+        Action::StopEtcd { .. } => assert!(!formed || desired.recovery, "stops a cluster that is formed: {step:?}"),
+        Action::RestoreData { stamp, .. } => {
+            assert_eq!(world.ledger.formation.token(), Some(stamp.token.as_str()), "{step:?}");
+            assert_eq!(running_tokens(world), BTreeSet::new(), "data is made while an etcd runs: {step:?}");
+        }
+        Action::StartEtcd { bootstrap: None, member } => audit_restored_start(desired, world, member),
         Action::StartEtcd { bootstrap: Some(stamp), member } => {
             let Formation::Forming { token, .. } = &world.ledger.formation else { panic!("`new` without a formation") };
             assert_eq!(*token, stamp.token);
@@ -231,6 +245,26 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
         _ => {}
     }
+}
+
+/// The formations in which an etcd runs.
+fn running_tokens(world: &World) -> BTreeSet<&str> {
+    let on = world.machines.values().filter(|m| m.seen.power == Power::On).filter_map(|m| m.facts());
+    let running = on.filter(|f| f.etcd.service != ServiceState::Stopped);
+    running
+        .filter_map(|f| if let DataSeen::Stamped(s) = &f.etcd.data { Some(s.token.as_str()) } else { None })
+        .collect()
+}
+
+/// Restored data is started only when all that are wanted hold theirs, and nobody runs on anything else.
+fn audit_restored_start(desired: &Desired, world: &World, member: &MemberName) {
+    let Formation::Restoring { token, .. } = &world.ledger.formation else { return };
+    for wanted in desired.members.keys() {
+        let data = world.machines[wanted].facts().map(|f| &f.etcd.data);
+        let holds = matches!(data, Some(DataSeen::Stamped(stamp)) if stamp.token == *token);
+        assert!(holds, "{member} starts while {wanted} holds {data:?}");
+    }
+    assert!(running_tokens(world).iter().all(|running| running == token), "old and new data at once");
 }
 
 /// How many vote, and how many of them are healthy.

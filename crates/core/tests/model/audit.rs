@@ -126,6 +126,18 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::Rebuild { .. } => {
             (!matches!(desired.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
         }
+        Action::RecordRestoring { sha256, .. } => {
+            let has = |m: &MemberName| {
+                look.facts(m).and_then(|f| f.etcd.staged.as_ref()).is_some_and(|s| s.sha256 == *sha256)
+            };
+            let all_have = desired.members.keys().all(has);
+            (desired.restore.is_none() || !all_have).then_some(Wrong::GivenUpBeforeStaged)
+        }
+        Action::RestoreData { stamp, .. } => {
+            let runs = |m: &MemberName| look.facts(m).is_some_and(|f| f.etcd.service != ServiceState::Stopped);
+            let other = desired.formation.token() != Some(stamp.token.as_str());
+            (other || look.seen.agents.keys().any(runs)).then_some(Wrong::OldAndNew)
+        }
         Action::RecordReplacement { member, .. } => judge_replacement(desired, look, member),
         _ => None,
     }
@@ -170,7 +182,8 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
     let known = desired.formation.members().and_then(|members| members.get(member));
     let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
-    if all == 0 || (votes && healthy < quorum(all)) {
+    // Where all data is replaced, nobody must agree.
+    if desired.restore.is_none() && (all == 0 || (votes && healthy < quorum(all))) {
         return Some(Wrong::QuorumGivenAway);
     }
     if let Some(facts) = look.facts(member) {

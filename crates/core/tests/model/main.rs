@@ -148,6 +148,11 @@ impl Model for ClusterModel {
             Property::always("recovery needs the word and a loss", |_, s| never(s, Wrong::RecoveredWithoutNeed)),
             Property::always("the majority is not falsely called lost", |_, s| never(s, Wrong::FalselyLost)),
             Property::always("clients' data survives", |_, s| never(s, Wrong::DataLost)),
+            Property::always("nothing is given up before all have the snapshot", |_, s| {
+                never(s, Wrong::GivenUpBeforeStaged)
+            }),
+            Property::always("restored data starts when all hold theirs", |_, s| never(s, Wrong::StartedBeforeAllHold)),
+            Property::always("never old and new data at once", |_, s| never(s, Wrong::OldAndNew)),
             Property::always("it settles when faults stop", ClusterModel::settles),
         ]
     }
@@ -365,6 +370,8 @@ macro_rules! every_change {
             recover: 3, Change::Recover("etcd-3"), [Recovered];
             recover_of_two: 2, Change::Recover("etcd-2"), [Recovered];
             recover_nothing: 3, Change::RecoverNothing, [];
+            restore: 3, Change::Restore(3), [Restored];
+            restore_smaller: 3, Change::Restore(2), [Restored];
             nothing: 3, Change::Nothing, [];
         })*
     };
@@ -402,6 +409,11 @@ changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+}
+
+changes! {
+    [] in_short_begun_anew: Budget { faults: 1, ..PEACE };
+    restore: 3, Change::Restore(3), [Restored, RestoredAnew];
 }
 
 /// Five members are too many to explore to the end.
