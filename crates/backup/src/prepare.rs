@@ -19,7 +19,7 @@ use crate::replay::replay;
 use crate::source::count_at;
 use crate::store::{Store, hex};
 use crate::throwaway::{SnapshotFile, Throwaway, create_private};
-use crate::verify::{Workshop, compare_with_manifest, restored};
+use crate::verify::{Workshop, compare_with_manifest, hash_as, restored};
 
 /// A snapshot that was proven, ready to be given to every member.
 #[derive(Clone, PartialEq, Debug)]
@@ -60,8 +60,10 @@ pub async fn prepare(
 struct Draft {
     path: tempfile::TempPath,
     file: SnapshotFile,
-    /// Of the etcd that it was taken from; none for one that others made.
+    /// What is known of it; nothing of one that others made.
     expected: Option<Hash>,
+    /// The one that it must end with, where that is known.
+    revision: Option<i64>,
 }
 
 async fn make(
@@ -76,7 +78,7 @@ async fn make(
         let (path, file) = new_file(directory)?;
         full::fetch(store, &choice.full, key, file).await?;
         let file = measure(&path).await?;
-        return Ok(Draft { path, file, expected: Some(choice.full.hash) });
+        return Ok(Draft { path, file, expected: Some(choice.full.hash), revision: None });
     }
     let throwaway = restored(store, &choice.full, key.clone(), workshop).await?;
     compare_with_manifest(&throwaway, &choice.full).await?;
@@ -87,19 +89,26 @@ async fn make(
     fs::remove_file(&path).map_err(Error::file("make way for", &path))?;
     let file = throwaway.snapshot(&path).await?;
     throwaway.end().await;
-    Ok(Draft { path, file, expected: Some(expected) })
+    Ok(Draft { path, file, expected: Some(expected), revision: Some(reached) })
 }
 
 /// Restores the file as the members will, and looks at what comes out.
 async fn prove(draft: Draft, source: String, workshop: &Workshop<'_>, directory: &Path) -> Result<Prepared, Error> {
-    let Draft { path, file, expected } = draft;
+    let Draft { path, file, expected, revision: wanted } = draft;
     let throwaway = Throwaway::start(workshop.programs, &path, workshop.scratch).await?;
-    let revision = throwaway.revision().await?;
+    let revision = throwaway.snapshot_revision();
+    let differs = |what: &str, expected: String, found: String| Error::Differs {
+        what: format!("{what} of the prepared snapshot"),
+        expected,
+        found,
+    };
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != revision) {
+        return Err(differs("the revision", wanted.to_string(), revision.to_string()));
+    }
     if let Some(expected) = expected {
-        let found = Hash::from(throwaway.client().hash_kv(expected.revision).await?);
-        if found.hash != expected.hash && found.compact_revision == expected.compact_revision {
-            let what = String::from("the prepared snapshot");
-            return Err(Error::Differs { what, expected: format!("{expected:?}"), found: format!("{found:?}") });
+        let found = hash_as(throwaway.client(), expected).await?;
+        if found != expected {
+            return Err(differs("the hash", format!("{expected:?}"), format!("{found:?}")));
         }
     }
     let keys = throwaway.client().range(count_at(revision)).await?.count;
@@ -145,7 +154,7 @@ pub async fn prepare_plain(
         )));
     }
     let file = measure(&path).await?;
-    prove(Draft { path, file, expected: None }, format!("snapshot {name}"), workshop, directory).await
+    prove(Draft { path, file, expected: None, revision: None }, format!("snapshot {name}"), workshop, directory).await
 }
 
 /// Writes a backup as a plain snapshot, which `etcdutl snapshot restore` takes, into a new file.

@@ -32,7 +32,12 @@ pub async fn replay(
     stop: Stop,
     progress: &(dyn Fn(i64) + Sync),
 ) -> Result<i64, Error> {
-    let mut replayer = Replayer::new(throwaway).await?;
+    let mut replayer = Replayer {
+        client: throwaway.client(),
+        revision: throwaway.snapshot_revision(),
+        ttls: BTreeMap::new(),
+        leases: throwaway.leases(),
+    };
     for manifest in segments {
         for revision in segment::read(store, manifest, key.cloned()).await? {
             if is_beyond(&revision, stop) {
@@ -63,16 +68,10 @@ struct Replayer<'a> {
     revision: i64,
     /// As recorded, also with revisions that the snapshot holds already.
     ttls: BTreeMap<i64, i64>,
-    leases: LeasesKept,
+    leases: &'a LeasesKept,
 }
 
-impl<'a> Replayer<'a> {
-    async fn new(throwaway: &'a Throwaway) -> Result<Self, Error> {
-        let client = throwaway.client();
-        let leases = LeasesKept::all_of(client).await?;
-        Ok(Replayer { client, revision: throwaway.revision().await?, ttls: BTreeMap::new(), leases })
-    }
-
+impl Replayer<'_> {
     async fn apply(&mut self, revision: Revision) -> Result<(), Error> {
         self.ttls.extend(revision.leases.iter().map(|lease| (lease.id, lease.ttl)));
         if revision.revision <= self.revision {

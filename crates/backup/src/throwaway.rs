@@ -15,6 +15,7 @@ use quorate_etcd::{Client, ConnectOptions};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
@@ -22,6 +23,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::Error;
 use crate::pipe::{Checking, SnapshotCheck};
+use crate::replay::LeasesKept;
 use crate::store::hex;
 
 /// etcd's programs, all of one version.
@@ -46,7 +48,11 @@ const LOCK: &str = "lock";
 pub struct Throwaway {
     client: Client,
     etcd: Child,
+    /// From the moment on that it answers: a lease that runs out would delete keys, and count as a revision.
+    leases: LeasesKept,
     place: Place,
+    /// Of the snapshot, exactly.
+    revision: i64,
 }
 
 /// Its directory, which goes with it.
@@ -60,6 +66,7 @@ impl Throwaway {
     /// Makes one of a snapshot, under `scratch`, which must have room for it. The snapshot's own checksum is compared on the way.
     pub async fn start(programs: &Programs, snapshot: &Path, scratch: &Path) -> Result<Self, Error> {
         let place = Place::make(scratch)?;
+        let revision = revision_of(programs, snapshot).await?;
         restore(programs, snapshot, &place).await?;
         let bytes = fs::metadata(snapshot).map_err(Error::file("look at", snapshot))?.len();
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -73,7 +80,11 @@ impl Throwaway {
             let client = credentials.client(endpoint)?;
             tries -= 1;
             match ready(&mut etcd, &client, &place).await {
-                Ok(()) => return Ok(Throwaway { client, etcd, place }),
+                Ok(()) => {
+                    let leases = LeasesKept::all_of(&client).await?;
+                    let revision = counted(&client, revision).await?;
+                    return Ok(Throwaway { client, etcd, leases, place, revision });
+                }
                 Err(_) if tries > 0 && place.last_words().contains("address already in use") => {}
                 Err(error) => return Err(error),
             }
@@ -84,8 +95,13 @@ impl Throwaway {
         &self.client
     }
 
-    pub async fn revision(&self) -> Result<i64, Error> {
-        Ok(self.client.status().await?.revision)
+    pub(crate) fn leases(&self) -> &LeasesKept {
+        &self.leases
+    }
+
+    /// Of the snapshot that it was made of, exactly.
+    pub fn snapshot_revision(&self) -> i64 {
+        self.revision
     }
 
     /// Writes a snapshot of what it holds now into a new file that only this user can read.
@@ -101,7 +117,9 @@ impl Throwaway {
         }
         let Checking { output, check } = output;
         if check.finish().is_none() {
-            return Err(Error::Throwaway { why: String::from("sent a snapshot that does not agree with its checksum") });
+            return Err(Error::Throwaway {
+                why: String::from("sent a snapshot that does not agree with its checksum"),
+            });
         }
         tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", into))?;
         Ok(SnapshotFile { bytes, sha256: hex(&sha256.finalize()) })
@@ -183,17 +201,45 @@ fn data_argument(data: &Path) -> String {
     format!("--data-dir={}", data.display())
 }
 
+/// What the file itself says. The etcd that runs on it may have counted on by the time that it is asked.
+async fn revision_of(programs: &Programs, snapshot: &Path) -> Result<i64, Error> {
+    #[derive(Deserialize)]
+    struct Status {
+        revision: i64,
+    }
+    let mut command = Command::new(&programs.restorer);
+    let said = run(programs, command.args(["snapshot", "status", "--write-out=json"]).arg(snapshot)).await?;
+    let told: Result<Status, _> = serde_json::from_slice(&said);
+    told.map(|status| status.revision)
+        .map_err(|error| Error::Throwaway { why: format!("could not be restored: its status is not known: {error}") })
+}
+
+/// Where the last revisions were deletions and are compacted, no key bears the last one, and the file says less than etcd counts.
+async fn counted(client: &Client, revision: i64) -> Result<i64, Error> {
+    match client.status().await?.revision == revision {
+        true => Ok(revision),
+        false => Ok(revision.max(client.hash_kv(0).await?.compact_revision)),
+    }
+}
+
 async fn restore(programs: &Programs, snapshot: &Path, place: &Place) -> Result<(), Error> {
     let mut command = Command::new(&programs.restorer);
-    command.args(["snapshot", "restore"]).arg(snapshot).args([data_argument(&place.data()).as_str(), "--name=throwaway"]);
-    command.args(["--initial-cluster=throwaway=http://localhost:2380"]);
-    let done = timeout(RESTORING, clean(&mut command).env("ETCDCTL_API", "3").output()).await;
+    command.args(["snapshot", "restore"]).arg(snapshot).args([
+        data_argument(&place.data()).as_str(),
+        "--name=throwaway",
+        "--initial-cluster=throwaway=http://localhost:2380",
+    ]);
+    run(programs, &mut command).await.map(drop)
+}
+
+async fn run(programs: &Programs, command: &mut Command) -> Result<Vec<u8>, Error> {
+    let done = timeout(RESTORING, clean(command).env("ETCDCTL_API", "3").output()).await;
     let failed = |why: String| Error::Throwaway { why: format!("could not be restored: {why}") };
     let output = done
         .map_err(|_| failed(format!("it took longer than {} s", RESTORING.as_secs())))?
         .map_err(Error::file("run", &programs.restorer))?;
     if output.status.success() {
-        return Ok(());
+        return Ok(output.stdout);
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(failed(said.trim().lines().last().unwrap_or_default().to_owned()))
