@@ -14,6 +14,7 @@ use crate::enrolment::requests;
 use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
 use crate::services::Service;
+use crate::staging::Staging;
 use crate::state::StateStore;
 use crate::tls::Shown;
 use crate::{AgentError, etcd, reach, x509};
@@ -32,8 +33,7 @@ pub(crate) struct Agent {
     pub(crate) prober: Prober,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
-    /// Held while a snapshot is brought here, or taken away. Taken after `orders`, never before.
-    pub(crate) staging: tokio::sync::Mutex<()>,
+    pub(crate) staging: Staging,
     /// For reading calls.
     pub(crate) readings: Arc<Semaphore>,
     /// Why etcd, which should run, was not brought back when the agent started.

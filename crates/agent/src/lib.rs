@@ -94,7 +94,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         log: Arc::default(),
         prober: etcd::Prober::default(),
         orders: tokio::sync::Mutex::new(()),
-        staging: tokio::sync::Mutex::new(()),
+        staging: staging::Staging::default(),
         readings: Arc::new(Semaphore::new(read::AT_ONCE)),
         not_started: Mutex::new(None),
         layout,

@@ -32,7 +32,7 @@ const HEADERS: Duration = Duration::from_secs(60);
 const BODY: Duration = Duration::from_secs(30);
 const BODY_BYTES: usize = 16 << 20;
 /// A machine that acknowledges nothing for so long has vanished, and what was under way for it ends.
-const VANISHED: Duration = Duration::from_secs(60);
+const VANISHED: Duration = Duration::from_secs(120);
 
 type Answer = Response<BoxBody<Bytes, Infallible>>;
 

@@ -5,12 +5,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 use quorate_core::model::Staged;
 use sha2::{Digest, Sha256};
+use tokio::sync::Notify;
 
 use crate::agent::Agent;
 use crate::api::{Refusal, StageRequest};
@@ -24,6 +26,14 @@ const SILENCE: Duration = Duration::from_secs(30);
 const RESERVE: u64 = 128 << 20;
 const PIECE: usize = 256 << 10;
 
+#[derive(Default)]
+pub(crate) struct Staging {
+    /// Held while a snapshot is brought here, or taken away. Taken after that of orders, never before.
+    one_at_a_time: tokio::sync::Mutex<()>,
+    /// Another snapshot is announced.
+    asked: Notify,
+}
+
 impl Agent {
     /// Takes in a snapshot. Needs no other order to end first: nothing rests on it until a restore names it.
     pub(crate) async fn stage(&self, request: StageRequest, mut body: Incoming) -> Result<(), Refusal> {
@@ -31,18 +41,31 @@ impl Agent {
             return Err(Refusal::NotEnrolled);
         }
         self.state.obey_fence(request.fence).await?;
-        let _one_at_a_time = self.staging.lock().await;
+        self.staging.asked.notify_waiters();
+        let _one_at_a_time = self.staging.one_at_a_time.lock().await;
         let wanted = Staged { sha256: request.sha256.clone(), bytes: request.bytes };
         let Some(mut upload) = self.begin_upload(wanted).await? else { return Ok(()) };
         tracing::info!(fence = request.fence, bytes = request.bytes, "a snapshot is being brought");
-        while let Some(piece) = next(&mut body).await? {
-            let obeyed = self.state.get().fence;
-            if obeyed > request.fence {
-                return Err(Refusal::StaleFence { obeyed, carried: request.fence });
-            }
+        while let Some(piece) = self.next(&mut body, request.fence).await? {
             upload = blocking(move || upload.take(&piece)).await?;
         }
         blocking(move || upload.finish()).await
+    }
+
+    /// The next piece, unless a newer controller has come meanwhile: it is not kept waiting by one that hangs.
+    async fn next(&self, body: &mut Incoming, fence: u64) -> Result<Option<Bytes>, Refusal> {
+        loop {
+            let mut asked = pin!(self.staging.asked.notified());
+            asked.as_mut().enable();
+            let obeyed = self.state.get().fence;
+            if obeyed > fence {
+                return Err(Refusal::StaleFence { obeyed, carried: fence });
+            }
+            tokio::select! {
+                piece = receive(body) => return piece,
+                () = asked => {}
+            }
+        }
     }
 
     /// `None`: it is here already.
@@ -59,7 +82,7 @@ impl Agent {
     }
 
     pub(crate) async fn drop_staged(&self) -> Result<(), Refusal> {
-        let _one_at_a_time = self.staging.lock().await;
+        let _one_at_a_time = self.staging.one_at_a_time.lock().await;
         let layout = self.layout.clone();
         Ok(blocking(move || clear(&layout)).await?)
     }
@@ -80,7 +103,7 @@ impl Agent {
     }
 }
 
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
+async fn receive(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
     let failed = |why: String| Refusal::Failed { why: format!("the upload broke off: {why}") };
     match tokio::time::timeout(SILENCE, body.frame()).await {
         Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
