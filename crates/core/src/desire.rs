@@ -255,7 +255,8 @@ fn compaction_mode(mode: spec::CompactionMode) -> &'static str {
     }
 }
 
-fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
+/// Where the programs of the spec's etcd come from.
+pub fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
     let version = spec.etcd.version;
     let archive = |base: &str| {
         let sha256 = versions::release_checksum(version, arch)?;

@@ -191,6 +191,16 @@ impl Formation {
         }
     }
 
+    /// Whether the ledger counts this machine among the members of a cluster that was formed, or is being formed again.
+    pub fn counts_on(&self, member: &MemberName) -> bool {
+        match self {
+            Formation::Unformed | Formation::Forming { .. } => false,
+            Formation::Formed { members, .. }
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => members.contains_key(member),
+        }
+    }
+
     /// Whether the ledger counts this machine among the members of a formed cluster.
     pub fn has_member(&self, member: &MemberName) -> bool {
         self.is_formed() && self.members().is_some_and(|members| members.contains_key(member))

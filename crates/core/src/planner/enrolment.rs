@@ -36,8 +36,7 @@ fn unenrolled(
     key: &str,
 ) {
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
-    // Where all data is replaced, a machine is simply made anew.
-    let formed = desired.formation.has_member(member) && desired.restore.is_none();
+    let formed = desired.formation.has_member(member);
     let learns = desired.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
     // anew before it did, holds nothing and has no vote.

@@ -11,8 +11,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
-            // What became of it is `repair`'s to find out.
-            None if desired.formation.has_member(member) && desired.restore.is_none() => {}
+            // What became of it is `repair`'s to find out, or the restore's.
+            None if desired.formation.counts_on(member) => {}
             None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation },

@@ -91,7 +91,10 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
             continue;
         }
         let Some(machine) = machines.get(member) else {
-            if let Some((by, address)) = holder_of_its_address(seen, wish) {
+            // A former machine would be taken for its successor, should it come back under the same number.
+            if desired.formation.counts_on(member) {
+                replace(decision, member, wish, format!("the machine of {member} is gone"));
+            } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
                 decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
             }
             continue;

@@ -195,7 +195,9 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
         look.seen.agents.keys().any(|m| look.facts(m).is_some_and(|f| f.reaches.get(&a) == Some(&true)))
     });
     let unseen = wish.unseen_since.map_or(0, |since| look.seen.now.duration_since(since).as_secs());
-    let patient = desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
+    // Where all data is replaced, a machine that does not exist is not waited for.
+    let made_anew = desired.restore.is_some() && address.is_none();
+    let patient = made_anew || desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
     (reached || !patient).then_some(Wrong::GivenUpTooEarly)
 }
 
