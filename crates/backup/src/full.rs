@@ -247,7 +247,8 @@ pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage 
     Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
 }
 
-/// Encrypts the key of each backup to the recipients of now. The data stays as it is. Returns how many were changed.
+/// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. Returns how many were
+/// changed.
 pub async fn rekey(
     store: &Store,
     manifests: &[Manifest],
@@ -268,9 +269,28 @@ pub async fn rekey(
         let key = BackupKey::unwrap(&sealed.bytes, identities, recipient).map_err(Error::key(what()))?;
         let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
         store.replace(&path, wrapped.into(), &sealed.tag).await?;
+        rekey_ledger(store, manifest, identities, recipients).await?;
         changed += 1;
     }
     Ok(changed)
+}
+
+async fn rekey_ledger(
+    store: &Store,
+    manifest: &Manifest,
+    identities: &Identities,
+    recipients: &Recipients,
+) -> Result<(), Error> {
+    let path = Names::new(&manifest.cluster).ledger(&manifest.id);
+    let what = || format!("the ledger {path}");
+    let sealed = match store.get(&path).await {
+        Err(error) if error.is_not_found() => return Ok(()),
+        sealed => sealed?,
+    };
+    let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
+    let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
+    store.replace(&path, anew.into(), &sealed.tag).await?;
+    Ok(())
 }
 
 /// Reads a manifest, lets it be changed, and writes it back if nobody else did meanwhile; else does so again.

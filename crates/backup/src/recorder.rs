@@ -51,6 +51,8 @@ struct Growing {
     bytes: usize,
     /// Leases that its segments name already.
     leases: BTreeSet<i64>,
+    /// The revision with which it may end, once that is wanted.
+    until: Option<i64>,
 }
 
 impl Recorder {
@@ -88,12 +90,26 @@ impl Recorder {
             revisions: Vec::new(),
             bytes: 0,
             leases: BTreeSet::new(),
+            until: None,
         });
     }
 
-    /// Records on top of this backup no longer. What was not closed yet is dropped.
-    pub fn end(&mut self, full: &BackupId) {
-        self.chains.retain(|chain| chain.full != *full);
+    /// Records on top of this backup no longer than up to this revision, or than now.
+    pub fn end(&mut self, full: &BackupId, after: i64) {
+        for chain in self.chains.iter_mut().filter(|chain| chain.full == *full) {
+            chain.until = Some(after);
+        }
+    }
+
+    /// Whether there is a chain that [`drop_ended`](Self::drop_ended) would drop; what it holds is to be closed first.
+    pub fn any_ended(&self) -> bool {
+        self.chains.iter().any(|chain| chain.until.is_some_and(|until| until <= self.received))
+    }
+
+    pub fn drop_ended(&mut self) {
+        let received = self.received;
+        self.chains.retain(|chain| chain.until.is_none_or(|until| until > received));
+        // They are asked for again as they come; otherwise this would grow for ever.
         self.ttls.clear();
     }
 
@@ -212,8 +228,9 @@ fn revision_of(event: &quorate_etcd::Event) -> i64 {
 pub enum Command {
     /// A full backup is about to be taken: record on top of it too. Answered when that is so; only then may it begin.
     Begin { full: BackupId, recipient: Option<String>, begun: oneshot::Sender<()> },
-    /// The backup failed, or a newer one has taken its place.
-    End { full: BackupId },
+    /// A newer backup has taken its place, and holds at most revision `after`: the old chain leads at least there, so that no revision
+    /// is uncovered. Or the backup failed, and `after` is zero.
+    End { full: BackupId, after: i64 },
     /// Store what there is, and end.
     Stop,
 }
@@ -287,7 +304,7 @@ impl Recording {
                         // One who no longer waits will say `End`.
                         let _ = begun.send(());
                     }
-                    Some(Command::End { full }) => self.recorder.end(&full),
+                    Some(Command::End { full, after }) => self.recorder.end(&full, after),
                     Some(Command::Stop) | None => return Ended::Stopped,
                 },
                 change = changes.next() => match change {
@@ -300,10 +317,14 @@ impl Recording {
                 },
                 _ = ticks.tick() => {}
             }
-            if self.recorder.is_due(Timestamp::now())
+            let ended = self.recorder.any_ended();
+            if (ended || self.recorder.is_due(Timestamp::now()))
                 && let Err(error) = self.flush(told).await
             {
                 return Ended::Store(error);
+            }
+            if ended {
+                self.recorder.drop_ended();
             }
         }
     }
@@ -316,7 +337,8 @@ impl Recording {
         self.recorder.take(changes, Timestamp::now()).map_err(Ended::Lost)
     }
 
-    async fn flush(&mut self, told: &(dyn Fn(&SegmentManifest) + Sync)) -> Result<(), Error> {
+    /// Stores what there is.
+    pub async fn flush(&mut self, told: &(dyn Fn(&SegmentManifest) + Sync)) -> Result<(), Error> {
         self.store_closed(told).await?;
         self.closed = self.recorder.close();
         self.store_closed(told).await
@@ -337,5 +359,124 @@ fn ended_by(error: SourceError) -> Ended {
     match error {
         SourceError::Compacted { .. } => Ended::Compacted,
         error => Ended::Broken(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_etcd::{Event, KeyValue};
+
+    use super::*;
+
+    fn recorder() -> Recorder {
+        let mut recorder = Recorder {
+            cluster: String::from("orders"),
+            cluster_id: String::from("1"),
+            received: 10,
+            unfinished: None,
+            chains: Vec::new(),
+            ttls: BTreeMap::new(),
+        };
+        recorder.begin(id(0), None);
+        recorder
+    }
+
+    fn id(second: i64) -> BackupId {
+        BackupId::new(at(second), "00000000")
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(1_790_000_000 + second).unwrap()
+    }
+
+    fn put(revision: i64, lease: i64) -> Event {
+        let (key, value) = (b"k".to_vec(), b"v".to_vec());
+        Event::Put(KeyValue { key, value, create_revision: 1, mod_revision: revision, version: 1, lease })
+    }
+
+    fn says(events: Vec<Event>, unfinished: bool) -> Changes {
+        Changes { revision: 99, events, unfinished }
+    }
+
+    fn progress(revision: i64) -> Changes {
+        Changes { revision, events: Vec::new(), unfinished: false }
+    }
+
+    #[test]
+    fn a_hole_is_seen_and_what_comes_again_is_passed_over() {
+        let mut recorder = recorder();
+        recorder.take(says(vec![put(9, 0), put(10, 0), put(11, 0)], false), at(0)).unwrap();
+        assert_eq!(recorder.next(), 12);
+        let hole = recorder.take(says(vec![put(13, 0)], false), at(0)).unwrap_err();
+        assert_eq!(hole, Hole { after: 11, next: 13 });
+        recorder.take(progress(11), at(0)).unwrap();
+        assert!(recorder.take(progress(12), at(0)).is_err());
+    }
+
+    #[test]
+    fn a_revision_in_fragments_stays_one() {
+        let mut recorder = recorder();
+        recorder.take(says(vec![put(11, 0), put(12, 0)], true), at(0)).unwrap();
+        assert_eq!(recorder.next(), 12, "the last may go on");
+        recorder.take(says(vec![put(12, 0)], true), at(1)).unwrap();
+        recorder.take(says(vec![put(12, 0), put(13, 0)], false), at(2)).unwrap();
+        let segments = recorder.close();
+        let counted: Vec<_> = segments[0].revisions.iter().map(|one| (one.revision, one.changes.len())).collect();
+        assert_eq!(counted, [(11, 1), (12, 3), (13, 1)]);
+        assert_eq!(segments[0].revisions[1].received(), at(0));
+    }
+
+    #[test]
+    fn what_was_not_complete_when_the_watch_broke_comes_again() {
+        let mut recorder = recorder();
+        recorder.take(says(vec![put(11, 0)], true), at(0)).unwrap();
+        recorder.reconnected();
+        assert_eq!(recorder.next(), 11);
+        recorder.take(says(vec![put(11, 0), put(11, 0)], false), at(1)).unwrap();
+        assert_eq!(recorder.close()[0].revisions[0].changes.len(), 2);
+    }
+
+    #[test]
+    fn a_segment_is_due_by_age_or_size_and_never_when_empty() {
+        let mut recorder = recorder();
+        assert!(!recorder.is_due(at(1000)));
+        recorder.take(says(vec![put(11, 0)], false), at(0)).unwrap();
+        assert!(!recorder.is_due(at(4)) && recorder.is_due(at(5)));
+        assert_eq!(recorder.close().len(), 1);
+        assert!(!recorder.is_due(at(1000)) && recorder.close().is_empty());
+        let Event::Put(pair) = put(12, 0) else { unreachable!() };
+        recorder.take(says(vec![Event::Put(KeyValue { value: vec![0; FULL], ..pair })], false), at(9)).unwrap();
+        assert!(recorder.is_due(at(9)));
+    }
+
+    #[test]
+    fn each_chain_tells_of_a_lease_once() {
+        let mut recorder = recorder();
+        let changes = says(vec![put(11, 7), put(12, 7)], false);
+        assert_eq!(recorder.unknown_leases(&changes), [7].into());
+        recorder.know_lease(7, Some(60));
+        recorder.take(changes, at(0)).unwrap();
+        recorder.begin(id(1), None);
+        recorder.take(says(vec![put(13, 7)], false), at(0)).unwrap();
+        let told = |segment: &Segment| -> Vec<usize> { segment.revisions.iter().map(|one| one.leases.len()).collect() };
+        let segments = recorder.close();
+        assert_eq!((told(&segments[0]), told(&segments[1])), (vec![1, 0, 0], vec![1]));
+        assert_eq!(segments[0].revisions[0].leases, [Lease { id: 7, ttl: 60 }]);
+    }
+
+    #[test]
+    fn the_old_chain_ends_no_earlier_than_the_new_backup_may_reach() {
+        let mut recorder = recorder();
+        recorder.begin(id(1), None);
+        recorder.take(says(vec![put(11, 0)], false), at(0)).unwrap();
+        recorder.end(&id(0), 12);
+        assert!(!recorder.any_ended());
+        recorder.take(says(vec![put(12, 0)], false), at(0)).unwrap();
+        assert!(recorder.any_ended());
+        assert_eq!(recorder.close().len(), 2, "what it holds is closed before it goes");
+        recorder.drop_ended();
+        recorder.take(says(vec![put(13, 0)], false), at(0)).unwrap();
+        let left: Vec<BackupId> = recorder.close().into_iter().map(|segment| segment.full).collect();
+        assert_eq!(left, [id(1)]);
     }
 }

@@ -214,11 +214,12 @@ async fn revision_of(programs: &Programs, snapshot: &Path) -> Result<i64, Error>
         .map_err(|error| Error::Throwaway { why: format!("could not be restored: its status is not known: {error}") })
 }
 
-/// Where the last revisions were deletions and are compacted, no key bears the last one, and the file says less than etcd counts.
+/// Where the last revisions were deletions and are compacted, no key bears the last one, and the file says less than etcd counts. etcd
+/// begins with one.
 async fn counted(client: &Client, revision: i64) -> Result<i64, Error> {
     match client.status().await?.revision == revision {
         true => Ok(revision),
-        false => Ok(revision.max(client.hash_kv(0).await?.compact_revision)),
+        false => Ok(revision.max(client.hash_kv(0).await?.compact_revision).max(1)),
     }
 }
 

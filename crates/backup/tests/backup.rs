@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
@@ -237,9 +237,9 @@ async fn an_etcd_of_a_process_that_was_killed_is_swept_away() {
     let left = room.scratch.join("throwaway-left");
     std::fs::create_dir_all(&left).unwrap();
     std::fs::write(left.join("lock"), "").unwrap();
-    let stray = left.join("data");
+    let argument = format!("--data-dir={}", left.join("data").display());
     let mut stray =
-        Command::new("sh").args(["-c", "sleep 300; :", &format!("--data-dir={}", stray.display())]).spawn().unwrap();
+        Command::new("sh").args(["-c", "read line", "sh", &argument]).stdin(Stdio::piped()).spawn().unwrap();
     let file = room.directory.path().join("out.db");
     export(&room.store, &manifest, None, &file).await.unwrap();
     Throwaway::start(&room.programs, &file, &room.scratch).await.unwrap().end().await;

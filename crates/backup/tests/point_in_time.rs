@@ -64,8 +64,8 @@ async fn every_revision_and_moment_comes_back(version: &str) {
         let settings = operator.settings();
         let create = full::create(&room.store, &living, &draft, &settings, None, &|_| {});
         let (created, (more_contents, more_moments)) = tokio::join!(create, write(&living, 60));
-        created.unwrap();
-        tell.send(Command::End { full: full.id().clone() }).await.unwrap();
+        let after = created.unwrap().revision_at_most;
+        tell.send(Command::End { full: full.id().clone(), after }).await.unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
         tell.send(Command::Stop).await.unwrap();
         let contents: BTreeMap<_, _> = contents.into_iter().chain(more_contents).collect();
