@@ -66,6 +66,8 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Down(named) => commands::power::down(&context, named).await,
         Verb::Start(named) => commands::power::start(&context, named).await,
         Verb::Destroy(options) => commands::destroy::run(&context, options).await,
+        Verb::Backup(verb) => commands::backup::run(&context, verb).await,
+        Verb::Restore(options) => commands::restore::run(&context, options).await,
         Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options),
         Verb::Schema => commands::spec::schema(),

@@ -210,6 +210,7 @@ impl Controller {
         let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
         let highest = revisions.max().unwrap_or(0);
         let ledger = self.held.release(|ledger| ledger.highest_revision = ledger.highest_revision.max(highest))?;
+        self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 

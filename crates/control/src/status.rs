@@ -12,6 +12,7 @@ use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety
 use quorate_core::spec::Provider;
 use serde::Serialize;
 
+use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch};
 use crate::home::Home;
@@ -39,6 +40,8 @@ pub struct Status {
     pub pending: Pending,
     /// By when the next `apply` must renew certificates.
     pub renew_by: Option<Timestamp>,
+    /// Absent where the spec wants no backups.
+    pub backup: Option<BackupStatus>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -155,6 +158,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             blocked: decision.blocked.iter().map(ToString::to_string).collect(),
         },
         renew_by: renew_by(ledger, seen),
+        backup: backup::standing(ledger, seen.now),
     }
 }
 

@@ -92,7 +92,7 @@ impl Watch {
         let answer = self.receive().await?;
         Ok(WatchUpdate {
             revision: answer.header.unwrap_or_default().revision,
-            events: answer.events.into_iter().filter_map(Event::from_generated).collect(),
+            events: answer.events.into_iter().filter_map(Event::from_wire).collect(),
         })
     }
 
@@ -104,7 +104,8 @@ impl Watch {
 }
 
 impl Event {
-    fn from_generated(event: mvccpb::Event) -> Option<Self> {
+    /// `None` for one without a key, which etcd never sends.
+    pub fn from_wire(event: mvccpb::Event) -> Option<Self> {
         let kind = event.r#type();
         let pair = event.kv?;
         Some(match kind {
