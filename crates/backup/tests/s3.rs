@@ -29,10 +29,14 @@ use quorate_backup::{Names, Store, prune};
 use quorate_core::Secret;
 use tempfile::TempDir;
 
+/// SeaweedFS wants at least three letters.
+const BUCKET: &str = "backups";
+
 struct Weed {
     server: Child,
     filer: u16,
     port: u16,
+    ports: Vec<u16>,
     _directory: TempDir,
 }
 
@@ -40,6 +44,12 @@ impl Drop for Weed {
     fn drop(&mut self) {
         let _ = self.server.kill();
         let _ = self.server.wait();
+        // Whatever it is told, it keeps sockets there, named by its second ports.
+        for port in &self.ports {
+            for part in ["filer", "master", "volume", "s3"] {
+                let _ = fs::remove_file(format!("/tmp/seaweedfs-{part}-grpc-{}.sock", port + 10_000));
+            }
+        }
     }
 }
 
@@ -50,21 +60,23 @@ fn weed() -> PathBuf {
     program
 }
 
-/// With a bucket, `b`. It adds ten thousand to its ports for a second use of each, so they must be low.
+/// With a bucket. It adds ten thousand to its ports for a second use of each, so they must be low.
 async fn start() -> Weed {
     let directory = tempfile::tempdir().unwrap();
     let rights = |name: &str, key: &str, actions: &str| {
         format!(r#"{{"name":"{name}","credentials":[{{"accessKey":"{key}","secretKey":"SK"}}],"actions":[{actions}]}}"#)
     };
     let all = rights("all", "AK", r#""Admin","Read","Write","List","Tagging""#);
-    let reader = rights("reader", "RK", r#""Read:b","List:b""#);
+    let reader = rights("reader", "RK", r#""Read:backups","List:backups""#);
     let config = directory.path().join("s3.json");
     fs::write(&config, format!(r#"{{"identities":[{all},{reader}]}}"#)).unwrap();
     let ports: Vec<u16> = std::iter::repeat_with(low_port).take(4).collect();
     let log = fs::File::create(directory.path().join("log")).unwrap();
     let server = Command::new(weed())
         .args(["server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-volume.max=100", "-master.volumeSizeLimitMB=64"])
-        .args(["-filer", "-s3"])
+        .args(["-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"])
+        .arg(format!("-filer.localSocket={}", directory.path().join("filer.sock").display()))
+        .arg(format!("-s3.localSocket={}", directory.path().join("s3.sock").display()))
         .arg(format!("-dir={}", directory.path().display()))
         .arg(format!("-s3.config={}", config.display()))
         .args([format!("-master.port={}", ports[0]), format!("-volume.port={}", ports[1])])
@@ -74,7 +86,7 @@ async fn start() -> Weed {
         .stderr(log)
         .spawn()
         .unwrap();
-    let weed = Weed { server, filer: ports[2], port: ports[3], _directory: directory };
+    let weed = Weed { server, filer: ports[2], port: ports[3], ports, _directory: directory };
     let begin = Instant::now();
     while !weed.is_ready().await {
         assert!(begin.elapsed() < Duration::from_secs(60), "SeaweedFS does not answer");
@@ -97,7 +109,7 @@ impl Weed {
     /// At the filer behind it: a directory of a certain name is a bucket.
     fn make_bucket(&self) -> bool {
         let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.filer)) else { return false };
-        let request = "POST /buckets/b/ HTTP/1.0\r\nContent-Length: 0\r\n\r\n";
+        let request = "POST /buckets/backups/ HTTP/1.0\r\nContent-Length: 0\r\n\r\n";
         let mut answer = String::new();
         let answered = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
         answered.is_ok() && [" 201", " 409"].iter().any(|status| answer.contains(status))
@@ -105,21 +117,21 @@ impl Weed {
 
     /// Until a write is confirmed: its port is open long before.
     async fn is_ready(&self) -> bool {
-        let store = Store::open(&s3(self.port, "AK", "SK", "b"), None, hasty()).unwrap();
+        let store = Store::open(&s3(self.port, "AK", "SK", BUCKET), None, hasty()).unwrap();
         self.make_bucket() && store.check("ready").await.is_ok()
     }
 
     /// The parts of uploads that are not finished, where the server keeps them.
     async fn uploads(&self) -> Vec<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.filer)).unwrap();
-        let request = "GET /buckets/b/.uploads/ HTTP/1.0\r\nAccept: application/json\r\n\r\n";
+        let request = "GET /buckets/backups/.uploads/ HTTP/1.0\r\nAccept: application/json\r\n\r\n";
         let mut answer = String::new();
         stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer)).unwrap();
         answer.split("\"FullPath\":\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
     }
 
     fn store(&self) -> Store {
-        Store::open(&s3(self.port, "AK", "SK", "b"), None, Patience::default()).unwrap()
+        Store::open(&s3(self.port, "AK", "SK", BUCKET), None, Patience::default()).unwrap()
     }
 }
 
@@ -239,10 +251,13 @@ async fn what_a_real_server_refuses_is_told_apart() {
         let store = Store::open(&s3(weed.port, key, secret, bucket), None, hasty()).unwrap();
         store.check(CLUSTER).await.unwrap_err().trouble
     };
-    assert!(matches!(trouble("AK", "wrong", "b").await, Trouble::WrongCredentials(_)));
-    assert!(matches!(trouble("nobody", "SK", "b").await, Trouble::WrongCredentials(_)));
-    assert!(matches!(trouble("AK", "SK", "missing").await, Trouble::NoBucket(_)));
-    assert!(matches!(trouble("RK", "SK", "b").await, Trouble::Denied(_)));
+    assert!(matches!(trouble("AK", "wrong", BUCKET).await, Trouble::WrongCredentials(_)));
+    assert!(matches!(trouble("nobody", "SK", BUCKET).await, Trouble::WrongCredentials(_)));
+    // This server makes a bucket for an administrator who writes to it, so it is only read.
+    let missing = Store::open(&s3(weed.port, "AK", "SK", "missing"), None, hasty()).unwrap();
+    let trouble_of_missing = missing.get("x").await.unwrap_err().trouble;
+    assert!(matches!(trouble_of_missing, Trouble::NoBucket(_)), "{trouble_of_missing:?}");
+    assert!(matches!(trouble("RK", "SK", BUCKET).await, Trouble::Denied(_)));
     weed.store().check(CLUSTER).await.unwrap();
     assert_eq!(weed.store().list(CLUSTER).await.unwrap(), [], "the check leaves nothing");
 }
@@ -281,7 +296,7 @@ fn code(status: &str, code: &str) -> Option<String> {
 
 async fn trouble_of(rule: impl Fn(usize, &str) -> Option<String> + Send + Sync + 'static) -> (Trouble, usize) {
     let (port, count) = bad_server(rule);
-    let store = Store::open(&s3(port, "AK", "SK", "b"), None, hasty()).unwrap();
+    let store = Store::open(&s3(port, "AK", "SK", BUCKET), None, hasty()).unwrap();
     let error = store.put_new("orders/x", Bytes::from_static(b"x")).await.unwrap_err();
     (error.trouble, count.load(Ordering::Relaxed))
 }
@@ -307,7 +322,7 @@ async fn every_trouble_of_a_store_is_told_apart() {
     let (trouble, tries) = trouble_of(slow).await;
     assert!(matches!(trouble, Trouble::Timeout(_)) && tries > 1, "{trouble:?} after {tries}");
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let store = Store::open(&s3(nobody, "AK", "SK", "b"), None, hasty()).unwrap();
+    let store = Store::open(&s3(nobody, "AK", "SK", BUCKET), None, hasty()).unwrap();
     let trouble = store.list(CLUSTER).await.unwrap_err().trouble;
     assert!(matches!(trouble, Trouble::Unreachable(_)), "{trouble:?}");
 }
@@ -319,7 +334,7 @@ async fn trouble_that_passes_is_not_seen() {
         1 => None,
         _ => answer("200 OK", ""),
     });
-    let store = Store::open(&s3(port, "AK", "SK", "b"), None, hasty()).unwrap();
+    let store = Store::open(&s3(port, "AK", "SK", BUCKET), None, hasty()).unwrap();
     store.put_new("orders/x", Bytes::from_static(b"x")).await.unwrap();
     assert_eq!(count.load(Ordering::Relaxed), 3);
 }
@@ -327,7 +342,7 @@ async fn trouble_that_passes_is_not_seen() {
 #[tokio::test]
 async fn a_store_that_ignores_conditions_is_refused() {
     let (port, _) = bad_server(|_, _| answer("200 OK", ""));
-    let store = Store::open(&s3(port, "AK", "SK", "b"), None, hasty()).unwrap();
+    let store = Store::open(&s3(port, "AK", "SK", BUCKET), None, hasty()).unwrap();
     let error = store.check(CLUSTER).await.unwrap_err();
     assert_eq!(error.trouble, Trouble::NoConditionalPut);
     assert!(error.to_string().contains("ignores conditional writes"), "{error}");
@@ -341,7 +356,7 @@ async fn an_answer_that_got_lost_is_no_second_object() {
         (_, false) => code("412 Precondition Failed", "PreconditionFailed"),
         (_, true) => answer("200 OK", "ours"),
     });
-    let store = Store::open(&s3(port, "AK", "SK", "b"), None, hasty()).unwrap();
+    let store = Store::open(&s3(port, "AK", "SK", BUCKET), None, hasty()).unwrap();
     store.put_new("orders/x", Bytes::from_static(b"ours")).await.unwrap();
     let error = store.put_new("orders/x", Bytes::from_static(b"theirs")).await.unwrap_err();
     assert_eq!(error.trouble, Trouble::AlreadyExists);
