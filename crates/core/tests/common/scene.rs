@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, DataSeen, Desired, Facts, Formation, Ledger, MemberName,
-    Observation, Power, Seen, ServiceState,
+    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, Consent, DataSeen, Desired, Facts, Formation, Ledger,
+    MemberName, Observation, Power, RestoreWish, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
@@ -114,6 +114,15 @@ impl Scene {
             Some(Seen::At(_, AgentSeen::Enrolled(facts))) => facts,
             other => panic!("{member} has no enrolled agent: {other:?}"),
         }
+    }
+
+    /// The operator gives the word that all data is replaced by this snapshot, which lies ready.
+    pub fn restore(&mut self, snapshot: &str) {
+        let consent = Consent { at: self.seen.now, by: String::from("alice"), shown: String::from("the plan") };
+        let epoch = self.ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
+        let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
+        self.brought.snapshot = Some(sha256.clone());
+        self.ledger.restore = Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch });
     }
 
     /// A machine is called otherwise from now on.

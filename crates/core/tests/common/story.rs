@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 use quorate_core::model::{
     AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus,
-    Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, RestoreWish, Seen, ServiceState, Stamp,
+    Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::raise_incarnation;
 use quorate_core::planner::{Decision, Step};
@@ -219,13 +219,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
         ["takes", "the", "word", "back"] => scene.ledger.recovery = None,
         ["says", "recover"] => scene.ledger.recovery = Some(consent()),
-        ["restores", snapshot] => {
-            let epoch = scene.ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
-            let (sha256, source) = ((*snapshot).to_owned(), format!("backup {snapshot}"));
-            scene.brought.snapshot = Some(sha256.clone());
-            scene.ledger.restore =
-                Some(RestoreWish { consent: consent(), sha256, bytes: 4096, revision: 700, source, epoch });
-        }
+        ["restores", snapshot] => scene.restore(snapshot),
         ["takes", "the", "restore", "back"] => scene.ledger.restore = None,
         ["replaces", member] => {
             let member = MemberName::from(*member);

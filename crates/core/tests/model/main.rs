@@ -64,6 +64,10 @@
 //! | the leader restarts, or leaves, without handing over | stories; model: the leader hands over first |
 //! | the grace time is not waited for | stories `changes`, `machines` |
 //! | recovery with a quorum, from the shortest log, or with survivors running | story `changes` |
+//! | a restore does not stop what runs, or only what is wanted | story `restore`; model: never old and new data at once |
+//! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
+//! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
+//! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
 //! | a learner that never starts stays | story `changes` |
 //! | a learner is promoted though it does not answer | model: who votes was a learner that ran |
 //! | data that has gone back in time is started on | story `found` |

@@ -60,7 +60,7 @@ fn endpoint(s3: &S3Destination, at: String, found: &mut Findings) {
             "write the address alone, and say with `credentials` where the keys come from",
         );
     }
-    if rest[host.len()..].trim_start_matches('/') != "" {
+    if !rest[host.len()..].trim_start_matches('/').is_empty() {
         let message = format!("the endpoint `{endpoint}` goes on after its host");
         return found.error(at, message, "write the address alone; what follows it belongs into `bucket` and `prefix`");
     }
