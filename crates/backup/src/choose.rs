@@ -44,7 +44,7 @@ pub struct Choice {
 impl Choice {
     /// In words.
     pub fn describe(&self) -> String {
-        let full = format!("backup {} of {}", self.full.id, self.full.taken.opened);
+        let full = format!("backup {} of {}", self.full.id, self.full.taken.opened.strftime("%Y-%m-%d %H:%M:%S UTC"));
         match (self.segments.last(), self.stop) {
             (None, _) => full,
             (Some(_), Stop::AfterRevision(revision)) => format!("{full} and changes up to revision {revision}"),

@@ -13,10 +13,10 @@ pub enum Error {
     Store(#[from] StoreError),
     #[error("the cluster cannot be read")]
     Source(#[from] SourceError),
-    #[error("{what}")]
+    #[error("{what} cannot be used")]
     Key { what: String, source: KeyError },
     #[error(transparent)]
-    Damaged(#[from] Damage),
+    Damaged(Box<Damage>),
     /// The member's own checksum does not fit what it sent.
     #[error(
         "the snapshot that {member} sent does not agree with the checksum that it sent with it ({bytes} bytes came): nothing was stored. \
@@ -36,9 +36,21 @@ pub enum Error {
     #[error("cannot {doing} {}", path.display())]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
     #[error("a key or certificate for the throwaway etcd could not be made")]
-    Pki(#[from] quorate_pki::Error),
+    Pki(#[source] Box<quorate_pki::Error>),
     #[error("the work was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Self {
+        Error::Damaged(Box::new(damage))
+    }
+}
+
+impl From<quorate_pki::Error> for Error {
+    fn from(error: quorate_pki::Error) -> Self {
+        Error::Pki(Box::new(error))
+    }
 }
 
 impl Error {

@@ -84,7 +84,7 @@ impl Error {
             Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
             Error::Control(e) | Error::Backup(BackupError::Control(e)) if e.is_taken_over() => Exit::Locked,
             Error::Backup(BackupError::Ledger(e)) if locked(e) => Exit::Locked,
-            Error::Backup(BackupError::Backup(quorate_backup::Error::Damaged(_))) => Exit::Damaged,
+            Error::Backup(BackupError::Watched { .. } | BackupError::RecordedTwice { .. }) => Exit::Locked,
             _ => Exit::Error,
         }
     }
@@ -147,6 +147,9 @@ fn backup_hint(error: &BackupError) -> Option<String> {
         }
         BackupError::Backup(quorate_backup::Error::Key { source: KeyError::WrongIdentity, .. }) => {
             "find the identity of one of the recipients of then; `quorate backup rekey` lets another in, but needs one that opens it"
+        }
+        BackupError::RecordedTwice { .. } => {
+            "end the other one, wherever it runs; this one then goes on when it is started again"
         }
         BackupError::NobodyToRead { .. } => "`quorate status NAME` tells more",
         BackupError::Programs { .. } => {

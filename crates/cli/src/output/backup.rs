@@ -1,6 +1,6 @@
 //! Backups, for people and for scripts: what there is, what a verification found, what a prune would remove.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use jiff::Timestamp;
@@ -62,8 +62,7 @@ impl Listing {
             let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
             loose.map(ToString::to_string).collect()
         };
-        let unfinished: std::collections::BTreeSet<&BackupId> =
-            catalogs.iter().flat_map(|(_, catalog)| &catalog.leftovers).collect();
+        let unfinished: BTreeSet<&BackupId> = catalogs.iter().flat_map(|(_, catalog)| &catalog.leftovers).collect();
         Listing {
             cluster: cluster.to_owned(),
             places: catalogs.iter().map(|(place, _)| place.clone()).collect(),
@@ -230,6 +229,8 @@ pub fn created(manifest: &Manifest, places: &[&str]) -> String {
 #[derive(Debug, Serialize)]
 pub struct Pruning {
     pub cluster: String,
+    /// All that go, from any place.
+    pub remove: BTreeSet<BackupId>,
     pub places: Vec<PruningPlace>,
 }
 

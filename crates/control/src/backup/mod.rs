@@ -46,6 +46,10 @@ pub enum BackupError {
     Namespaces { cluster: String, place: String },
     #[error("no member of cluster {cluster} can be read: it is {summary}")]
     NobodyToRead { cluster: String, summary: String },
+    #[error("another `quorate backup watch` records cluster {cluster} already")]
+    Watched { cluster: String },
+    #[error("someone else records on top of the same backup: only one recorder may")]
+    RecordedTwice { source: quorate_backup::store::StoreError },
     #[error("cluster {cluster} is not known here any more")]
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]

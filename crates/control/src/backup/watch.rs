@@ -3,6 +3,8 @@
 //! going on makes no sense.
 
 use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -10,9 +12,10 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::{Catalog, Chain, Full, chain};
 use quorate_backup::recorder::{Command, Ended, Recorder, Recording};
 use quorate_backup::segment::SegmentManifest;
-use quorate_backup::{BackupId, prune};
+use quorate_backup::{BackupId, prune, store};
 use quorate_core::model::Ledger;
 use quorate_core::spec::ClusterSpec;
+use rustix::fs::FlockOperation;
 use tokio::sync::{mpsc, watch};
 
 use super::create::{Backups, Doing, Teller, end};
@@ -43,6 +46,7 @@ type Stop = watch::Receiver<bool>;
 
 /// Watches until `stop` becomes true.
 pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupError> {
+    let _alone = watching.alone()?;
     let mut first = true;
     loop {
         let ledger = watching.ledger()?;
@@ -59,6 +63,18 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
 }
 
 impl Watching<'_> {
+    /// Holds as long as the file is open. A second recorder would leave a chain that nobody can follow.
+    fn alone(&self) -> Result<File, BackupError> {
+        let path = self.home.cluster(self.cluster).join("watch.lock");
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = opened.map_err(BackupError::file("opened", &path))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(BackupError::Watched { cluster: self.cluster.to_owned() }),
+            Err(error) => Err(BackupError::file("locked", &path)(error.into())),
+        }
+    }
+
     fn ledger(&self) -> Result<Ledger, BackupError> {
         let gone = || BackupError::Gone { cluster: self.cluster.to_owned() };
         ledger::Store::new(self.home.ledger(self.cluster)).read()?.ok_or_else(gone)
@@ -214,7 +230,7 @@ impl Watch<'_> {
         let mut directing = std::pin::pin!(director.run());
         let mut members = Members::new(self.watching.home, self.backups.ledger);
         let mut trouble = Trouble::default();
-        let mut avoided = None;
+        let (mut avoided, mut stopped) = (None, None);
         loop {
             let reached = tokio::select! {
                 source = choose(&mut members, avoided.take()) => source,
@@ -224,15 +240,22 @@ impl Watch<'_> {
                 Err(error) if !error.is_passing() => return Err(error),
                 Err(error) => Err(error),
                 Ok(source) => {
-                    let run = recording.run(&source, &mut orders, &told);
-                    let ended = tokio::select! {
-                        ended = run => ended,
-                        end = &mut directing => return self.ended(end?, &mut recording, &told).await,
-                    };
+                    let mut run = std::pin::pin!(recording.run(&source, &mut orders, &told));
                     avoided = Some(source.member().to_owned());
-                    Ok(ended)
+                    tokio::select! {
+                        ended = &mut run => Ok(ended),
+                        end = &mut directing => {
+                            let _ = commands.send(Command::Stop).await;
+                            run.await;
+                            stopped = Some(end?);
+                            Ok(Ended::Stopped)
+                        }
+                    }
                 }
             };
+            if let Some(end) = stopped {
+                return self.ended(end, &mut recording, &told).await;
+            }
             match ended {
                 Ok(Ended::Stopped) => {}
                 Ok(Ended::Compacted) => {
@@ -244,6 +267,12 @@ impl Watch<'_> {
                     return Ok(Over::FullNeeded);
                 }
                 Ok(Ended::Broken(error)) => self.tell(&mut trouble, &error),
+                Ok(Ended::Store(quorate_backup::Error::Store(error)))
+                    if error.trouble == store::Trouble::AlreadyExists =>
+                {
+                    // Two recorders would leave a chain that nobody can follow.
+                    return Err(BackupError::RecordedTwice { source: error });
+                }
                 Ok(Ended::Store(error)) => self.tell(&mut trouble, &error),
                 Err(error) => self.tell(&mut trouble, &error),
             }

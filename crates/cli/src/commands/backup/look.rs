@@ -125,7 +125,7 @@ fn find<'a>(catalog: &'a Catalog, text: &str) -> Result<&'a Full, Error> {
         let damage: String =
             catalog.damage.iter().filter(|damage| *damage.id() == id).map(|damage| format!(": {damage}")).collect();
         let what = format!("there is no backup {id} of {} that can be used{damage}", catalog.cluster);
-        Error::refused(what, "`quorate backup list` lists them")
+        Error::refused(what, catalog.still(&catalog.damage))
     })
 }
 

@@ -25,8 +25,11 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
         let catalog = catalog_of(store, name, subject.cluster_id()).await?;
         plans.push((store, prune::plan(&catalog, &vault.keep, Timestamp::now())));
     }
-    let places = plans.iter().map(|(store, plan)| PruningPlace::new(store.place(), plan)).collect();
-    let pruning = Pruning { cluster: name.to_owned(), places };
+    let pruning = Pruning {
+        cluster: name.to_owned(),
+        remove: plans.iter().flat_map(|(_, plan)| plan.remove.iter().cloned()).collect(),
+        places: plans.iter().map(|(store, plan)| PruningPlace::new(store.place(), plan)).collect(),
+    };
     match options.output.format {
         Format::Json => output::print_json(&pruning)?,
         Format::Text => output::print(&output::backup::pruning(&pruning))?,
