@@ -3,6 +3,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod backups;
 pub mod intruder;
 pub mod store;
 pub mod trio;
