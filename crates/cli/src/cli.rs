@@ -616,6 +616,9 @@ pub enum Ledger {
     /// Take over the ledger of a cluster from an export
     ///
     /// A ledger that is here already is replaced only by one of the same cluster that is not older.
+    ///
+    /// With a spec, a store and the operator's key alone, a controller on a new machine picks up a cluster that lives:
+    /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
     Import(LedgerImport),
 }
 
@@ -646,6 +649,12 @@ pub struct LedgerImport {
     /// The export, `-` for stdin
     #[arg(default_value = "-")]
     pub file: String,
+    /// Instead of an export, take what lies beside the newest backup of the cluster in this spec
+    #[arg(long, value_name = "SPEC", conflicts_with = "file")]
+    pub from_backup: Option<String>,
+    /// Of a spec with several clusters, this one
+    #[arg(long, value_name = "NAME", requires = "from_backup")]
+    pub cluster: Option<String>,
     #[command(flatten)]
     pub key: ImportKey,
     /// Replace a ledger that is newer, or of another cluster of this name

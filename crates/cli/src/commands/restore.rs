@@ -233,6 +233,9 @@ fn what_happens(
             text,
             "  nothing is known of {name} here: its ledger, version {version}, comes back from beside the backup"
         );
+        if seen.is_some_and(|seen| seen.agents.keys().any(|member| seen.facts(member).is_some())) {
+            text.push_str(ITS_MACHINES_LIVE);
+        }
     } else if known.is_none() {
         let _ = writeln!(
             text,
@@ -262,6 +265,12 @@ fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation
         None => format!("  - all that was written after revision {revision}{when}, should there be anything"),
     }
 }
+
+const ITS_MACHINES_LIVE: &str = "\
+  note: its machines answer. To take the cluster over as it is, with its data of now, use instead:
+    quorate ledger import --from-backup FILE --identity KEY
+    quorate apply FILE --accept-older-ledger
+";
 
 const WHAT_ELSE: &str = "\
 what else to know:
