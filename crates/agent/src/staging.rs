@@ -41,6 +41,8 @@ impl Agent {
             return Err(Refusal::NotEnrolled);
         }
         self.state.obey_fence(request.fence).await?;
+        // While all still runs, and not when the old data is given up already.
+        self.check_renewable().await?;
         self.staging.asked.notify_waiters();
         let _one_at_a_time = self.staging.one_at_a_time.lock().await;
         let wanted = Staged { sha256: request.sha256.clone(), bytes: request.bytes };

@@ -11,7 +11,7 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quorate_core::model::{DataSeen, MemberName, ServiceState, Stamp};
+use quorate_core::model::{DataSeen, MemberName, NodeConfig, ServiceState, Stamp};
 use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -77,9 +77,7 @@ impl Agent {
     /// Makes the new data, complete but not yet in place.
     async fn make(&self, place: &Place, renewal: &Renewal) -> Result<(), Refusal> {
         let (config, program) = self.etcd_in_place(&self.state.get())?;
-        let search = std::env::var_os("PATH");
-        let etcdutl = binaries::etcdutl(&program, &config.etcd.version, &self.cache, search.as_deref()).await;
-        let etcdutl = etcdutl.map_err(AgentError::Binary)?;
+        let etcdutl = self.etcdutl(&config, &program).await?;
         place.clear().await?;
         files::make_dir(&place.root, 0o700)?;
         let database = match &renewal.origin {
@@ -91,6 +89,20 @@ impl Agent {
         blocking(move || give_away(&new, owner)).await?;
         let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
         Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
+    }
+
+    /// Refuses where what makes the new data is missing. Where no etcd is in place yet, nothing can be told.
+    pub(crate) async fn check_renewable(&self) -> Result<(), Refusal> {
+        if let Ok((config, program)) = self.etcd_in_place(&self.state.get()) {
+            self.etcdutl(&config, &program).await?;
+        }
+        Ok(())
+    }
+
+    async fn etcdutl(&self, config: &NodeConfig, program: &Path) -> Result<PathBuf, AgentError> {
+        let search = std::env::var_os("PATH");
+        let found = binaries::etcdutl(program, &config.etcd.version, &self.cache, search.as_deref()).await;
+        found.map_err(AgentError::Binary)
     }
 
     /// Puts a complete result in place, if there is one, from whatever point an earlier attempt came to.

@@ -36,6 +36,10 @@ pub enum BackupError {
     LedgerBeside(#[from] ExportError),
     #[error("the programs of etcd {version}, with which backups are tried out, are not at hand")]
     Programs { version: String, source: quorate_agent::binaries::BinaryError },
+    #[error(
+        "revisions of etcd {version} cannot be raised above those that clients have seen, without which nothing is restored"
+    )]
+    Restorer { version: String, source: quorate_agent::binaries::BinaryError },
     #[error("cluster {cluster} has no `backup` in its spec, so that it is not known where its backups are")]
     NoSettings { cluster: String },
     #[error("cluster {cluster} has no second destination in its spec (`also_to`)")]

@@ -53,6 +53,7 @@ impl Ready {
         identities: Option<&Identities>,
         teller: &dyn Teller,
     ) -> Result<Self, BackupError> {
+        programs::check_restorer(home, spec).await?;
         let choice = choose(store, catalog, wish).await?;
         let found = &choice.full.etcd_version;
         fits(spec.etcd.version, found)?;
@@ -75,6 +76,7 @@ impl Ready {
         wanted: &Wanted,
         teller: &dyn Teller,
     ) -> Result<Option<Self>, BackupError> {
+        programs::check_restorer(home, spec).await?;
         let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
         let place = Bench::make(home, spec)?;
         let workshop = Workshop { programs: &programs, scratch: &place.scratch };
