@@ -55,8 +55,8 @@ pub struct Throwaway {
     revision: i64,
 }
 
-/// Its directory, which goes with it.
-struct Place {
+/// A private directory, which goes with whoever made it; where that was killed, with the next who makes one.
+pub(crate) struct Place {
     root: TempDir,
     /// Held while this process lives: by it others know that the directory is in use.
     _lock: File,
@@ -145,7 +145,7 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
 }
 
 impl Place {
-    fn make(scratch: &Path) -> Result<Self, Error> {
+    pub(crate) fn make(scratch: &Path) -> Result<Self, Error> {
         fs::create_dir_all(scratch).map_err(Error::file("make", scratch))?;
         sweep(scratch).map_err(Error::file("clear", scratch))?;
         let root = tempfile::Builder::new().prefix(PREFIX).tempdir_in(scratch);
@@ -155,6 +155,10 @@ impl Place {
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)
             .map_err(|error| Error::file("lock", &path)(error.into()))?;
         Ok(Place { root, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.root.path()
     }
 
     fn data(&self) -> PathBuf {

@@ -16,7 +16,7 @@ use crate::manifest::{Hash, Manifest, Outcome, Proven, Verification};
 use crate::replay::{after, replay};
 use crate::source::{Source, SourceError, count_at};
 use crate::store::Store;
-use crate::throwaway::{Programs, Throwaway, create_private};
+use crate::throwaway::{Place, Programs, Throwaway, create_private};
 
 const PAGE: i64 = 1000;
 
@@ -38,8 +38,9 @@ pub async fn verify(
 ) -> Result<Verification, Error> {
     let outcome = match prove(store, full, key, workshop, living).await {
         Ok(proven) => Outcome::Ok(proven),
-        Err(error @ (Error::Damaged(_) | Error::Replay { .. } | Error::Differs { .. })) => {
-            Outcome::Failed { why: error.to_string() }
+        Err(Error::Damaged(damage)) => Outcome::Failed { why: damage.to_string(), damage: Some(*damage) },
+        Err(error @ (Error::Replay { .. } | Error::Differs { .. })) => {
+            Outcome::Failed { why: error.to_string(), damage: None }
         }
         Err(error) => return Err(error),
     };
@@ -82,10 +83,8 @@ pub(crate) async fn restored(
     key: Option<BackupKey>,
     workshop: &Workshop<'_>,
 ) -> Result<Throwaway, Error> {
-    std::fs::create_dir_all(workshop.scratch).map_err(Error::file("make", workshop.scratch))?;
-    let directory = tempfile::Builder::new().prefix("fetched-").tempdir_in(workshop.scratch);
-    let directory = directory.map_err(Error::file("make a directory in", workshop.scratch))?;
-    let path = directory.path().join("snapshot.db");
+    let place = Place::make(workshop.scratch)?;
+    let path = place.path().join("snapshot.db");
     let file = create_private(&path).map_err(Error::file("make", &path))?;
     full::fetch(store, manifest, key, file).await?;
     Throwaway::start(workshop.programs, &path, workshop.scratch).await
