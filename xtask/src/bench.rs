@@ -3,11 +3,15 @@
 //! what a killed one left behind is cleared away by the next.
 
 mod agent;
+mod backup;
 mod bringup;
 mod figures;
+mod filled;
 mod plan;
 mod process;
+mod restore;
 mod rolling;
+mod store;
 mod terraform;
 
 use std::fs::{self, File};
@@ -34,6 +38,10 @@ pub enum Bench {
     Rolling(rolling::Options),
     /// Weigh idle agents
     Agent,
+    /// Time and weigh a backup into an S3 store against the same done by hand, while clients write
+    Backup(backup::Options),
+    /// Time a restore of a cluster of which nothing is left against the same done by hand
+    Restore(restore::Options),
 }
 
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
@@ -42,6 +50,8 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Plan => plan::run(lab),
         Bench::Rolling(options) => rolling::run(lab, options),
         Bench::Agent => agent::run(lab),
+        Bench::Backup(options) => backup::run(lab, options),
+        Bench::Restore(options) => restore::run(lab, options),
     }
 }
 

@@ -88,6 +88,13 @@ pub fn cargo() -> Result<Command> {
     Ok(cargo)
 }
 
+/// A command whose process ends with this one, even if this one is killed.
+pub fn tethered(program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "--"]).arg(program);
+    command
+}
+
 /// Runs a command that talks to the user itself.
 pub fn run(command: &mut Command) -> Result<()> {
     let status = command.status().with_context(|| format!("cannot start `{}`", words(command)))?;

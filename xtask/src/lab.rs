@@ -1,5 +1,5 @@
-//! Where the lab keeps what it fetches and builds, and which etcd versions are there. A version counts as
-//! present only when its directory is whole, because it arrives by a rename.
+//! Where the lab keeps what it fetches and builds, and which etcd versions are there. What is there is whole, because it
+//! arrives by a rename.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -70,6 +70,11 @@ impl Lab {
     /// The directory that holds `etcd`, `etcdctl` and, from 3.5 on, `etcdutl` of this version.
     pub fn etcd(&self, version: Version) -> PathBuf {
         self.etcd_versions().join(version.to_string())
+    }
+
+    /// SeaweedFS's one program.
+    pub fn weed(&self) -> PathBuf {
+        self.root.join("seaweedfs/weed")
     }
 
     pub fn installed(&self) -> BTreeMap<Version, PathBuf> {

@@ -10,6 +10,7 @@ mod lab;
 mod lint;
 mod model;
 mod test;
+mod weed;
 
 use std::process::ExitCode;
 
@@ -32,6 +33,8 @@ enum Verb {
         #[arg(long)]
         refresh: bool,
     },
+    /// Put SeaweedFS, the S3 store that tests and benches use, into the lab directory
+    Weed,
     /// Check formatting, clippy, the purity of core, and that no crate allows unsafe code
     Lint,
     /// Prepare the machine and run every test of the workspace
@@ -70,6 +73,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
     let lab = Lab::from_environment()?;
     match verb {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
+        Verb::Weed => weed::run(&lab),
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Model { filter } => model::run(filter.as_deref()),

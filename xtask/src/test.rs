@@ -1,4 +1,4 @@
-//! `cargo xtask test`: prepares the machine (packages, etcd versions), then runs every test of the workspace with
+//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store), then runs every test of the workspace with
 //! plain `cargo test`. Its output is passed on as it comes; the totals stand alone on the last line.
 
 use std::io::{BufRead, BufReader, Write};
@@ -7,9 +7,9 @@ use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
 
-use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
+use crate::{etcd, weed};
 
 const NEEDS: [Need; 3] = [
     Need::Command { name: "openssl", package: "openssl" },
@@ -20,6 +20,7 @@ const NEEDS: [Need; 3] = [
 pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> {
     host::install_missing(&NEEDS)?;
     etcd::run(lab, false)?;
+    weed::run(lab)?;
 
     let mut cargo = host::cargo()?;
     cargo.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(filter);

@@ -7,12 +7,14 @@ use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
 use quorate_core::model::{DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
+use tokio::sync::Semaphore;
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
 use crate::enrolment::requests;
-use crate::etcd::{Access, Change, LogReader, Prober};
+use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
 use crate::services::Service;
+use crate::staging::Staging;
 use crate::state::StateStore;
 use crate::tls::Shown;
 use crate::{AgentError, etcd, reach, x509};
@@ -31,6 +33,9 @@ pub(crate) struct Agent {
     pub(crate) prober: Prober,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
+    pub(crate) staging: Staging,
+    /// For reading calls.
+    pub(crate) readings: Arc<Semaphore>,
     /// Why etcd, which should run, was not brought back when the agent started.
     pub(crate) not_started: Mutex<Option<Exit>>,
 }
@@ -60,8 +65,15 @@ impl Agent {
             Order::Downgrade { version } => self.downgrade(version).await,
             Order::CancelDowngrade => self.cancel_downgrade().await,
             Order::Rebuild { was, stamp, peer_url, bump_revision } => {
-                self.rebuild(was, stamp, peer_url, bump_revision).await
+                let initial_cluster = BTreeMap::from([(stamp.member.clone(), peer_url.clone())]);
+                let (was, origin) = (DataSeen::Stamped(was), Origin::Survivor);
+                self.renew(Renewal { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
             }
+            Order::RestoreData { was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
+                let origin = Origin::Staged { sha256 };
+                self.renew(Renewal { was, stamp, initial_cluster, peer_url, bump_revision, origin }).await
+            }
+            Order::DropStaged => self.drop_staged().await,
             Order::Auth { op, password } => {
                 let client = self.access.client(&self.state.get())?;
                 Ok(etcd::change_auth(&client, &op, password.as_ref()).await.map_err(AgentError::Etcd)?)
@@ -135,6 +147,7 @@ impl Agent {
             log: log.clone().unwrap_or_default(),
             log_damage: log.clone().err(),
             older: state.older.clone().filter(still_older),
+            staged: self.look_at_staged().await?,
         })
     }
 

@@ -1,7 +1,10 @@
-//! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer.
+//! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
+//! instead: what etcd answers to a reading call, and a snapshot that is brought for a restore.
 //!
 //! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
 //! way, and it holds no lasting secret.
+
+pub(crate) mod frame;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -17,8 +20,18 @@ pub mod path {
     pub const FACTS: &str = "/v1/facts";
     pub const ORDERS: &str = "/v1/orders";
     pub const LOGS: &str = "/v1/logs";
+    /// Followed by `SERVICE/METHOD` of etcd's API.
+    pub const READ: &str = "/v1/read/";
+    pub const STAGE: &str = "/v1/stage";
     pub const ENROL: &str = "/v1/enrol";
     pub const ENROL_CERTIFICATE: &str = "/v1/enrol/certificate";
+}
+
+/// What is said of a snapshot before its bytes.
+pub(crate) mod header {
+    pub(crate) const FENCE: &str = "quorate-fence";
+    pub(crate) const SHA256: &str = "quorate-sha256";
+    pub(crate) const BYTES: &str = "quorate-bytes";
 }
 
 /// The name in the certificate of whoever may command agents.
@@ -131,6 +144,20 @@ pub enum Order {
         /// By how much the revision goes up; all before is marked as compacted.
         bump_revision: u64,
     },
+    /// Makes the data of a new formation from the snapshot that was brought here before. What was there is kept beside it.
+    RestoreData {
+        /// What must lie in the data directory.
+        was: DataSeen,
+        stamp: Stamp,
+        /// All members of the new formation, this one among them.
+        initial_cluster: BTreeMap<MemberName, String>,
+        peer_url: String,
+        sha256: String,
+        /// By how much the revision goes up; all before is marked as compacted.
+        bump_revision: u64,
+    },
+    /// Removes the snapshot that was brought here.
+    DropStaged,
     Auth {
         op: AuthOp,
         password: Option<Secret>,
@@ -154,6 +181,8 @@ impl Order {
             Order::Downgrade { .. } => "downgrade",
             Order::CancelDowngrade => "cancel downgrade",
             Order::Rebuild { .. } => "rebuild",
+            Order::RestoreData { .. } => "restore data",
+            Order::DropStaged => "drop staged",
             Order::Auth { .. } => "auth",
         }
     }
@@ -193,6 +222,56 @@ pub enum Refusal {
     AlreadyEnrolled,
     #[error("{why}")]
     Failed { why: String },
+}
+
+/// Announces a snapshot.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StageRequest {
+    pub fence: u64,
+    /// In lower-case hexadecimal.
+    pub sha256: String,
+    pub bytes: u64,
+}
+
+/// How a reading call ended.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ReadEnd {
+    Complete,
+    Failed(ReadFailure),
+}
+
+/// Why a reading call came to nothing or broke off, by what the reader does about it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+pub enum ReadFailure {
+    /// `oldest` is the first revision that can still be read, where etcd says so.
+    #[error("the revision asked for has been compacted{}", oldest.map(|oldest| format!("; the oldest is {oldest}")).unwrap_or_default())]
+    Compacted { oldest: Option<i64> },
+    #[error("etcd does not let the agent read: {why}")]
+    Denied { why: String },
+    /// Another member may answer, or this one later.
+    #[error("etcd does not serve now: {why}")]
+    Unavailable { why: String },
+    #[error("etcd refuses to read: {why}")]
+    Other { why: String },
+}
+
+impl From<quorate_etcd::Error> for ReadFailure {
+    fn from(error: quorate_etcd::Error) -> Self {
+        use quorate_etcd::Error;
+        let why = crate::error::in_full(&error);
+        match error {
+            Error::Compacted { oldest } => ReadFailure::Compacted { oldest },
+            Error::Unauthenticated(_) | Error::PermissionDenied => ReadFailure::Denied { why },
+            Error::Unreachable { .. }
+            | Error::Timeout
+            | Error::NoLeader
+            | Error::Unavailable { .. }
+            | Error::NotForLearner => ReadFailure::Unavailable { why },
+            _ => ReadFailure::Other { why },
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

@@ -1,12 +1,17 @@
 //! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
 //! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
 
+mod read;
+mod stage;
+
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
+use hyper::body::{Bytes, Incoming};
 use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
@@ -22,13 +27,16 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use tokio::net::TcpStream;
+use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use crate::api::{
     EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
-    Refusal, ServedKey, path,
+    ReadFailure, Refusal, ServedKey, path,
 };
 use crate::{hex, tls, x509};
+
+pub use read::Answers;
 
 /// For the connection, and again for its handshake.
 const CONNECTING: Duration = Duration::from_secs(1);
@@ -46,6 +54,8 @@ pub enum ClientError {
     Unreachable { address: SocketAddr, why: String },
     #[error(transparent)]
     Refused(#[from] Refusal),
+    #[error(transparent)]
+    Read(#[from] ReadFailure),
     /// It answers, but not as an agent of ours does.
     #[error("the agent at {address} is not understood: {why}")]
     Protocol { address: SocketAddr, why: String },
@@ -79,9 +89,19 @@ pub struct AgentClient {
     idle: Mutex<Vec<Connection>>,
 }
 
+/// Dropping it ends all that is under way on it.
 struct Connection {
     peer: Peer,
-    sender: SendRequest<Full<Bytes>>,
+    sender: SendRequest<Sent>,
+    task: AbortHandle,
+}
+
+type Sent = UnsyncBoxBody<Bytes, io::Error>;
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -123,7 +143,7 @@ impl AgentClient {
     }
 
     pub async fn order(&self, envelope: &Envelope) -> Result<(), ClientError> {
-        let slow = matches!(envelope.order, Order::Converge { .. } | Order::Rebuild { .. });
+        let slow = matches!(envelope.order, Order::Converge { .. } | Order::Rebuild { .. } | Order::RestoreData { .. });
         let time = if slow { SLOW_ORDER } else { ORDER };
         self.verified(path::ORDERS, envelope, time).await?.of_ours()
     }
@@ -158,8 +178,7 @@ impl AgentClient {
         request: &impl Serialize,
         time: Duration,
     ) -> Result<Answer<A>, ClientError> {
-        let kept = self.idle.lock().expect("no holder panics").pop();
-        if let Some(connection) = kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed()) {
+        if let Some(connection) = self.kept() {
             match self.ask_and_keep(connection, at, request, time).await {
                 Err(Failed { error: ClientError::Unreachable { .. }, hung_up: true }) => {}
                 answer => return answer.map(Answer::Of).map_err(|failed| failed.error),
@@ -205,6 +224,17 @@ impl AgentClient {
         }
     }
 
+    /// A connection to an agent of ours that is free and, as far as is known, alive.
+    fn kept(&self) -> Option<Connection> {
+        let kept = self.idle.lock().expect("no holder panics").pop();
+        kept.filter(|kept| kept.peer == Peer::Verified && !kept.sender.is_closed())
+    }
+
+    async fn connect_to_ours(&self) -> Result<Connection, ClientError> {
+        let connection = self.connect().await?;
+        if connection.peer == Peer::Verified { Ok(connection) } else { Err(Refusal::NotEnrolled.into()) }
+    }
+
     async fn connect(&self) -> Result<Connection, ClientError> {
         let stream =
             in_time(CONNECTING, TcpStream::connect(self.address)).await.map_err(|why| self.unreachable(why))?;
@@ -215,8 +245,8 @@ impl AgentClient {
         let peer = self.recognize(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error.to_string()))?;
-        tokio::spawn(connection);
-        Ok(Connection { peer, sender })
+        let task = tokio::spawn(connection).abort_handle();
+        Ok(Connection { peer, sender, task })
     }
 
     fn recognize(&self, chain: &[CertificateDer<'_>]) -> Result<Peer, ClientError> {
@@ -250,22 +280,34 @@ impl AgentClient {
         let request = Request::post(at)
             .header(header::HOST, self.address.to_string())
             .header(header::CONTENT_TYPE, "application/json")
-            .body(Full::new(Bytes::from(body)))
+            .body(Full::new(Bytes::from(body)).map_err(|never| match never {}).boxed_unsync())
             .expect("the parts are constants");
+        self.exchange(connection, request, time).await
+    }
+
+    async fn exchange<A: DeserializeOwned>(
+        &self,
+        connection: &mut Connection,
+        request: Request<Sent>,
+        time: Duration,
+    ) -> Result<A, ClientError> {
         let exchange = async {
             connection.sender.ready().await.map_err(|error| error.to_string())?;
             let answer = connection.sender.send_request(request).await.map_err(|error| error.to_string())?;
             let status = answer.status();
-            let body = Limited::new(answer.into_body(), ANSWER_BYTES).collect().await;
-            Ok::<_, String>((status, body.map_err(|error| error.to_string())?.to_bytes()))
+            Ok::<_, String>((status, whole(answer.into_body()).await?))
         };
         let (status, body) = in_time(time, exchange).await.map_err(|why| self.unreachable(why))?;
         if status == StatusCode::OK {
             return serde_json::from_slice(&body).map_err(|error| self.protocol(&error.to_string()));
         }
-        match serde_json::from_slice::<Refusal>(&body) {
-            Ok(refusal) => Err(refusal.into()),
-            Err(_) => Err(self.protocol(&format!("it answers {status}"))),
+        Err(self.refusal(status, &body))
+    }
+
+    fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
+        match serde_json::from_slice::<Refusal>(body) {
+            Ok(refusal) => refusal.into(),
+            Err(_) => self.protocol(&format!("it answers {status}")),
         }
     }
 
@@ -276,6 +318,11 @@ impl AgentClient {
     fn protocol(&self, why: &str) -> ClientError {
         ClientError::Protocol { address: self.address, why: why.to_owned() }
     }
+}
+
+async fn whole(body: Incoming) -> Result<Bytes, String> {
+    let body = Limited::new(body, ANSWER_BYTES).collect().await;
+    Ok(body.map_err(|error| error.to_string())?.to_bytes())
 }
 
 async fn in_time<T, E: ToString>(time: Duration, work: impl Future<Output = Result<T, E>>) -> Result<T, String> {

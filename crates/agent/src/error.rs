@@ -1,6 +1,6 @@
 //! What can go wrong on a machine. Display says what was tried; the cause is the source.
 
-use std::error::Error as _;
+use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub enum AgentError {
     )]
     Older(OlderData),
     #[error("the data could not be made anew: {why}")]
-    Rebuild { why: String },
+    Renewal { why: String },
     #[error("there is no user {user:?} on this machine for etcd to run as")]
     NoUser { user: String },
     #[error(transparent)]
@@ -60,15 +60,20 @@ impl AgentError {
 
     /// The error and its causes in one line.
     pub(crate) fn in_full(&self) -> String {
-        let mut text = self.to_string();
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            text.push_str(": ");
-            text.push_str(&error.to_string());
-            cause = error.source();
-        }
-        text
+        in_full(self)
     }
+}
+
+/// The error and its causes in one line.
+pub(crate) fn in_full(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        cause = error.source();
+    }
+    text
 }
 
 impl From<AgentError> for Refusal {

@@ -9,7 +9,7 @@ mod membership;
 mod older;
 mod pages;
 mod probe;
-mod rebuild;
+mod renew;
 mod start;
 mod wal;
 
@@ -18,4 +18,5 @@ pub(crate) use auth::change as change_auth;
 pub(crate) use data::look as look_at_data;
 pub(crate) use membership::Change;
 pub(crate) use probe::{Look, Prober, ask_auth};
+pub(crate) use renew::{Origin, Renewal};
 pub(crate) use wal::LogReader;

@@ -52,9 +52,14 @@ impl Layout {
         self.root.join("var/lib/etcd.remnant")
     }
 
-    /// Where new data is made of old.
-    pub(crate) fn rebuild(&self) -> PathBuf {
-        self.root.join("var/lib/etcd.rebuild")
+    /// Where the data of a new formation is made.
+    pub(crate) fn renewal(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.renewal")
+    }
+
+    /// Where a snapshot lies that was brought here for a restore: beside the data, so that there is room for both or neither.
+    pub(crate) fn staged(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.staged")
     }
 
     /// What was there before the formation of this token was made of it.

@@ -18,8 +18,10 @@ mod health;
 mod layout;
 mod logs;
 mod reach;
+mod read;
 mod server;
 mod services;
+mod staging;
 mod state;
 mod tls;
 mod x509;
@@ -34,6 +36,7 @@ use std::time::Duration;
 
 use quorate_core::model::{AGENT_PORT, HEALTH_PORT};
 use rustix::fs::{FlockOperation, flock};
+use tokio::sync::Semaphore;
 
 pub use error::AgentError;
 
@@ -91,6 +94,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         log: Arc::default(),
         prober: etcd::Prober::default(),
         orders: tokio::sync::Mutex::new(()),
+        staging: staging::Staging::default(),
+        readings: Arc::new(Semaphore::new(read::AT_ONCE)),
         not_started: Mutex::new(None),
         layout,
     });
@@ -113,8 +118,11 @@ impl Agent {
         for error in [files, self.put_certificates().await].into_iter().filter_map(Result::err) {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }
-        if let Err(error) = self.finish_rebuild().await {
+        if let Err(error) = self.finish_renewal().await {
             tracing::error!(error = error.in_full(), "the data of a new formation could not be put in place");
+        }
+        if let Err(error) = self.clear_uploads().await {
+            tracing::warn!(error = error.in_full(), "what an upload left could not be removed");
         }
         self.resume_etcd().await;
     }

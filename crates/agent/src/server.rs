@@ -1,16 +1,21 @@
 //! The port that the controller speaks to. Every connection is a task of its own with limits on time and size, so that
-//! whatever comes in from strangers ends there and the agent lives on.
+//! whatever comes in from strangers ends there and the agent lives on. Requests and answers are whole and small, except for
+//! reading calls of etcd and snapshots that are brought, which are streams.
 
 use std::collections::VecDeque;
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http_body_util::combinators::BoxBody;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Body, Bytes, Incoming};
 use hyper::service::service_fn;
-use hyper::{Method, Request, Response, StatusCode, header};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use quorate_etcd::ReadMethod;
+use rustix::net::sockopt::set_tcp_user_timeout;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::net::{TcpListener, TcpStream};
@@ -19,13 +24,17 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
-use crate::api::{CONTROLLER, Refusal, path};
+use crate::api::{self, CONTROLLER, Refusal, StageRequest, path};
 use crate::{AgentError, tls, x509};
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const HEADERS: Duration = Duration::from_secs(60);
 const BODY: Duration = Duration::from_secs(30);
 const BODY_BYTES: usize = 16 << 20;
+/// A machine that acknowledges nothing for so long has vanished, and what was under way for it ends.
+const VANISHED: Duration = Duration::from_secs(120);
+
+type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|source| AgentError::Listen { address, source })
@@ -79,6 +88,7 @@ impl Crowd {
 /// Lets the controller in, and nobody else.
 async fn admit(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
     let _ = stream.set_nodelay(true);
+    let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream))
         .await
         .map_err(|_| String::from("no TLS handshake in time"))?
@@ -90,7 +100,7 @@ async fn admit(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<Tc
 async fn converse(agent: Arc<Agent>, stream: TlsStream<TcpStream>) -> Result<(), String> {
     let service = service_fn(move |request| {
         let agent = agent.clone();
-        async move { Ok::<_, std::convert::Infallible>(answer(agent, request).await) }
+        async move { Ok::<_, Infallible>(answer(agent, request).await) }
     });
     hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
@@ -111,25 +121,68 @@ fn check_is_controller(stream: &TlsStream<TcpStream>) -> Result<(), String> {
     }
 }
 
-async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Response<Full<Bytes>> {
+async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
+    let at = parts.uri.path();
+    if parts.method == Method::PUT && at == path::STAGE {
+        return stage(&agent, &parts.headers, body).await;
+    }
     if parts.method != Method::POST {
-        return refusal(StatusCode::METHOD_NOT_ALLOWED, "every request is a POST");
+        return refusal(StatusCode::METHOD_NOT_ALLOWED, "every request is a POST, except for a snapshot");
     }
-    if body.size_hint().lower() > BODY_BYTES as u64 {
-        return refusal(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large");
-    }
-    let body = match tokio::time::timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await {
-        Ok(Ok(body)) => body.to_bytes(),
-        Ok(Err(error)) => return refusal(StatusCode::BAD_REQUEST, &error.to_string()),
-        Err(_) => return refusal(StatusCode::REQUEST_TIMEOUT, "the request did not end in time"),
+    let body = match whole(body).await {
+        Ok(body) => body,
+        Err(refused) => return refused,
     };
+    if let Some(method) = at.strip_prefix(path::READ) {
+        return read(&agent, method, body);
+    }
     // A task of its own: an order that was begun is carried through even when the controller hangs up.
     let work = tokio::spawn(async move { dispatch(agent, parts.uri.path(), &body).await });
     work.await.unwrap_or_else(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the agent failed; its log says why"))
 }
 
-async fn dispatch(agent: Arc<Agent>, at: &str, body: &[u8]) -> Response<Full<Bytes>> {
+async fn whole(body: Incoming) -> Result<Bytes, Answer> {
+    if body.size_hint().lower() > BODY_BYTES as u64 {
+        return Err(refusal(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large"));
+    }
+    match tokio::time::timeout(BODY, Limited::new(body, BODY_BYTES).collect()).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(error)) => Err(refusal(StatusCode::BAD_REQUEST, &error.to_string())),
+        Err(_) => Err(refusal(StatusCode::REQUEST_TIMEOUT, "the request did not end in time")),
+    }
+}
+
+/// Ends with the connection: half a snapshot is of no use.
+async fn stage(agent: &Agent, headers: &HeaderMap, body: Incoming) -> Answer {
+    match announced(headers) {
+        Some(request) => outcome(agent.stage(request, body).await),
+        None => refusal(StatusCode::BAD_REQUEST, "a snapshot is announced by its SHA-256, its length and a fence"),
+    }
+}
+
+fn announced(headers: &HeaderMap) -> Option<StageRequest> {
+    let text = |name: &str| headers.get(name)?.to_str().ok();
+    let number = |name: &str| text(name)?.parse().ok();
+    let sha256 = text(api::header::SHA256)?.to_owned();
+    // It becomes part of a file's name.
+    let is_digest = sha256.len() == 64 && sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    let (fence, bytes) = (number(api::header::FENCE)?, number(api::header::BYTES)?);
+    is_digest.then_some(StageRequest { fence, sha256, bytes })
+}
+
+fn read(agent: &Agent, method: &str, request: Bytes) -> Answer {
+    let Some(method) = ReadMethod::from_name(method) else {
+        let known = ReadMethod::ALL.map(ReadMethod::name).join(", ");
+        return refusal(StatusCode::NOT_FOUND, &format!("{method:?} is not offered; an agent reads only by {known}"));
+    };
+    match agent.read(method, request) {
+        Ok(frames) => Response::new(frames.boxed()),
+        Err(refusal) => outcome::<()>(Err(refusal)),
+    }
+}
+
+async fn dispatch(agent: Arc<Agent>, at: &str, body: &[u8]) -> Answer {
     match at {
         path::FACTS => reply(body, async |request| agent.facts(request).await).await,
         path::ORDERS => reply(body, async |envelope| agent.obey(envelope).await).await,
@@ -143,15 +196,9 @@ async fn dispatch(agent: Arc<Agent>, at: &str, body: &[u8]) -> Response<Full<Byt
 async fn reply<Q: DeserializeOwned, A: Serialize>(
     body: &[u8],
     work: impl AsyncFnOnce(Q) -> Result<A, Refusal>,
-) -> Response<Full<Bytes>> {
+) -> Answer {
     match serde_json::from_slice(body) {
-        Ok(request) => match work(request).await {
-            Ok(answer) => json(StatusCode::OK, &answer),
-            Err(refusal) => {
-                tracing::warn!(%refusal, "refused");
-                json(StatusCode::CONFLICT, &refusal)
-            }
-        },
+        Ok(request) => outcome(work(request).await),
         // serde's message may quote the request, which may hold secrets.
         Err(error) => {
             let why = format!("the request is not understood (line {}, column {})", error.line(), error.column());
@@ -160,12 +207,22 @@ async fn reply<Q: DeserializeOwned, A: Serialize>(
     }
 }
 
-fn refusal(status: StatusCode, why: &str) -> Response<Full<Bytes>> {
+fn outcome<A: Serialize>(outcome: Result<A, Refusal>) -> Answer {
+    match outcome {
+        Ok(answer) => json(StatusCode::OK, &answer),
+        Err(refusal) => {
+            tracing::warn!(%refusal, "refused");
+            json(StatusCode::CONFLICT, &refusal)
+        }
+    }
+}
+
+fn refusal(status: StatusCode, why: &str) -> Answer {
     json(status, &Refusal::Failed { why: why.to_owned() })
 }
 
-fn json(status: StatusCode, value: &impl Serialize) -> Response<Full<Bytes>> {
+fn json(status: StatusCode, value: &impl Serialize) -> Answer {
     let body = serde_json::to_vec(value).expect("plain data serializes");
     let response = Response::builder().status(status).header(header::CONTENT_TYPE, "application/json");
-    response.body(Full::new(Bytes::from(body))).expect("the parts are constants")
+    response.body(Full::new(Bytes::from(body)).boxed()).expect("the parts are constants")
 }

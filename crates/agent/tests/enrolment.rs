@@ -141,6 +141,8 @@ async fn strangers_are_refused_and_the_agent_lives() {
             AgentClient::new(machine.address, machine.control.certificate_pem(), (chain, key), identity()).unwrap();
         let answer = stranger.look(&FactsRequest { fence: Some(99), auth: false, reach: Default::default() }).await;
         assert!(matches!(answer, Err(ClientError::Unreachable { .. })), "{who}: {answer:?}");
+        let read = stranger.status().await;
+        assert!(matches!(read, Err(ClientError::Unreachable { .. })), "{who}: {read:?}");
     }
     assert!(without_certificate(&machine).is_err());
     for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0xff, 0xff], &[0; 4096]] {
@@ -195,6 +197,18 @@ async fn too_much_or_too_strange_a_request_is_refused_and_the_agent_lives() {
     };
     assert_eq!(post("/v1/facts", "{}"), "400");
     assert_eq!(post("/v1/nothing", "{}"), "404");
+    for changing in ["KV/Put", "KV/Txn", "Maintenance/Defragment", "Auth/AuthDisable", "Cluster/MemberRemove", "KV"] {
+        assert_eq!(post(&format!("/v1/read/{changing}"), ""), "404", "{changing}");
+    }
+    let put = |sha256: &str, fence: &str| {
+        let said = format!("quorate-sha256: {sha256}\r\nquorate-bytes: 1\r\nquorate-fence: {fence}\r\n");
+        ask(format!("PUT /v1/stage HTTP/1.1\r\nhost: a\r\n{said}content-length: 1\r\n\r\nx"))
+    };
+    let digest = "a".repeat(64);
+    assert_eq!(put(&digest, ""), "400");
+    assert_eq!(put(&format!("../{}", &digest[3..]), "1"), "400");
+    assert_eq!(put(&digest.to_uppercase(), "1"), "400");
+    assert_eq!(put(&digest, "1"), "409", "it is announced well, and is not what was announced");
     assert_eq!(ask(String::from("GET /v1/facts HTTP/1.1\r\nhost: a\r\n\r\n")), "405");
     assert_eq!(ask(String::from("POST /v1/facts HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999999\r\n\r\n")), "413");
     facts(&client).await;

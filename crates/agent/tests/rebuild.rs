@@ -3,31 +3,16 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
 
-use common::{Machine, VERSIONS, config_of, facts, order, programs, until};
+use common::{Machine, VERSIONS, config_of, facts, order, turn_auth_on, until};
 use quorate_agent::api::{Order, Refusal};
 use quorate_agent::client::AgentClient;
-use quorate_core::model::{AuthOp, DataSeen, EtcdStatus, Stamp};
+use quorate_core::model::{DataSeen, EtcdStatus, Stamp};
 use quorate_etcd::Error;
 use rustix::process::Signal;
 
 const KEYS: usize = 200;
 const BUMP: u64 = 1_000_000;
-
-async fn turn_auth_on(client: &AgentClient) {
-    let root = || String::from("root");
-    let (user, role) = (root(), root());
-    let ops = [
-        AuthOp::AddUser { user: root() },
-        AuthOp::AddRole { role: root() },
-        AuthOp::GrantRole { user, role },
-        AuthOp::Enable,
-    ];
-    for op in ops {
-        order(client, 1, Order::Auth { op, password: None }).await.unwrap();
-    }
-}
 
 async fn put(machine: &Machine) -> i64 {
     let etcd = machine.root_client();
@@ -67,13 +52,10 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let all = Machine::three(&config_of(version)).await;
-        turn_auth_on(&all[0].1).await;
+        turn_auth_on(&all[0].1, None).await;
         let before = status(&all[0].1).await;
         let (mut machine, client) = survivor(Vec::from(all), before.leader).await;
-        // 3.4 has no etcdutl of its own.
-        let cache = machine.directory.path().join("cache/etcdutl");
-        fs::create_dir_all(&cache).unwrap();
-        symlink(programs("3.5.30").join("etcdutl"), cache.join("etcdutl")).unwrap();
+        machine.lend_etcdutl();
 
         let (was, stamp) = (machine.stamp("t-1"), machine.stamp("t-2"));
         let rebuild = |was: &Stamp| Order::Rebuild {
@@ -89,7 +71,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         let made = facts(&client).await.etcd;
         assert_eq!((made.data, made.last_started), (DataSeen::Stamped(stamp.clone()), Some(stamp.clone())));
         let kept = machine.root().join("var/lib/etcd.before-t-2/member/wal");
-        assert!(kept.exists() && !machine.root().join("var/lib/etcd.rebuild").exists());
+        assert!(kept.exists() && !machine.root().join("var/lib/etcd.renewal").exists());
 
         let start = Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None };
         order(&client, 1, start).await.unwrap();
@@ -147,7 +129,7 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     let running = order(&client, 1, rebuild(&machine)).await;
     assert!(matches!(running, Err(Refusal::NotAsExpected { .. })), "{running:?}");
     order(&client, 1, Order::StopEtcd).await.unwrap();
-    let place = machine.root().join("var/lib/etcd.rebuild");
+    let place = machine.root().join("var/lib/etcd.renewal");
     fs::create_dir_all(place.join("copy/member")).unwrap();
     fs::write(place.join("copy/member/half"), "half").unwrap();
     order(&client, 1, rebuild(&machine)).await.unwrap();

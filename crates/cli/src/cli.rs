@@ -19,6 +19,7 @@ Exit codes:
   6  `status`: down, or not formed yet
   7  another controller holds the lock, or took over
   8  `drill`: a scenario failed, or had too little traffic to tell
+  9  `backup create`, `backup verify`: a backup is damaged, or does not restore to what it should
 
 Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.";
 
@@ -119,6 +120,21 @@ pub enum Verb {
     /// Its machines, its data, its keys and the memory of it go. Asks for the cluster's name. A cluster that clients may have
     /// written to also needs the word that no backup is wanted.
     Destroy(Destroy),
+    /// Backups that are proven by restoring them: make, list, verify, prune, record changes, export
+    ///
+    /// Where they go, how often, for how long and for whom they are encrypted is in the spec's `backup` section. The cluster is
+    /// given by name, and the settings are those that were applied last; or by its spec, where nothing is known of it here.
+    #[command(subcommand)]
+    Backup(Backup),
+    /// Make a cluster begin anew from a backup or a snapshot
+    ///
+    /// Makes what is wanted ready here, proves it in a throwaway etcd, shows what will be done and what is lost, and asks for the
+    /// cluster's name. A cluster that does not exist is made; the data of one that lives is replaced, on all members or on none. Where
+    /// nothing is known of the cluster here, its ledger with its CA keys comes back from beside the backup. Clients never see an
+    /// older revision than before: watches end as compacted, and begin anew.
+    ///
+    /// Given again, or followed by `quorate apply`, it goes on where it was interrupted.
+    Restore(Restore),
     /// Move or keep the whole memory of a cluster, encrypted
     #[command(subcommand)]
     Ledger(Ledger),
@@ -412,12 +428,197 @@ pub struct Destroy {
 }
 
 #[derive(Subcommand, Debug)]
+pub enum Backup {
+    /// Take a full backup now, and prove it
+    ///
+    /// From the healthiest follower, straight into the store: nothing touches the disk here but the proof, which restores it into a
+    /// throwaway etcd and compares.
+    Create(BackupCreate),
+    /// Show what there is
+    List(BackupList),
+    /// Restore backups into a throwaway etcd, and compare
+    ///
+    /// What was stored is compared with its digests, what is restored with what was measured when it was taken, and the changes on top
+    /// with the living cluster as it was then, where that is still known. The outcome is noted beside the backup.
+    Verify(BackupVerify),
+    /// Remove backups that the spec's `keep` does not keep
+    ///
+    /// Never the newest, and never the newest that is verified. Also clears what interrupted backups have left, after a day.
+    Prune(BackupPrune),
+    /// Stay, record changes as they come, and take a full backup when one is due
+    ///
+    /// A restore can then stop at any revision or moment. Goes on through lost connections, replaced members and compactions; ends at
+    /// SIGINT or SIGTERM, with all that was received stored.
+    Watch(BackupWatch),
+    /// Let the spec's recipients of now, and nobody else, open the backups there are
+    ///
+    /// Only small side objects are written anew, not the data. One who was removed may have kept what opened the backups before.
+    Rekey(BackupRekey),
+    /// Write a backup as a plain etcd snapshot, as etcdutl takes it
+    Export(BackupExport),
+}
+
+/// Whose backups.
+#[derive(Args, Debug)]
+pub struct BackupOf {
+    /// A known cluster, or a spec
+    #[arg(value_name = "NAME|FILE")]
+    pub target: String,
+    /// Of a spec with several clusters, this one
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
+}
+
+/// What opens backups that are encrypted.
+#[derive(Args, Debug)]
+pub struct Identity {
+    /// The age identity of one of the recipients
+    #[arg(long, value_name = "FILE", env = "QUORATE_IDENTITY")]
+    pub identity: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct Second {
+    /// Read from the spec's second destination
+    #[arg(long)]
+    pub second: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupCreate {
+    /// The cluster
+    pub name: String,
+    /// Do not prove it now
+    #[arg(long)]
+    pub no_verify: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupList {
+    #[command(flatten)]
+    pub of: BackupOf,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupVerify {
+    #[command(flatten)]
+    pub of: BackupOf,
+    /// The backup; the newest when absent
+    pub id: Option<String>,
+    /// All of them
+    #[arg(long, conflicts_with = "id")]
+    pub all: bool,
+    #[command(flatten)]
+    pub identity: Identity,
+    #[command(flatten)]
+    pub second: Second,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupPrune {
+    #[command(flatten)]
+    pub of: BackupOf,
+    /// Only show what would go
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupWatch {
+    /// The cluster
+    pub name: String,
+    /// After each full backup, also remove what the spec does not keep any more
+    #[arg(long)]
+    pub prune: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupRekey {
+    #[command(flatten)]
+    pub of: BackupOf,
+    #[command(flatten)]
+    pub identity: Identity,
+}
+
+#[derive(Args, Debug)]
+pub struct BackupExport {
+    #[command(flatten)]
+    pub of: BackupOf,
+    /// The backup
+    pub id: String,
+    /// Where the snapshot goes; must not exist yet
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    #[command(flatten)]
+    pub identity: Identity,
+    #[command(flatten)]
+    pub second: Second,
+}
+
+#[derive(Args, Debug)]
+pub struct Restore {
+    /// A spec, `-` for stdin, or the name of a known cluster
+    #[arg(value_name = "FILE|NAME")]
+    pub target: String,
+    /// Of a spec with several clusters, this one
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
+    #[command(flatten)]
+    pub what: RestoreWhat,
+    /// Make it ready and show what would be done, but do nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Machines that do not answer count as dead at once
+    #[arg(long)]
+    pub now: bool,
+    /// Do not ask
+    #[arg(long)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub identity: Identity,
+    #[command(flatten)]
+    pub second: Second,
+}
+
+/// By default the newest backup, with all changes on top of it.
+#[derive(Args, Debug)]
+#[group(multiple = false)]
+pub struct RestoreWhat {
+    /// As it was at this moment, by the recorder's clock
+    #[arg(long, value_name = "TIME")]
+    pub at: Option<jiff::Timestamp>,
+    /// As it was at this revision
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
+    pub revision: Option<i64>,
+    /// This full backup, without changes on top of it
+    #[arg(long, value_name = "ID")]
+    pub backup: Option<String>,
+    /// A plain etcd snapshot, made by any tool
+    #[arg(long, value_name = "PATH|s3://BUCKET/KEY")]
+    pub snapshot: Option<String>,
+}
+
+#[derive(Subcommand, Debug)]
 pub enum Ledger {
     /// Write the ledger of a cluster as one encrypted file (age)
     Export(LedgerExport),
     /// Take over the ledger of a cluster from an export
     ///
     /// A ledger that is here already is replaced only by one of the same cluster that is not older.
+    ///
+    /// With a spec, a store and the operator's key alone, a controller on a new machine picks up a cluster that lives:
+    /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
     Import(LedgerImport),
 }
 
@@ -448,6 +649,12 @@ pub struct LedgerImport {
     /// The export, `-` for stdin
     #[arg(default_value = "-")]
     pub file: String,
+    /// Instead of an export, take what lies beside the newest backup of the cluster in this spec
+    #[arg(long, value_name = "SPEC", conflicts_with = "file")]
+    pub from_backup: Option<String>,
+    /// Of a spec with several clusters, this one
+    #[arg(long, value_name = "NAME", requires = "from_backup")]
+    pub cluster: Option<String>,
     #[command(flatten)]
     pub key: ImportKey,
     /// Replace a ledger that is newer, or of another cluster of this name

@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use quorate_agent::AgentError;
 use quorate_agent::binaries::BinaryError;
 use quorate_agent::client::ClientError as AgentClientError;
+use quorate_backup::keys::KeyError;
 use quorate_control::ControlError;
+use quorate_control::backup::BackupError;
 use quorate_control::clients::ClientError;
 use quorate_control::drill::DrillError;
 use quorate_control::ledger::{ExportError, LedgerError};
@@ -19,6 +21,8 @@ use crate::exit::Exit;
 pub enum Error {
     #[error(transparent)]
     Control(#[from] ControlError),
+    #[error(transparent)]
+    Backup(#[from] BackupError),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
@@ -65,6 +69,11 @@ impl Error {
         move |source| Error::File { what, path, source }
     }
 
+    /// For what comes from the store without the controller in between.
+    pub fn backup(error: quorate_backup::Error) -> Self {
+        Error::Backup(BackupError::Backup(error))
+    }
+
     pub fn refused(what: impl Into<String>, hint: impl Into<String>) -> Self {
         Error::Refused { what: what.into(), hint: hint.into() }
     }
@@ -73,7 +82,9 @@ impl Error {
         let locked = |e: &LedgerError| matches!(e, LedgerError::Locked { .. } | LedgerError::Lost { .. });
         match self {
             Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
-            Error::Control(e) if e.is_taken_over() => Exit::Locked,
+            Error::Control(e) | Error::Backup(BackupError::Control(e)) if e.is_taken_over() => Exit::Locked,
+            Error::Backup(BackupError::Ledger(e)) if locked(e) => Exit::Locked,
+            Error::Backup(BackupError::Watched { .. } | BackupError::RecordedTwice { .. }) => Exit::Locked,
             _ => Exit::Error,
         }
     }
@@ -89,6 +100,7 @@ impl Error {
             | Error::Ledger(LedgerError::Locked { .. }) => {
                 Some(String::from("wait for it to end; if it hangs, end that process, and its lock is free at once"))
             }
+            Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
                 "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; the same command goes on from here",
             )),
@@ -123,6 +135,28 @@ impl Error {
         }
         text
     }
+}
+
+fn backup_hint(error: &BackupError) -> Option<String> {
+    Some(String::from(match error {
+        BackupError::NoSettings { .. } => {
+            "add a `backup` section to the spec and apply it; `quorate init` shows one, commented"
+        }
+        BackupError::Backup(quorate_backup::Error::Key { source: KeyError::NoIdentity, .. }) => {
+            "pass --identity FILE, or set QUORATE_IDENTITY"
+        }
+        BackupError::Backup(quorate_backup::Error::Key { source: KeyError::WrongIdentity, .. }) => {
+            "find the identity of one of the recipients of then; `quorate backup rekey` lets another in, but needs one that opens it"
+        }
+        BackupError::RecordedTwice { .. } => {
+            "end the other one, wherever it runs; this one then goes on when it is started again"
+        }
+        BackupError::NobodyToRead { .. } => "`quorate status NAME` tells more",
+        BackupError::Programs { .. } => {
+            "put that version's etcd and etcdutl (before 3.5 etcdctl) on the PATH, or name them in the spec's `etcd.binary`"
+        }
+        _ => return None,
+    }))
 }
 
 #[cfg(test)]

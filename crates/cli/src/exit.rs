@@ -17,6 +17,8 @@ pub enum Exit {
     Down,
     /// `drill`: a scenario did not pass.
     Drill,
+    /// `backup`: one is damaged, or cannot be restored.
+    Damaged,
     /// Another controller holds the lock, or took over.
     Locked,
     Error,
@@ -33,6 +35,7 @@ impl Exit {
             Exit::Down => 6,
             Exit::Locked => 7,
             Exit::Drill => 8,
+            Exit::Damaged => 9,
         }
     }
 }

@@ -55,6 +55,29 @@ pub fn clusters(home: &Home, target: &str) -> Result<Vec<Cluster>, Error> {
     }
 }
 
+/// The one cluster that is meant, of a file or by name.
+pub fn one_cluster(home: &Home, target: &str, name: Option<&str>) -> Result<Cluster, Error> {
+    let clusters = clusters(home, target)?;
+    let declared: Vec<String> = clusters.iter().map(|cluster| cluster.spec.name.to_string()).collect();
+    let mut meant = clusters.into_iter().filter(|cluster| name.is_none_or(|name| cluster.spec.name.as_str() == name));
+    match (meant.next(), meant.next(), name) {
+        (Some(cluster), None, _) => Ok(cluster),
+        (None, _, Some(name)) => Err(Error::NotInFile { file: target.to_owned(), name: name.to_owned(), declared }),
+        _ => {
+            let what = format!("{target} declares {} clusters: {}", declared.len(), declared.join(", "));
+            Err(Error::refused(what, "say which one with --cluster NAME"))
+        }
+    }
+}
+
+/// The spec of the one cluster that is meant. Of a known one nothing but the ledger is read.
+pub fn one_spec(home: &Home, target: &str, name: Option<&str>) -> Result<ClusterSpec, Error> {
+    if is_file(home, target) {
+        return one_cluster(home, target, name).map(|cluster| cluster.spec);
+    }
+    Ok(ledger(home, target)?.spec)
+}
+
 /// The names that a file declares, for what needs no more of it. None: the target is a name itself.
 pub fn names_in_file(home: &Home, target: &str) -> Result<Option<Vec<String>>, Error> {
     if !is_file(home, target) {

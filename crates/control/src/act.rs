@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
-use quorate_agent::api::{Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, agent_common_name};
+use quorate_agent::api::{
+    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, StageRequest, agent_common_name,
+};
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
@@ -231,9 +233,22 @@ impl Controller {
                 let (was, stamp, peer_url) = (was.clone(), stamp.clone(), peer_url.clone());
                 self.order(member, Order::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }).await
             }
+            Action::StageSnapshot { member, sha256, bytes } => self.stage(member, sha256, *bytes).await,
+            Action::RestoreData { member, was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
+                let order = Order::RestoreData {
+                    was: was.clone(),
+                    stamp: stamp.clone(),
+                    initial_cluster: initial_cluster.clone(),
+                    peer_url: peer_url.clone(),
+                    sha256: sha256.clone(),
+                    bump_revision: *bump_revision,
+                };
+                self.order(member, order).await
+            }
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }
             | Action::RecordRecovery { .. }
+            | Action::RecordRestoring { .. }
             | Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordFormed { .. }
@@ -244,6 +259,15 @@ impl Controller {
     async fn order(&self, member: &MemberName, order: Order) -> Result<(), ControlError> {
         let envelope = Envelope { fence: self.held.fence(), order };
         Ok(self.agent(member)?.order(&envelope).await?)
+    }
+
+    /// Brings the snapshot that lies here to a machine.
+    async fn stage(&self, member: &MemberName, sha256: &str, bytes: u64) -> Result<(), ControlError> {
+        let path = self.home.snapshot(self.held.ledger().spec.name.as_str(), sha256);
+        let opened = tokio::fs::File::open(&path).await;
+        let file = opened.map_err(|source| ControlError::Snapshot { path, source })?;
+        let request = StageRequest { fence: self.held.fence(), sha256: sha256.to_owned(), bytes };
+        Ok(self.agent(member)?.stage(&request, file).await?)
     }
 
     fn agent(&self, member: &MemberName) -> Result<&quorate_agent::client::AgentClient, ControlError> {

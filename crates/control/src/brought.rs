@@ -2,15 +2,18 @@
 //! anything is touched; every problem is told at once, at its place in the spec.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
-use quorate_core::model::{Brought, MemberName};
-use quorate_core::spec::{Binary, ClusterSpec, KeyPairFiles};
+use quorate_core::model::{Brought, Ledger, MemberName, RestoreWish};
+use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, KeyPairFiles};
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
+
+use crate::home::Home;
 
 /// The contents of the operator's files.
 #[derive(Clone, Debug, Default)]
@@ -45,8 +48,9 @@ pub struct FileProblem {
 }
 
 impl BroughtFiles {
-    /// What the planner may know of them.
-    pub fn fingerprints(&self, cluster_id: &str) -> Brought {
+    /// What the planner may know of them, and whether the snapshot of a restore lies here.
+    pub fn fingerprints(&self, home: &Home, ledger: &Ledger) -> Brought {
+        let cluster_id = ledger.cluster_id.as_str();
         let print = |pair: &Pair| inspect(&pair.chain).map(|facts| facts.fingerprint).unwrap_or_default();
         let given = self.given.as_ref();
         let passwords = self.passwords.iter();
@@ -57,8 +61,16 @@ impl BroughtFiles {
             members: given.map(|g| g.members.iter().map(|(name, pair)| (name.clone(), print(pair))).collect()),
             root: given.and_then(|g| g.root.as_ref()).map(print),
             passwords: passwords.map(|(user, p)| (user.clone(), password_fingerprint(cluster_id, p))).collect(),
+            snapshot: snapshot_at_hand(home, ledger),
         }
     }
+}
+
+/// Its bytes are compared where they arrive.
+fn snapshot_at_hand(home: &Home, ledger: &Ledger) -> Option<String> {
+    let RestoreWish { sha256, bytes, .. } = ledger.restore.as_ref()?;
+    let found = fs::metadata(home.snapshot(ledger.spec.name.as_str(), sha256)).ok()?;
+    (found.is_file() && found.len() == *bytes).then(|| sha256.clone())
 }
 
 /// Makes the file names in a spec independent of where it is read from.
@@ -84,6 +96,16 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
     spec.auth.root_password_file.iter_mut().for_each(resolve);
     for user in &mut spec.auth.users {
         user.password_file.iter_mut().for_each(resolve);
+    }
+    for place in spec.backup.iter_mut().flat_map(|b| [Some(&mut b.to), b.also_to.as_mut()]).flatten() {
+        match place {
+            Destination::Directory(path) => resolve(path),
+            Destination::S3(s3) => {
+                if let Credentials::File(path) = &mut s3.credentials {
+                    resolve(path);
+                }
+            }
+        }
     }
 }
 

@@ -1,5 +1,7 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
+use std::io;
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -48,6 +50,8 @@ pub enum ControlError {
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
     Enrolment(String),
+    #[error("the snapshot {} cannot be read", path.display())]
+    Snapshot { path: PathBuf, source: io::Error },
     #[error("the formation was begun {MOST_FORMATIONS} times and failed each time: {why}")]
     FormationFails { why: String },
     #[error("after {MOST_ROUNDS} rounds there is still something to do, which is a bug in quorate: {step}")]
@@ -97,6 +101,7 @@ pub struct Outcome {
 }
 
 pub struct Controller {
+    pub(crate) home: Home,
     pub(crate) held: Held,
     pub(crate) sight: Sight,
     pub(crate) brought: BroughtFiles,
@@ -122,7 +127,7 @@ impl Controller {
         let sight = Sight::new(providers::provider(&held.ledger(), home));
         let history = History::new(home.history(spec.name.as_str()));
         let recorder = Recorder::begin(history, verb, held.fence(), before.as_ref(), &held.ledger())?;
-        Ok(Controller { held, sight, brought, recorder: Rc::new(recorder) })
+        Ok(Controller { home: home.clone(), held, sight, brought, recorder: Rc::new(recorder) })
     }
 
     pub fn ledger(&self) -> Arc<Ledger> {
@@ -132,7 +137,7 @@ impl Controller {
     /// What is desired now. No two looks offer the same token, so no two formations can share one.
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
-        let brought = self.brought.fingerprints(&ledger.cluster_id);
+        let brought = self.brought.fingerprints(&self.home, &ledger);
         Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &quorate_pki::random_hex(6))
     }
 
@@ -205,6 +210,7 @@ impl Controller {
         let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
         let highest = revisions.max().unwrap_or(0);
         let ledger = self.held.release(|ledger| ledger.highest_revision = ledger.highest_revision.max(highest))?;
+        self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 
@@ -298,7 +304,7 @@ pub async fn plan(
     begin_run(&mut ledger, spec);
     change(&mut ledger);
     let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
-    let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    let fingerprints = brought.fingerprints(home, &ledger);
     let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
     remember::sighting(&mut ledger, &desired, &seen);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))

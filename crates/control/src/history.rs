@@ -312,12 +312,15 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
             word("replace", Some(member.to_string()), action, "the operator said so");
         }
     }
-    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 6] = [
+    let asked = |ledger: &Ledger| ledger.restore.as_ref().map(|wish| wish.consent.clone());
+    let (restore_before, restore_after) = (asked(before), asked(after));
+    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
         ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
         ("allow-downtime", &before.downtime, &after.downtime, "that a restart may interrupt the service"),
         ("now", &before.without_grace, &after.without_grace, "that machines which are not seen are dead"),
         ("recover", &before.recovery, &after.recovery, "that the majority is lost for good"),
+        ("restore", &restore_before, &restore_after, "that the data of all members is replaced"),
         ("accept-older-ledger", &before.older_accepted, &after.older_accepted, "that this older ledger leads"),
     ];
     for (kind, before, after, what) in consents {

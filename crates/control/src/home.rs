@@ -4,6 +4,10 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use quorate_core::model::RestoreWish;
+
+use crate::ledger::LedgerError;
+
 #[derive(Clone, Debug)]
 pub struct Home {
     root: PathBuf,
@@ -43,6 +47,36 @@ impl Home {
     /// What was ever done to a cluster.
     pub fn history(&self, name: &str) -> PathBuf {
         self.cluster(name).join("history.jsonl")
+    }
+
+    /// The snapshot with this digest, made ready for a restore.
+    pub fn snapshot(&self, name: &str, sha256: &str) -> PathBuf {
+        self.snapshots(name).join(format!("{sha256}.db"))
+    }
+
+    /// Snapshots that were made ready for a restore.
+    pub fn snapshots(&self, name: &str) -> PathBuf {
+        self.cluster(name).join("restore")
+    }
+
+    /// Removes snapshots that no restore waits for.
+    pub fn forget_snapshots(&self, name: &str, wish: Option<&RestoreWish>) -> Result<(), LedgerError> {
+        let wanted = wish.map(|wish| self.snapshot(name, &wish.sha256));
+        let entries = std::fs::read_dir(self.snapshots(name)).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()).filter(|path| wanted.as_ref() != Some(path)) {
+            match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    return Err(LedgerError::Io { what: "removed", path, source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Where backups are tried out. Nothing stays there.
+    pub fn scratch(&self, name: &str) -> PathBuf {
+        self.cluster(name).join("scratch")
     }
 
     /// The operator's own client certificates.

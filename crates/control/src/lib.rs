@@ -3,6 +3,7 @@
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
 mod act;
+pub mod backup;
 pub mod brought;
 pub mod clients;
 pub mod controller;

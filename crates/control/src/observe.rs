@@ -34,6 +34,11 @@ impl Sight {
         self.agents.get(member).map(|(_, client)| client)
     }
 
+    /// Hands out the client of an agent, to be used apart from any look. The next look makes another.
+    pub fn part_with(&mut self, member: &MemberName) -> Option<AgentClient> {
+        self.agents.remove(member).map(|(_, client)| client)
+    }
+
     /// The machine of a member as it was seen last.
     pub fn machine(&self, member: &MemberName) -> Option<&MachineSeen> {
         self.agents.get(member).map(|(machine, _)| machine)

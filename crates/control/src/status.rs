@@ -12,6 +12,7 @@ use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety
 use quorate_core::spec::Provider;
 use serde::Serialize;
 
+use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch};
 use crate::home::Home;
@@ -39,6 +40,8 @@ pub struct Status {
     pub pending: Pending,
     /// By when the next `apply` must renew certificates.
     pub renew_by: Option<Timestamp>,
+    /// Absent where the spec wants no backups.
+    pub backup: Option<BackupStatus>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -97,7 +100,7 @@ pub struct Pending {
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(providers::provider(ledger, home));
     let seen = sight.glance(ledger, None).await?;
-    let fingerprints = brought.fingerprints(&ledger.cluster_id);
+    let fingerprints = brought.fingerprints(home, ledger);
     let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))
 }
@@ -132,6 +135,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             Formation::Forming { .. } => "forming",
             Formation::Formed { .. } => "formed",
             Formation::Recovering { .. } => "recovering",
+            Formation::Restoring { .. } => "restoring",
         },
         etcd_version: spec.etcd.version.to_string(),
         verdict,
@@ -154,6 +158,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             blocked: decision.blocked.iter().map(ToString::to_string).collect(),
         },
         renew_by: renew_by(ledger, seen),
+        backup: backup::standing(ledger, seen.now),
     }
 }
 
@@ -170,9 +175,8 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
     let voters = match (told, &ledger.formation) {
         (Some(told), Formation::Formed { .. }) => told.members.iter().filter(|m| !m.is_learner).count(),
         (None, Formation::Formed { members, .. }) => members.len(),
-        (_, Formation::Unformed | Formation::Forming { .. } | Formation::Recovering { .. }) => {
-            ledger.spec.members.len()
-        }
+        (_, Formation::Unformed | Formation::Forming { .. }) => ledger.spec.members.len(),
+        (_, Formation::Recovering { .. } | Formation::Restoring { .. }) => ledger.spec.members.len(),
     };
     (voters, healthy)
 }
@@ -192,7 +196,7 @@ fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
 fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
     if ledger.power == Power::Off {
         Verdict::Off
-    } else if matches!(ledger.formation, Formation::Recovering { .. }) {
+    } else if matches!(ledger.formation, Formation::Recovering { .. } | Formation::Restoring { .. }) {
         Verdict::Down
     } else if !ledger.formation.is_formed() {
         Verdict::Unformed
@@ -209,6 +213,10 @@ fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> 
     let quorum = safety::quorum(voters);
     if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.formation) {
         return format!("down: being recovered from {from}; `quorate recover` goes on with it");
+    }
+    if let (Verdict::Down, Formation::Restoring { .. }) = (verdict, &ledger.formation) {
+        let source = ledger.restore.as_ref().map_or("a snapshot", |wish| &wish.source);
+        return format!("down: being restored from {source}; `quorate apply` goes on with it");
     }
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),

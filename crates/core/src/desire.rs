@@ -13,7 +13,7 @@ use crate::flags;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
     DesiredMember, Destruction, EtcdService, FormedWith, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT,
-    Permission, ROOT, SecretKind, UserWish,
+    Permission, ROOT, Restore, SecretKind, UserWish,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -94,6 +94,7 @@ impl Wish<'_> {
             downtime: ledger.downtime.is_some(),
             grace: ledger.without_grace.is_none().then(|| grace(spec)),
             recovery: ledger.recovery.is_some(),
+            restore: restore(ledger, brought),
             last_change: ledger.last_change,
             highest_revision: ledger.highest_revision,
             formation: ledger.formation.clone(),
@@ -146,7 +147,22 @@ fn grace(spec: &ClusterSpec) -> SignedDuration {
 
 fn destruction(ledger: &Ledger) -> Option<Destruction> {
     ledger.destroy.as_ref()?;
-    Some(if ledger.without_backup.is_some() { Destruction::BackupWaived } else { Destruction::BackupMissing })
+    if ledger.without_backup.is_some() {
+        return Some(Destruction::BackupWaived);
+    }
+    let verified = ledger.backups.as_ref().and_then(|backups| backups.verified.clone());
+    Some(verified.map_or(Destruction::BackupMissing, Destruction::BackupVerified))
+}
+
+fn restore(ledger: &Ledger, brought: &Brought) -> Option<Restore> {
+    let wish = ledger.restore.as_ref()?;
+    Some(Restore {
+        sha256: wish.sha256.clone(),
+        bytes: wish.bytes,
+        revision: wish.revision,
+        source: wish.source.clone(),
+        at_hand: brought.snapshot.as_ref() == Some(&wish.sha256),
+    })
 }
 
 /// Tells two passwords of one cluster apart without keeping them.
@@ -239,7 +255,8 @@ fn compaction_mode(mode: spec::CompactionMode) -> &'static str {
     }
 }
 
-fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
+/// Where the programs of the spec's etcd come from.
+pub fn binary(spec: &ClusterSpec, arch: &str) -> BinarySource {
     let version = spec.etcd.version;
     let archive = |base: &str| {
         let sha256 = versions::release_checksum(version, arch)?;

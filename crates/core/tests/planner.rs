@@ -234,6 +234,33 @@ proptest! {
     }
 
     #[test]
+    fn a_restore_cut_anywhere_is_taken_up_again(before in specs(), after in 1usize..=5, cut in 0usize..60, again in 0usize..60) {
+        let mut scene = Scene::nothing(before.clone());
+        scene.settle();
+        scene.spec.members = scene::cluster("demo", after, "").members;
+        scene.restore("b1");
+        cut_after(&mut scene, cut);
+        cut_after(&mut scene, again);
+        let outcome = scene.run();
+        prop_assert!(outcome.end.settled(), "{:?}", outcome.end);
+        prop_assert!(outcome.world.ledger.restore.is_none());
+        scene::audit_end(&scene, &outcome);
+    }
+
+    #[test]
+    fn whatever_happens_a_restore_ends_and_keeps_the_rules(spec in specs(), cut in 0usize..60, events in events()) {
+        let mut scene = Scene::nothing(spec);
+        scene.settle();
+        scene.restore("b1");
+        cut_after(&mut scene, cut);
+        for (event, number) in events {
+            happen(&mut scene, event, &format!("etcd-{number}").into());
+        }
+        let outcome = scene.run();
+        scene::audit_end(&scene, &outcome);
+    }
+
+    #[test]
     fn an_edited_spec_settles_or_is_refused(before in specs(), after in specs(), cut in 0usize..80) {
         let mut scene = Scene::nothing(before);
         cut_after(&mut scene, cut);

@@ -116,10 +116,19 @@ clusters:
         - {name: all, permissions: [{prefix: "", access: readwrite}, {key: "null", access: read}, {key: "- a\tb", access: write}]}
         - name: none
       users: [{name: app, roles: [all], password_file: "~/app.password"}]
+    backup:
+      to: {s3: {endpoint: "https://s3.example.org:9000", region: eu-1, bucket: my.bucket, prefix: a/b, path_style: false, credentials: {file: "store keys"}}}
+      also_to: {directory: /srv/second}
+      schedule: 90m
+      keep: {last: 0, hourly: 24, monthly: 1}
+      recipients: [age1zvkyg2lqzraa2lnjvqej32nkuu0ues2s82hzrye869xeexvn73equnujwj]
+      compression: 19
+      bandwidth: 1500KB
   - name: "1"
     members: [{name: a}]
     etcd: {binary: {path: /usr/bin/etcd}}
     tls: {given: {ca: ca.pem, members: {a: {certificate: a.pem, key: a.key}}, root: {certificate: r.pem, key: r.key}}}
+  - {name: d, members: [{name: a}], backup: {to: {s3: {bucket: aaa, credentials: machine_role}}, recipients: [age1zvkyg2lqzraa2lnjvqej32nkuu0ues2s82hzrye869xeexvn73equnujwj]}}
   - {name: p, members: [{name: a}], etcd: {binary: {package: debian}}, auth: {bootstrap: false}}
   - {name: m, members: [{name: a}], etcd: {binary: {mirror: "http://mirror.example.org/etcd"}}}
 "#;

@@ -12,6 +12,8 @@ use crate::session::Session;
 /// etcd takes pings more often than every five seconds, or without a call under way, as an attack and closes the connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How much of a long stream etcd sends ahead of whoever takes it.
+const IN_FLIGHT: u32 = 512 << 10;
 
 /// How to reach a member, and as whom.
 #[derive(Clone)]
@@ -61,14 +63,14 @@ impl ConnectOptions {
         }
     }
 
-    fn channel(&self) -> Result<Channel, Error> {
+    fn endpoint(&self) -> Result<Endpoint, Error> {
         let refuse = |why: String| Error::Options { endpoint: self.endpoint.clone(), why };
         let endpoint = Endpoint::from_shared(self.endpoint.clone()).map_err(|_| refuse("it is not a URL".into()))?;
         if endpoint.uri().scheme_str() != Some("https") {
             return Err(refuse("only https is spoken".into()));
         }
         let host = endpoint.uri().host().unwrap_or_default().to_owned();
-        let endpoint = endpoint
+        Ok(endpoint
             .tls_config(self.tls(&host))
             .map_err(|error| {
                 refuse(format!("its certificates or key cannot be used: {}", crate::error::root_cause(&error)))
@@ -77,8 +79,7 @@ impl ConnectOptions {
             .tcp_nodelay(true)
             .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
             .keep_alive_timeout(KEEPALIVE_TIMEOUT)
-            .keep_alive_while_idle(false);
-        Ok(endpoint.connect_lazy())
+            .keep_alive_while_idle(false))
     }
 }
 
@@ -110,6 +111,8 @@ pub struct Client {
 pub(crate) struct Inner {
     pub(crate) endpoint: String,
     pub(crate) channel: Channel,
+    /// For connections of their own: a long stream that is taken slowly must not hold up the other calls.
+    pub(crate) for_streams: Endpoint,
     pub(crate) request_timeout: Duration,
     pub(crate) session: Option<Session>,
 }
@@ -117,10 +120,12 @@ pub(crate) struct Inner {
 impl Client {
     /// Prepares the connection; the first call makes it. Must be called within a tokio runtime.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
-        let channel = options.channel()?;
+        let connection = options.endpoint()?;
+        let channel = connection.connect_lazy();
+        let for_streams = connection.initial_stream_window_size(IN_FLIGHT).initial_connection_window_size(IN_FLIGHT);
         let ConnectOptions { endpoint, login, request_timeout, .. } = options;
         let session = login.map(Session::new);
-        Ok(Self { inner: Arc::new(Inner { endpoint, channel, request_timeout, session }) })
+        Ok(Self { inner: Arc::new(Inner { endpoint, channel, for_streams, request_timeout, session }) })
     }
 
     pub fn endpoint(&self) -> &str {

@@ -6,6 +6,8 @@ use std::fmt;
 
 use tonic::{Code, Status};
 
+use crate::generated::etcdserverpb::WatchResponse;
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot connect to {endpoint:?}: {why}")]
@@ -141,8 +143,20 @@ impl Error {
         }
     }
 
+    /// Why the watch ends with this answer, if it does.
+    pub fn ending(answer: &WatchResponse) -> Option<Self> {
+        if answer.compact_revision > 0 {
+            return Some(Self::Compacted { oldest: Some(answer.compact_revision) });
+        }
+        answer.canceled.then(|| Self::from_text(&answer.cancel_reason))
+    }
+
+    pub(crate) fn watch_closed() -> Self {
+        Self::Unavailable { message: "the watch was closed".to_owned() }
+    }
+
     /// The reason that etcd gives, in text only, for ending a watch.
-    pub(crate) fn from_text(text: &str) -> Self {
+    fn from_text(text: &str) -> Self {
         let message = text.split_once("desc = ").map_or(text, |(_, message)| message);
         Self::from_answer(Code::Unknown, message)
     }

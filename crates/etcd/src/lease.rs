@@ -33,8 +33,13 @@ pub struct LeaseKeeper {
 impl Client {
     /// etcd counts in whole seconds: a fraction is rounded up.
     pub async fn lease_grant(&self, ttl: Duration) -> Result<Lease, Error> {
+        self.lease_grant_as(0, ttl).await
+    }
+
+    /// A lease that bears this number, where no other does.
+    pub async fn lease_grant_as(&self, id: i64, ttl: Duration) -> Result<Lease, Error> {
         let seconds = ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0);
-        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id: 0 };
+        let request = LeaseGrantRequest { ttl: i64::try_from(seconds).unwrap_or(i64::MAX), id };
         let answer = self
             .call(request, |channel, request| async move { LeaseClient::new(channel).lease_grant(request).await })
             .await?;

@@ -13,6 +13,7 @@ mod generated;
 mod kv;
 mod lease;
 mod maintenance;
+mod read;
 mod session;
 mod txn;
 mod watch;
@@ -24,5 +25,18 @@ pub use error::{Error, LoginRefusal, Thing, Transport};
 pub use kv::{Deleted, KeyRange, KeyValue, RangeQuery, RangeResult, prefix_end};
 pub use lease::{Lease, LeaseKeeper};
 pub use maintenance::{Alarm, AlarmKind, HashKv, Snapshot, SnapshotChunk, Status};
+pub use read::{LONGEST_MESSAGE, ReadMethod, Reading};
 pub use txn::{Compare, Condition, Op, OpResult, Ordering, Txn, TxnResult};
 pub use watch::{Event, Watch, WatchUpdate};
+
+/// Requests and answers of the calls in [`ReadMethod`], as etcd sends them. None of them can hold a password or a token.
+pub mod wire {
+    pub use crate::generated::etcdserverpb::watch_request::RequestUnion as WatchRequestUnion;
+    pub use crate::generated::etcdserverpb::{
+        HashKvRequest, HashKvResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
+        ResponseHeader, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse, WatchCreateRequest,
+        WatchRequest, WatchResponse,
+    };
+    pub use crate::generated::mvccpb::event::EventType;
+    pub use crate::generated::mvccpb::{Event, KeyValue};
+}

@@ -1,7 +1,13 @@
 //! Watching keys. A watch is known to be accepted when it is handed out, and ends with an error that says why; it is never resumed
 //! behind the caller's back, who alone knows which revision was the last it acted upon.
 
-use tokio_stream::StreamExt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
+use tokio_stream::{Stream, StreamExt};
 use tonic::Streaming;
 
 use crate::connect::Client;
@@ -18,6 +24,7 @@ use crate::session::{Token, only_with_leader, with_token};
 pub struct Watch {
     client: Client,
     answers: Streaming<WatchResponse>,
+    _held: oneshot::Sender<()>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,14 +56,33 @@ impl Client {
 
     async fn open_watch(&self, create: WatchCreateRequest, token: Token) -> Result<Watch, Error> {
         let create = WatchRequest { request_union: Some(RequestUnion::CreateRequest(create)) };
-        // etcd ends the watch when the stream of requests ends.
-        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
+        let (held, dropped) = oneshot::channel();
+        let requests = requests_until_dropped(create, dropped);
         let mut client = WatchClient::new(self.inner.channel.clone()).max_decoding_message_size(usize::MAX);
         let request = only_with_leader(with_token(requests, token));
         let answers = client.watch(request).await.map_err(|status| self.error(status))?.into_inner();
-        let mut watch = Watch { client: self.clone(), answers };
+        let mut watch = Watch { client: self.clone(), answers, _held: held };
         watch.receive().await?;
         Ok(watch)
+    }
+}
+
+/// A watch lasts as long as its stream of requests, and a stream that never ended would keep the call and its connection open even
+/// when nobody holds its answers any more.
+pub(crate) fn requests_until_dropped<R>(first: R, dropped: oneshot::Receiver<()>) -> impl Stream<Item = R> {
+    tokio_stream::once(first).chain(UntilDropped { dropped, of: PhantomData })
+}
+
+struct UntilDropped<R> {
+    dropped: oneshot::Receiver<()>,
+    of: PhantomData<fn() -> R>,
+}
+
+impl<R> Stream for UntilDropped<R> {
+    type Item = R;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<R>> {
+        Pin::new(&mut self.dropped).poll(context).map(|_| None)
     }
 }
 
@@ -66,25 +92,20 @@ impl Watch {
         let answer = self.receive().await?;
         Ok(WatchUpdate {
             revision: answer.header.unwrap_or_default().revision,
-            events: answer.events.into_iter().filter_map(Event::from_generated).collect(),
+            events: answer.events.into_iter().filter_map(Event::from_wire).collect(),
         })
     }
 
     async fn receive(&mut self) -> Result<WatchResponse, Error> {
         let answer = self.answers.message().await.map_err(|status| self.client.error(status))?;
-        match answer {
-            None => Err(Error::Unavailable { message: "the watch was closed".to_owned() }),
-            Some(answer) if answer.compact_revision > 0 => {
-                Err(Error::Compacted { oldest: Some(answer.compact_revision) })
-            }
-            Some(answer) if answer.canceled => Err(Error::from_text(&answer.cancel_reason)),
-            Some(answer) => Ok(answer),
-        }
+        let answer = answer.ok_or_else(Error::watch_closed)?;
+        Error::ending(&answer).map_or(Ok(answer), Err)
     }
 }
 
 impl Event {
-    fn from_generated(event: mvccpb::Event) -> Option<Self> {
+    /// `None` for one without a key, which etcd never sends.
+    pub fn from_wire(event: mvccpb::Event) -> Option<Self> {
         let kind = event.r#type();
         let pair = event.kv?;
         Some(match kind {

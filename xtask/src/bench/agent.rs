@@ -20,7 +20,7 @@ const MOST_TICKS: u64 = 1;
 const SETTLE: Duration = Duration::from_secs(2);
 const IDLE: Duration = Duration::from_secs(20);
 
-struct Agent {
+pub struct Agent {
     member: String,
     pid: u32,
 }
@@ -56,7 +56,7 @@ pub fn run(lab: &Lab) -> Result<()> {
 }
 
 /// Each agent writes its process id into the lock that it holds.
-fn agents(ground: &Ground) -> Result<Vec<Agent>> {
+pub fn agents(ground: &Ground) -> Result<Vec<Agent>> {
     let machines = ground.machines();
     let entries = fs::read_dir(&machines).with_context(|| format!("cannot read {}", machines.display()))?;
     let mut agents = Vec::new();
@@ -74,6 +74,11 @@ fn agents(ground: &Ground) -> Result<Vec<Agent>> {
 impl Agent {
     fn ticks(&self) -> Result<u64> {
         cpu_ticks(self.pid).with_context(|| format!("the agent of {} is gone", self.member))
+    }
+
+    /// Bytes of memory at most since it began.
+    pub fn peak(&self) -> Result<u64> {
+        memory(self.pid, "VmHWM").with_context(|| format!("the agent of {} is gone", self.member))
     }
 
     fn memory(&self) -> Result<u64> {

@@ -20,7 +20,7 @@ use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::{Options, Supervisor};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
+    AGENT_PORT, AuthOp, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
     NodeConfig, Stamp,
 };
 use quorate_etcd::ConnectOptions;
@@ -251,6 +251,13 @@ impl Machine {
         all
     }
 
+    /// 3.4 has no etcdutl of its own.
+    pub fn lend_etcdutl(&self) {
+        let cache = self.directory.path().join("cache/etcdutl");
+        fs::create_dir_all(&cache).unwrap();
+        std::os::unix::fs::symlink(programs(VERSION).join("etcdutl"), cache.join("etcdutl")).unwrap();
+    }
+
     pub fn data(&self) -> PathBuf {
         self.root().join("var/lib/etcd")
     }
@@ -385,6 +392,21 @@ pub async fn order(client: &AgentClient, fence: u64, order: Order) -> Result<(),
         Ok(()) => Ok(()),
         Err(ClientError::Refused(refusal)) => Err(refusal),
         Err(error) => panic!("{error}"),
+    }
+}
+
+/// Makes root known, by certificate or password, and turns authentication on.
+pub async fn turn_auth_on(client: &AgentClient, password: Option<&str>) {
+    let root = || String::from("root");
+    let (user, role) = (root(), root());
+    let ops = [
+        (AuthOp::AddUser { user: root() }, password.map(Secret::new)),
+        (AuthOp::AddRole { role: root() }, None),
+        (AuthOp::GrantRole { user, role }, None),
+        (AuthOp::Enable, None),
+    ];
+    for (op, password) in ops {
+        order(client, 1, Order::Auth { op, password }).await.unwrap();
     }
 }
 

@@ -7,6 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
+use quorate_control::backup::{Vault, catalog_of, ledger_beside};
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_core::Secret;
@@ -49,14 +50,16 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
     Ok(Exit::Done)
 }
 
-pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Error> {
-    let sealed = read(&options.file)?;
+pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Error> {
     let key = match (&options.key.identity, &options.key.passphrase_file) {
         (Some(file), _) => identities(file)?,
         (None, Some(file)) => OpenWith::Passphrase(passphrase(file)?),
         (None, None) => unreachable!("the command line requires one of them"),
     };
-    let Exported { ledger: imported, history } = unseal(&sealed, &key)?;
+    let Exported { ledger: imported, history } = match &options.from_backup {
+        Some(spec) => beside_backup(context, spec, options.cluster.as_deref(), &key).await?,
+        None => unseal(&read(&options.file)?, &key)?,
+    };
     let name = imported.spec.name.clone();
     let version = imported.version;
     let store = Store::new(context.home.ledger(name.as_str()));
@@ -75,6 +78,25 @@ pub fn import(context: &Context, options: cli::LedgerImport) -> Result<Exit, Err
     let see = context.command(&format!("status {name}"));
     output::talk(&format!("the ledger of {name}, version {version}, is taken over; see `{see}`\n"));
     Ok(Exit::Done)
+}
+
+/// From beside the newest backup that the spec leads to.
+async fn beside_backup(
+    context: &Context,
+    spec: &str,
+    cluster: Option<&str>,
+    key: &OpenWith,
+) -> Result<Exported, Error> {
+    let spec = load::one_spec(&context.home, spec, cluster)?;
+    let vault = Vault::open(&spec)?;
+    let OpenWith::Identities(identity) = key else {
+        return Err(Error::refused("what lies beside a backup is opened by an age identity", "pass --identity FILE"));
+    };
+    let catalog = catalog_of(&vault.first, spec.name.as_str(), None).await?;
+    ledger_beside(&vault.first, &catalog, Some(identity)).await?.ok_or_else(|| {
+        let what = format!("no backup of {} in {} has a ledger beside it", spec.name, vault.first.place());
+        Error::refused(what, "it is stored only where the spec names recipients")
+    })
 }
 
 fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Result<(), Error> {

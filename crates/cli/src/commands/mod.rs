@@ -3,6 +3,7 @@
 
 pub mod agent;
 pub mod apply;
+pub mod backup;
 pub mod clients;
 pub mod destroy;
 pub mod drill;
@@ -13,6 +14,7 @@ pub mod plan;
 pub mod power;
 pub mod recover;
 pub mod replace;
+pub mod restore;
 pub mod spec;
 pub mod status;
 pub mod up;

@@ -66,6 +66,11 @@ fn refuse_what_has_no_data(context: &Context, ledger: &Ledger) -> Result<(), Err
     }
     match &ledger.formation {
         Formation::Formed { .. } | Formation::Recovering { .. } => Ok(()),
+        Formation::Restoring { .. } => {
+            let way = context.command(&format!("apply {name}"));
+            let what = format!("cluster {name} is being restored from a snapshot, so that there is nothing to recover");
+            Err(Error::refused(what, format!("`{way}` goes on with that")))
+        }
         Formation::Unformed | Formation::Forming { .. } => {
             let way = context.command(&format!("apply {name}"));
             let what = format!("cluster {name} is not formed yet, so that there is nothing to recover");

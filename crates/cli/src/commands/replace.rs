@@ -97,6 +97,7 @@ fn refuse_unless_it_runs(context: &Context, ledger: &Ledger) -> Result<(), Error
     match &ledger.formation {
         Formation::Formed { .. } => Ok(()),
         Formation::Recovering { .. } => refuse("is being recovered", "recover", "goes on with that"),
+        Formation::Restoring { .. } => refuse("is being restored", "apply", "goes on with that"),
         _ => refuse("is not formed yet", "apply", "forms it"),
     }
 }

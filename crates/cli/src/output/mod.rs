@@ -1,10 +1,12 @@
 //! What is printed: data to stdout, talk to stderr. Rendering is pure and writes to text; only this file prints.
 
+pub mod backup;
 pub mod block;
 pub mod history;
 pub mod plan;
 pub mod progress;
 pub mod status;
+pub mod working;
 
 use std::io::{self, IsTerminal, Write};
 

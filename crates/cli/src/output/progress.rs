@@ -219,6 +219,8 @@ fn stage(action: &Action) -> Option<&'static str> {
         Action::RestartEtcd { .. } => Some("restarting"),
         Action::JoinEtcd { .. } => Some("joining"),
         Action::Rebuild { .. } => Some("rebuilding"),
+        Action::StageSnapshot { .. } => Some("snapshot"),
+        Action::RestoreData { .. } => Some("restoring"),
         Action::MakeSecrets { .. }
         | Action::RecordReplacement { .. }
         | Action::AddLearner { .. }
@@ -227,6 +229,7 @@ fn stage(action: &Action) -> Option<&'static str> {
         | Action::EnableDowngrade { .. }
         | Action::CancelDowngrade { .. }
         | Action::RecordRecovery { .. }
+        | Action::RecordRestoring { .. }
         | Action::RecordForming { .. }
         | Action::AbandonFormation { .. }
         | Action::RecordFormed { .. }

@@ -41,6 +41,9 @@ pub fn full(status: &Status) -> String {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
     text.push_str(&pending(status));
+    for problem in status.backup.iter().flat_map(|backup| &backup.problems) {
+        let _ = writeln!(text, "backup: {problem}");
+    }
     let _ = writeln!(text, "{}", status.summary);
     text
 }
@@ -49,7 +52,9 @@ pub fn full(status: &Status) -> String {
 pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> String {
     let row = |s: &Status| {
         let alarms = if s.alarms.is_empty() { String::new() } else { format!("; {}", count(s.alarms.len(), "alarm")) };
-        vec![s.cluster.clone(), format!("{}{alarms}", s.summary)]
+        let backup = s.backup.as_ref().is_some_and(|backup| !backup.problems.is_empty());
+        let backup = if backup { "; its backups need a look" } else { "" };
+        vec![s.cluster.clone(), format!("{}{alarms}{backup}", s.summary)]
     };
     table(&statuses.map(row).collect::<Vec<_>>())
 }
@@ -137,6 +142,7 @@ mod tests {
             alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
             pending: Pending { steps: 1, ..Pending::default() },
             renew_by: None,
+            backup: None,
         }
     }
 

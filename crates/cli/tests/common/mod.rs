@@ -3,7 +3,9 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
 
+pub mod backups;
 pub mod intruder;
+pub mod store;
 pub mod trio;
 
 use std::collections::BTreeMap;
@@ -309,11 +311,15 @@ pub fn newest_of(minor: &str) -> Option<String> {
 }
 
 fn lab_root() -> PathBuf {
+    lab_directory().join("etcd")
+}
+
+/// What `cargo xtask` brings for tests is kept here.
+fn lab_directory() -> PathBuf {
     let var = |name| std::env::var_os(name).map(PathBuf::from);
-    let root = var("QUORATE_LAB").unwrap_or_else(|| {
+    var("QUORATE_LAB").unwrap_or_else(|| {
         var("XDG_CACHE_HOME").unwrap_or_else(|| var("HOME").expect("a home").join(".cache")).join("quorate-lab")
-    });
-    root.join("etcd")
+    })
 }
 
 fn command_line(pid: u32) -> Option<String> {

@@ -11,6 +11,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use quorate_core::model::{LEDGER_FORMAT, Ledger, Lock};
 
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
@@ -112,6 +113,19 @@ impl Store {
         }
         ledger.version = next;
         self.prune(next)
+    }
+
+    /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Tells whether it was done.
+    pub fn amend(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<bool, LedgerError> {
+        let Some(mut ledger) = self.read()? else { return Ok(false) };
+        if ledger.lock.as_ref().is_some_and(|lock| is_held(lock, now)) {
+            return Ok(false);
+        }
+        change(&mut ledger);
+        match self.write(&mut ledger) {
+            Err(LedgerError::Lost { .. }) => Ok(false),
+            written => written.map(|()| true),
+        }
     }
 
     fn put(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{AuthRecord, Enrolment, Formation, FormedWith, MemberName, NodeConfig, Permission, Power, SecretKind};
+use super::{
+    AuthRecord, BackupNote, Enrolment, Formation, FormedWith, MemberName, NodeConfig, Permission, Power, SecretKind,
+};
 
 /// All that `decide` knows of the operator's wish and of what was known before.
 #[derive(Clone, PartialEq, Debug)]
@@ -23,6 +25,8 @@ pub struct Desired {
     pub grace: Option<SignedDuration>,
     /// The operator gave the word that the majority is lost for good.
     pub recovery: bool,
+    /// The operator gave the word that the data of all members is replaced.
+    pub restore: Option<Restore>,
     /// When the membership was last changed.
     pub last_change: Option<Timestamp>,
     /// The highest etcd revision ever seen.
@@ -44,12 +48,27 @@ pub struct Desired {
 }
 
 /// What the operator said of the data when giving the word that the cluster goes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Destruction {
     /// Nothing, and no verified backup is known.
     BackupMissing,
+    /// Nothing, and this is the newest verified backup.
+    BackupVerified(BackupNote),
     /// That no backup is needed.
     BackupWaived,
+}
+
+/// What all members are to begin anew from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restore {
+    pub sha256: String,
+    pub bytes: u64,
+    /// The revision that the snapshot ends at.
+    pub revision: u64,
+    /// Where it is from, in words.
+    pub source: String,
+    /// Whether it lies here, for members that do not have it yet.
+    pub at_hand: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -118,4 +137,6 @@ pub struct Brought {
     pub root_password: Option<String>,
     /// Of the users' passwords.
     pub passwords: BTreeMap<String, String>,
+    /// The SHA-256 of the snapshot that lies ready for a restore.
+    pub snapshot: Option<String>,
 }

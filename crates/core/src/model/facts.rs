@@ -90,6 +90,16 @@ pub struct EtcdFacts {
     pub log_damage: Option<String>,
     /// Set where etcd is kept from starting, since its peers remember more than its data holds.
     pub older: Option<OlderData>,
+    /// The snapshot that lies ready for a restore, beside the data.
+    #[serde(default)]
+    pub staged: Option<Staged>,
+}
+
+/// A snapshot that was brought to a machine whole, its bytes compared with their digest.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Staged {
+    pub sha256: String,
+    pub bytes: u64,
 }
 
 /// The end of etcd's log on disk: the last entry, and up to where the member knew it to be agreed.

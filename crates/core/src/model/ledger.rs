@@ -40,6 +40,12 @@ pub struct Ledger {
     /// The operator's word that the majority is lost for good, and what may be lost with it.
     #[serde(default)]
     pub recovery: Option<Consent>,
+    /// The operator's word that the data of all members is replaced, and by what.
+    #[serde(default)]
+    pub restore: Option<RestoreWish>,
+    /// What is known here of the backups; the store knows the rest.
+    #[serde(default)]
+    pub backups: Option<BackupRecord>,
     /// When the membership was last changed: only what was seen later may lead to the next change.
     #[serde(default)]
     pub last_change: Option<Timestamp>,
@@ -87,8 +93,40 @@ pub struct Consent {
     pub shown: String,
 }
 
+/// The operator's word that all members begin anew from one snapshot.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreWish {
+    pub consent: Consent,
+    /// Of the plain snapshot's bytes, all of them, as the members are to hold them.
+    pub sha256: String,
+    pub bytes: u64,
+    /// The revision that the snapshot ends at.
+    pub revision: u64,
+    /// Where the snapshot is from, in words.
+    pub source: String,
+    /// Raised by one with each restore that is asked for.
+    pub epoch: u64,
+}
+
+/// The newest full backup, and the newest that was proven by restoring it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct BackupRecord {
+    pub newest: BackupNote,
+    pub verified: Option<BackupNote>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct BackupNote {
+    pub id: String,
+    /// The moment up to which it goes, recorded changes included.
+    pub at: Timestamp,
+    /// The revision up to which it goes, recorded changes included.
+    pub revision: u64,
+    pub verified_at: Option<Timestamp>,
+}
+
 /// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
-/// can have written.
+/// can have written, and from anywhere to `Restoring` on the operator's word.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formation {
@@ -113,6 +151,17 @@ pub enum Formation {
         from: MemberName,
         members: BTreeMap<MemberName, FormingMember>,
     },
+    /// All that is wanted begins anew from one snapshot, which every member has. `was` is the formation that is given up for it,
+    /// where there was one.
+    Restoring {
+        was: Option<String>,
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+        /// Of the snapshot.
+        sha256: String,
+        /// By how much its revision goes up.
+        bump_revision: u64,
+    },
 }
 
 impl Formation {
@@ -126,7 +175,8 @@ impl Formation {
             Formation::Unformed => None,
             Formation::Forming { token, .. }
             | Formation::Formed { token, .. }
-            | Formation::Recovering { token, .. } => Some(token),
+            | Formation::Recovering { token, .. }
+            | Formation::Restoring { token, .. } => Some(token),
         }
     }
 
@@ -136,7 +186,18 @@ impl Formation {
             Formation::Unformed => None,
             Formation::Forming { members, .. }
             | Formation::Formed { members, .. }
-            | Formation::Recovering { members, .. } => Some(members),
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => Some(members),
+        }
+    }
+
+    /// Whether the ledger counts this machine among the members of a cluster that was formed, or is being formed again.
+    pub fn counts_on(&self, member: &MemberName) -> bool {
+        match self {
+            Formation::Unformed | Formation::Forming { .. } => false,
+            Formation::Formed { members, .. }
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => members.contains_key(member),
         }
     }
 
@@ -265,6 +326,7 @@ impl std::hash::Hash for Ledger {
             .hash(state);
         (&self.members, &self.authorities, &self.auth, &self.recovery, self.last_change).hash(state);
         (&self.downtime, &self.without_grace, &self.formed_with, self.highest_revision).hash(state);
+        (&self.restore, &self.backups).hash(state);
     }
 }
 
@@ -284,6 +346,8 @@ impl Ledger {
             older_accepted: None,
             without_grace: None,
             recovery: None,
+            restore: None,
+            backups: None,
             last_change: None,
             formation: Formation::Unformed,
             abandoned: BTreeSet::new(),

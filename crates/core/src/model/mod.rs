@@ -11,14 +11,14 @@ mod node_config;
 mod seen;
 
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
-pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, UserWish};
+pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
-    Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Stamp,
+    Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Staged, Stamp,
 };
 pub use ledger::{
-    AuthRecord, Authorities, AuthorityRecord, Consent, Enrolment, Formation, FormedWith, FormingMember, JwtKeys,
-    LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, SecretKind,
+    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith,
+    FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

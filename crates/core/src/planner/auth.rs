@@ -111,6 +111,9 @@ fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
         let owned = wish.owned.users.get(user);
         if !found.users.contains_key(user) {
             ops.push((AuthOp::AddUser { user: user.clone() }, format!("the spec declares user {user}")));
+        } else if owned.is_some_and(|o| o.password.is_none()) && wanted.password.is_some() {
+            let why = format!("nothing says that user {user} has the declared password");
+            ops.push((AuthOp::SetPassword { user: user.clone() }, why));
         } else if owned.is_some_and(|o| o.password != wanted.password) {
             ops.push((AuthOp::SetPassword { user: user.clone() }, format!("the password of user {user} has changed")));
         } else if owned.is_none() && wanted.password.is_some() {

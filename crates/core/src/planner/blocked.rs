@@ -23,6 +23,8 @@ pub enum UnsafeBecause {
     NotLost { voters: usize, healthy: usize },
     NothingSurvives { voters: usize },
     SurvivorGone { member: MemberName },
+    SnapshotGone { member: MemberName, source: String },
+    RestoreUnfinished { token: String },
     JoinFailed { member: MemberName, why: String },
     StrangerVoter { id: String, peer_url: String },
     Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
@@ -40,6 +42,7 @@ pub enum UnsafeBecause {
     AuthorityDiffers { ledger: String, brought: String },
     RootPasswordDiffers,
     NoBackup,
+    BackupOlder { id: String, at: String, backup: u64, data: Option<u64> },
 }
 
 /// A change of the membership.
@@ -57,7 +60,8 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignMachine { .. }
             | UnsafeBecause::ForeignData { .. }
             | UnsafeBecause::ClientsWrote { .. }
-            | UnsafeBecause::NoBackup => Rule::DataDiesOnlyByConsent,
+            | UnsafeBecause::NoBackup
+            | UnsafeBecause::BackupOlder { .. } => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
             UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
             UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
@@ -75,7 +79,9 @@ impl UnsafeBecause {
             | UnsafeBecause::MajorityLost { .. } => Rule::QuorumIsKept,
             UnsafeBecause::NotLost { .. }
             | UnsafeBecause::NothingSurvives { .. }
-            | UnsafeBecause::SurvivorGone { .. } => Rule::DataDiesOnlyByConsent,
+            | UnsafeBecause::SurvivorGone { .. }
+            | UnsafeBecause::SnapshotGone { .. }
+            | UnsafeBecause::RestoreUnfinished { .. } => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::Unseen { .. } | UnsafeBecause::PeersReach { .. } => {
                 Rule::UnseenIsUnsafe
             }
@@ -93,6 +99,7 @@ impl UnsafeBecause {
             | UnsafeBecause::Unseen { member, .. }
             | UnsafeBecause::PeersReach { member, .. }
             | UnsafeBecause::SurvivorGone { member }
+            | UnsafeBecause::SnapshotGone { member, .. }
             | UnsafeBecause::JoinFailed { member, .. }
             | UnsafeBecause::LastVoter { member }
             | UnsafeBecause::AddressHeld { member, .. }
@@ -104,6 +111,8 @@ impl UnsafeBecause {
             UnsafeBecause::MajorityLost { .. }
             | UnsafeBecause::NotLost { .. }
             | UnsafeBecause::NothingSurvives { .. }
+            | UnsafeBecause::RestoreUnfinished { .. }
+            | UnsafeBecause::BackupOlder { .. }
             | UnsafeBecause::StrangerVoter { .. }
             | UnsafeBecause::Membership { .. }
             | UnsafeBecause::JoinVersion { .. }
@@ -143,6 +152,8 @@ impl UnsafeBecause {
             UnsafeBecause::NotLost { .. } => "not-lost",
             UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
             UnsafeBecause::SurvivorGone { .. } => "survivor-gone",
+            UnsafeBecause::SnapshotGone { .. } => "snapshot-gone",
+            UnsafeBecause::RestoreUnfinished { .. } => "restore-unfinished",
             UnsafeBecause::JoinFailed { .. } => "join-failed",
             UnsafeBecause::StrangerVoter { .. } => "stranger-voter",
             UnsafeBecause::Membership { .. } => "membership",
@@ -160,10 +171,11 @@ impl UnsafeBecause {
             UnsafeBecause::AuthorityDiffers { .. } => "authority-differs",
             UnsafeBecause::RootPasswordDiffers => "root-password-differs",
             UnsafeBecause::NoBackup => "no-backup",
+            UnsafeBecause::BackupOlder { .. } => "backup-older",
         }
     }
 
-    pub const KINDS: [&str; 28] = [
+    pub const KINDS: [&str; 31] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -175,6 +187,8 @@ impl UnsafeBecause {
         "not-lost",
         "nothing-survives",
         "survivor-gone",
+        "snapshot-gone",
+        "restore-unfinished",
         "join-failed",
         "stranger-voter",
         "membership",
@@ -192,6 +206,7 @@ impl UnsafeBecause {
         "authority-differs",
         "root-password-differs",
         "no-backup",
+        "backup-older",
     ];
 
     /// What the operator can do.
@@ -236,6 +251,9 @@ impl UnsafeBecause {
             ),
             UnsafeBecause::SurvivorGone { .. } => String::from(
                 "bring it back; where it is gone for good, `quorate recover` chooses among those that are left once more",
+            ),
+            UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => String::from(
+                "run `quorate restore` again: it makes the snapshot ready once more, and goes on from here",
             ),
             UnsafeBecause::AddressHeld { by, .. } => {
                 format!("pin another address, or move {by} away first")
@@ -292,6 +310,13 @@ impl UnsafeBecause {
             UnsafeBecause::NoBackup => {
                 String::from("say that none is needed with `--without-backup`: the data is then gone for good")
             }
+            UnsafeBecause::BackupOlder { data: None, .. } => String::from(
+                "start the cluster, so that it can tell; or say with `--without-backup` that what came after may be lost",
+            ),
+            UnsafeBecause::BackupOlder { .. } => String::from(
+                "`quorate backup create` makes and verifies another; or say with `--without-backup` that what came after may be \
+                 lost",
+            ),
         }
     }
 }
@@ -344,6 +369,12 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::SurvivorGone { member } => {
                 write!(f, "the cluster is being recovered from what {member} holds, and its machine is gone")
+            }
+            UnsafeBecause::SnapshotGone { member, source } => {
+                write!(f, "{member} is to begin anew from {source}, and the snapshot does not lie here any more")
+            }
+            UnsafeBecause::RestoreUnfinished { token } => {
+                write!(f, "the formation {token} was begun from a snapshot, and nothing says from which any more")
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was taken out again: {why}")
@@ -412,6 +443,16 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the file with root's password holds another one than the cluster was formed with")
             }
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
+            UnsafeBecause::BackupOlder { id, at, backup, data: Some(data) } => write!(
+                f,
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at {data}: {} revisions are \
+                 not in it",
+                data.saturating_sub(*backup)
+            ),
+            UnsafeBecause::BackupOlder { id, at, backup, data: None } => write!(
+                f,
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no member tells how far the data goes"
+            ),
         }
     }
 }

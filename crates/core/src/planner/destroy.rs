@@ -3,7 +3,7 @@
 use super::{Action, Decision, WaitingFor, machines, safety};
 use crate::model::{Desired, Destruction, Observation, Seen};
 
-pub(super) fn decide(desired: &Desired, word: Destruction, seen: &Observation, decision: &mut Decision) {
+pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = safety::may_destroy(desired, seen, word) {
         return decision.block(because);
     }

@@ -23,7 +23,10 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         Formation::Formed { token, etcd_cluster_id, members } => {
             keep(desired, seen, decision, token, *etcd_cluster_id, members)
         }
-        Formation::Recovering { .. } => {}
+        Formation::Restoring { token, .. } if desired.restore.is_none() => {
+            decision.block(UnsafeBecause::RestoreUnfinished { token: token.clone() });
+        }
+        Formation::Recovering { .. } | Formation::Restoring { .. } => {}
     }
 }
 
@@ -83,7 +86,7 @@ fn form(
 }
 
 /// What makes a formation impossible to finish. No client has written yet, so it is simply begun again.
-fn broken(
+pub(super) fn broken(
     desired: &Desired,
     seen: &Observation,
     token: &str,
@@ -113,7 +116,7 @@ fn broken(
 }
 
 /// A member that asks a peer whose port is open but silent waits a second; so each starts when the one before answers.
-fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
+pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
         match &facts.etcd.service {
@@ -261,7 +264,11 @@ fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) ->
     if decision.has_business_with(member) { None } else { seen.facts(member) }
 }
 
-fn forming_member(seen: &Observation, member: &MemberName, facts: &Facts) -> Option<(MemberName, FormingMember)> {
+pub(super) fn forming_member(
+    seen: &Observation,
+    member: &MemberName,
+    facts: &Facts,
+) -> Option<(MemberName, FormingMember)> {
     let address = seen.machines.get()?.get(member)?.address;
     let peer_url = format!("https://{address}:{PEER_PORT}");
     Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url, learner: false }))

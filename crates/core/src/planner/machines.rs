@@ -11,8 +11,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
-            // What became of it is `repair`'s to find out.
-            None if desired.formation.has_member(member) => {}
+            // What became of it is `repair`'s to find out, or the restore's.
+            None if desired.formation.counts_on(member) => {}
             None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation },
@@ -27,7 +27,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     let unwanted =
         machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
-        if machine.power == Power::Off && desired.formation.has_member(member) {
+        let needed = desired.formation.has_member(member) && desired.restore.is_none();
+        if machine.power == Power::Off && needed {
             let why = format!("{member} belongs to the cluster until it is removed, and does not run");
             decision.step(Action::StartMachine { member: member.clone() }, why);
         }
@@ -35,7 +36,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
-/// the address yet.
+/// the address yet. Where all data is replaced, nobody needs to join.
 fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     if safety::may_wipe_leftover(&desired.formation) {
         return true;
@@ -43,7 +44,7 @@ fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish:
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
     let free = !others.any(|(_, machine)| wish.address == Some(machine.address));
-    free && wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()
+    free && (desired.restore.is_some() || (wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()))
 }
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have

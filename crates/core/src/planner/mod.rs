@@ -17,6 +17,7 @@ mod plan;
 mod recovery;
 pub mod remember;
 mod repair;
+mod restore;
 pub mod safety;
 pub mod simulate;
 mod step;
@@ -75,7 +76,7 @@ impl Decision {
 /// Decides for one cluster. A refused concern does not stop the others.
 pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     let mut decision = Decision::default();
-    if let Some(word) = desired.destroy {
+    if let Some(word) = &desired.destroy {
         destroy::decide(desired, word, seen, &mut decision);
         return decision;
     }
@@ -92,6 +93,10 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         let kinds = desired.secrets_missing.clone();
         let why = step::missing_secrets(&kinds);
         decision.step(Action::MakeSecrets { kinds }, why);
+        return decision;
+    }
+    if let Some(restore) = desired.restore.as_ref().filter(|_| as_formed) {
+        restore::decide(desired, seen, restore, &mut decision);
         return decision;
     }
     if desired.recovery && recovery::is_to_begin(desired, seen) {

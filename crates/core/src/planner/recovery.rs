@@ -7,15 +7,12 @@ use super::safety::Absence;
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
 use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
 
-/// How far above every revision ever seen a recovered cluster begins.
-const MARGIN: u64 = 1_000_000_000;
-
 /// Whether a survivor must be chosen still, or once more.
 pub(super) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
     match &desired.formation {
         Formation::Formed { .. } => true,
         Formation::Recovering { from, .. } => seen.machines.get().is_some_and(|machines| !machines.contains_key(from)),
-        Formation::Unformed | Formation::Forming { .. } => false,
+        Formation::Unformed | Formation::Forming { .. } | Formation::Restoring { .. } => false,
     }
 }
 
@@ -129,7 +126,7 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
                 member: from.seat().into(),
                 incarnation: machine.incarnation,
             };
-            let bump_revision = desired.highest_revision.saturating_add(MARGIN);
+            let bump_revision = desired.highest_revision.saturating_add(safety::restore::MARGIN);
             decision.step_expecting(
                 Action::Rebuild { member: from.clone(), was: stamp.clone(), stamp: new, peer_url, bump_revision },
                 format!(

@@ -27,6 +27,20 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             has < *incarnation && raise_incarnation(ledger, member)
         }
         Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
+        Action::RecordRestoring { was, token, members, sha256, bump_revision } => {
+            let Some(wish) = ledger.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
+            // Should this attempt be given up after clients saw it, the next one begins above it.
+            let begins_at = wish.revision.saturating_add(*bump_revision);
+            ledger.highest_revision = ledger.highest_revision.max(begins_at);
+            ledger.formation = Formation::Restoring {
+                was: was.clone(),
+                token: token.clone(),
+                members: members.clone(),
+                sha256: sha256.clone(),
+                bump_revision: *bump_revision,
+            };
+            true
+        }
         Action::AddLearner { member, joining, .. } => {
             ledger.last_change = Some(now);
             if let Formation::Formed { members, .. } = &mut ledger.formation {
@@ -189,7 +203,9 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let had = record.incarnation.max(1);
     *record = MemberRecord { incarnation: had + 1, ..MemberRecord::default() };
-    if let Formation::Formed { members, .. } | Formation::Recovering { members, .. } = &mut ledger.formation
+    if let Formation::Formed { members, .. }
+    | Formation::Recovering { members, .. }
+    | Formation::Restoring { members, .. } = &mut ledger.formation
         && let Some(known) = members.remove(member)
     {
         members.insert(member.former(had), known);
@@ -254,6 +270,18 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
             raise_incarnation(ledger, member);
         }
         ledger.recovery = None;
+        return true;
+    }
+    if let Formation::Restoring { token, members, .. } = ledger.formation.clone() {
+        ledger.formation = Formation::Formed { token, etcd_cluster_id, members };
+        ledger.formed_with = Some(desired.form_with.clone());
+        (ledger.restore, ledger.recovery) = (None, None);
+        // Users came back with the data, and with the passwords that they had then.
+        for (user, owned) in &mut ledger.auth.users {
+            if user != "root" {
+                owned.password = None;
+            }
+        }
         return true;
     }
     let Formation::Forming { token, members } = &ledger.formation else { return false };

@@ -1,5 +1,7 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
+pub mod restore;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::IpAddr;
@@ -11,8 +13,8 @@ use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MemberName, Observation,
-    Seen, ServiceState, Stamp,
+    AgentSeen, BackupNote, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MachineSeen,
+    MemberName, Observation, Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
 
@@ -172,15 +174,36 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
 ///
 /// The ledger's word that nothing was formed is not enough, as it may be an older one: what is not seen to be empty may
 /// hold data.
-pub fn may_destroy(desired: &Desired, seen: &Observation, word: Destruction) -> Result<(), UnsafeBecause> {
+pub fn may_destroy(desired: &Desired, seen: &Observation, word: &Destruction) -> Result<(), UnsafeBecause> {
     let machines = seen.machines.get().into_iter().flatten();
     let mut ours = machines.filter(|(_, machine)| machine.cluster_id == desired.cluster_id);
     let formed = !may_wipe_leftover(&desired.formation);
+    let holds_nothing = |(m, _): (&MemberName, _)| was_never_used(seen, m);
     match word {
-        Destruction::BackupMissing if formed || !ours.all(|(m, _)| was_never_used(seen, m)) => {
-            Err(UnsafeBecause::NoBackup)
-        }
-        Destruction::BackupMissing | Destruction::BackupWaived => Ok(()),
+        Destruction::BackupWaived => Ok(()),
+        _ if !formed && ours.all(holds_nothing) => Ok(()),
+        Destruction::BackupMissing => Err(UnsafeBecause::NoBackup),
+        Destruction::BackupVerified(backup) => is_in_backup(desired, seen, backup),
+    }
+}
+
+/// Rule 7: whether all that was ever written is in a backup that was proven. How far the data goes is only known while an etcd
+/// tells; where no machine is left, there is nothing to lose.
+fn is_in_backup(desired: &Desired, seen: &Observation, backup: &BackupNote) -> Result<(), UnsafeBecause> {
+    let ours = |machine: &MachineSeen| machine.cluster_id == desired.cluster_id;
+    if seen.machines.get().is_some_and(|machines| !machines.values().any(ours)) {
+        return Ok(());
+    }
+    let told = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision)).max();
+    let data = told.map(|told| told.max(desired.highest_revision));
+    match data {
+        Some(data) if data <= backup.revision => Ok(()),
+        _ => Err(UnsafeBecause::BackupOlder {
+            id: backup.id.clone(),
+            at: backup.at.to_string(),
+            backup: backup.revision,
+            data,
+        }),
     }
 }
 

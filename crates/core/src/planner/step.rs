@@ -44,32 +44,131 @@ pub enum Precondition {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum Action {
-    MakeSecrets { kinds: BTreeSet<SecretKind> },
-    CreateMachine { member: MemberName, incarnation: u64 },
-    StartMachine { member: MemberName },
-    StopMachine { member: MemberName },
-    DestroyMachine { member: MemberName },
-    Enrol { member: MemberName },
-    InstallCertificates { member: MemberName, uses: BTreeSet<CertificateUse> },
-    PushConfig { member: MemberName, generation: u64 },
-    RecordForming { token: String, members: BTreeMap<MemberName, FormingMember> },
-    AbandonFormation { token: String },
-    StartEtcd { member: MemberName, bootstrap: Option<Stamp> },
-    StopEtcd { member: MemberName },
-    WipeData { member: MemberName, stamp: Stamp },
-    RecordFormed { etcd_cluster_id: u64 },
-    MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
-    RestartEtcd { member: MemberName },
-    RecordReplacement { member: MemberName, incarnation: u64 },
-    AddLearner { through: MemberName, member: MemberName, joining: FormingMember },
-    JoinEtcd { member: MemberName, stamp: Stamp, initial_cluster: BTreeMap<MemberName, String> },
-    Promote { through: MemberName, member: MemberName, id: u64 },
-    RemoveMember { through: MemberName, member: MemberName, id: u64, failed: Option<String> },
-    EnableDowngrade { through: MemberName, version: String },
-    CancelDowngrade { through: MemberName },
-    RecordRecovery { was: String, token: String, from: MemberName },
-    Rebuild { member: MemberName, was: Stamp, stamp: Stamp, peer_url: String, bump_revision: u64 },
-    Auth { member: MemberName, op: AuthOp },
+    MakeSecrets {
+        kinds: BTreeSet<SecretKind>,
+    },
+    CreateMachine {
+        member: MemberName,
+        incarnation: u64,
+    },
+    StartMachine {
+        member: MemberName,
+    },
+    StopMachine {
+        member: MemberName,
+    },
+    DestroyMachine {
+        member: MemberName,
+    },
+    Enrol {
+        member: MemberName,
+    },
+    InstallCertificates {
+        member: MemberName,
+        uses: BTreeSet<CertificateUse>,
+    },
+    PushConfig {
+        member: MemberName,
+        generation: u64,
+    },
+    RecordForming {
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+    AbandonFormation {
+        token: String,
+    },
+    StartEtcd {
+        member: MemberName,
+        bootstrap: Option<Stamp>,
+    },
+    StopEtcd {
+        member: MemberName,
+    },
+    WipeData {
+        member: MemberName,
+        stamp: Stamp,
+    },
+    RecordFormed {
+        etcd_cluster_id: u64,
+    },
+    MoveLeader {
+        member: MemberName,
+        to: MemberName,
+        to_id: u64,
+    },
+    RestartEtcd {
+        member: MemberName,
+    },
+    RecordReplacement {
+        member: MemberName,
+        incarnation: u64,
+    },
+    AddLearner {
+        through: MemberName,
+        member: MemberName,
+        joining: FormingMember,
+    },
+    JoinEtcd {
+        member: MemberName,
+        stamp: Stamp,
+        initial_cluster: BTreeMap<MemberName, String>,
+    },
+    Promote {
+        through: MemberName,
+        member: MemberName,
+        id: u64,
+    },
+    RemoveMember {
+        through: MemberName,
+        member: MemberName,
+        id: u64,
+        failed: Option<String>,
+    },
+    EnableDowngrade {
+        through: MemberName,
+        version: String,
+    },
+    CancelDowngrade {
+        through: MemberName,
+    },
+    RecordRecovery {
+        was: String,
+        token: String,
+        from: MemberName,
+    },
+    Rebuild {
+        member: MemberName,
+        was: Stamp,
+        stamp: Stamp,
+        peer_url: String,
+        bump_revision: u64,
+    },
+    StageSnapshot {
+        member: MemberName,
+        sha256: String,
+        bytes: u64,
+    },
+    RecordRestoring {
+        was: Option<String>,
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+        sha256: String,
+        bump_revision: u64,
+    },
+    RestoreData {
+        member: MemberName,
+        was: DataSeen,
+        stamp: Stamp,
+        initial_cluster: BTreeMap<MemberName, String>,
+        peer_url: String,
+        sha256: String,
+        bump_revision: u64,
+    },
+    Auth {
+        member: MemberName,
+        op: AuthOp,
+    },
     ForgetCluster,
 }
 
@@ -83,6 +182,7 @@ impl Action {
             | Action::RecordFormed { .. }
             | Action::RecordReplacement { .. }
             | Action::RecordRecovery { .. }
+            | Action::RecordRestoring { .. }
             | Action::ForgetCluster => None,
             Action::AddLearner { through, .. }
             | Action::Promote { through, .. }
@@ -103,6 +203,8 @@ impl Action {
             | Action::RestartEtcd { member }
             | Action::JoinEtcd { member, .. }
             | Action::Rebuild { member, .. }
+            | Action::StageSnapshot { member, .. }
+            | Action::RestoreData { member, .. }
             | Action::Auth { member, .. } => Some(member),
         }
     }
@@ -147,12 +249,15 @@ impl Action {
             Action::CancelDowngrade { .. } => "cancel-downgrade",
             Action::RecordRecovery { .. } => "record-recovery",
             Action::Rebuild { .. } => "rebuild",
+            Action::StageSnapshot { .. } => "stage-snapshot",
+            Action::RecordRestoring { .. } => "record-restoring",
+            Action::RestoreData { .. } => "restore-data",
             Action::Auth { .. } => "auth",
             Action::ForgetCluster => "forget-cluster",
         }
     }
 
-    pub const KINDS: [&str; 27] = [
+    pub const KINDS: [&str; 30] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -178,6 +283,9 @@ impl Action {
         "cancel-downgrade",
         "record-recovery",
         "rebuild",
+        "stage-snapshot",
+        "record-restoring",
+        "restore-data",
         "auth",
         "forget-cluster",
     ];
@@ -225,6 +333,9 @@ impl fmt::Display for Action {
             Action::CancelDowngrade { .. } => write!(f, "take back that the cluster goes down"),
             Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
+            Action::StageSnapshot { member, .. } => write!(f, "bring the snapshot to {member}"),
+            Action::RecordRestoring { token, .. } => write!(f, "begin the formation {token} from the snapshot"),
+            Action::RestoreData { member, .. } => write!(f, "make the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
             Action::ForgetCluster => write!(f, "forget the cluster"),
         }

@@ -2,16 +2,20 @@
 //! the schema of the types, then the meaning of the types is checked; each stage tells every problem it finds at
 //! once. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
 
+mod backup;
 mod check;
 mod problem;
+mod recipient;
 mod shape;
 mod tree;
 mod types;
 mod units;
 mod write;
 
+pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
+pub use recipient::Recipient;
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
     GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider,

@@ -24,6 +24,8 @@ enum Shape {
     /// Anything but a collection; kept as it was written.
     Scalar,
     Choice(Vec<String>),
+    /// One of these words, or a mapping.
+    WordOr(Vec<String>, Fields),
     List(Box<Shape>),
     /// Free keys.
     Map(Box<Shape>),
@@ -56,7 +58,11 @@ fn shape_of(schema: &Value, root: &Value) -> Shape {
     }
     let choices = choices(schema);
     if !choices.is_empty() {
-        return Shape::Choice(choices);
+        let mapping = schema["oneOf"].as_array().into_iter().flatten().find(|one| one["properties"].is_object());
+        return match mapping {
+            Some(mapping) => Shape::WordOr(choices, fields_of(mapping, root)),
+            None => Shape::Choice(choices),
+        };
     }
     if names_type(schema, "string") && names_type(schema, "boolean") {
         Shape::Scalar
@@ -151,7 +157,9 @@ impl Walk<'_> {
                 let value = |entry: &Entry| (entry.key.clone(), self.entry(entry, value_shape));
                 Value::Object(entries.iter().map(value).collect())
             }
-            (Content::Mapping(entries), Shape::Fields(fields)) => self.fields(entries, fields, shown),
+            (Content::Mapping(entries), Shape::Fields(fields) | Shape::WordOr(_, fields)) => {
+                self.fields(entries, fields, shown)
+            }
             _ => self.wrong_type(node, shown, shape),
         }
     }
@@ -242,8 +250,8 @@ impl Walk<'_> {
                 let hint = Some(format!("put it in quotes: \"{text}\""));
                 self.report(node.span, format!("expected text, found {}", found(node)), hint);
             }
-            Shape::Choice(known) if known.iter().any(|choice| choice == text) => {}
-            Shape::Choice(known) => {
+            Shape::Choice(known) | Shape::WordOr(known, _) if known.iter().any(|choice| choice == text) => {}
+            Shape::Choice(known) | Shape::WordOr(known, _) => {
                 let hint = suggestion(text, known.iter().map(String::as_str), "known are");
                 self.report(node.span, format!("unknown value `{text}`"), Some(hint));
             }
@@ -269,6 +277,11 @@ impl Walk<'_> {
         let (expected, hint) = match shape {
             Shape::Text { .. } | Shape::Formatted(_) => ("text", None),
             Shape::Choice(known) => ("text", Some(format!("known are {}", known.join(", ")))),
+            Shape::WordOr(known, fields) => {
+                let fields: Vec<_> = fields.known.keys().map(String::as_str).collect();
+                let hint = format!("words are {}; fields are {}", known.join(", "), fields.join(", "));
+                ("a word or a mapping", Some(hint))
+            }
             Shape::Whole => ("a whole number", None),
             Shape::Truth => ("true or false", Some("without quotes".to_owned())),
             Shape::Scalar => ("text, a number, true or false", None),
@@ -289,7 +302,11 @@ fn start_of(span: Span) -> Span {
 }
 
 fn hint_for_missing(name: &str) -> Option<String> {
-    (name == "quorate").then(|| format!("begin the file with `quorate: {}`", super::FORMAT))
+    match name {
+        "quorate" => Some(format!("begin the file with `quorate: {}`", super::FORMAT)),
+        "to" => Some(String::from("say where backups go: `to: {directory: PATH}` or `to: {s3: {bucket: NAME}}`")),
+        _ => None,
+    }
 }
 
 fn suggestion<'a>(wrong: &str, known: impl Iterator<Item = &'a str> + Clone, otherwise: &str) -> String {

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::backup::BackupSettings;
 use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
 use crate::versions::{self, Version};
 
@@ -58,6 +59,9 @@ pub struct ClusterSpec {
     /// Users, roles and how etcd asks for them.
     #[serde(default)]
     pub auth: AuthSettings,
+    /// Backups. When absent, none are made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<BackupSettings>,
 }
 
 impl ClusterSpec {

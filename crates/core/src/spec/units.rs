@@ -64,6 +64,7 @@ pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
         "auth-name" => read::<AuthName>(text),
         "sha256" => read::<Sha256>(text),
         "san" => read::<San>(text),
+        "age-recipient" => read::<super::Recipient>(text),
         "etcd-version" => read::<crate::versions::Version>(text),
         "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| format!("expected an IP address, found `{text}`")),
         "uri" if !is_web_address(text) => Err(format!("expected an http:// or https:// address, found `{text}`")),
@@ -421,7 +422,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_reading_panic(text in ".{0,12}") {
-            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "uri", "etcd-version"] {
+            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "age-recipient", "uri", "etcd-version"] {
                 let _ = check_format(format, &text);
             }
         }

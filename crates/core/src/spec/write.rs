@@ -33,6 +33,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
         tls: TlsSettings::default(),
         auth: AuthSettings::default(),
+        backup: None,
     };
     Ok(Spec { quorate: FORMAT, clusters: vec![cluster] })
 }

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, DataSeen, Desired, Facts, Formation, Ledger, MemberName,
-    Observation, Power, Seen, ServiceState,
+    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, Consent, DataSeen, Desired, Facts, Formation, Ledger,
+    MemberName, Observation, Power, RestoreWish, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
@@ -116,6 +116,15 @@ impl Scene {
         }
     }
 
+    /// The operator gives the word that all data is replaced by this snapshot, which lies ready.
+    pub fn restore(&mut self, snapshot: &str) {
+        let consent = Consent { at: self.seen.now, by: String::from("alice"), shown: String::from("the plan") };
+        let epoch = self.ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
+        let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
+        self.brought.snapshot = Some(sha256.clone());
+        self.ledger.restore = Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch });
+    }
+
     /// A machine is called otherwise from now on.
     pub fn rename(&mut self, from: &MemberName, to: &MemberName) {
         if let Seen::At(_, machines) = &mut self.seen.machines
@@ -212,6 +221,20 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!(facts.etcd.service, ServiceState::Stopped, "{step:?}");
         }
+        Action::RecordRestoring { sha256, .. } => {
+            assert!(desired.restore.is_some(), "restores without the operator's word");
+            for member in desired.members.keys() {
+                let facts = world.machines[member].facts().expect("an enrolled agent");
+                let staged = facts.etcd.staged.as_ref().map(|s| &s.sha256);
+                assert_eq!(staged, Some(sha256), "{member} has no snapshot when what was is given up");
+            }
+        }
+        Action::StopEtcd { .. } => assert!(!formed || desired.recovery, "stops a cluster that is formed: {step:?}"),
+        Action::RestoreData { stamp, .. } => {
+            assert_eq!(world.ledger.formation.token(), Some(stamp.token.as_str()), "{step:?}");
+            assert_eq!(running_tokens(world), BTreeSet::new(), "data is made while an etcd runs: {step:?}");
+        }
+        Action::StartEtcd { bootstrap: None, member } => audit_restored_start(desired, world, member),
         Action::StartEtcd { bootstrap: Some(stamp), member } => {
             let Formation::Forming { token, .. } = &world.ledger.formation else { panic!("`new` without a formation") };
             assert_eq!(*token, stamp.token);
@@ -231,6 +254,26 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
         _ => {}
     }
+}
+
+/// The formations in which an etcd runs.
+fn running_tokens(world: &World) -> BTreeSet<&str> {
+    let on = world.machines.values().filter(|m| m.seen.power == Power::On).filter_map(|m| m.facts());
+    let running = on.filter(|f| f.etcd.service != ServiceState::Stopped);
+    running
+        .filter_map(|f| if let DataSeen::Stamped(s) = &f.etcd.data { Some(s.token.as_str()) } else { None })
+        .collect()
+}
+
+/// Restored data is started only when all that are wanted hold theirs, and nobody runs on anything else.
+fn audit_restored_start(desired: &Desired, world: &World, member: &MemberName) {
+    let Formation::Restoring { token, .. } = &world.ledger.formation else { return };
+    for wanted in desired.members.keys() {
+        let data = world.machines[wanted].facts().map(|f| &f.etcd.data);
+        let holds = matches!(data, Some(DataSeen::Stamped(stamp)) if stamp.token == *token);
+        assert!(holds, "{member} starts while {wanted} holds {data:?}");
+    }
+    assert!(running_tokens(world).iter().all(|running| running == token), "old and new data at once");
 }
 
 /// How many vote, and how many of them are healthy.

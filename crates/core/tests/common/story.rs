@@ -20,8 +20,8 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus, Exit, Formation, LogEnd,
-    MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus,
+    Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::raise_incarnation;
 use quorate_core::planner::{Decision, Step};
@@ -152,6 +152,15 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             scene.seen.machines = Seen::Unreachable { since: scene.seen.now, why };
             scene.seen.agents.clear();
         }
+        ["snapshot", "file", "gone"] => scene.brought.snapshot = None,
+        ["backup", id, "verified", "at", "revision", revision] => {
+            let (at, revision) = (scene.seen.now, revision.parse().expect("a number"));
+            let note = BackupNote { id: id.to_owned(), at, revision, verified_at: Some(at) };
+            scene.ledger.backups = Some(BackupRecord { newest: note.clone(), verified: Some(note) });
+        }
+        ["highest", "revision", revision] => {
+            scene.ledger.highest_revision = revision.parse().expect("a number");
+        }
         ["ledger", "gave", "up", token] => {
             scene.ledger.abandoned.insert(token.to_owned());
         }
@@ -210,6 +219,8 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
         ["takes", "the", "word", "back"] => scene.ledger.recovery = None,
         ["says", "recover"] => scene.ledger.recovery = Some(consent()),
+        ["restores", snapshot] => scene.restore(snapshot),
+        ["takes", "the", "restore", "back"] => scene.ledger.restore = None,
         ["replaces", member] => {
             let member = MemberName::from(*member);
             let incarnation = scene.ledger.members[&member].incarnation;
@@ -232,6 +243,7 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["machine", ..] => machine(scene, member, &words[1..]),
         ["agent", ..] | ["unseen", ..] | ["token", "expired"] => agent(scene, member, words),
         ["certificate", ..] => certificate(scene, member, &words[1..]),
+        ["snapshot", "lost"] => scene.facts_mut(member).etcd.staged = None,
         ["data", "older"] => {
             let etcd = &mut scene.facts_mut(member).etcd;
             etcd.older = Some(OlderData { holds: 90, acknowledged: 120, told_by: String::from("https://leader:2379") });

@@ -203,7 +203,12 @@ impl State {
                     f.etcd.service = ServiceState::Stopped;
                 }),
                 // Where nobody leads, nobody remembers what it had: that cannot be found out.
-                Fault::SetBack if !remembered => with_etcd(machine, |f| f.etcd.service = backing_off(KILLED)),
+                // One that was told to stop is not started by that.
+                Fault::SetBack if !remembered => with_etcd(machine, |f| {
+                    if f.etcd.service != ServiceState::Stopped {
+                        f.etcd.service = backing_off(KILLED);
+                    }
+                }),
                 Fault::SetBack => with_etcd(machine, |f| {
                     f.etcd.older = Some(OlderData { holds: 1, acknowledged: 10, told_by: String::from("its leader") });
                     f.etcd.service = ServiceState::Stopped;

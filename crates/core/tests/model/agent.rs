@@ -75,6 +75,11 @@ fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusa
         Action::WipeData { stamp, .. } => judge_wipe(facts, stamp),
         Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].etcd_digest),
         Action::Rebuild { was, stamp, .. } => judge_rebuild(facts, was, stamp),
+        Action::StageSnapshot { sha256, .. } => Ok(match &facts.etcd.staged {
+            Some(staged) if staged.sha256 == *sha256 => Obeyed::WasSoAlready,
+            _ => Obeyed::Done,
+        }),
+        Action::RestoreData { was, stamp, sha256, .. } => judge_restore(facts, was, stamp, sha256),
         _ => Ok(Obeyed::Done),
     }
 }
@@ -128,6 +133,15 @@ fn judge_rebuild(facts: &Facts, was: &Stamp, stamp: &Stamp) -> Result<Obeyed, Re
     match &facts.etcd.data {
         DataSeen::Stamped(found) if found == stamp => Ok(Obeyed::WasSoAlready),
         DataSeen::Stamped(found) if found == was && facts.etcd.service == ServiceState::Stopped => Ok(Obeyed::Done),
+        _ => Err(Refusal::NotAsExpected),
+    }
+}
+
+fn judge_restore(facts: &Facts, was: &DataSeen, stamp: &Stamp, sha256: &str) -> Result<Obeyed, Refusal> {
+    let ready = facts.node_config.is_some() && facts.etcd.staged.as_ref().is_some_and(|s| s.sha256 == *sha256);
+    match &facts.etcd.data {
+        DataSeen::Stamped(found) if found == stamp => Ok(Obeyed::WasSoAlready),
+        found if found == was && ready && facts.etcd.service == ServiceState::Stopped => Ok(Obeyed::Done),
         _ => Err(Refusal::NotAsExpected),
     }
 }

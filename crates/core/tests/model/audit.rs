@@ -126,6 +126,18 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::Rebuild { .. } => {
             (!matches!(desired.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
         }
+        Action::RecordRestoring { sha256, .. } => {
+            let has = |m: &MemberName| {
+                look.facts(m).and_then(|f| f.etcd.staged.as_ref()).is_some_and(|s| s.sha256 == *sha256)
+            };
+            let all_have = desired.members.keys().all(has);
+            (desired.restore.is_none() || !all_have).then_some(Wrong::GivenUpBeforeStaged)
+        }
+        Action::RestoreData { stamp, .. } => {
+            let runs = |m: &MemberName| look.facts(m).is_some_and(|f| f.etcd.service != ServiceState::Stopped);
+            let other = desired.formation.token() != Some(stamp.token.as_str());
+            (other || look.seen.agents.keys().any(runs)).then_some(Wrong::OldAndNew)
+        }
         Action::RecordReplacement { member, .. } => judge_replacement(desired, look, member),
         _ => None,
     }
@@ -170,7 +182,8 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
     let known = desired.formation.members().and_then(|members| members.get(member));
     let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
-    if all == 0 || (votes && healthy < quorum(all)) {
+    // Where all data is replaced, nobody must agree.
+    if desired.restore.is_none() && (all == 0 || (votes && healthy < quorum(all))) {
         return Some(Wrong::QuorumGivenAway);
     }
     if let Some(facts) = look.facts(member) {
@@ -182,7 +195,9 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
         look.seen.agents.keys().any(|m| look.facts(m).is_some_and(|f| f.reaches.get(&a) == Some(&true)))
     });
     let unseen = wish.unseen_since.map_or(0, |since| look.seen.now.duration_since(since).as_secs());
-    let patient = desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
+    // Where all data is replaced, a machine that does not exist is not waited for.
+    let made_anew = desired.restore.is_some() && address.is_none();
+    let patient = made_anew || desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
     (reached || !patient).then_some(Wrong::GivenUpTooEarly)
 }
 

@@ -21,6 +21,7 @@ use crate::etcd::Voters;
 use crate::names::{are_alike, called_as, rename, rename_seen};
 use crate::past::{Deed, Past, Wrong};
 use crate::reached::{Event, Reached};
+use crate::scenarios::brought;
 use crate::shared::{Shared, hash};
 
 #[derive(Clone, PartialEq, Debug, Hash)]
@@ -109,7 +110,7 @@ impl ClusterModel {
             faults,
             coarse,
             reached: Reached::default(),
-            brought: Brought::default(),
+            brought: brought(),
             wishes: Mutex::default(),
             settling: Mutex::default(),
         }
@@ -258,6 +259,13 @@ impl ClusterModel {
                     state.past.began.insert(token.clone(), machines);
                 }
                 Action::RecordRecovery { .. } => state.past.formations += 1,
+                Action::RecordRestoring { .. } => {
+                    // The first formation is the one that is replaced.
+                    if state.past.formations > 1 {
+                        self.reached.count(Event::RestoredAnew);
+                    }
+                    state.past.formations += 1;
+                }
                 Action::AbandonFormation { .. } => self.reached.count(Event::Abandoned),
                 Action::RecordReplacement { .. } => {
                     self.reached.count(Event::Replaced);
@@ -329,6 +337,7 @@ impl ClusterModel {
             Action::RestartEtcd { .. } => Event::Restarted,
             Action::DestroyMachine { .. } => Event::Destroyed,
             Action::Rebuild { .. } => Event::Recovered,
+            Action::RestoreData { .. } => Event::Restored,
             _ => return,
         };
         self.reached.count(event);

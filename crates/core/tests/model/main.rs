@@ -64,6 +64,10 @@
 //! | the leader restarts, or leaves, without handing over | stories; model: the leader hands over first |
 //! | the grace time is not waited for | stories `changes`, `machines` |
 //! | recovery with a quorum, from the shortest log, or with survivors running | story `changes` |
+//! | a restore does not stop what runs, or only what is wanted | story `restore`; model: never old and new data at once |
+//! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
+//! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
+//! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
 //! | a learner that never starts stays | story `changes` |
 //! | a learner is promoted though it does not answer | model: who votes was a learner that ran |
 //! | data that has gone back in time is started on | story `found` |
@@ -148,6 +152,11 @@ impl Model for ClusterModel {
             Property::always("recovery needs the word and a loss", |_, s| never(s, Wrong::RecoveredWithoutNeed)),
             Property::always("the majority is not falsely called lost", |_, s| never(s, Wrong::FalselyLost)),
             Property::always("clients' data survives", |_, s| never(s, Wrong::DataLost)),
+            Property::always("nothing is given up before all have the snapshot", |_, s| {
+                never(s, Wrong::GivenUpBeforeStaged)
+            }),
+            Property::always("restored data starts when all hold theirs", |_, s| never(s, Wrong::StartedBeforeAllHold)),
+            Property::always("never old and new data at once", |_, s| never(s, Wrong::OldAndNew)),
             Property::always("it settles when faults stop", ClusterModel::settles),
         ]
     }
@@ -365,6 +374,8 @@ macro_rules! every_change {
             recover: 3, Change::Recover("etcd-3"), [Recovered];
             recover_of_two: 2, Change::Recover("etcd-2"), [Recovered];
             recover_nothing: 3, Change::RecoverNothing, [];
+            restore: 3, Change::Restore(3), [Restored];
+            restore_smaller: 3, Change::Restore(2), [Restored];
             nothing: 3, Change::Nothing, [];
         })*
     };
@@ -402,6 +413,11 @@ changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+}
+
+changes! {
+    [] in_short_begun_anew: Budget { faults: 1, ..PEACE };
+    restore: 3, Change::Restore(3), [Restored, RestoredAnew];
 }
 
 /// Five members are too many to explore to the end.

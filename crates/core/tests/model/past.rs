@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::model::{Desired, MemberName};
+use quorate_core::model::{Desired, Formation, MemberName, Power, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step};
 
@@ -19,6 +19,8 @@ pub struct Past {
     pub began: BTreeMap<String, BTreeMap<MemberName, String>>,
     /// Formations that a client has written to.
     pub written: BTreeSet<String>,
+    /// A restore was recorded.
+    pub restoring: bool,
     /// Faults alone took the data from a majority.
     pub majority_lost: bool,
     pub wrongs: BTreeSet<Wrong>,
@@ -54,6 +56,12 @@ pub enum Wrong {
     /// The operator was told that the majority is lost, and it was not.
     FalselyLost,
     DataLost,
+    /// What was is given up before all have what comes after it.
+    GivenUpBeforeStaged,
+    /// Restored data is started before all hold theirs.
+    StartedBeforeAllHold,
+    /// Members run on old and new data at once.
+    OldAndNew,
 }
 
 /// An order that was carried out, and what was true before.
@@ -99,6 +107,13 @@ impl Past {
                     self.wrongs.insert(Wrong::NewTwice);
                 }
             }
+            Action::StartEtcd { bootstrap: None, .. } => {
+                wrong(!disturbed && starts_too_early(before, desired, member), Wrong::StartedBeforeAllHold);
+            }
+            Action::RestoreData { .. } => {
+                let restoring = matches!(before.ledger.formation, Formation::Restoring { .. });
+                wrong(!restoring, Wrong::GivenUpBeforeStaged);
+            }
             Action::WipeData { .. } => wrong(formed, Wrong::WipedAfterFormed),
             Action::DestroyMachine { .. } if formed => {
                 let url = before.machines.get(member).map(url_of);
@@ -128,6 +143,10 @@ impl Past {
 
     /// Notes what is true after a move, whoever made it.
     pub fn weigh(&mut self, before: &World, after: &World, fault: bool) {
+        self.restoring |= matches!(after.ledger.formation, Formation::Restoring { .. });
+        if self.restoring && running_tokens(after).len() > 1 {
+            self.wrongs.insert(Wrong::OldAndNew);
+        }
         if !after.ledger.formation.is_formed() {
             return;
         }
@@ -153,4 +172,21 @@ impl Past {
             }
         }
     }
+}
+
+/// The formations in which an etcd runs.
+fn running_tokens(world: &World) -> BTreeSet<String> {
+    let runs = |name: &&MemberName| {
+        let machine = &world.machines[*name];
+        let service = machine.facts().map(|f| &f.etcd.service);
+        machine.seen.power == Power::On && matches!(service, Some(ServiceState::Running { .. }))
+    };
+    world.machines.keys().filter(runs).filter_map(|name| agent::token_on_disk(world, name)).collect()
+}
+
+/// Whether this starts data of a restore while somebody who is wanted holds other data.
+fn starts_too_early(world: &World, desired: &Desired, member: &MemberName) -> bool {
+    let Formation::Restoring { token, .. } = &world.ledger.formation else { return false };
+    let holds = |m: &MemberName| agent::token_on_disk(world, m).as_ref() == Some(token);
+    holds(member) && !desired.members.keys().all(holds)
 }

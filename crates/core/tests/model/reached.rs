@@ -36,6 +36,8 @@ events! {
     ReplacedInTakeover => "a replacement while two controllers act",
     Destroyed => "a former machine destroyed",
     Recovered => "a rebuilt survivor",
+    Restored => "data made from the snapshot",
+    RestoredAnew => "a restore begun anew",
     Settled => "a settled end",
     LostForGood => "an end with the majority lost for good",
 }

@@ -3,7 +3,9 @@
 use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
-use quorate_core::model::{Brought, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, ServiceState};
+use quorate_core::model::{
+    Brought, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RestoreWish, ServiceState,
+};
 use quorate_core::planner::remember::raise_incarnation;
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
@@ -13,6 +15,13 @@ use crate::adversary::LONG;
 use crate::controllers::prepares;
 use crate::etcd::facts_mut;
 use crate::names::rename;
+
+/// The snapshot that lies ready where the controllers run.
+const SNAPSHOT: &str = "feed";
+
+pub fn brought() -> Brought {
+    Brought { snapshot: Some(SNAPSHOT.to_owned()), ..Brought::default() }
+}
 
 /// A declaration and the world that it meets.
 pub struct Scenario {
@@ -37,6 +46,8 @@ pub enum Change {
     Recover(&'static str),
     /// The word was given, and nothing is lost.
     RecoverNothing,
+    /// The data of all is to be replaced, and so many members are wanted then.
+    Restore(usize),
 }
 
 impl Scenario {
@@ -113,12 +124,18 @@ impl Scenario {
                 world.machines.retain(|name, _| name.as_str() == survivor);
             }
             Change::RecoverNothing => world.ledger.recovery = Some(word),
+            Change::Restore(to) => {
+                *spec = declared(to, "3.6.14");
+                let (sha256, source) = (SNAPSHOT.to_owned(), String::from("a backup"));
+                let wish = RestoreWish { consent: word, sha256, bytes: 4096, revision: 700, source, epoch: 1 };
+                world.ledger.restore = Some(wish);
+            }
         }
         world.ledger.spec = spec.clone();
     }
 
     pub fn desired(&self) -> Desired {
-        Wish { spec: &self.spec, brought: &Brought::default(), arch: "amd64" }.desire(&self.world.ledger, "1")
+        Wish { spec: &self.spec, brought: &brought(), arch: "amd64" }.desire(&self.world.ledger, "1")
     }
 
     pub fn run_until(&mut self, enough: impl Fn(&[Step]) -> bool) {

@@ -120,6 +120,7 @@ impl ClusterModel {
             healthy && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
         };
         world.ledger.formation.is_formed()
+            && world.ledger.restore.is_none()
             && voters == desired.members.len()
             && world.listed.len() == voters
             && world.machines.len() == desired.members.len()
@@ -150,7 +151,7 @@ impl ClusterModel {
                 let data = world.machines.get(from).and_then(|m| m.facts()).map(|f| &f.etcd.data);
                 !matches!(data, Some(DataSeen::Stamped(s)) if s.token == *was || s.token == *token)
             }
-            Formation::Unformed | Formation::Forming { .. } => false,
+            Formation::Unformed | Formation::Forming { .. } | Formation::Restoring { .. } => false,
         }
     }
 }
@@ -164,7 +165,10 @@ fn do_steps(world: &mut World, desired: &Desired, decision: &Decision) -> u8 {
         if let Action::MakeSecrets { .. } | Action::RecordFormed { .. } = step.action {
             world.effect(desired, &step.action);
         }
-        begun += u8::from(matches!(step.action, Action::RecordForming { .. } | Action::RecordRecovery { .. }));
+        begun += u8::from(matches!(
+            step.action,
+            Action::RecordForming { .. } | Action::RecordRecovery { .. } | Action::RecordRestoring { .. }
+        ));
     }
     let orders = decision.steps.iter().filter(|s| s.action.member().is_some());
     for step in orders {

@@ -200,6 +200,10 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
             .stderr(Stdio::from(errors));
+        // What opens a backup store is the controller's alone.
+        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"AWS_")) {
+            command.env_remove(name);
+        }
         let mut agent = spawn(command).map_err(failed("started", &program))?;
         let deadline = Instant::now() + AGENT_PATIENCE;
         while !is_running(directory) {

@@ -46,7 +46,7 @@ impl World {
         let look = seen.or_else(|| looks().find(|look| matches!(look, AuthLook::Failed { .. }))).cloned();
         let unseen = match self.ledger.formation {
             Formation::Formed { .. } => AuthLook::NotAsked,
-            Formation::Recovering { .. } => AuthLook::NotAsked,
+            Formation::Recovering { .. } | Formation::Restoring { .. } => AuthLook::NotAsked,
             Formation::Unformed | Formation::Forming { .. } => AuthLook::Seen(AuthSeen::default()),
         };
         self.auth = look.unwrap_or(unseen);
@@ -101,7 +101,11 @@ impl World {
     /// Who belongs to the cluster of this token.
     fn list(&self, token: &str) -> Vec<SimListed> {
         match &self.ledger.formation {
-            Formation::Forming { token: t, .. } | Formation::Recovering { token: t, .. } if t == token => {
+            Formation::Forming { token: t, .. }
+            | Formation::Recovering { token: t, .. }
+            | Formation::Restoring { token: t, .. }
+                if t == token =>
+            {
                 self.as_recorded()
             }
             Formation::Formed { token: t, .. } if t == token => self.listed.clone(),

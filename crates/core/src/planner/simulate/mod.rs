@@ -17,8 +17,8 @@ use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, DataSeen, Desired,
-    Enrolment, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT, Power,
-    SecretKind, Seen, ServiceState, Stamp,
+    Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT,
+    Power, SecretKind, Seen, ServiceState, Staged, Stamp,
 };
 use crate::versions::Version;
 
@@ -230,6 +230,10 @@ impl World {
                 facts.etcd.last_started = Some(stamp.clone());
                 facts.etcd.log = None;
             }),
+            Action::StageSnapshot { member, sha256, bytes } => self.on(member, |facts| {
+                facts.etcd.staged = Some(Staged { sha256: sha256.clone(), bytes: *bytes });
+            }),
+            Action::RestoreData { member, stamp, .. } => self.restore_data(desired, member, stamp),
             Action::RecordFormed { .. } => {
                 self.touched = true;
                 self.listed = self.as_recorded();
@@ -244,6 +248,7 @@ impl World {
             | Action::AbandonFormation { .. }
             | Action::RecordReplacement { .. }
             | Action::RecordRecovery { .. }
+            | Action::RecordRestoring { .. }
             | Action::ForgetCluster => {}
         }
     }
@@ -301,7 +306,9 @@ impl World {
         self.power(member, Power::On);
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
-        let known = self.ledger.formation.members().is_some_and(|m| m.contains_key(member));
+        // In the midst of a restore the ledger does not tell how far each member has come.
+        let restoring = matches!(self.ledger.formation, Formation::Restoring { .. });
+        let known = !restoring && self.ledger.formation.members().is_some_and(|m| m.contains_key(member));
         let now = self.now;
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
@@ -312,6 +319,20 @@ impl World {
                 SimAgent::Unknown { since: now, why }
             };
         }
+    }
+
+    /// Users and roles come back with the data; what is in it is not known before, so that they are taken to be as wished.
+    fn restore_data(&mut self, desired: &Desired, member: &MemberName, stamp: &Stamp) {
+        self.touched = true;
+        (self.agreed, self.going_down) = (None, None);
+        if let Some(wish) = &desired.auth {
+            self.auth = AuthLook::Seen(auth::as_wished(wish));
+        }
+        self.on(member, |facts| {
+            facts.etcd.data = DataSeen::Stamped(stamp.clone());
+            facts.etcd.last_started = Some(stamp.clone());
+            (facts.etcd.log, facts.etcd.log_damage, facts.etcd.older) = (None, None, None);
+        });
     }
 
     /// Users and roles of a formed cluster that could not be asked: taken to be as they were left, that is, as wished.
@@ -465,6 +486,7 @@ fn blank(machine_id: &str) -> Facts {
             log: None,
             log_damage: None,
             older: None,
+            staged: None,
         },
         host: Host::default(),
         reaches: BTreeMap::new(),

@@ -1,7 +1,8 @@
-//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS and auth. A
+//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth and backups. A
 //! check gives the facts and the way out, and never stops the ones after it.
 
 mod auth;
+mod backup;
 mod etcd;
 mod tls;
 
@@ -26,6 +27,7 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
         etcd::check(&cluster, host, &mut found);
         tls::check(&cluster, &mut found);
         auth::check(&cluster, &mut found);
+        backup::check(&cluster, &mut found);
     }
     found.problems
 }

@@ -1,0 +1,90 @@
+//! Bringing a snapshot to a machine. Its bytes are sent only once the agent has agreed to take them, and are read a little at
+//! a time.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Mutex;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::{Body, Bytes, Frame};
+use hyper::ext::on_informational;
+use hyper::{Request, header};
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::oneshot;
+
+use super::{AgentClient, ClientError, ORDER};
+use crate::api::{self, StageRequest, path};
+
+const PIECE: usize = 128 << 10;
+/// In bytes per second. What is slower does not move.
+const SLOWEST: u64 = 1 << 20;
+
+impl AgentClient {
+    /// Brings a snapshot, which the agent keeps if length and SHA-256 are as announced. One that is there already is not sent.
+    pub async fn stage(
+        &self,
+        request: &StageRequest,
+        content: impl AsyncRead + Send + Unpin + 'static,
+    ) -> Result<(), ClientError> {
+        let (agreed, go) = oneshot::channel();
+        let upload = Upload { agent: Agent::Asked(go), content };
+        let mut announced = Request::put(path::STAGE)
+            .header(header::HOST, self.address.to_string())
+            .header(header::EXPECT, "100-continue")
+            .header(api::header::FENCE, request.fence)
+            .header(api::header::SHA256, &request.sha256)
+            .header(api::header::BYTES, request.bytes)
+            .body(upload.boxed_unsync())
+            .map_err(|error| self.protocol(&error.to_string()))?;
+        let agreed = Mutex::new(Some(agreed));
+        on_informational(&mut announced, move |_| {
+            if let Some(agreed) = agreed.lock().expect("no holder panics").take() {
+                let _ = agreed.send(());
+            }
+        });
+        let mut connection = self.connect_to_ours().await?;
+        let time = ORDER + Duration::from_secs(request.bytes / SLOWEST);
+        self.exchange(&mut connection, announced, time).await
+    }
+}
+
+struct Upload<R> {
+    agent: Agent,
+    content: R,
+}
+
+enum Agent {
+    Asked(oneshot::Receiver<()>),
+    Agreed,
+    /// Its answer says why.
+    Refused,
+}
+
+impl<R: AsyncRead + Unpin> Body for Upload<R> {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        if let Agent::Asked(go) = &mut self.agent {
+            self.agent = ready!(Pin::new(go).poll(context)).map_or(Agent::Refused, |()| Agent::Agreed);
+        }
+        if matches!(self.agent, Agent::Refused) {
+            return Poll::Pending;
+        }
+        let mut piece = vec![0; PIECE];
+        let mut space = ReadBuf::new(&mut piece);
+        ready!(Pin::new(&mut self.content).poll_read(context, &mut space))?;
+        match space.filled().len() {
+            0 => Poll::Ready(None),
+            read => {
+                piece.truncate(read);
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from(piece)))))
+            }
+        }
+    }
+}

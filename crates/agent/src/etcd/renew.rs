@@ -1,0 +1,244 @@
+//! The data of a new formation, made of what a survivor holds or of a snapshot that was brought here. All work is done in a
+//! directory that nobody else can enter; what was there before is never written to, and kept beside the new. An interrupted
+//! renewal begins anew, except once its result is complete: then it is put in place, also by the next agent.
+
+mod rebuild;
+mod restore;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use quorate_core::model::{DataSeen, MemberName, NodeConfig, ServiceState, Stamp};
+use rustix::process::Signal;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::data;
+use super::start::{check_own, describe, not_as_expected};
+use crate::agent::Agent;
+use crate::api::Refusal;
+use crate::files::{self, Owner};
+use crate::layout::Layout;
+use crate::services::child;
+use crate::state::State;
+use crate::{AgentError, binaries, blocking};
+
+/// For a database as large as etcd's may be, on a slow disk. Whoever gave the order may have given up by then, and finds it
+/// done when he asks again.
+const RESTORING: Duration = Duration::from_secs(900);
+
+/// What is to be made, and of what.
+pub(crate) struct Renewal {
+    /// What must lie in the data directory.
+    pub(crate) was: DataSeen,
+    pub(crate) stamp: Stamp,
+    pub(crate) initial_cluster: BTreeMap<MemberName, String>,
+    pub(crate) peer_url: String,
+    /// By how much the revision goes up; all before is marked as compacted.
+    pub(crate) bump_revision: u64,
+    pub(crate) origin: Origin,
+}
+
+pub(crate) enum Origin {
+    /// A copy of the data at hand.
+    Survivor,
+    /// The snapshot with this SHA-256, brought here before.
+    Staged { sha256: String },
+}
+
+impl Agent {
+    pub(crate) async fn renew(&self, renewal: Renewal) -> Result<(), Refusal> {
+        let stopped = !self.state.get().wanted_running && self.service.look().await == ServiceState::Stopped;
+        if stopped {
+            self.finish_renewal().await?;
+        }
+        match self.look_at_data().await? {
+            DataSeen::Stamped(found) if found == renewal.stamp => return Ok(()),
+            found if found == renewal.was => {}
+            found => return Err(not_as_expected(describe(&renewal.was), describe(&found))),
+        }
+        if !stopped {
+            return Err(not_as_expected(String::from("a stopped etcd"), String::from("one that runs or is meant to")));
+        }
+        check_own(&self.state.get(), &renewal.stamp)?;
+        check_among(&renewal)?;
+        let place = Place::new(&self.layout);
+        let made = self.make(&place, &renewal).await;
+        if made.is_err() {
+            place.clear().await?;
+        }
+        made?;
+        Ok(self.finish_renewal().await?)
+    }
+
+    /// Makes the new data, complete but not yet in place.
+    async fn make(&self, place: &Place, renewal: &Renewal) -> Result<(), Refusal> {
+        let (config, program) = self.etcd_in_place(&self.state.get())?;
+        let etcdutl = self.etcdutl(&config, &program).await?;
+        place.clear().await?;
+        files::make_dir(&place.root, 0o700)?;
+        let database = match &renewal.origin {
+            Origin::Survivor => rebuild::database(&self.layout, place, &config, &program).await?,
+            Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256).await?,
+        };
+        restore_into(&place.new_data(), &etcdutl, database, renewal).await?;
+        let (new, owner) = (place.new_data(), self.service.owner()?);
+        blocking(move || give_away(&new, owner)).await?;
+        let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
+        Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
+    }
+
+    /// Refuses where what makes the new data is missing. Where no etcd is in place yet, nothing can be told.
+    pub(crate) async fn check_renewable(&self) -> Result<(), Refusal> {
+        if let Ok((config, program)) = self.etcd_in_place(&self.state.get()) {
+            self.etcdutl(&config, &program).await?;
+        }
+        Ok(())
+    }
+
+    async fn etcdutl(&self, config: &NodeConfig, program: &Path) -> Result<PathBuf, AgentError> {
+        let search = std::env::var_os("PATH");
+        let found = binaries::etcdutl(program, &config.etcd.version, &self.cache, search.as_deref()).await;
+        found.map_err(AgentError::Binary)
+    }
+
+    /// Puts a complete result in place, if there is one, from whatever point an earlier attempt came to.
+    pub(crate) async fn finish_renewal(&self) -> Result<(), AgentError> {
+        let (place, layout) = (Place::new(&self.layout), self.layout.clone());
+        let Some(stamp) = blocking(move || put_in_place(&place, &layout)).await? else { return Ok(()) };
+        let token = stamp.token.clone();
+        let begin = |state: &mut State| {
+            state.forget_formation();
+            state.last_started = Some(stamp);
+        };
+        self.state.update(begin).await?;
+        tracing::info!(token, "the data of a new formation is in place; what was there is kept beside it");
+        Place::new(&self.layout).clear().await
+    }
+}
+
+/// A member that the others do not know by this URL would never find them.
+fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
+    let Renewal { stamp, initial_cluster, peer_url, .. } = renewal;
+    match initial_cluster.get(&stamp.member) {
+        Some(url) if url == peer_url => Ok(()),
+        found => {
+            let found = found.map_or("it is not among them", String::as_str).to_owned();
+            Err(not_as_expected(format!("{} at {peer_url} among the new members", stamp.member), found))
+        }
+    }
+}
+
+/// Where a renewal works.
+struct Place {
+    root: PathBuf,
+}
+
+impl Place {
+    fn new(layout: &Layout) -> Self {
+        Place { root: layout.renewal() }
+    }
+
+    /// Of a survivor's data.
+    fn copy(&self) -> PathBuf {
+        self.root.join("copy")
+    }
+
+    /// That was brought here.
+    fn snapshot(&self) -> PathBuf {
+        self.root.join("snapshot.db")
+    }
+
+    fn new_data(&self) -> PathBuf {
+        self.root.join("new")
+    }
+
+    /// Holds the stamp of the new data once that is complete.
+    fn ready(&self) -> PathBuf {
+        self.root.join("ready.json")
+    }
+
+    fn log(&self) -> PathBuf {
+        self.root.join("etcd.log")
+    }
+
+    fn data_argument(&self) -> String {
+        format!("--data-dir={}", self.copy().display())
+    }
+
+    /// Removes everything, an etcd that an earlier agent left behind included.
+    async fn clear(&self) -> Result<(), AgentError> {
+        if let Some(pid) = child::search(&self.data_argument()).and_then(rustix::process::Pid::from_raw) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        let (ready, root) = (self.ready(), self.root.clone());
+        blocking(move || files::remove(&ready).and_then(|()| files::remove_dir(&root))).await
+    }
+}
+
+/// A database to restore from.
+struct Database {
+    path: PathBuf,
+    /// Whether etcd's own checksum stands at its end.
+    has_checksum: bool,
+}
+
+async fn restore_into(data: &Path, etcdutl: &Path, database: Database, renewal: &Renewal) -> Result<(), AgentError> {
+    let Renewal { stamp, initial_cluster, peer_url, bump_revision, was: _, origin: _ } = renewal;
+    let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
+    let mut command = Command::new(etcdutl);
+    command.args(["snapshot", "restore"]).arg(&database.path).args([
+        format!("--skip-hash-check={}", !database.has_checksum),
+        format!("--name={}", stamp.member),
+        format!("--initial-cluster={}", all.join(",")),
+        format!("--initial-cluster-token={}", stamp.token),
+        format!("--initial-advertise-peer-urls={peer_url}"),
+        format!("--data-dir={}", data.display()),
+    ]);
+    if *bump_revision > 0 {
+        command.arg(format!("--bump-revision={bump_revision}")).arg("--mark-compacted");
+    }
+    let done = timeout(RESTORING, child::without_etcd_variables(&mut command).kill_on_drop(true).output()).await;
+    let failed = |why: String| AgentError::Renewal { why: format!("etcdutl {why}") };
+    let output = done
+        .map_err(|_| failed(String::from("took too long")))?
+        .map_err(|source| AgentError::Spawn { program: etcdutl.display().to_string(), source })?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(failed(format!("failed: {}", said.trim().lines().last().unwrap_or_default())))
+}
+
+/// To the user that etcd runs as.
+fn give_away(path: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
+    let Some((user, group)) = owner else { return Ok(()) };
+    chown(path, Some(user), Some(group)).map_err(AgentError::file("give to etcd", path))?;
+    if path.is_dir() {
+        for entry in fs::read_dir(path).map_err(AgentError::file("list", path))? {
+            give_away(&entry.map_err(AgentError::file("list", path))?.path(), owner)?;
+        }
+    }
+    Ok(())
+}
+
+/// The old data goes aside before the new stamp is set, and the new data comes last: at no moment does data bear a stamp that
+/// is not its own.
+fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentError> {
+    let Ok(text) = fs::read(place.ready()) else { return Ok(None) };
+    let stamp: Stamp =
+        serde_json::from_slice(&text).map_err(|source| AgentError::Unreadable { path: place.ready(), source })?;
+    let (data, new, before) = (layout.data(), place.new_data(), layout.before(&stamp.token));
+    if new.exists() {
+        if data.exists() && !before.exists() {
+            fs::rename(&data, &before).map_err(AgentError::file("put aside", &data))?;
+        }
+        data::write_stamp(layout, &stamp)?;
+        fs::rename(&new, &data).map_err(AgentError::file("put in place", &data))?;
+        files::make_durable(data.parent().unwrap_or(layout.root()))?;
+    }
+    Ok(Some(stamp))
+}

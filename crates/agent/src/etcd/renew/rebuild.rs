@@ -1,0 +1,123 @@
+//! What a survivor holds, taken for a new formation: a copy of its data, in which all of the log counts as agreed and has been
+//! taken into the database.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use quorate_core::model::NodeConfig;
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::time::{sleep, timeout};
+
+use super::{Database, Place};
+use crate::etcd::pages::Metrics;
+use crate::etcd::wal;
+use crate::layout::Layout;
+use crate::services::child;
+use crate::{AgentError, blocking, files, logs};
+
+/// For etcd to take in what its log holds beyond its database.
+const TAKING_IN: Duration = Duration::from_secs(300);
+const ENDING: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(50);
+/// Of the etcd that works on the copy, below the directory that it runs in: a socket has no port that others could reach.
+const SOCKET: &str = "client:0";
+
+pub(super) async fn database(
+    layout: &Layout,
+    place: &Place,
+    config: &NodeConfig,
+    program: &Path,
+) -> Result<Database, AgentError> {
+    let (source, copy) = (layout.data(), place.copy());
+    let last = blocking(move || copy_and_agree(&source, &copy)).await?;
+    let quota = config.etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
+    take_in(program, place, quota, last).await?;
+    Ok(Database { path: place.copy().join("member/snap/db"), has_checksum: false })
+}
+
+/// Returns the last index of the log, all of which counts as agreed in the copy.
+fn copy_and_agree(source: &Path, copy: &Path) -> Result<u64, AgentError> {
+    copy_directory(source, copy).map_err(AgentError::file("copy", source))?;
+    let unknown = wal::agree_to_all(copy)?;
+    let last = wal::LogReader::default().read(copy)?.map(|log| log.end.index).unwrap_or_default();
+    tracing::info!(last, unknown, "copied; this member did not know whether the last entries were agreed");
+    Ok(last)
+}
+
+fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        if entry.file_type()?.is_dir() {
+            copy_directory(&entry.path(), &target)?;
+        } else {
+            fs::copy(entry.path(), target)?;
+        }
+    }
+    Ok(())
+}
+
+/// Runs etcd alone on the copy until its database holds all that the log does, and ends it.
+async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64) -> Result<(), AgentError> {
+    let log = files::open_log(&place.log())?;
+    let mut command = Command::new(program);
+    command.arg(place.data_argument()).args([
+        "--name=rebuild",
+        "--force-new-cluster",
+        &format!("--listen-client-urls=unix://{SOCKET}"),
+        &format!("--advertise-client-urls=unix://{SOCKET}"),
+        "--listen-peer-urls=unix://peer:0",
+        "--enable-grpc-gateway=false",
+        "--logger=zap",
+    ]);
+    // Without it, writes that the cluster had room for would be refused here.
+    command.args(quota);
+    command.current_dir(&place.root).stdin(Stdio::null()).kill_on_drop(true);
+    let spawn = log.try_clone().and_then(|out| child::without_etcd_variables(command.stdout(out).stderr(log)).spawn());
+    let mut etcd = spawn.map_err(|source| AgentError::Spawn { program: program.display().to_string(), source })?;
+    let failed = |how: String| {
+        let said = logs::last_words(&place.log());
+        AgentError::Renewal { why: format!("etcd on the copy {how}: {said}") }
+    };
+    tokio::select! {
+        ended = etcd.wait() => return Err(failed(format!("ended ({})", ended.map_or_else(|e| e.to_string(), |s| s.to_string())))),
+        taken = timeout(TAKING_IN, until_applied(place, last)) => taken.map_err(|_| failed(String::from("took too long")))?,
+    }
+    end(&mut etcd).await.map_err(|_| failed(String::from("did not end")))
+}
+
+async fn end(etcd: &mut Child) -> Result<(), ()> {
+    let pid = etcd.id().and_then(|pid| rustix::process::Pid::from_raw(i32::try_from(pid).ok()?)).ok_or(())?;
+    rustix::process::kill_process(pid, Signal::TERM).map_err(|_| ())?;
+    timeout(ENDING, etcd.wait()).await.map(drop).map_err(|_| ())
+}
+
+/// The first entry of its own that etcd has agreed to comes after all that the log held.
+async fn until_applied(place: &Place, last: u64) {
+    loop {
+        if let Some(page) = metrics(place).await
+            && Metrics(&page).number("etcd_server_proposals_applied_total").is_some_and(|applied| applied > last)
+        {
+            return;
+        }
+        sleep(PAUSE).await;
+    }
+}
+
+async fn metrics(place: &Place) -> Option<String> {
+    // The path of a socket is bounded to about a hundred characters; this way it is short wherever the root lies.
+    let directory = File::open(&place.root).ok()?;
+    let mut stream = UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.ok()?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.ok()?;
+    let mut page = String::new();
+    stream.read_to_string(&mut page).await.ok()?;
+    Some(page)
+}

@@ -1,0 +1,35 @@
+//! A snapshot that was brought here, taken for a restore: the very bytes that were named, or none.
+
+use std::fs;
+
+use super::{Database, Place};
+use crate::api::Refusal;
+use crate::layout::Layout;
+use crate::{AgentError, blocking, staging};
+
+/// etcd puts a SHA-256 behind a database whose length is a multiple of 512, and so do its tools tell it.
+const CHECKSUM: u64 = 32;
+const SECTOR: u64 = 512;
+
+/// A link to the snapshot in the place of work, so that nobody takes it away meanwhile. Its bytes are compared once more:
+/// disks forget, and one damaged member is not found until the others are gone.
+pub(super) async fn database(layout: &Layout, place: &Place, sha256: &str) -> Result<Database, Refusal> {
+    let (layout, path, wanted) = (layout.clone(), place.snapshot(), sha256.to_owned());
+    blocking(move || {
+        let staged = staging::look(&layout)?;
+        if staged.as_ref().is_none_or(|staged| staged.sha256 != wanted) {
+            let found = staged.map_or(String::from("none"), |staged| format!("that with SHA-256 {}", staged.sha256));
+            return Err(Refusal::NotAsExpected { expected: format!("the snapshot with SHA-256 {wanted}"), found });
+        }
+        let file = staging::file(&layout, &wanted);
+        fs::hard_link(&file, &path).map_err(AgentError::file("link", &file))?;
+        let (found, bytes) = staging::digest(&path).map_err(AgentError::file("read", &file))?;
+        if found != wanted {
+            staging::clear(&layout)?;
+            let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
+            return Err(Refusal::Failed { why: format!("{why}; it was removed and must be brought again") });
+        }
+        Ok(Database { path, has_checksum: bytes % SECTOR == CHECKSUM })
+    })
+    .await
+}

@@ -1,0 +1,274 @@
+//! What there is in a store of one cluster, as far as names, sizes and manifests tell: full backups, how far the changes on top of each
+//! lead, and what is visibly damaged. What only reading everything can find is for [`verify`](crate::verify). A backup without a
+//! manifest does not exist; its objects are leftovers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use crate::Error;
+use crate::damage::Damage;
+use crate::manifest::Manifest;
+use crate::names::{BackupId, Named, Names, Span};
+use crate::segment::{self, SegmentManifest};
+use crate::store::{Listed, Store};
+
+/// Small objects that are read at once.
+const AT_ONCE: usize = 8;
+
+#[derive(Clone, Debug)]
+pub struct Catalog {
+    pub cluster: String,
+    /// Oldest first. Those whose manifest is damaged or foreign are not among them.
+    pub fulls: Vec<Full>,
+    /// All that was found, in full backups and beside them.
+    pub damage: Vec<Damage>,
+    /// Ids of which there are objects, but no manifest.
+    pub leftovers: BTreeSet<BackupId>,
+}
+
+#[derive(Clone, Debug)]
+pub struct Full {
+    pub manifest: Manifest,
+    /// The segments on top of it, without a hole.
+    pub spans: Vec<Span>,
+    /// Everything of it in the store, the segments included.
+    pub stored_bytes: u64,
+    /// What is wrong with the snapshot or its key: this one cannot be restored.
+    pub damage: Vec<Damage>,
+    /// What ends the chain of segments early.
+    pub chain_damage: Option<Damage>,
+}
+
+impl Full {
+    pub fn id(&self) -> &BackupId {
+        &self.manifest.id
+    }
+
+    /// The last revision that it and its segments lead to.
+    pub fn up_to(&self) -> i64 {
+        self.spans.last().map_or(self.manifest.newest_revision(), |span| span.to.max(self.manifest.newest_revision()))
+    }
+}
+
+/// The segments on top of a full backup, as their manifests say.
+#[derive(Clone, Debug)]
+pub struct Chain {
+    /// Each follows the one before.
+    pub segments: Vec<SegmentManifest>,
+    /// What ends it early.
+    pub damage: Option<Damage>,
+}
+
+#[derive(Default)]
+struct Objects {
+    manifest: bool,
+    snapshot: Option<u64>,
+    key: bool,
+    segments: BTreeMap<Span, u64>,
+    segment_manifests: BTreeSet<Span>,
+    bytes: u64,
+}
+
+impl Catalog {
+    /// `cluster_id` is the one expected; without one, whatever is there is taken.
+    pub async fn load(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, Error> {
+        let names = Names::new(cluster);
+        let objects = group(&names, &store.list(names.root()).await?);
+        let ids: Vec<BackupId> = objects.iter().filter(|(_, found)| found.manifest).map(|(id, _)| id.clone()).collect();
+        let read = ids.into_iter().map(|id| read_manifest(store, &names, id, cluster_id));
+        let read: Vec<_> = stream::iter(read).buffered(AT_ONCE).try_collect().await?;
+        let mut catalog = Catalog {
+            cluster: cluster.to_owned(),
+            fulls: Vec::new(),
+            damage: Vec::new(),
+            leftovers: objects.iter().filter(|(_, found)| !found.manifest).map(|(id, _)| id.clone()).collect(),
+        };
+        for manifest in read {
+            match manifest {
+                Ok(Some(manifest)) => {
+                    let full = assess(&names, manifest.clone(), &objects[&manifest.id]);
+                    catalog.damage.extend(full.damage.iter().cloned().chain(full.chain_damage.clone()));
+                    catalog.fulls.push(full);
+                }
+                // Deleted between the listing and now.
+                Ok(None) => {}
+                Err(damage) => catalog.damage.push(damage),
+            }
+        }
+        Ok(catalog)
+    }
+
+    pub fn find(&self, id: &BackupId) -> Option<&Full> {
+        self.fulls.iter().find(|full| full.id() == id)
+    }
+
+    /// Says in words what can be restored besides what is damaged, for a message.
+    pub fn still(&self, damage: &[Damage]) -> String {
+        let hit = |full: &&Full| !damage.iter().any(|one| one.id() == full.id() && !is_of_chain(one));
+        let good = self.fulls.iter().filter(|full| full.damage.is_empty()).filter(hit);
+        let told: Vec<String> = good
+            .map(|full| {
+                let first = full.manifest.newest_revision();
+                let last = damage.iter().filter(|one| one.id() == full.id()).filter_map(|one| last_good(self, one));
+                let last = last.min().unwrap_or(full.up_to()).max(first);
+                match first == last {
+                    true => format!("{} (revision {first})", full.id()),
+                    false => format!("{} (revisions {first} to {last})", full.id()),
+                }
+            })
+            .collect();
+        match told.is_empty() {
+            true => String::from("nothing here can still be restored"),
+            false => format!("still good, as far as seen: {}", told.join(", ")),
+        }
+    }
+}
+
+fn is_of_chain(damage: &Damage) -> bool {
+    segment_start(damage).is_some()
+}
+
+/// The first revision of the segment that has the damage.
+fn segment_start(damage: &Damage) -> Option<i64> {
+    match damage {
+        Damage::Hole { after, .. } => Some(after + 1),
+        Damage::Manifest { path, .. }
+        | Damage::Foreign { path, .. }
+        | Damage::Missing { path, .. }
+        | Damage::Size { path, .. }
+        | Damage::Content { path, .. }
+        | Damage::Unreadable { path, .. }
+        | Damage::Checksum { path, .. }
+        | Damage::Chain { path, .. }
+        | Damage::Exchanged { path, .. } => {
+            let (cluster, _) = path.split_once('/')?;
+            match Names::new(cluster).parse(path)? {
+                Named::Segment(_, span) | Named::SegmentManifest(_, span) => Some(span.from),
+                _ => None,
+            }
+        }
+    }
+}
+
+fn last_good(catalog: &Catalog, damage: &Damage) -> Option<i64> {
+    let floor = catalog.find(damage.id())?.manifest.newest_revision();
+    segment_start(damage).map(|from| (from - 1).max(floor))
+}
+
+fn group(names: &Names, listed: &[Listed]) -> BTreeMap<BackupId, Objects> {
+    let mut objects: BTreeMap<BackupId, Objects> = BTreeMap::new();
+    for object in listed {
+        let Some(named) = names.parse(&object.path) else { continue };
+        let (Named::Manifest(id)
+        | Named::Snapshot(id)
+        | Named::Beside(id)
+        | Named::Segment(id, _)
+        | Named::SegmentManifest(id, _)) = &named;
+        let found = objects.entry(id.clone()).or_default();
+        found.bytes += object.bytes;
+        match named {
+            Named::Manifest(_) => found.manifest = true,
+            Named::Snapshot(_) => found.snapshot = Some(object.bytes),
+            Named::Beside(id) => found.key |= object.path == names.key(&id),
+            Named::Segment(_, span) => drop(found.segments.insert(span, object.bytes)),
+            Named::SegmentManifest(_, span) => drop(found.segment_manifests.insert(span)),
+        }
+    }
+    objects
+}
+
+/// `Ok(None)` where it is gone.
+async fn read_manifest(
+    store: &Store,
+    names: &Names,
+    id: BackupId,
+    cluster_id: Option<&str>,
+) -> Result<Result<Option<Manifest>, Damage>, Error> {
+    let path = names.manifest(&id);
+    let found = match store.get(&path).await {
+        Err(error) if error.is_not_found() => return Ok(Ok(None)),
+        found => found?,
+    };
+    let manifest = match Manifest::parse(&found.bytes) {
+        Ok(manifest) => manifest,
+        Err(why) => return Ok(Err(Damage::Manifest { id, path, why })),
+    };
+    let expected = cluster_id.unwrap_or(&manifest.cluster_id).to_owned();
+    if manifest.cluster_id != expected || manifest.cluster != names.root() {
+        let (cluster, found) = (manifest.cluster, manifest.cluster_id);
+        return Ok(Err(Damage::Foreign { id, path, expected, cluster, found }));
+    }
+    if manifest.id != id {
+        let why = format!("it is the manifest of {}", manifest.id);
+        return Ok(Err(Damage::Manifest { id, path, why }));
+    }
+    Ok(Ok(Some(manifest)))
+}
+
+fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
+    let id = &manifest.id;
+    let mut damage = Vec::new();
+    match found.snapshot {
+        None => damage.push(Damage::Missing { id: id.clone(), path: names.snapshot(id) }),
+        Some(bytes) if bytes != manifest.stored_bytes => damage.push(Damage::Size {
+            id: id.clone(),
+            path: names.snapshot(id),
+            expected: manifest.stored_bytes,
+            found: bytes,
+        }),
+        Some(_) => {}
+    }
+    if manifest.recipient.is_some() && !found.key {
+        damage.push(Damage::Missing { id: id.clone(), path: names.key(id) });
+    }
+    let (spans, chain_damage) = follow(names, &manifest, found);
+    Full { manifest, spans, stored_bytes: found.bytes, damage, chain_damage }
+}
+
+/// From the full backup on, as far as one segment joins the other.
+fn follow(names: &Names, manifest: &Manifest, found: &Objects) -> (Vec<Span>, Option<Damage>) {
+    let (id, mut spans) = (&manifest.id, Vec::<Span>::new());
+    for span in &found.segment_manifests {
+        // The first may begin before the snapshot's own revision: recording began before it was opened.
+        let (after, joins) = match spans.last() {
+            None => (manifest.revision, span.from <= manifest.revision + 1),
+            Some(last) => (last.to, span.from == last.to + 1),
+        };
+        if !joins {
+            return (spans, Some(Damage::Hole { id: id.clone(), after, next: span.from }));
+        }
+        if !found.segments.contains_key(span) {
+            return (spans, Some(Damage::Missing { id: id.clone(), path: names.segment(id, *span) }));
+        }
+        spans.push(*span);
+    }
+    (spans, None)
+}
+
+/// Reads the manifests of the segments on top of a full backup, and follows their chain.
+pub async fn chain(store: &Store, full: &Full) -> Result<Chain, Error> {
+    let Manifest { id, cluster, cluster_id, .. } = &full.manifest;
+    let names = Names::new(cluster);
+    let read = full.spans.iter().map(|span| segment::manifest(store, &names, id, *span, cluster_id));
+    let mut read = stream::iter(read).buffered(AT_ONCE);
+    let mut chain = Chain { segments: Vec::new(), damage: full.chain_damage.clone() };
+    let mut before = id.as_str().to_owned();
+    while let Some(segment) = read.next().await {
+        let segment = match segment {
+            Err(Error::Damaged(damage)) => {
+                chain.damage = Some(damage);
+                break;
+            }
+            segment => segment?,
+        };
+        if segment.previous != before {
+            let path = names.segment_manifest(id, segment.span);
+            chain.damage = Some(Damage::Chain { id: id.clone(), path, before, found: segment.previous });
+            break;
+        }
+        before.clone_from(&segment.stored_sha256);
+        chain.segments.push(segment);
+    }
+    Ok(chain)
+}

@@ -1,0 +1,54 @@
+//! Damage to what was stored, each kind by the object that has it, so that an operator knows what to look at and what else is still good.
+
+use crate::names::{BackupId, Span};
+
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum Damage {
+    #[error("the manifest {path} cannot be read: {why}")]
+    Manifest { id: BackupId, path: String, why: String },
+    #[error(
+        "{path} belongs to another cluster: expected the one with id {expected}, found `{cluster}` with id {found}"
+    )]
+    Foreign { id: BackupId, path: String, expected: String, cluster: String, found: String },
+    #[error("{path} is missing")]
+    Missing { id: BackupId, path: String },
+    #[error("{path} has {found} bytes, and its manifest says {expected}: it was cut or replaced")]
+    Size { id: BackupId, path: String, expected: u64, found: u64 },
+    #[error("{path} is not what was stored: its SHA-256 is {found}, and its manifest says {expected}")]
+    Content { id: BackupId, path: String, expected: String, found: String },
+    #[error("{path} cannot be opened: {why}")]
+    Unreadable { id: BackupId, path: String, why: String },
+    #[error("{path} holds a database that does not agree with etcd's own checksum of it")]
+    Checksum { id: BackupId, path: String },
+    #[error("changes are missing between revision {after} and {next}: the chain of {id} ends at {after}")]
+    Hole { id: BackupId, after: i64, next: i64 },
+    #[error(
+        "{path} does not follow {before}: its manifest says that it follows {found}. Segments were exchanged, or one was replaced"
+    )]
+    Chain { id: BackupId, path: String, before: String, found: String },
+    #[error("{path} holds the changes of {found}, not those that its name says: it was exchanged for another")]
+    Exchanged { id: BackupId, path: String, found: String },
+}
+
+impl Damage {
+    /// The full backup that it concerns, itself or the changes on top of it.
+    pub fn id(&self) -> &BackupId {
+        match self {
+            Damage::Manifest { id, .. }
+            | Damage::Foreign { id, .. }
+            | Damage::Missing { id, .. }
+            | Damage::Size { id, .. }
+            | Damage::Content { id, .. }
+            | Damage::Unreadable { id, .. }
+            | Damage::Checksum { id, .. }
+            | Damage::Hole { id, .. }
+            | Damage::Chain { id, .. }
+            | Damage::Exchanged { id, .. } => id,
+        }
+    }
+}
+
+pub(crate) fn exchanged(id: &BackupId, path: String, cluster_id: &str, full: &str, span: Span) -> Damage {
+    let found = format!("revisions {} to {} on top of {full}, cluster {cluster_id}", span.from, span.to);
+    Damage::Exchanged { id: id.clone(), path, found }
+}

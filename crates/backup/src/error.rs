@@ -1,0 +1,75 @@
+//! What comes out of this crate when something did not work.
+
+use std::path::{Path, PathBuf};
+
+use crate::damage::Damage;
+use crate::keys::KeyError;
+use crate::source::SourceError;
+use crate::store::StoreError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the cluster cannot be read")]
+    Source(#[from] SourceError),
+    #[error("{what} cannot be used")]
+    Key { what: String, source: KeyError },
+    #[error(transparent)]
+    Damaged(Box<Damage>),
+    /// The member's own checksum does not fit what it sent.
+    #[error(
+        "the snapshot that {member} sent does not agree with the checksum that it sent with it ({bytes} bytes came): nothing was stored. \
+         Take it from another member, and look at this one's disk"
+    )]
+    SnapshotCorrupt { member: String, bytes: u64 },
+    #[error("{0}")]
+    NothingToRestore(String),
+    #[error("the throwaway etcd {why}")]
+    Throwaway { why: String },
+    #[error("the throwaway etcd refused a call")]
+    Etcd(#[from] quorate_etcd::Error),
+    #[error("the changes do not fit the backup: {why}")]
+    Replay { why: String },
+    #[error("{what} differs: expected {expected}, found {found}")]
+    Differs { what: String, expected: String, found: String },
+    #[error("cannot {doing} {}", path.display())]
+    File { doing: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("a key or certificate for the throwaway etcd could not be made")]
+    Pki(#[source] Box<quorate_pki::Error>),
+    #[error("the work was interrupted")]
+    Interrupted(#[from] tokio::task::JoinError),
+}
+
+impl From<Damage> for Error {
+    fn from(damage: Damage) -> Self {
+        Error::Damaged(Box::new(damage))
+    }
+}
+
+impl From<quorate_pki::Error> for Error {
+    fn from(error: quorate_pki::Error) -> Self {
+        Error::Pki(Box::new(error))
+    }
+}
+
+impl Error {
+    pub(crate) fn key(what: impl Into<String>) -> impl FnOnce(KeyError) -> Error {
+        let what = what.into();
+        move |source| Error::Key { what, source }
+    }
+
+    pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Error {
+        let path = path.to_owned();
+        move |source| Error::File { doing, path, source }
+    }
+
+    /// Whether the same may well succeed later, or with another member, with nothing done about it.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            Error::Store(error) => error.is_passing(),
+            Error::Source(error) => matches!(error, SourceError::Unreachable(_)),
+            _ => false,
+        }
+    }
+}

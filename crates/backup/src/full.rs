@@ -1,0 +1,315 @@
+//! A full backup: etcd's snapshot through compression and encryption straight into the store, then its key and the ledger, and last the
+//! manifest. Until that is there, nothing is. Memory does not grow with the database, and nothing touches the disk. One attempt is
+//! made: where the member or the store fails for long, all is cleared and the caller begins anew.
+
+use std::fs::File;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use jiff::Timestamp;
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+use crate::damage::Damage;
+use crate::keys::{BackupKey, Identities, KeyError, Recipients};
+use crate::manifest::{FORMAT, Hash, Manifest, Taken};
+use crate::names::{BackupId, Names};
+use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotCheck, Unsealing};
+use crate::settings::Settings;
+use crate::source::{About, Source, count_at, newest_revision};
+use crate::store::{Store, hex};
+
+/// A full backup that is going to be: changes can be recorded on top of it already.
+#[derive(Clone)]
+pub struct Draft {
+    id: BackupId,
+    key: Option<(BackupKey, Recipients)>,
+}
+
+impl Draft {
+    pub fn new(settings: &Settings, now: Timestamp) -> Result<Self, Error> {
+        let recipients = Recipients::parse(&settings.recipients).map_err(Error::key("the spec's recipients"))?;
+        Ok(Draft {
+            id: BackupId::new(now, &quorate_pki::random_hex(4)),
+            key: recipients.map(|recipients| (BackupKey::generate(), recipients)),
+        })
+    }
+
+    pub fn id(&self) -> &BackupId {
+        &self.id
+    }
+
+    /// Opens it, as long as this draft is at hand: a backup can be verified right after it was taken without the operator's key.
+    pub fn key(&self) -> Option<BackupKey> {
+        self.key.as_ref().map(|(key, _)| key.clone())
+    }
+
+    /// The public half of its key, if it will be encrypted.
+    pub fn recipient(&self) -> Option<String> {
+        self.key.as_ref().map(|(key, _)| key.recipient())
+    }
+}
+
+/// Takes the backup. `ledger` is the ledger's export, encrypted already. `progress` is told how many bytes of the database have come.
+pub async fn create(
+    store: &Store,
+    source: &dyn Source,
+    draft: &Draft,
+    settings: &Settings,
+    ledger: Option<Bytes>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Manifest, Error> {
+    let about = source.about().await?;
+    let names = Names::new(&about.cluster);
+    let manifest = match stored(store, source, &names, draft, settings, about, progress).await {
+        Ok(manifest) => manifest,
+        Err(error) => {
+            // The first error says more; what stays has no manifest, and is cleared by a later prune.
+            let _ = store.delete(&names.snapshot(&draft.id)).await;
+            return Err(error);
+        }
+    };
+    if let Some((key, recipients)) = &draft.key {
+        let wrapped = key.wrap(recipients).map_err(Error::key("the backup's key"))?;
+        store.put_new(&names.key(&draft.id), wrapped.into()).await?;
+    }
+    if let Some(ledger) = ledger {
+        store.put_new(&names.ledger(&draft.id), ledger).await?;
+    }
+    let manifest = Manifest { taken: Taken { ended: Timestamp::now(), ..manifest.taken }, ..manifest };
+    store.put_new(&names.manifest(&draft.id), manifest.to_json().into()).await?;
+    Ok(manifest)
+}
+
+/// Everything but the last objects.
+async fn stored(
+    store: &Store,
+    source: &dyn Source,
+    names: &Names,
+    draft: &Draft,
+    settings: &Settings,
+    about: About,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Manifest, Error> {
+    let began = Timestamp::now();
+    let revision = newest_revision(source).await?;
+    let mut snapshot = source.snapshot().await?.peekable();
+    // etcd opens its transaction before the first piece.
+    std::pin::Pin::new(&mut snapshot).peek().await;
+    let revision_at_most = newest_revision(source).await?;
+    let opened = Timestamp::now();
+    let measured = async {
+        // At once: the revision may be compacted by the time that all is stored.
+        let keys = source.range(count_at(revision)).await?.count;
+        Ok((Hash::from(source.hash_kv(revision).await?), keys))
+    };
+    let path = names.snapshot(&draft.id);
+    let uploaded =
+        upload(store, &path, snapshot, draft.recipient(), settings.compression, &about.from_member, progress);
+    let ((hash, keys), (checked, sealed)) = tokio::try_join!(measured, uploaded)?;
+    Ok(Manifest {
+        format: FORMAT,
+        id: draft.id.clone(),
+        cluster: about.cluster,
+        cluster_id: about.cluster_id,
+        etcd_version: about.etcd_version,
+        taken: Taken { began, opened, ended: opened },
+        from_member: about.from_member,
+        members: about.members,
+        revision,
+        revision_at_most,
+        hash,
+        keys,
+        db_bytes: checked.db_bytes,
+        snapshot_sha256: checked.sha256,
+        stored_bytes: sealed.bytes,
+        stored_sha256: sealed.sha256,
+        recipient: draft.recipient(),
+        verified: Vec::new(),
+    })
+}
+
+type Pieces = futures_util::stream::Peekable<crate::source::SnapshotStream>;
+
+async fn upload(
+    store: &Store,
+    path: &str,
+    snapshot: Pieces,
+    recipient: Option<String>,
+    level: i32,
+    member: &str,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<(CheckedSnapshot, Sealed), Error> {
+    let Sealing { input, mut output, done } = pipe::seal(level, recipient);
+    let mut upload = store.upload(path).await?;
+    let drain = async {
+        while let Some(part) = output.recv().await {
+            upload.write(part).await?;
+        }
+        Ok::<(), Error>(())
+    };
+    let fed = feed(snapshot, input, member, progress);
+    let through = async {
+        let (checked, ()) = tokio::try_join!(fed, drain)?;
+        let sealed = done.await?.map_err(Error::key("the snapshot"))?;
+        // A pipe that ended early without an error does not exist.
+        let checked = checked.ok_or_else(|| Error::SnapshotCorrupt { member: member.to_owned(), bytes: 0 })?;
+        Ok((checked, sealed))
+    };
+    match through.await {
+        Ok(stored) => upload.finish().await.map(|()| stored).map_err(Error::from),
+        Err(error) => {
+            upload.abort().await;
+            Err(error)
+        }
+    }
+}
+
+/// Hands the snapshot on, and compares it with its checksum at the end. `None` where the other side ended early; it knows why.
+async fn feed(
+    mut snapshot: Pieces,
+    input: tokio::sync::mpsc::Sender<Bytes>,
+    member: &str,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Option<CheckedSnapshot>, Error> {
+    let (mut check, mut bytes) = (SnapshotCheck::new(), 0);
+    while let Some(piece) = snapshot.next().await {
+        let piece = piece?;
+        check.update(&piece);
+        bytes += piece.len() as u64;
+        if input.send(piece).await.is_err() {
+            return Ok(None);
+        }
+        progress(bytes);
+    }
+    let corrupt = || Error::SnapshotCorrupt { member: member.to_owned(), bytes };
+    check.finish().map(Some).ok_or_else(corrupt)
+}
+
+/// The key of a backup, opened with the operator's identities; none where it is not encrypted.
+pub async fn key_of(
+    store: &Store,
+    manifest: &Manifest,
+    identities: Option<&Identities>,
+) -> Result<Option<BackupKey>, Error> {
+    let Some(recipient) = &manifest.recipient else { return Ok(None) };
+    let path = Names::new(&manifest.cluster).key(&manifest.id);
+    let what = format!("the key {path}");
+    let Some(identities) = identities else { return Err(Error::key(what)(KeyError::NoIdentity)) };
+    let sealed = match store.get(&path).await {
+        Err(error) if error.is_not_found() => {
+            return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
+        }
+        sealed => sealed?,
+    };
+    BackupKey::unwrap(&sealed.bytes, identities, recipient).map(Some).map_err(Error::key(what))
+}
+
+/// Writes a backup's snapshot, as etcd made it, into a file. All of it is compared: the size and the SHA-256 of what was stored, and etcd's
+/// own checksum.
+pub async fn fetch(store: &Store, manifest: &Manifest, key: Option<BackupKey>, into: File) -> Result<(), Error> {
+    let (id, path) = (manifest.id.clone(), Names::new(&manifest.cluster).snapshot(&manifest.id));
+    let (found, mut content) = match store.read(&path).await {
+        Err(error) if error.is_not_found() => return Err(Damage::Missing { id, path }.into()),
+        opened => opened?,
+    };
+    if found != manifest.stored_bytes {
+        return Err(Damage::Size { id, path, expected: manifest.stored_bytes, found }.into());
+    }
+    let output = Checking { output: into, check: SnapshotCheck::new() };
+    let Unsealing { input, done } = pipe::unseal(key, output);
+    let mut sha256 = Sha256::new();
+    while let Some(piece) = content.next().await {
+        let piece = piece?;
+        sha256.update(&piece);
+        // One that gave up says why below; what is stored is compared whole nevertheless, which says more.
+        let _ = input.send(piece).await;
+    }
+    drop(input);
+    let opened = done.await?;
+    let found = hex(&sha256.finalize());
+    if found != manifest.stored_sha256 {
+        return Err(Damage::Content { id, path, expected: manifest.stored_sha256.clone(), found }.into());
+    }
+    let Checking { output, check } = opened.map_err(|error| unreadable(&id, &path, &error))?;
+    match check.finish() {
+        Some(checked) if checked.sha256 == manifest.snapshot_sha256 => {}
+        _ => return Err(Damage::Checksum { id, path }.into()),
+    }
+    tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(|source| Error::File {
+        doing: "write the snapshot of",
+        path: path.into(),
+        source,
+    })
+}
+
+pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage {
+    Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
+}
+
+/// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. Returns how many were
+/// changed.
+pub async fn rekey(
+    store: &Store,
+    manifests: &[Manifest],
+    identities: &Identities,
+    recipients: &Recipients,
+) -> Result<usize, Error> {
+    let mut changed = 0;
+    for manifest in manifests {
+        let Some(recipient) = &manifest.recipient else { continue };
+        let path = Names::new(&manifest.cluster).key(&manifest.id);
+        let what = || format!("the key {path}");
+        let sealed = match store.get(&path).await {
+            Err(error) if error.is_not_found() => {
+                return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
+            }
+            sealed => sealed?,
+        };
+        let key = BackupKey::unwrap(&sealed.bytes, identities, recipient).map_err(Error::key(what()))?;
+        let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
+        store.replace(&path, wrapped.into(), &sealed.tag).await?;
+        rekey_ledger(store, manifest, identities, recipients).await?;
+        changed += 1;
+    }
+    Ok(changed)
+}
+
+async fn rekey_ledger(
+    store: &Store,
+    manifest: &Manifest,
+    identities: &Identities,
+    recipients: &Recipients,
+) -> Result<(), Error> {
+    let path = Names::new(&manifest.cluster).ledger(&manifest.id);
+    let what = || format!("the ledger {path}");
+    let sealed = match store.get(&path).await {
+        Err(error) if error.is_not_found() => return Ok(()),
+        sealed => sealed?,
+    };
+    let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
+    let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
+    store.replace(&path, anew.into(), &sealed.tag).await?;
+    Ok(())
+}
+
+/// Reads a manifest, lets it be changed, and writes it back if nobody else did meanwhile; else does so again.
+pub async fn update_manifest(
+    store: &Store,
+    cluster: &str,
+    id: &BackupId,
+    change: impl Fn(&mut Manifest),
+) -> Result<Manifest, Error> {
+    let path = Names::new(cluster).manifest(id);
+    loop {
+        let found = store.get(&path).await?;
+        let unreadable = |why| Damage::Manifest { id: id.clone(), path: path.clone(), why };
+        let mut manifest = Manifest::parse(&found.bytes).map_err(unreadable)?;
+        change(&mut manifest);
+        match store.replace(&path, manifest.to_json().into(), &found.tag).await {
+            Ok(_) => return Ok(manifest),
+            Err(error) if error.trouble == crate::store::Trouble::Changed => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! What is known of a full backup. It is plain JSON, so that anyone can see what there is without a key; it holds no key and no value
+//! of the data.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::names::BackupId;
+use crate::source::{HashKv, Member};
+
+pub const FORMAT: u32 = 1;
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    pub format: u32,
+    pub id: BackupId,
+    pub cluster: String,
+    pub cluster_id: String,
+    pub etcd_version: String,
+    pub taken: Taken,
+    pub from_member: String,
+    pub members: Vec<Member>,
+    /// The newest before the snapshot was opened: it holds at least this one …
+    pub revision: i64,
+    /// … and at most this one. etcd does not say which it is; a verification finds out.
+    pub revision_at_most: i64,
+    /// Of the living member, at `revision`.
+    pub hash: Hash,
+    /// How many keys there were at `revision`.
+    pub keys: i64,
+    /// Of the database, uncompressed.
+    pub db_bytes: u64,
+    /// etcd's own checksum of it.
+    pub snapshot_sha256: String,
+    pub stored_bytes: u64,
+    pub stored_sha256: String,
+    /// The public half of the backup's own key; none where it is not encrypted.
+    pub recipient: Option<String>,
+    /// Oldest first.
+    #[serde(default)]
+    pub verified: Vec<Verification>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Taken {
+    pub began: Timestamp,
+    /// By then the snapshot was open: nothing in it is newer.
+    pub opened: Timestamp,
+    pub ended: Timestamp,
+}
+
+/// etcd's HashKV, which compares only at the same revision and the same compact revision.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Hash {
+    pub hash: u32,
+    pub revision: i64,
+    pub compact_revision: i64,
+}
+
+impl From<HashKv> for Hash {
+    fn from(HashKv { hash, revision, compact_revision }: HashKv) -> Self {
+        Hash { hash, revision, compact_revision }
+    }
+}
+
+/// A restore into a throwaway etcd, and what came of it.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Verification {
+    pub at: Timestamp,
+    pub etcd_version: String,
+    pub outcome: Outcome,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Outcome {
+    Ok(Proven),
+    Failed { why: String },
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Proven {
+    /// Of the snapshot alone, exactly.
+    pub revision: i64,
+    /// At the manifest's revision.
+    pub keys: i64,
+    pub hash: Hash,
+    /// The last one that the recorded changes lead to.
+    pub up_to: i64,
+    /// Whether the contents at `up_to` were compared with the living cluster's.
+    pub compared_with_living: bool,
+}
+
+impl Manifest {
+    /// The proof of the last verification, if that succeeded: a backup that was good once and is damaged now is not verified.
+    pub fn proven(&self) -> Option<(Timestamp, &Proven)> {
+        match self.verified.last()? {
+            Verification { at, outcome: Outcome::Ok(proven), .. } => Some((*at, proven)),
+            _ => None,
+        }
+    }
+
+    pub fn is_verified(&self) -> bool {
+        self.proven().is_some()
+    }
+
+    /// The highest revision that the snapshot can hold, as exactly as is known.
+    pub fn newest_revision(&self) -> i64 {
+        let exact = self.verified.iter().rev().find_map(|one| match &one.outcome {
+            Outcome::Ok(proven) => Some(proven.revision),
+            Outcome::Failed { .. } => None,
+        });
+        exact.unwrap_or(self.revision_at_most)
+    }
+
+    pub fn to_json(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec_pretty(self).expect("plain data serializes");
+        json.push(b'\n');
+        json
+    }
+
+    /// Says why where it is none, or one of a newer quorate.
+    pub fn parse(json: &[u8]) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Format {
+            format: u32,
+        }
+        let Format { format } =
+            serde_json::from_slice(json).map_err(|error| format!("it is not JSON of ours: {error}"))?;
+        if format != FORMAT {
+            return Err(format!("it has format {format}, and this quorate reads format {FORMAT}: use a newer one"));
+        }
+        serde_json::from_slice(json).map_err(|error| format!("it is not whole: {error}"))
+    }
+}

@@ -1,0 +1,312 @@
+//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a thread of its own beside the network,
+//! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
+
+use std::io::{self, Read, Write};
+
+use bytes::{Buf, Bytes, BytesMut};
+use sha2::{Digest, Sha256};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+use crate::keys::{BackupKey, KeyError, encrypt_to};
+use crate::store::{PART, hex};
+
+/// Pieces as etcd sends them, of some tens of KiB each.
+const WAITING_IN: usize = 32;
+/// A thread reads on by as much as it is fed.
+const COPY_BUFFER: usize = 256 << 10;
+
+/// What was stored.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Sealed {
+    pub bytes: u64,
+    pub sha256: String,
+}
+
+pub(crate) struct Sealing {
+    /// Closed at the end.
+    pub input: mpsc::Sender<Bytes>,
+    /// All of [`PART`] bytes, but for the last.
+    pub output: mpsc::Receiver<Bytes>,
+    pub done: JoinHandle<Result<Sealed, KeyError>>,
+}
+
+/// `recipient` is the public half of the backup's key; without one, nothing is encrypted.
+pub(crate) fn seal(level: i32, recipient: Option<String>) -> Sealing {
+    let (input, mut plain) = mpsc::channel(WAITING_IN);
+    let (parts, output) = mpsc::channel(1);
+    let done = tokio::task::spawn_blocking(move || {
+        let pieces = std::iter::from_fn(move || plain.blocking_recv());
+        let mut sink = Parts { parts, filling: BytesMut::new(), bytes: 0, sha256: Sha256::new() };
+        sink = seal_into(pieces, level, recipient.as_deref(), sink)?;
+        sink.send().map_err(|error| KeyError::Damaged(error.to_string()))?;
+        Ok(Sealed { bytes: sink.bytes, sha256: hex(&sink.sha256.finalize()) })
+    });
+    Sealing { input, output, done }
+}
+
+/// Something that fits into memory.
+pub(crate) fn seal_small(plain: Bytes, level: i32, recipient: Option<&str>) -> Result<Vec<u8>, KeyError> {
+    seal_into(std::iter::once(plain), level, recipient, Vec::new())
+}
+
+fn seal_into<W: Write>(
+    pieces: impl Iterator<Item = Bytes>,
+    level: i32,
+    recipient: Option<&str>,
+    sink: W,
+) -> Result<W, KeyError> {
+    let failed = |error: io::Error| KeyError::Damaged(error.to_string());
+    match recipient {
+        Some(recipient) => {
+            let sealed = compress(pieces, level, encrypt_to(recipient, sink)?).map_err(failed)?;
+            sealed.finish().map_err(failed)
+        }
+        None => compress(pieces, level, sink).map_err(failed),
+    }
+}
+
+fn compress<W: Write>(pieces: impl Iterator<Item = Bytes>, level: i32, sink: W) -> io::Result<W> {
+    let mut encoder = zstd::stream::write::Encoder::new(sink, level)?;
+    for piece in pieces {
+        encoder.write_all(&piece)?;
+    }
+    encoder.finish()
+}
+
+struct Parts {
+    parts: mpsc::Sender<Bytes>,
+    filling: BytesMut,
+    bytes: u64,
+    sha256: Sha256,
+}
+
+impl Parts {
+    fn send(&mut self) -> io::Result<()> {
+        let part = self.filling.split().freeze();
+        if part.is_empty() {
+            return Ok(());
+        }
+        self.sha256.update(&part);
+        self.bytes += part.len() as u64;
+        // Whoever does not want more has given up, and knows why.
+        self.parts.blocking_send(part).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
+    }
+}
+
+impl Write for Parts {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.filling.is_empty() {
+            self.filling = BytesMut::with_capacity(PART);
+        }
+        let taken = bytes.len().min(PART - self.filling.len());
+        self.filling.extend_from_slice(&bytes[..taken]);
+        if self.filling.len() == PART {
+            self.send()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+pub(crate) struct Unsealing<W> {
+    /// Closed at the end.
+    pub input: mpsc::Sender<Bytes>,
+    pub done: JoinHandle<Result<W, KeyError>>,
+}
+
+/// Writes to `output` what `input` holds, opened with `key` where it is encrypted.
+pub(crate) fn unseal<W: Write + Send + 'static>(key: Option<BackupKey>, output: W) -> Unsealing<W> {
+    let (input, sealed) = mpsc::channel(2);
+    let sealed = Pieces { sealed, piece: Bytes::new() };
+    let done = tokio::task::spawn_blocking(move || unseal_into(key.as_ref(), sealed, output));
+    Unsealing { input, done }
+}
+
+/// Something that fits into memory.
+pub(crate) fn unseal_small(key: Option<&BackupKey>, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
+    unseal_into(key, sealed, Vec::new())
+}
+
+fn unseal_into<W: Write>(key: Option<&BackupKey>, sealed: impl Read, mut output: W) -> Result<W, KeyError> {
+    let damaged = |error: io::Error| KeyError::Damaged(error.to_string());
+    match key {
+        Some(key) => expand(key.decrypt(sealed)?, &mut output).map_err(damaged)?,
+        None => expand(sealed, &mut output).map_err(damaged)?,
+    }
+    Ok(output)
+}
+
+fn expand(compressed: impl Read, output: &mut impl Write) -> io::Result<()> {
+    let mut decoder = zstd::stream::read::Decoder::new(compressed)?;
+    let mut buffer = vec![0; COPY_BUFFER];
+    loop {
+        match decoder.read(&mut buffer)? {
+            0 => return output.flush(),
+            read => output.write_all(&buffer[..read])?,
+        }
+    }
+}
+
+struct Pieces {
+    sealed: mpsc::Receiver<Bytes>,
+    piece: Bytes,
+}
+
+impl Read for Pieces {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        while self.piece.is_empty() {
+            match self.sealed.blocking_recv() {
+                Some(piece) => self.piece = piece,
+                None => return Ok(0),
+            }
+        }
+        let taken = buffer.len().min(self.piece.len());
+        self.piece.copy_to_slice(&mut buffer[..taken]);
+        Ok(taken)
+    }
+}
+
+const SUM: usize = 32;
+
+/// Compares a snapshot with the SHA-256 at its own end, in one pass.
+#[derive(Clone)]
+pub(crate) struct SnapshotCheck {
+    sha256: Sha256,
+    /// The last bytes so far, which may be the checksum.
+    held: Vec<u8>,
+    bytes: u64,
+}
+
+/// A snapshot that agrees with its checksum.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct CheckedSnapshot {
+    /// Of the database alone.
+    pub db_bytes: u64,
+    pub sha256: String,
+}
+
+impl SnapshotCheck {
+    pub(crate) fn new() -> Self {
+        SnapshotCheck { sha256: Sha256::new(), held: Vec::with_capacity(2 * SUM), bytes: 0 }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        let (sure, last) = bytes.split_at(bytes.len().saturating_sub(SUM));
+        if sure.is_empty() {
+            self.held.extend_from_slice(last);
+            let surplus = self.held.len().saturating_sub(SUM);
+            self.sha256.update(&self.held[..surplus]);
+            self.held.drain(..surplus);
+        } else {
+            self.sha256.update(&self.held);
+            self.sha256.update(sure);
+            self.held.clear();
+            self.held.extend_from_slice(last);
+        }
+    }
+
+    /// `None` where the bytes and the checksum at their end disagree.
+    pub(crate) fn finish(self) -> Option<CheckedSnapshot> {
+        let sum = self.sha256.finalize();
+        let fits = self.bytes > SUM as u64 && self.held.as_slice() == sum.as_slice();
+        fits.then(|| CheckedSnapshot { db_bytes: self.bytes - SUM as u64, sha256: hex(&sum) })
+    }
+}
+
+/// Checks a snapshot on its way through.
+pub(crate) struct Checking<W> {
+    pub output: W,
+    pub check: SnapshotCheck,
+}
+
+impl<W: Write> Write for Checking<W> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.output.write(bytes)?;
+        self.check.update(&bytes[..written]);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot(db: &[u8]) -> Vec<u8> {
+        [db, Sha256::digest(db).as_slice()].concat()
+    }
+
+    #[test]
+    fn a_snapshot_is_checked_however_it_is_cut() {
+        let db: Vec<u8> = (0..1000_u32).flat_map(u32::to_be_bytes).collect();
+        let whole = snapshot(&db);
+        for size in [1, 7, 31, 32, 33, 64, 1000, 5000] {
+            let mut check = SnapshotCheck::new();
+            whole.chunks(size).for_each(|chunk| check.update(chunk));
+            let checked = check.finish().unwrap();
+            assert_eq!((checked.db_bytes, checked.sha256), (4000, hex(&Sha256::digest(&db))), "{size}");
+        }
+    }
+
+    #[test]
+    fn a_flipped_byte_and_a_missing_end_are_found() {
+        let whole = snapshot(&[7; 4096]);
+        let of = |bytes: &[u8]| {
+            let mut check = SnapshotCheck::new();
+            check.update(bytes);
+            check.finish()
+        };
+        assert!(of(&whole).is_some());
+        for place in [0, 4095, 4096, whole.len() - 1] {
+            let mut flipped = whole.clone();
+            flipped[place] ^= 1;
+            assert_eq!(of(&flipped), None, "{place}");
+        }
+        assert_eq!(of(&whole[..whole.len() - 1]), None);
+        assert_eq!(of(&whole[..32]), None);
+        assert_eq!(of(&[]), None);
+    }
+
+    #[tokio::test]
+    async fn what_goes_in_comes_out_in_parts_that_a_store_takes() {
+        let plain: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_be_bytes()).collect();
+        for key in [None, Some(BackupKey::generate())] {
+            let Sealing { input, mut output, done } = seal(1, key.as_ref().map(BackupKey::recipient));
+            let pieces: Vec<Bytes> = plain.chunks(50_000).map(Bytes::copy_from_slice).collect();
+            let feed = async {
+                for piece in pieces {
+                    input.send(piece).await.unwrap();
+                }
+                drop(input);
+            };
+            let drain = async {
+                let mut parts = Vec::new();
+                while let Some(part) = output.recv().await {
+                    parts.push(part);
+                }
+                parts
+            };
+            let ((), parts) = tokio::join!(feed, drain);
+            let sealed = done.await.unwrap().unwrap();
+            assert!(parts.len() > 1 && parts.iter().rev().skip(1).all(|part| part.len() == PART));
+            let stored = parts.concat();
+            assert_eq!(sealed, Sealed { bytes: stored.len() as u64, sha256: crate::store::sha256_hex(&stored) });
+            assert!(unseal_small(key.as_ref(), &stored).unwrap() == plain);
+            assert!(unseal_small(key.as_ref(), &stored[..stored.len() - 1]).is_err());
+        }
+    }
+
+    #[test]
+    fn another_key_opens_nothing() {
+        let sealed = seal_small(Bytes::from_static(b"x"), 3, Some(&BackupKey::generate().recipient())).unwrap();
+        assert!(matches!(unseal_small(Some(&BackupKey::generate()), &sealed), Err(KeyError::WrongIdentity)));
+    }
+}

@@ -1,0 +1,202 @@
+//! Before a restore: whatever is wanted, from backups or a plain snapshot, becomes one plain snapshot file that was restored and looked at.
+//! Nothing that is running is touched. Also the way out: a backup as a plain snapshot for etcd's own tools.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use futures_util::StreamExt;
+use sha2::{Digest, Sha256};
+
+use crate::Error;
+use crate::catalog::Catalog;
+use crate::choose::Choice;
+use crate::full;
+use crate::keys::BackupKey;
+use crate::manifest::{Hash, Manifest};
+use crate::pipe::SnapshotCheck;
+use crate::replay::replay;
+use crate::source::count_at;
+use crate::store::{Store, hex};
+use crate::throwaway::{SnapshotFile, Throwaway, create_private};
+use crate::verify::{Workshop, compare_with_manifest, hash_as, restored};
+
+/// A snapshot that was proven, ready to be given to every member.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Prepared {
+    /// `DIRECTORY/SHA256.db`, for this user alone.
+    pub path: PathBuf,
+    pub bytes: u64,
+    /// Of the whole file.
+    pub sha256: String,
+    pub revision: i64,
+    pub keys: i64,
+    /// Where it comes from, in words.
+    pub source: String,
+}
+
+/// From backups.
+pub async fn prepare(
+    store: &Store,
+    catalog: &Catalog,
+    choice: &Choice,
+    key: Option<BackupKey>,
+    workshop: &Workshop<'_>,
+    directory: &Path,
+    progress: &(dyn Fn(i64) + Sync),
+) -> Result<Prepared, Error> {
+    let made = make(store, choice, key, workshop, directory, progress).await;
+    let draft = made.map_err(|error| match error {
+        Error::Damaged(damage) => {
+            let still = catalog.still(std::slice::from_ref(&damage));
+            Error::NothingToRestore(format!("{damage}; {still}"))
+        }
+        error => error,
+    })?;
+    prove(draft, choice.describe(), workshop, directory).await
+}
+
+/// A snapshot file that is not in its place yet, and what must come out of it.
+struct Draft {
+    path: tempfile::TempPath,
+    file: SnapshotFile,
+    /// What is known of it; nothing of one that others made.
+    expected: Option<Hash>,
+    /// The one that it must end with, where that is known.
+    revision: Option<i64>,
+}
+
+async fn make(
+    store: &Store,
+    choice: &Choice,
+    key: Option<BackupKey>,
+    workshop: &Workshop<'_>,
+    directory: &Path,
+    progress: &(dyn Fn(i64) + Sync),
+) -> Result<Draft, Error> {
+    if choice.segments.is_empty() {
+        let (path, file) = new_file(directory)?;
+        full::fetch(store, &choice.full, key, file).await?;
+        let file = measure(&path).await?;
+        return Ok(Draft { path, file, expected: Some(choice.full.hash), revision: None });
+    }
+    let throwaway = restored(store, &choice.full, key.clone(), workshop).await?;
+    compare_with_manifest(&throwaway, &choice.full).await?;
+    let reached = replay(&throwaway, store, &choice.segments, key.as_ref(), choice.stop, progress).await?;
+    let expected = Hash::from(throwaway.client().hash_kv(reached).await?);
+    let (path, file) = new_file(directory)?;
+    drop(file);
+    fs::remove_file(&path).map_err(Error::file("make way for", &path))?;
+    let file = throwaway.snapshot(&path).await?;
+    throwaway.end().await;
+    Ok(Draft { path, file, expected: Some(expected), revision: Some(reached) })
+}
+
+/// Restores the file as the members will, and looks at what comes out.
+async fn prove(draft: Draft, source: String, workshop: &Workshop<'_>, directory: &Path) -> Result<Prepared, Error> {
+    let Draft { path, file, expected, revision: wanted } = draft;
+    let throwaway = Throwaway::start(workshop.programs, &path, workshop.scratch).await?;
+    let revision = throwaway.snapshot_revision();
+    let differs = |what: &str, expected: String, found: String| Error::Differs {
+        what: format!("{what} of the prepared snapshot"),
+        expected,
+        found,
+    };
+    if let Some(wanted) = wanted.filter(|wanted| *wanted != revision) {
+        return Err(differs("the revision", wanted.to_string(), revision.to_string()));
+    }
+    if let Some(expected) = expected {
+        let found = hash_as(throwaway.client(), expected).await?;
+        if found != expected {
+            return Err(differs("the hash", format!("{expected:?}"), format!("{found:?}")));
+        }
+    }
+    let keys = throwaway.client().range(count_at(revision)).await?.count;
+    throwaway.end().await;
+    let place = directory.join(format!("{}.db", file.sha256));
+    path.persist(&place).map_err(|error| Error::file("put in place", &place)(error.error))?;
+    let synced = File::open(directory).and_then(|directory| directory.sync_all());
+    synced.map_err(Error::file("write", directory))?;
+    Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
+}
+
+/// A plain snapshot made by any tool.
+pub enum PlainSnapshot<'a> {
+    File(&'a Path),
+    Object { store: &'a Store, path: &'a str },
+}
+
+pub async fn prepare_plain(
+    plain: PlainSnapshot<'_>,
+    workshop: &Workshop<'_>,
+    directory: &Path,
+) -> Result<Prepared, Error> {
+    let (path, mut file) = new_file(directory)?;
+    let name = match plain {
+        PlainSnapshot::File(from) => {
+            let copy = File::open(from).and_then(|mut from| io::copy(&mut from, &mut file));
+            copy.map_err(Error::file("copy", from))?;
+            from.display().to_string()
+        }
+        PlainSnapshot::Object { store, path } => {
+            let (_, mut content) = store.read(path).await?;
+            while let Some(piece) = content.next().await {
+                file.write_all(&piece?).map_err(Error::file("copy", Path::new(path)))?;
+            }
+            format!("{}{path}", store.place())
+        }
+    };
+    file.sync_all().map_err(Error::file("write", &path))?;
+    if !agrees_with_checksum(&path).await? {
+        return Err(Error::NothingToRestore(format!(
+            "{name} is not a whole etcd snapshot: the SHA-256 at its end does not fit. It was cut or damaged, or is a copy of a member's \
+             database file, which has none: take one with `etcdctl snapshot save`"
+        )));
+    }
+    let file = measure(&path).await?;
+    prove(Draft { path, file, expected: None, revision: None }, format!("snapshot {name}"), workshop, directory).await
+}
+
+/// Writes a backup as a plain snapshot, which `etcdutl snapshot restore` takes, into a new file.
+pub async fn export(store: &Store, manifest: &Manifest, key: Option<BackupKey>, into: &Path) -> Result<(), Error> {
+    let directory = match into.parent() {
+        Some(directory) if directory != Path::new("") => directory,
+        _ => Path::new("."),
+    };
+    let (path, file) = new_file(directory)?;
+    full::fetch(store, manifest, key, file).await?;
+    path.persist_noclobber(into).map_err(|error| Error::file("make", into)(error.error))
+}
+
+/// Goes away by itself unless it is put in place.
+fn new_file(directory: &Path) -> Result<(tempfile::TempPath, File), Error> {
+    let path = directory.join(format!(".preparing-{}", quorate_pki::random_hex(8)));
+    let file = create_private(&path).map_err(Error::file("make", &path))?;
+    let path = tempfile::TempPath::try_from_path(&path).map_err(Error::file("make", &path))?;
+    Ok((path, file))
+}
+
+async fn measure(path: &Path) -> Result<SnapshotFile, Error> {
+    let whole = read_through(path, Sha256::new(), |sha256, piece| sha256.update(piece)).await?;
+    let bytes = fs::metadata(path).map_err(Error::file("look at", path))?.len();
+    Ok(SnapshotFile { bytes, sha256: hex(&whole.finalize()) })
+}
+
+async fn agrees_with_checksum(path: &Path) -> Result<bool, Error> {
+    let check = read_through(path, SnapshotCheck::new(), SnapshotCheck::update).await?;
+    Ok(check.finish().is_some())
+}
+
+async fn read_through<T: Send + 'static>(path: &Path, mut into: T, take: fn(&mut T, &[u8])) -> Result<T, Error> {
+    let at = path.to_owned();
+    let read = move || {
+        let (mut file, mut buffer) = (File::open(at)?, vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut buffer)? {
+                0 => return Ok(into),
+                read => take(&mut into, &buffer[..read]),
+            }
+        }
+    };
+    tokio::task::spawn_blocking(read).await?.map_err(Error::file("read", path))
+}

@@ -1,0 +1,356 @@
+//! A private etcd that lives as long as it is looked at: restored from a snapshot into a directory that nobody else can enter, alone, on a
+//! loopback address, with certificates of its own. Users and passwords come with the snapshot, so it is spoken to as root by certificate,
+//! which works whether authentication is on in the data or not. What is written to it is lost with it.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_etcd::{Client, ConnectOptions};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
+use rustix::fs::FlockOperation;
+use rustix::process::{Pid, Signal};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::Error;
+use crate::pipe::{Checking, SnapshotCheck};
+use crate::replay::LeasesKept;
+use crate::store::hex;
+
+/// etcd's programs, all of one version.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Programs {
+    pub version: String,
+    pub etcd: PathBuf,
+    /// `etcdutl`, or `etcdctl` where there is none yet (3.4).
+    pub restorer: PathBuf,
+}
+
+const RESTORING: Duration = Duration::from_secs(600);
+/// Reading a large database into memory takes its time.
+const STARTING: Duration = Duration::from_secs(300);
+const PAUSE: Duration = Duration::from_millis(30);
+/// One revision may be a transaction of any size.
+const REQUEST: Duration = Duration::from_secs(120);
+const DAY: SignedDuration = SignedDuration::from_hours(24);
+const PREFIX: &str = "throwaway-";
+const LOCK: &str = "lock";
+
+pub struct Throwaway {
+    client: Client,
+    etcd: Child,
+    /// From the moment on that it answers: a lease that runs out would delete keys, and count as a revision.
+    leases: LeasesKept,
+    place: Place,
+    /// Of the snapshot, exactly.
+    revision: i64,
+}
+
+/// A private directory, which goes with whoever made it; where that was killed, with the next who makes one.
+pub(crate) struct Place {
+    root: TempDir,
+    /// Held while this process lives: by it others know that the directory is in use.
+    _lock: File,
+}
+
+impl Throwaway {
+    /// Makes one of a snapshot, under `scratch`, which must have room for it. The snapshot's own checksum is compared on the way.
+    pub async fn start(programs: &Programs, snapshot: &Path, scratch: &Path) -> Result<Self, Error> {
+        let place = Place::make(scratch)?;
+        let revision = revision_of(programs, snapshot).await?;
+        restore(programs, snapshot, &place).await?;
+        let bytes = fs::metadata(snapshot).map_err(Error::file("look at", snapshot))?.len();
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let credentials = Credentials::make(&place, address)?;
+        // The port was free a moment ago; another program may have been faster.
+        let mut tries = 3;
+        loop {
+            let port = free_port(address).map_err(Error::file("find a port for an etcd in", place.root.path()))?;
+            let endpoint = format!("https://{address}:{port}");
+            let mut etcd = spawn(programs, &place, &endpoint, bytes)?;
+            let client = credentials.client(endpoint)?;
+            tries -= 1;
+            match ready(&mut etcd, &client, &place).await {
+                Ok(()) => {
+                    let leases = LeasesKept::all_of(&client).await?;
+                    let revision = counted(&client, revision).await?;
+                    return Ok(Throwaway { client, etcd, leases, place, revision });
+                }
+                Err(_) if tries > 0 && place.last_words().contains("address already in use") => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    pub(crate) fn leases(&self) -> &LeasesKept {
+        &self.leases
+    }
+
+    /// Of the snapshot that it was made of, exactly.
+    pub fn snapshot_revision(&self) -> i64 {
+        self.revision
+    }
+
+    /// Writes a snapshot of what it holds now into a new file that only this user can read.
+    pub async fn snapshot(&self, into: &Path) -> Result<SnapshotFile, Error> {
+        let file = create_private(into).map_err(Error::file("make", into))?;
+        let mut output = Checking { output: file, check: SnapshotCheck::new() };
+        let (mut sha256, mut bytes) = (Sha256::new(), 0);
+        let mut snapshot = self.client.snapshot().await?;
+        while let Some(chunk) = snapshot.next().await? {
+            output.write_all(&chunk.bytes).map_err(Error::file("write", into))?;
+            sha256.update(&chunk.bytes);
+            bytes += chunk.bytes.len() as u64;
+        }
+        let Checking { output, check } = output;
+        if check.finish().is_none() {
+            return Err(Error::Throwaway {
+                why: String::from("sent a snapshot that does not agree with its checksum"),
+            });
+        }
+        tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", into))?;
+        Ok(SnapshotFile { bytes, sha256: hex(&sha256.finalize()) })
+    }
+
+    /// Ends it, and waits until it is gone.
+    pub async fn end(mut self) {
+        let _ = self.etcd.kill().await;
+        drop(self.place);
+    }
+}
+
+/// A snapshot on this machine's disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SnapshotFile {
+    pub bytes: u64,
+    /// Of the whole file.
+    pub sha256: String,
+}
+
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)
+}
+
+impl Place {
+    pub(crate) fn make(scratch: &Path) -> Result<Self, Error> {
+        fs::create_dir_all(scratch).map_err(Error::file("make", scratch))?;
+        sweep(scratch).map_err(Error::file("clear", scratch))?;
+        let root = tempfile::Builder::new().prefix(PREFIX).tempdir_in(scratch);
+        let root = root.map_err(Error::file("make a directory in", scratch))?;
+        let path = root.path().join(LOCK);
+        let lock = create_private(&path).map_err(Error::file("make", &path))?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)
+            .map_err(|error| Error::file("lock", &path)(error.into()))?;
+        Ok(Place { root, _lock: lock })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.root.path()
+    }
+
+    fn data(&self) -> PathBuf {
+        self.root.path().join("data")
+    }
+
+    fn last_words(&self) -> String {
+        let log = fs::read_to_string(self.root.path().join("etcd.log")).unwrap_or_default();
+        let mut last: Vec<&str> = log.lines().rev().filter(|line| !line.trim().is_empty()).take(3).collect();
+        last.reverse();
+        last.join(" | ")
+    }
+}
+
+/// Removes what a process that was killed left behind, its etcd included.
+fn sweep(scratch: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(scratch)? {
+        let path = entry?.path();
+        let ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
+        let Ok(lock) = File::open(path.join(LOCK)) else { continue };
+        if !ours || rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            continue;
+        }
+        if let Some(pid) = running_in(&path) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        fs::remove_dir_all(&path)?;
+    }
+    Ok(())
+}
+
+/// The etcd whose data lies there.
+fn running_in(root: &Path) -> Option<Pid> {
+    let argument = data_argument(&root.join("data"));
+    fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {
+        let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+        let line = fs::read(entry.path().join("cmdline")).ok()?;
+        let found = line.split(|byte| *byte == 0).any(|part| part == argument.as_bytes());
+        if found { Pid::from_raw(pid) } else { None }
+    })
+}
+
+fn data_argument(data: &Path) -> String {
+    format!("--data-dir={}", data.display())
+}
+
+/// What the file itself says. The etcd that runs on it may have counted on by the time that it is asked.
+async fn revision_of(programs: &Programs, snapshot: &Path) -> Result<i64, Error> {
+    #[derive(Deserialize)]
+    struct Status {
+        revision: i64,
+    }
+    let mut command = Command::new(&programs.restorer);
+    let said = run(programs, command.args(["snapshot", "status", "--write-out=json"]).arg(snapshot)).await?;
+    let told: Result<Status, _> = serde_json::from_slice(&said);
+    told.map(|status| status.revision)
+        .map_err(|error| Error::Throwaway { why: format!("could not be restored: its status is not known: {error}") })
+}
+
+/// Where the last revisions were deletions and are compacted, no key bears the last one, and the file says less than etcd counts. etcd
+/// begins with one.
+async fn counted(client: &Client, revision: i64) -> Result<i64, Error> {
+    match client.status().await?.revision == revision {
+        true => Ok(revision),
+        false => Ok(revision.max(client.hash_kv(0).await?.compact_revision).max(1)),
+    }
+}
+
+async fn restore(programs: &Programs, snapshot: &Path, place: &Place) -> Result<(), Error> {
+    let mut command = Command::new(&programs.restorer);
+    command.args(["snapshot", "restore"]).arg(snapshot).args([
+        data_argument(&place.data()).as_str(),
+        "--name=throwaway",
+        "--initial-cluster=throwaway=http://localhost:2380",
+    ]);
+    run(programs, &mut command).await.map(drop)
+}
+
+async fn run(programs: &Programs, command: &mut Command) -> Result<Vec<u8>, Error> {
+    let done = timeout(RESTORING, clean(command).env("ETCDCTL_API", "3").output()).await;
+    let failed = |why: String| Error::Throwaway { why: format!("could not be restored: {why}") };
+    let output = done
+        .map_err(|_| failed(format!("it took longer than {} s", RESTORING.as_secs())))?
+        .map_err(Error::file("run", &programs.restorer))?;
+    if output.status.success() {
+        return Ok(output.stdout);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(failed(said.trim().lines().last().unwrap_or_default().to_owned()))
+}
+
+fn spawn(programs: &Programs, place: &Place, endpoint: &str, snapshot_bytes: u64) -> Result<Child, Error> {
+    let log = place.root.path().join("etcd.log");
+    let log = File::create(&log).map_err(Error::file("make", &log))?;
+    let errors = log.try_clone().map_err(Error::file("make the log in", place.root.path()))?;
+    // Replaying adds to what was within the cluster's own quota.
+    let quota = (8_u64 << 30).max(snapshot_bytes.saturating_mul(3));
+    let mut command = Command::new(&programs.etcd);
+    command.arg(data_argument(&place.data())).args([
+        "--name=throwaway",
+        &format!("--listen-client-urls={endpoint}"),
+        &format!("--advertise-client-urls={endpoint}"),
+        // A socket in the private directory: nobody else is to join.
+        "--listen-peer-urls=unix://peer:0",
+        "--cert-file=server.crt",
+        "--key-file=server.key",
+        "--trusted-ca-file=ca.crt",
+        "--client-cert-auth=true",
+        "--enable-grpc-gateway=false",
+        "--max-txn-ops=100000000",
+        "--max-request-bytes=1073741824",
+        &format!("--quota-backend-bytes={quota}"),
+        "--logger=zap",
+        "--log-level=warn",
+    ]);
+    if !programs.version.starts_with("3.4.") {
+        command.arg("--unsafe-no-fsync");
+    }
+    clean(&mut command).current_dir(place.root.path()).stdin(Stdio::null()).stdout(log).stderr(errors);
+    command.spawn().map_err(Error::file("run", &programs.etcd))
+}
+
+/// Settings of this process's environment are not meant for it.
+fn clean(command: &mut Command) -> &mut Command {
+    for (name, _) in std::env::vars_os() {
+        if name.to_string_lossy().starts_with("ETCD") {
+            command.env_remove(name);
+        }
+    }
+    command.kill_on_drop(true)
+}
+
+/// Until it leads itself and answers.
+async fn ready(etcd: &mut Child, client: &Client, place: &Place) -> Result<(), Error> {
+    let failed = |how: &str| Error::Throwaway { why: format!("{how}: {}", place.last_words()) };
+    let until = Instant::now() + STARTING;
+    while Instant::now() < until {
+        if let Ok(Some(status)) = etcd.try_wait() {
+            return Err(failed(&format!("ended ({status})")));
+        }
+        if client.linearizable_read_ok().await.is_ok() {
+            return Ok(());
+        }
+        sleep(PAUSE).await;
+    }
+    Err(failed("did not answer in time"))
+}
+
+fn free_port(address: IpAddr) -> io::Result<u16> {
+    Ok(TcpListener::bind((address, 0))?.local_addr()?.port())
+}
+
+struct Credentials {
+    ca_pem: String,
+    chain: String,
+    key: String,
+}
+
+impl Credentials {
+    /// Writes the server's into the directory, and keeps root's.
+    fn make(place: &Place, address: IpAddr) -> Result<Self, Error> {
+        let now = Timestamp::now();
+        let subject = AuthoritySubject { common_name: String::from("throwaway"), organization: None };
+        let authority = Authority::generate(&subject, KeyAlgorithm::P256, DAY, now)?;
+        let leaf = |name: &str, server: bool| -> Result<(String, String), Error> {
+            let key = KeyPair::generate(KeyAlgorithm::P256)?;
+            let wish = LeafWish {
+                common_name: name.to_owned(),
+                organization: None,
+                dns: Vec::new(),
+                addresses: if server { vec![address] } else { Vec::new() },
+                server,
+                client: true,
+                validity: DAY,
+            };
+            Ok((authority.sign(&key.csr(name)?, &wish, now)?, key.to_pem().expose().to_owned()))
+        };
+        let (server, server_key) = leaf("throwaway", true)?;
+        let ca_pem = authority.certificate_pem().to_owned();
+        for (name, text) in [("ca.crt", &ca_pem), ("server.crt", &server), ("server.key", &server_key)] {
+            let path = place.root.path().join(name);
+            let written = create_private(&path).and_then(|mut file| file.write_all(text.as_bytes()));
+            written.map_err(Error::file("write", &path))?;
+        }
+        let (chain, key) = leaf("root", false)?;
+        Ok(Credentials { ca_pem, chain, key })
+    }
+
+    fn client(&self, endpoint: String) -> Result<Client, Error> {
+        let mut options = ConnectOptions::new(endpoint, self.ca_pem.as_str());
+        options.identity = Some((self.chain.clone(), self.key.clone()));
+        options.request_timeout = REQUEST;
+        Ok(Client::connect(options)?)
+    }
+}

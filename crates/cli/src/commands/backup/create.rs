@@ -1,0 +1,89 @@
+//! `quorate backup create`: takes a full backup now, and proves it.
+
+use quorate_backup::manifest::{Manifest, Outcome};
+use quorate_control::backup::{Backups, Created, Vault};
+use serde::Serialize;
+
+use super::Context;
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+use crate::output::backup::Verified;
+use crate::output::working::Working;
+
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    manifest: &'a Manifest,
+    places: &'a [&'a str],
+    /// Null with `--no-verify`.
+    verification: Option<Verified>,
+}
+
+pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    let vault = Vault::open(&ledger.spec)?;
+    let working = Working::new();
+    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    say_who_can_read(&backups).await?;
+    let Created { manifest, verification, not_copied, noted } = backups.create(!options.no_verify).await?;
+    drop(working);
+    let mut places = vec![vault.first.place()];
+    places.extend(vault.second.iter().filter(|_| not_copied.is_none()).map(|second| second.place()));
+    let failed = matches!(&verification, Some(verification) if matches!(verification.outcome, Outcome::Failed { .. }));
+    let verified = verification.map(|verification| Verified::new(&manifest.id, &verification));
+    match options.output.format {
+        Format::Json => output::print_json(&Told { manifest: &manifest, places: &places, verification: verified })?,
+        Format::Text => {
+            let proof = verified.map_or_else(|| unproven(context, &options.name), |verified| verified.line());
+            output::print(&format!("{}{proof}", output::backup::created(&manifest, &places)))?;
+        }
+    }
+    if !noted {
+        output::talk(
+            "warning: another controller holds the ledger, so that `quorate status` does not know of it yet\n",
+        );
+    }
+    if failed {
+        return Ok(Exit::Damaged);
+    }
+    match not_copied {
+        Some(error) => Err(error.into()),
+        None => Ok(Exit::Done),
+    }
+}
+
+fn unproven(context: &Context, name: &str) -> String {
+    format!("not verified: `{}` does that\n", context.command(&format!("backup verify {name}")))
+}
+
+/// Loudly where anyone can, and once where only few can.
+async fn say_who_can_read(backups: &Backups<'_>) -> Result<(), Error> {
+    let recipients = &backups.vault.settings.recipients;
+    if recipients.is_empty() {
+        output::talk(NOT_ENCRYPTED);
+        return Ok(());
+    }
+    let catalog = backups.catalog(&backups.vault.first).await?;
+    if catalog.fulls.iter().any(|full| full.manifest.recipient.is_some()) {
+        return Ok(());
+    }
+    let listed: String = recipients.iter().map(|key| format!("  {key}\n")).collect();
+    output::talk(&format!("{ENCRYPTED_TO}{listed}{WHAT_LOSING_IT_MEANS}"));
+    Ok(())
+}
+
+pub(super) const NOT_ENCRYPTED: &str = "\
+WARNING: these backups are NOT ENCRYPTED: whoever can read the store can read every key and value, and the password hashes of etcd's
+  users. For the same reason the ledger with its CA keys is not stored beside them, and cannot come back from there.
+  hint: put age public keys under `backup.recipients` in the spec; `age-keygen -o operator.key` makes a pair
+";
+
+const ENCRYPTED_TO: &str = "these backups are encrypted to:\n";
+
+const WHAT_LOSING_IT_MEANS: &str = "\
+Only the secret keys to these open them. If all of those are lost, so is every backup: nobody can help, and quorate has no copy.
+  hint: keep one secret key away from this machine and from the store, and try a restore with it: `quorate restore FILE --dry-run`
+";

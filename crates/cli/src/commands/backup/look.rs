@@ -1,0 +1,164 @@
+//! `quorate backup list`, `verify` and `export`: what there is, whether it is good, and the way out.
+
+use quorate_backup::catalog::{Catalog, Full};
+use quorate_backup::full::key_of;
+use quorate_backup::manifest::Verification;
+use quorate_backup::prepare;
+use quorate_control::backup::{Backups, catalog_of, prove};
+use serde::Serialize;
+
+use super::{Context, Subject, id, identities, which};
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output;
+use crate::output::backup::{Listing, Verified};
+use crate::output::working::Working;
+
+pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let name = subject.spec.name.as_str();
+    let (mut catalogs, mut worst) = (Vec::new(), Exit::Done);
+    for store in subject.vault.stores() {
+        // What the one has is worth knowing while the other is away.
+        match catalog_of(store, name, subject.cluster_id()).await {
+            Ok(catalog) => catalogs.push((store.place().to_owned(), catalog)),
+            Err(error) if subject.vault.second.is_some() => {
+                let error = Error::from(error);
+                output::talk(&error.render(None));
+                worst = worst.max(error.exit());
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let listing = Listing::new(name, &catalogs);
+    match options.output.format {
+        Format::Json => output::print_json(&listing)?,
+        Format::Text if listing.backups.is_empty() && listing.damage.is_empty() => {
+            let make = context.command(&format!("backup create {name}"));
+            output::talk(&format!("there is no backup of {name} yet; `{make}` makes one\n"));
+        }
+        Format::Text => output::print(&output::backup::list(&listing))?,
+    }
+    Ok(worst)
+}
+
+#[derive(Serialize)]
+struct Told<'a> {
+    cluster: &'a str,
+    place: &'a str,
+    verified: Vec<Verified>,
+    /// Of things that are no backup, or of another cluster.
+    damage: Vec<String>,
+}
+
+pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let store = subject.vault.store(which(&options.second))?;
+    let identities = identities(&options.identity)?;
+    let name = subject.spec.name.as_str();
+    let catalog = catalog_of(store, name, subject.cluster_id()).await?;
+    let wanted = wanted(context, name, &catalog, &options)?;
+    let working = Working::new();
+    let mut verified = Vec::new();
+    for full in wanted {
+        let key = match full.damage.is_empty() {
+            true => key_of(store, &full.manifest, identities.as_ref()).await.map_err(Error::backup)?,
+            // It is not opened.
+            false => None,
+        };
+        let outcome = prove_one(context, &subject, store, full, key, &working).await?;
+        verified.push(Verified::new(full.id(), &outcome));
+        if options.output.format == Format::Text {
+            drop_line(&working);
+            output::print(&verified[verified.len() - 1].line())?;
+        }
+    }
+    if let Some(ledger) = subject.ledger.as_ref().filter(|_| !options.second.second) {
+        let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: &working };
+        backups.note(None).await?;
+    }
+    drop(working);
+    let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
+    let damage: Vec<String> = loose.filter(|_| options.id.is_none()).map(ToString::to_string).collect();
+    let good = damage.is_empty() && verified.iter().all(|one| one.ok);
+    match options.output.format {
+        Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
+        Format::Text => {
+            for damage in &damage {
+                output::print(&format!("damaged: {damage}\n"))?;
+            }
+        }
+    }
+    Ok(if good { Exit::Done } else { Exit::Damaged })
+}
+
+fn drop_line(working: &Working) {
+    use quorate_control::backup::{Doing, Teller};
+    working.doing(Doing::Nothing);
+}
+
+/// Those that are to be proven.
+fn wanted<'a>(
+    context: &Context,
+    name: &str,
+    catalog: &'a Catalog,
+    options: &cli::BackupVerify,
+) -> Result<Vec<&'a Full>, Error> {
+    if options.all {
+        return Ok(catalog.fulls.iter().collect());
+    }
+    let Some(text) = &options.id else {
+        let newest: Vec<&Full> = catalog.fulls.last().into_iter().collect();
+        if newest.is_empty() && catalog.damage.is_empty() {
+            let make = context.command(&format!("backup create {name}"));
+            return Err(Error::refused(format!("there is no backup of {name}"), format!("`{make}` makes one")));
+        }
+        return Ok(newest);
+    };
+    find(catalog, text).map(|full| vec![full])
+}
+
+fn find<'a>(catalog: &'a Catalog, text: &str) -> Result<&'a Full, Error> {
+    let id = id(text)?;
+    catalog.find(&id).ok_or_else(|| {
+        let damage: String =
+            catalog.damage.iter().filter(|damage| *damage.id() == id).map(|damage| format!(": {damage}")).collect();
+        let what = format!("there is no backup {id} of {} that can be used{damage}", catalog.cluster);
+        Error::refused(what, catalog.still(&catalog.damage))
+    })
+}
+
+async fn prove_one(
+    context: &Context,
+    subject: &Subject,
+    store: &quorate_backup::Store,
+    full: &Full,
+    key: Option<quorate_backup::keys::BackupKey>,
+    working: &Working,
+) -> Result<Verification, Error> {
+    match &subject.ledger {
+        Some(ledger) => {
+            let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: working };
+            Ok(backups.verify(store, full, key).await?)
+        }
+        None => Ok(prove(&context.home, &subject.spec, store, full, key, None).await?),
+    }
+}
+
+pub async fn export(context: &Context, options: cli::BackupExport) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let store = subject.vault.store(which(&options.second))?;
+    // Whichever cluster of this name it is of: this is the way out.
+    let catalog = Catalog::load(store, subject.spec.name.as_str(), None).await.map_err(Error::backup)?;
+    let full = find(&catalog, &options.id)?;
+    let identities = identities(&options.identity)?;
+    let key = key_of(store, &full.manifest, identities.as_ref()).await.map_err(Error::backup)?;
+    prepare::export(store, &full.manifest, key, &options.file).await.map_err(Error::backup)?;
+    output::talk(&format!(
+        "backup {} is in {}, without the changes on top of it, for `etcdutl snapshot restore`\n",
+        full.id(),
+        options.file.display()
+    ));
+    Ok(Exit::Done)
+}

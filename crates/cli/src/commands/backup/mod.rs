@@ -1,0 +1,80 @@
+//! `quorate backup`: makes, shows, proves and removes backups. Nothing here changes a cluster.
+
+mod create;
+mod look;
+mod tend;
+mod watch;
+
+use std::fs;
+use std::path::Path;
+
+use quorate_backup::BackupId;
+use quorate_backup::keys::Identities;
+use quorate_control::backup::{Vault, Which};
+use quorate_core::Secret;
+use quorate_core::model::Ledger;
+use quorate_core::spec::ClusterSpec;
+
+use super::Context;
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+
+pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
+    match verb {
+        cli::Backup::Create(options) => create::run(context, options).await,
+        cli::Backup::List(options) => look::list(context, options).await,
+        cli::Backup::Verify(options) => look::verify(context, options).await,
+        cli::Backup::Prune(options) => tend::prune(context, options).await,
+        cli::Backup::Watch(options) => watch::run(context, options).await,
+        cli::Backup::Rekey(options) => tend::rekey(context, options).await,
+        cli::Backup::Export(options) => look::export(context, options).await,
+    }
+}
+
+/// Whose backups are meant, and where they are.
+struct Subject {
+    spec: ClusterSpec,
+    /// None where the cluster is only known from its spec.
+    ledger: Option<Ledger>,
+    vault: Vault,
+}
+
+impl Subject {
+    fn find(context: &Context, of: &cli::BackupOf) -> Result<Self, Error> {
+        let spec = load::one_spec(&context.home, &of.target, of.cluster.as_deref())?;
+        let ledger = load::remembered(&context.home, spec.name.as_str())?;
+        let vault = Vault::open(&spec)?;
+        Ok(Subject { spec, ledger, vault })
+    }
+
+    fn cluster_id(&self) -> Option<&str> {
+        self.ledger.as_ref().map(|ledger| ledger.cluster_id.as_str())
+    }
+}
+
+pub fn which(second: &cli::Second) -> Which {
+    if second.second { Which::Second } else { Which::First }
+}
+
+/// The text of the operator's identity file.
+pub fn identity(options: &cli::Identity) -> Result<Option<Secret>, Error> {
+    options.identity.as_deref().map(read_identity).transpose()
+}
+
+fn read_identity(path: &Path) -> Result<Secret, Error> {
+    fs::read_to_string(path).map(Secret::new).map_err(Error::file("read", path))
+}
+
+pub fn identities(options: &cli::Identity) -> Result<Option<Identities>, Error> {
+    let Some(path) = &options.identity else { return Ok(None) };
+    let parsed = Identities::parse(&read_identity(path)?);
+    parsed
+        .map(Some)
+        .map_err(|error| Error::refused(format!("{}: {error}", path.display()), "`age-keygen` writes such a file"))
+}
+
+pub fn id(text: &str) -> Result<BackupId, Error> {
+    text.parse().map_err(|why: String| Error::refused(why, "`quorate backup list` lists them"))
+}

@@ -1,0 +1,110 @@
+//! `quorate backup prune` and `rekey`: which backups stay, and who can open them.
+
+use jiff::Timestamp;
+use quorate_backup::full;
+use quorate_backup::keys::{KeyError, Recipients};
+use quorate_backup::manifest::Manifest;
+use quorate_backup::prune;
+use quorate_control::backup::catalog_of;
+
+use super::{Context, Subject, identities};
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output::backup::{Pruning, PruningPlace};
+use crate::output::{self, count};
+
+pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let (name, vault) = (subject.spec.name.as_str(), &subject.vault);
+    if options.output.format == Format::Json && !options.dry_run {
+        return Err(Error::refused("there is nothing to print as JSON but the plan", "pass --dry-run too"));
+    }
+    let mut plans = Vec::new();
+    for store in vault.stores() {
+        let catalog = catalog_of(store, name, subject.cluster_id()).await?;
+        plans.push((store, prune::plan(&catalog, &vault.keep, Timestamp::now())));
+    }
+    let pruning = Pruning {
+        cluster: name.to_owned(),
+        remove: plans.iter().flat_map(|(_, plan)| plan.remove.iter().cloned()).collect(),
+        places: plans.iter().map(|(store, plan)| PruningPlace::new(store.place(), plan)).collect(),
+    };
+    match options.output.format {
+        Format::Json => output::print_json(&pruning)?,
+        Format::Text => output::print(&output::backup::pruning(&pruning))?,
+    }
+    let going: usize = plans.iter().map(|(_, plan)| plan.remove.len() + plan.leftovers.len()).sum();
+    if options.dry_run {
+        return Ok(Exit::Done);
+    }
+    if going == 0 {
+        output::talk("nothing goes\n");
+        return Ok(Exit::Done);
+    }
+    agree(options.yes, going)?;
+    for (store, plan) in &plans {
+        prune::carry_out(store, name, plan).await.map_err(Error::backup)?;
+    }
+    output::talk(&format!("{} removed\n", are(going)));
+    Ok(Exit::Done)
+}
+
+fn agree(yes: bool, going: usize) -> Result<(), Error> {
+    if yes {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        return Err(Error::refused(
+            "there is no terminal to ask whether they may go",
+            "pass --yes to prune without asking",
+        ));
+    }
+    match output::ask(&format!("remove {} for good? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Error::Declined),
+    }
+}
+
+fn are(number: usize) -> String {
+    format!("{} {}", count(number, "backup"), if number == 1 { "is" } else { "are" })
+}
+
+pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let name = subject.spec.name.as_str();
+    let parsed = Recipients::parse(&subject.vault.settings.recipients).map_err(key_error)?;
+    let Some(recipients) = parsed else {
+        return Err(Error::refused(
+            format!("the spec of {name} names no recipients, and what is encrypted is not opened in place"),
+            "name at least one; `quorate backup export` writes a backup in the clear",
+        ));
+    };
+    let Some(identities) = identities(&options.identity)? else { return Err(key_error(KeyError::NoIdentity)) };
+    for store in subject.vault.stores() {
+        let catalog = catalog_of(store, name, subject.cluster_id()).await?;
+        let all: Vec<Manifest> = catalog.fulls.into_iter().map(|full| full.manifest).collect();
+        let changed = full::rekey(store, &all, &identities, &recipients).await.map_err(Error::backup)?;
+        output::talk(&format!("{}: {} now opened by {}\n", store.place(), are(changed), recipients_of(&subject)));
+        let open = all.iter().filter(|manifest| manifest.recipient.is_none()).count();
+        if open > 0 {
+            output::talk(&format!(
+                "  {} not encrypted, and {} so\n",
+                are(open),
+                if open == 1 { "stays" } else { "stay" }
+            ));
+        }
+    }
+    output::talk(
+        "one who was removed may have kept what opened these backups before: only backups that are taken from now on are out of reach\n",
+    );
+    Ok(Exit::Done)
+}
+
+fn recipients_of(subject: &Subject) -> String {
+    subject.vault.settings.recipients.join(", ")
+}
+
+fn key_error(error: KeyError) -> Error {
+    Error::refused(error.to_string(), "pass --identity FILE, or set QUORATE_IDENTITY")
+}

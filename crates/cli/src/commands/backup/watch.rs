@@ -1,0 +1,34 @@
+//! `quorate backup watch`: stays, until SIGINT or SIGTERM.
+
+use quorate_control::backup::{Vault, Watching, watch};
+use tokio::signal::unix::{SignalKind, signal};
+
+use super::Context;
+use super::create::NOT_ENCRYPTED;
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output;
+use crate::output::working::Working;
+
+pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &options.name)?;
+    if Vault::open(&ledger.spec)?.settings.recipients.is_empty() {
+        output::talk(NOT_ENCRYPTED);
+    }
+    let working = Working::log();
+    let watching = Watching { home: &context.home, cluster: &options.name, prune: options.prune, teller: &working };
+    let (stop, stopped) = tokio::sync::watch::channel(false);
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+        }
+        let _ = stop.send(true);
+    });
+    watch(&watching, stopped).await?;
+    Ok(Exit::Done)
+}

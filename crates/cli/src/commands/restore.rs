@@ -1,0 +1,280 @@
+//! `quorate restore`: makes a snapshot ready and proves it, shows what will be done and what is lost, takes the operator's word, and lets
+//! the loop make every member begin anew from it.
+
+use std::fmt::Write as _;
+
+use quorate_backup::choose::Wish;
+use quorate_control::backup::{Ready, Vault, Wanted, catalog_of, ledger_beside};
+use quorate_control::controller;
+use quorate_control::history::History;
+use quorate_control::ledger::{Exported, Store};
+use quorate_control::observe::Sight;
+use quorate_control::providers;
+use quorate_core::model::{Consent, Ledger, Observation, Power, RestoreWish};
+use quorate_core::planner::{Action, Plan, remember};
+
+use super::backup::{id, identities, identity};
+use super::{Context, agree_by_name, conclude, consent, refuse_if_being_destroyed, refused, run_loop};
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load::{self, Cluster};
+use crate::output::plan::Detail;
+use crate::output::working::Working;
+use crate::output::{self, backup::shown, size};
+
+pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error> {
+    let cluster = load::one_cluster(&context.home, &options.target, options.cluster.as_deref())?;
+    let name = cluster.spec.name.to_string();
+    let known = load::remembered(&context.home, &name)?;
+    refuse_if_being_destroyed(context, known.as_ref())?;
+    refuse_if_off(context, known.as_ref())?;
+    let before = known.as_ref().and_then(|ledger| ledger.restore.clone());
+    context.home.forget_snapshots(&name, before.as_ref())?;
+    let (ready, imported) = prepare(context, &cluster, known.as_ref(), &options).await?;
+    let ended = restore(context, &cluster, Word { known, imported, ready: &ready }, &options).await;
+    // Where it was not wanted after all, or has failed before the ledger knew of it.
+    let waits = load::remembered(&context.home, &name)?.and_then(|ledger| ledger.restore);
+    context.home.forget_snapshots(&name, waits.as_ref())?;
+    ended
+}
+
+fn refuse_if_off(context: &Context, known: Option<&Ledger>) -> Result<(), Error> {
+    match known.filter(|ledger| ledger.power == Power::Off) {
+        Some(ledger) => {
+            let name = &ledger.spec.name;
+            let way = context.command(&format!("start {name}"));
+            Err(Error::refused(format!("cluster {name} is off"), format!("`{way}` switches it on")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// One proven snapshot, and the ledger where there is none here.
+async fn prepare(
+    context: &Context,
+    cluster: &Cluster,
+    known: Option<&Ledger>,
+    options: &cli::Restore,
+) -> Result<(Ready, Option<Exported>), Error> {
+    let (home, spec) = (&context.home, &cluster.spec);
+    let working = Working::new();
+    let wish = match wanted(&options.what)? {
+        Wanted::Backup(wish) => wish,
+        snapshot => {
+            let ready = Ready::of_snapshot(home, spec, &snapshot, &working).await?;
+            return ready.map(|ready| (ready, None)).ok_or(Error::Declined);
+        }
+    };
+    let vault = Vault::open(spec)?;
+    let store = vault.store(super::backup::which(&options.second))?;
+    let cluster_id = known.map(|ledger| ledger.cluster_id.as_str());
+    let catalog = catalog_of(store, spec.name.as_str(), cluster_id).await?;
+    let imported = match known {
+        Some(_) => None,
+        None => ledger_beside(store, &catalog, identity(&options.identity)?.as_ref()).await?,
+    };
+    let identities = identities(&options.identity)?;
+    let ready = Ready::of_backups(home, spec, (store, &catalog), &wish, identities.as_ref(), &working).await?;
+    Ok((ready, imported))
+}
+
+fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
+    let cli::RestoreWhat { at, revision, backup, snapshot } = what;
+    if let Some(snapshot) = snapshot {
+        return match snapshot.strip_prefix("s3://").map(|rest| rest.split_once('/')) {
+            None => Ok(Wanted::File(snapshot.into())),
+            Some(Some((bucket, key))) if !bucket.is_empty() && !key.is_empty() => {
+                Ok(Wanted::Object { bucket: bucket.to_owned(), key: key.to_owned() })
+            }
+            Some(_) => Err(Error::refused(format!("`{snapshot}` names no object"), "write s3://BUCKET/KEY")),
+        };
+    }
+    Ok(Wanted::Backup(match (at, revision, backup) {
+        (Some(at), _, _) => Wish::At(*at),
+        (_, Some(revision), _) => Wish::Revision(*revision),
+        (_, _, Some(backup)) => Wish::Backup(id(backup)?),
+        (None, None, None) => Wish::Newest,
+    }))
+}
+
+/// What the operator's word is about.
+struct Word<'a> {
+    known: Option<Ledger>,
+    imported: Option<Exported>,
+    ready: &'a Ready,
+}
+
+async fn restore(context: &Context, cluster: &Cluster, word: Word<'_>, options: &cli::Restore) -> Result<Exit, Error> {
+    let Word { known, imported, ready } = word;
+    let name = cluster.spec.name.as_str();
+    let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
+    let seen = match base {
+        Some(ledger) => Some(Sight::new(providers::provider(ledger, &context.home)).glance(ledger, None).await?),
+        None => None,
+    };
+    let shown = what_happens(name, ready, known.as_ref(), imported.as_ref(), seen.as_ref());
+    let giving = Giving {
+        consent: consent(shown.clone()),
+        ready,
+        imported: imported.as_ref().map(|exported| &exported.ledger),
+        seen: seen.as_ref(),
+        now: options.now,
+    };
+    let imagined = |ledger: &mut Ledger| {
+        giving.come_back(ledger);
+        giving.give(ledger);
+    };
+    let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, imagined).await?;
+    output::talk(&format!("{shown}\n"));
+    if !plan.end.blocked.is_empty() && !restores(&plan) {
+        return Ok(refused(&plan.end.blocked));
+    }
+    output::print(&output::plan::text(name, &plan, Detail::Reasons))?;
+    if options.dry_run {
+        output::talk("nothing was done\n");
+        return Ok(Exit::Done);
+    }
+    agree_by_name(options.yes, name, "restore")?;
+    if let Some(exported) = &imported {
+        take_over(context, name, exported)?;
+    }
+    let give = |ledger: &mut Ledger| giving.give(ledger);
+    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "restore", give).await?;
+    let exit = conclude(context, outcome)?;
+    if cluster.spec.backup.is_some() && exit == Exit::Done {
+        let create = context.command(&format!("backup create {name}"));
+        output::talk(&format!("next: take a backup of what it is now with `{create}`\n"));
+    }
+    Ok(exit)
+}
+
+/// Whether the plan leads to a cluster.
+fn restores(plan: &Plan) -> bool {
+    plan.steps.iter().any(|step| matches!(step.action, Action::RecordFormed { .. }))
+}
+
+/// The ledger from beside the backup becomes the one here.
+fn take_over(context: &Context, name: &str, exported: &Exported) -> Result<(), Error> {
+    let mut ledger = exported.ledger.clone();
+    without_words(&mut ledger);
+    Store::new(context.home.ledger(name)).write(&mut ledger)?;
+    let history = History::new(context.home.history(name));
+    history.remove()?;
+    history.merge(&exported.history)?;
+    Ok(())
+}
+
+/// What was wished when the backup was taken is long done, or was given up.
+fn without_words(ledger: &mut Ledger) {
+    (ledger.restore, ledger.recovery, ledger.destroy, ledger.without_backup) = (None, None, None, None);
+}
+
+/// The word, as it goes into the ledger.
+struct Giving<'a> {
+    consent: Consent,
+    ready: &'a Ready,
+    imported: Option<&'a Ledger>,
+    seen: Option<&'a Observation>,
+    now: bool,
+}
+
+impl Giving<'_> {
+    /// For the plan: as if the ledger had been taken over.
+    fn come_back(&self, ledger: &mut Ledger) {
+        if let Some(imported) = self.imported {
+            *ledger = Ledger { spec: ledger.spec.clone(), version: ledger.version, lock: None, ..imported.clone() };
+            without_words(ledger);
+        }
+    }
+
+    fn give(&self, ledger: &mut Ledger) {
+        let prepared = &self.ready.prepared;
+        if let (Some(_), Some(seen)) = (self.imported, self.seen) {
+            remember::resume_above(ledger, seen);
+            ledger.older_accepted = Some(self.consent.clone());
+        }
+        let epoch = ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
+        ledger.restore = Some(RestoreWish {
+            consent: self.consent.clone(),
+            sha256: prepared.sha256.clone(),
+            bytes: prepared.bytes,
+            revision: u64::try_from(prepared.revision).unwrap_or(0),
+            source: prepared.source.clone(),
+            epoch,
+        });
+        ledger.without_grace = self.now.then(|| self.consent.clone());
+    }
+}
+
+/// What the operator gives the word to.
+fn what_happens(
+    name: &str,
+    ready: &Ready,
+    known: Option<&Ledger>,
+    imported: Option<&Exported>,
+    seen: Option<&Observation>,
+) -> String {
+    let prepared = &ready.prepared;
+    let mut text = format!("cluster {name} begins anew from {}\n", prepared.source);
+    let _ = writeln!(
+        text,
+        "  it was made ready here, restored into a throwaway etcd and looked at: revision {}, {} keys, {}",
+        prepared.revision,
+        prepared.keys,
+        size(prepared.bytes)
+    );
+    for note in ready.choice.iter().flat_map(|choice| &choice.notes) {
+        let _ = writeln!(text, "  note: {note}");
+    }
+    if let Some(exported) = imported {
+        let version = exported.ledger.version;
+        let _ = writeln!(
+            text,
+            "  nothing is known of {name} here: its ledger, version {version}, comes back from beside the backup"
+        );
+        if seen.is_some_and(|seen| seen.agents.keys().any(|member| seen.facts(member).is_some())) {
+            text.push_str(ITS_MACHINES_LIVE);
+        }
+    } else if known.is_none() {
+        let _ = writeln!(
+            text,
+            "  nothing is known of {name} here, and no ledger lies beside the backup: it gets new CAs and keys"
+        );
+    }
+    let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, known, seen));
+    text.push_str(WHAT_ELSE);
+    text
+}
+
+fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation>) -> String {
+    let revision = u64::try_from(ready.prepared.revision).unwrap_or(0);
+    let when = ready.choice.as_ref().map(|choice| {
+        let last = choice.segments.last().map(|last| last.last_at);
+        format!(", {}", shown(last.unwrap_or(choice.full.taken.opened)))
+    });
+    let when = when.unwrap_or_default();
+    let told = seen.into_iter().flat_map(|seen| {
+        seen.agents.keys().filter_map(|member| Some(seen.facts(member)?.etcd.status.as_ref()?.revision))
+    });
+    let highest = told.chain(known.map(|ledger| ledger.highest_revision)).max().unwrap_or(0);
+    match highest.checked_sub(revision).filter(|lost| *lost > 0) {
+        Some(lost) => format!(
+            "  - all that was written after revision {revision}{when}: the cluster has come to {highest}, so that {lost} revisions go"
+        ),
+        None => format!("  - all that was written after revision {revision}{when}, should there be anything"),
+    }
+}
+
+const ITS_MACHINES_LIVE: &str = "\
+  note: its machines answer. To take the cluster over as it is, with its data of now, use instead:
+    quorate ledger import --from-backup FILE --identity KEY
+    quorate apply FILE --accept-older-ledger
+";
+
+const WHAT_ELSE: &str = "\
+what else to know:
+  - the data of every member is replaced, or of none; what a machine held before is kept beside it
+  - revisions go on far above the highest that was ever seen, and all before is compacted: watches end, and begin anew
+  - users and roles are as of the full backup; leases begin anew, each with the time that it was granted
+";

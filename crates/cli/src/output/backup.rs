@@ -1,0 +1,293 @@
+//! Backups, for people and for scripts: what there is, what a verification found, what a prune would remove.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+
+use jiff::Timestamp;
+use quorate_backup::BackupId;
+use quorate_backup::catalog::{Catalog, Full};
+use quorate_backup::manifest::{Manifest, Outcome, Verification};
+use quorate_backup::prune::PrunePlan;
+use quorate_backup::retention::Reason;
+use serde::Serialize;
+
+use super::{count, size, table};
+
+/// All that is known of a cluster's backups.
+#[derive(Debug, Serialize)]
+pub struct Listing {
+    pub cluster: String,
+    /// The places that were looked at.
+    pub places: Vec<String>,
+    /// Oldest first.
+    pub backups: Vec<Listed>,
+    /// Of things that are no backup, or of another cluster.
+    pub damage: Vec<String>,
+    /// Ids of which there are only remains.
+    pub unfinished: Vec<BackupId>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct Listed {
+    pub id: BackupId,
+    pub kind: &'static str,
+    /// When the snapshot was opened; of changes, of the full backup that they are on top of.
+    pub at: Timestamp,
+    pub first_revision: i64,
+    pub last_revision: i64,
+    /// Null for changes.
+    pub keys: Option<i64>,
+    pub stored_bytes: u64,
+    pub etcd_version: String,
+    pub from_member: String,
+    pub encrypted: bool,
+    /// When it was last proven, all of it.
+    pub verified_at: Option<Timestamp>,
+    /// Why the last verification failed.
+    pub verify_failed: Option<String>,
+    pub places: Vec<String>,
+    pub damage: Vec<String>,
+}
+
+impl Listing {
+    pub fn new(cluster: &str, catalogs: &[(String, Catalog)]) -> Self {
+        let mut rows: BTreeMap<(BackupId, &'static str), Listed> = BTreeMap::new();
+        for (place, catalog) in catalogs {
+            for listed in catalog.fulls.iter().flat_map(listed) {
+                let row = rows.entry((listed.id.clone(), listed.kind)).or_insert(listed);
+                row.places.push(place.clone());
+            }
+        }
+        let loose = |catalog: &Catalog| -> Vec<String> {
+            let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
+            loose.map(ToString::to_string).collect()
+        };
+        let unfinished: BTreeSet<&BackupId> = catalogs.iter().flat_map(|(_, catalog)| &catalog.leftovers).collect();
+        Listing {
+            cluster: cluster.to_owned(),
+            places: catalogs.iter().map(|(place, _)| place.clone()).collect(),
+            backups: rows.into_values().collect(),
+            damage: catalogs.iter().flat_map(|(_, catalog)| loose(catalog)).collect(),
+            unfinished: unfinished.into_iter().cloned().collect(),
+        }
+    }
+}
+
+/// The full backup, and the changes on top of it.
+fn listed(full: &Full) -> Vec<Listed> {
+    let manifest = &full.manifest;
+    let proven = manifest.proven();
+    let failed = match manifest.verified.last().map(|last| &last.outcome) {
+        Some(Outcome::Failed { why }) => Some(why.clone()),
+        _ => None,
+    };
+    let row = Listed {
+        id: manifest.id.clone(),
+        kind: "full",
+        at: manifest.taken.opened,
+        first_revision: manifest.newest_revision(),
+        last_revision: manifest.newest_revision(),
+        keys: Some(manifest.keys),
+        stored_bytes: manifest.stored_bytes,
+        etcd_version: manifest.etcd_version.clone(),
+        from_member: manifest.from_member.clone(),
+        encrypted: manifest.recipient.is_some(),
+        verified_at: proven.map(|(at, _)| at),
+        verify_failed: failed,
+        places: Vec::new(),
+        damage: full.damage.iter().map(ToString::to_string).collect(),
+    };
+    let (Some(first), Some(last)) = (full.spans.first(), full.spans.last()) else { return vec![row] };
+    let changes = Listed {
+        kind: "incremental",
+        first_revision: first.from,
+        last_revision: last.to,
+        keys: None,
+        stored_bytes: full.stored_bytes.saturating_sub(manifest.stored_bytes),
+        verified_at: proven.filter(|(_, proven)| proven.up_to >= last.to).map(|(at, _)| at),
+        damage: full.chain_damage.iter().map(ToString::to_string).collect(),
+        ..row.clone()
+    };
+    vec![row, changes]
+}
+
+pub fn list(listing: &Listing) -> String {
+    let head = ["ID", "WHEN", "REVISIONS", "KEYS", "SIZE", "KIND", "VERIFIED", "WHERE"];
+    let mut rows = vec![head.map(String::from).to_vec()];
+    rows.extend(listing.backups.iter().map(|one| {
+        let revisions = match one.first_revision == one.last_revision {
+            true => one.last_revision.to_string(),
+            false => format!("{}-{}", one.first_revision, one.last_revision),
+        };
+        vec![
+            one.id.to_string(),
+            shown(one.at),
+            revisions,
+            one.keys.map_or_else(|| String::from("-"), |keys| keys.to_string()),
+            size(one.stored_bytes),
+            one.kind.to_owned(),
+            verified(one),
+            one.places.join(", "),
+        ]
+    }));
+    let mut text = table(&rows);
+    let of_backups = listing.backups.iter().flat_map(|one| &one.damage);
+    for damage in of_backups.chain(&listing.damage) {
+        let _ = writeln!(text, "damaged: {damage}");
+    }
+    if !listing.unfinished.is_empty() {
+        let remains = count(listing.unfinished.len(), "unfinished backup");
+        let _ = writeln!(text, "remains of {remains}, which are cleared a day later");
+    }
+    text
+}
+
+fn verified(one: &Listed) -> String {
+    match (&one.verified_at, &one.verify_failed) {
+        _ if !one.damage.is_empty() => String::from("damaged"),
+        (Some(at), _) => shown(*at),
+        (None, Some(_)) => String::from("failed"),
+        (None, None) => String::from("no"),
+    }
+}
+
+pub fn shown(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+}
+
+/// What was proven, or was not.
+#[derive(Debug, Serialize)]
+pub struct Verified {
+    pub id: BackupId,
+    pub at: Timestamp,
+    pub etcd_version: String,
+    pub ok: bool,
+    pub why: Option<String>,
+    pub revision: Option<i64>,
+    /// The last that the changes on top of it lead to.
+    pub up_to: Option<i64>,
+    pub keys: Option<i64>,
+    /// Etcd's HashKV at the backup's revision.
+    pub hash: Option<u32>,
+    pub compared_with_living: bool,
+}
+
+impl Verified {
+    pub fn new(id: &BackupId, verification: &Verification) -> Self {
+        let Verification { at, etcd_version, outcome } = verification;
+        let (why, proven) = match outcome {
+            Outcome::Ok(proven) => (None, Some(proven)),
+            Outcome::Failed { why } => (Some(why.clone()), None),
+        };
+        Verified {
+            id: id.clone(),
+            at: *at,
+            etcd_version: etcd_version.clone(),
+            ok: proven.is_some(),
+            why,
+            revision: proven.map(|proven| proven.revision),
+            up_to: proven.map(|proven| proven.up_to),
+            keys: proven.map(|proven| proven.keys),
+            hash: proven.map(|proven| proven.hash.hash),
+            compared_with_living: proven.is_some_and(|proven| proven.compared_with_living),
+        }
+    }
+
+    /// In one line.
+    pub fn line(&self) -> String {
+        let Verified { id, etcd_version, why, revision, up_to, keys, hash, compared_with_living, .. } = self;
+        if let Some(why) = why {
+            return format!("{id} is NOT good: {why}\n");
+        }
+        let (Some(revision), Some(up_to), Some(keys), Some(hash)) = (revision, up_to, keys, hash) else {
+            return format!("{id} is good\n");
+        };
+        let changes = match up_to > revision {
+            true => format!(", with its changes revision {up_to}"),
+            false => String::new(),
+        };
+        let living = if *compared_with_living { "; the living cluster agrees" } else { "" };
+        format!(
+            "{id} is good: etcd {etcd_version} restored revision {revision}, {keys} keys, hash {hash:08x}{changes}{living}\n"
+        )
+    }
+}
+
+/// What was made.
+pub fn created(manifest: &Manifest, places: &[&str]) -> String {
+    let Manifest { id, keys, stored_bytes, db_bytes, from_member, etcd_version, .. } = manifest;
+    let sealed = if manifest.recipient.is_some() { "encrypted" } else { "NOT encrypted" };
+    format!(
+        "backup {id}: revision {}, {keys} keys, {} stored of {}, from {from_member} (etcd {etcd_version}), {sealed}, in {}\n",
+        manifest.newest_revision(),
+        size(*stored_bytes),
+        size(*db_bytes),
+        places.join(" and "),
+    )
+}
+
+#[derive(Debug, Serialize)]
+pub struct Pruning {
+    pub cluster: String,
+    /// All that go, from any place.
+    pub remove: BTreeSet<BackupId>,
+    pub places: Vec<PruningPlace>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct PruningPlace {
+    pub place: String,
+    pub keep: Vec<Kept>,
+    pub remove: Vec<BackupId>,
+    /// Remains of backups that were never finished.
+    pub unfinished: Vec<BackupId>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct Kept {
+    pub id: BackupId,
+    pub because: Vec<&'static str>,
+}
+
+impl PruningPlace {
+    pub fn new(place: &str, plan: &PrunePlan) -> Self {
+        let because = |reasons: &Vec<Reason>| reasons.iter().map(|reason| why(*reason)).collect();
+        PruningPlace {
+            place: place.to_owned(),
+            keep: plan.keep.iter().map(|(id, why)| Kept { id: id.clone(), because: because(why) }).collect(),
+            remove: plan.remove.clone(),
+            unfinished: plan.leftovers.clone(),
+        }
+    }
+}
+
+fn why(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Newest => "newest",
+        Reason::NewestVerified => "newest_verified",
+        Reason::Last => "last",
+        Reason::Hourly => "hourly",
+        Reason::Daily => "daily",
+        Reason::Weekly => "weekly",
+        Reason::Monthly => "monthly",
+    }
+}
+
+pub fn pruning(pruning: &Pruning) -> String {
+    let mut text = String::new();
+    for place in &pruning.places {
+        let _ = writeln!(text, "{}:", place.place);
+        let mut rows: BTreeMap<&BackupId, Vec<String>> = BTreeMap::new();
+        for Kept { id, because } in &place.keep {
+            rows.insert(id, vec![format!("  {id}"), String::from("stays"), because.join(", ").replace('_', " ")]);
+        }
+        for id in &place.remove {
+            rows.insert(id, vec![format!("  {id}"), String::from("goes"), String::new()]);
+        }
+        for id in &place.unfinished {
+            rows.insert(id, vec![format!("  {id}"), String::from("goes"), String::from("was never finished")]);
+        }
+        text.push_str(&table(&rows.into_values().collect::<Vec<_>>()));
+    }
+    text
+}

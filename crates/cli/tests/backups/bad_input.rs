@@ -1,0 +1,116 @@
+//! What a user or a store can get wrong, and what is said about it. Nothing here may touch the cluster, and no message may show a secret.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::backed::{Backed, OPERATOR, V35};
+use crate::common::store::{BUCKET, SECRET_KEY};
+use crate::common::{OLDEST, Run};
+
+const WRONG_SECRET: &str = "not-the-secret-of-anybody";
+
+/// Fails with all of these words, and shows no secret.
+#[track_caller]
+fn refused(run: Run, words: &[&str]) {
+    let told = run.fails().text();
+    let missing: Vec<_> = words.iter().filter(|word| !told.contains(**word)).collect();
+    assert!(missing.is_empty(), "{missing:?} in:\n{told}");
+    for secret in [SECRET_KEY, WRONG_SECRET, "AGE-SECRET-KEY-1"] {
+        assert!(!told.contains(secret), "a secret in:\n{told}");
+    }
+}
+
+#[test]
+fn each_mistake_has_its_own_message() {
+    let backed = Backed::up("bad-input", 1, V35);
+    let (pids, contents) = (backed.pids(), backed.contents());
+    the_store_is_wrong(&backed);
+    there_is_no_backup_yet(&backed);
+    let id = backed.create();
+    a_wish_cannot_be_granted(&backed, &id);
+    a_snapshot_is_none(&backed);
+    assert_eq!((backed.pids(), backed.contents()), (pids, contents), "somebody was touched");
+}
+
+fn the_store_is_wrong(backed: &Backed) {
+    backed.write_keys("store.keys", WRONG_SECRET);
+    let words = ["the store does not accept the credentials", "check the access key and its secret"];
+    for verb in ["create", "list", "prune", "watch"] {
+        refused(backed.backup(verb, &[]), &words);
+    }
+    refused(backed.verify(&[]), &words);
+    refused(backed.restore(&[]), &words);
+    backed.write_keys("store.keys", SECRET_KEY);
+
+    let keys = backed.sandbox.path().join("store.keys");
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o644)).expect("its mode");
+    refused(backed.backup("create", &[]), &["store.keys", "others than its owner", "chmod 600"]);
+    fs::remove_file(&keys).expect("the file");
+    refused(backed.backup("create", &[]), &["store.keys", "No such file"]);
+    backed.write_keys("store.keys", SECRET_KEY);
+
+    let recipient = backed.recipient.as_str();
+    backed.edit_with(&backed.s3("no-such-bucket", "{file: store.keys}"), &[recipient], "");
+    backed.apply().ok();
+    refused(backed.backup("create", &[]), &["there is no such bucket", "no-such-bucket"]);
+    backed.edit_with(&backed.s3(BUCKET, "environment"), &[recipient], "");
+    backed.apply().ok();
+    let mut without = backed.command(&["backup", "create", "c"]);
+    without.env_remove("AWS_ACCESS_KEY_ID").env_remove("AWS_SECRET_ACCESS_KEY");
+    let run = Run::from(without.output().expect("quorate runs"));
+    refused(run, &["no credentials were found", "AWS_ACCESS_KEY_ID"]);
+    backed.edit(&[recipient], "");
+    backed.apply().ok();
+}
+
+fn there_is_no_backup_yet(backed: &Backed) {
+    refused(backed.verify(&[]), &["there is no backup"]);
+    refused(backed.restore(&[]), &["there is no backup"]);
+}
+
+fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
+    for arguments in [&["verify", "c"][..], &["export", "c", id, "out.db"]] {
+        refused(backed.quorate(&[&["backup"], arguments].concat()), &["no identity was given", "--identity"]);
+    }
+    refused(backed.quorate(&["restore", "c.yaml", "--yes"]), &["no identity was given", "--identity"]);
+    backed.sandbox.file("empty.key", "# nothing\n");
+    let run = backed.backup("verify", &["--identity", "empty.key"]);
+    refused(run, &["empty.key", "expected a line that begins with AGE-SECRET-KEY"]);
+    refused(backed.backup("verify", &["--identity", "gone.key"]), &["gone.key", "No such file"]);
+
+    let unknown = "20010203T040506Z-0123abcd";
+    let named = ["there is no backup 20010203T040506Z-0123abcd", id];
+    refused(backed.verify(&[unknown]), &named);
+    refused(backed.restore(&["--backup", unknown]), &named);
+    refused(backed.backup("export", &[unknown, "out.db", "--identity", OPERATOR]), &named);
+    refused(backed.restore(&["--backup", "yesterday"]), &["`yesterday` is not the id of a backup", "they look like"]);
+
+    refused(backed.restore(&["--at", "2001-02-03T04:05:06Z"]), &["lies before the oldest backup", id]);
+    refused(backed.restore(&["--at", "tomorrow"]), &["tomorrow", "--at"]);
+    let beyond = backed.revision() + 1000;
+    refused(
+        backed.restore(&["--revision", &beyond.to_string()]),
+        &[&format!("revision {beyond} was not recorded"), "the changes lead to revision", id],
+    );
+    refused(backed.restore(&["--revision", "1"]), &["revision 1 lies before the oldest backup", id]);
+    refused(backed.restore(&["--revision", "5", "--backup", id]), &["cannot be used with"]);
+    refused(backed.quorate(&["backup", "create", "nobody"]), &["nobody"]);
+}
+
+fn a_snapshot_is_none(backed: &Backed) {
+    backed.sandbox.file("garbage.db", &"no database ".repeat(100));
+    refused(backed.restore(&["--snapshot", "garbage.db"]), &["garbage.db"]);
+    refused(backed.restore(&["--snapshot", "gone.db"]), &["gone.db", "No such file"]);
+    let object = format!("s3://{BUCKET}/no/such/object.db");
+    refused(backed.restore(&["--snapshot", &object]), &["no/such/object.db", "there is no such object"]);
+}
+
+/// 3.4 has no tool that bumps revisions. Where that of 3.5 is not at hand, nothing may be stopped.
+#[test]
+fn without_a_tool_that_bumps_revisions_nothing_is_restored() {
+    let backed = Backed::without_other_programs("no-tool", OLDEST);
+    let (pids, contents) = (backed.pids(), backed.contents());
+    backed.create();
+    refused(backed.restore(&[]), &["etcdutl", "3.5"]);
+    assert_eq!((backed.pids(), backed.contents()), (pids, contents), "somebody was touched");
+}

@@ -1,0 +1,272 @@
+//! Taking and proving backups. One is taken from the member that can best be read; where that fails, from the next. Right after it is
+//! restored into a throwaway etcd and compared, then copied to the second destination, then noted in the ledger. Whatever fails
+//! half-way leaves what was there before.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use quorate_backup::catalog::{Catalog, Full};
+use quorate_backup::full::{self, Draft};
+use quorate_backup::keys::BackupKey;
+use quorate_backup::manifest::{Manifest, Verification};
+use quorate_backup::prune::{self, PrunePlan};
+use quorate_backup::recorder::Command;
+use quorate_backup::segment::SegmentManifest;
+use quorate_backup::verify::{Workshop, verify};
+use quorate_backup::{BackupId, Error, Source, SourceError, Store, mirror};
+use quorate_core::model::Ledger;
+use quorate_core::spec::ClusterSpec;
+use tokio::sync::{mpsc, oneshot};
+
+use super::source::{AgentSource, Members};
+use super::vault::Vault;
+use super::{BackupError, note, programs};
+use crate::brought::chain_of;
+use crate::history::History;
+use crate::home::{Home, private_directory};
+use crate::ledger::{SealFor, export};
+
+/// How often all members are tried.
+const ROUNDS: u32 = 3;
+const BETWEEN_ROUNDS: Duration = Duration::from_secs(2);
+
+/// Is told what is going on.
+pub trait Teller: Sync {
+    /// Something to know.
+    fn say(&self, text: &str);
+    /// What is being done; the next takes its place.
+    fn doing(&self, what: Doing<'_>);
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum Doing<'a> {
+    Checking { place: &'a str },
+    Looking,
+    Reading { member: &'a str, bytes: u64 },
+    Proving { id: &'a str },
+    Copying { place: &'a str },
+    Fetching { what: &'a str },
+    Replaying { revision: i64 },
+    Nothing,
+}
+
+/// A cluster with the places that hold its backups.
+pub struct Backups<'a> {
+    pub home: &'a Home,
+    pub ledger: &'a Ledger,
+    pub vault: &'a Vault,
+    pub teller: &'a dyn Teller,
+}
+
+/// A full backup that was taken.
+#[derive(Debug)]
+pub struct Created {
+    pub manifest: Manifest,
+    /// Absent where it was not wanted.
+    pub verification: Option<Verification>,
+    /// Why the second destination did not get it.
+    pub not_copied: Option<BackupError>,
+    /// Whether the ledger knows of it.
+    pub noted: bool,
+}
+
+/// Where it came from, and what opens it.
+pub(super) struct Taken {
+    pub source: AgentSource,
+    pub manifest: Manifest,
+    pub key: Option<BackupKey>,
+}
+
+impl Backups<'_> {
+    /// Takes a full backup now.
+    pub async fn create(&self, proven: bool) -> Result<Created, BackupError> {
+        for store in self.vault.stores() {
+            self.teller.doing(Doing::Checking { place: store.place() });
+            store.check(&self.vault.cluster).await?;
+        }
+        self.clear_leftovers().await?;
+        let mut members = Members::new(self.home, self.ledger);
+        let taken = self.take(&mut members, None).await?;
+        self.finish(taken, proven).await
+    }
+
+    /// What comes after a backup was taken.
+    pub(super) async fn finish(&self, taken: Taken, proven: bool) -> Result<Created, BackupError> {
+        let Taken { source, manifest, key } = taken;
+        let verification = match proven {
+            true => Some(self.prove_new(&source, &manifest.id, key).await?),
+            false => None,
+        };
+        let not_copied = self.copy().await.err();
+        let noted = self.note(None).await?;
+        self.teller.doing(Doing::Nothing);
+        Ok(Created { manifest, verification, not_copied, noted })
+    }
+
+    /// From the first member that can be read to the end. A recorder is told before each attempt, and after one that failed.
+    pub(super) async fn take(
+        &self,
+        members: &mut Members<'_>,
+        recorder: Option<&mpsc::Sender<Command>>,
+    ) -> Result<Taken, BackupError> {
+        let (mut round, mut last) = (0, None);
+        while round < ROUNDS {
+            if round > 0 {
+                tokio::time::sleep(BETWEEN_ROUNDS).await;
+            }
+            round += 1;
+            self.teller.doing(Doing::Looking);
+            for source in members.readable().await? {
+                let draft = Draft::new(&self.vault.settings, Timestamp::now())?;
+                begin(recorder, &draft).await;
+                match self.attempt(&source, &draft).await {
+                    Ok(manifest) => return Ok(Taken { source, manifest, key: draft.key() }),
+                    Err(error) => {
+                        end(recorder, draft.id(), 0).await;
+                        if !another_may_do(&error) {
+                            return Err(error.into());
+                        }
+                        self.teller.say(&format!("not from {}: {}", source.member(), chain_of(&error)));
+                        last = Some(error);
+                    }
+                }
+            }
+        }
+        let none = || Error::Source(SourceError::Unreachable(String::from("no member answers")));
+        Err(last.unwrap_or_else(none).into())
+    }
+
+    async fn attempt(&self, source: &AgentSource, draft: &Draft) -> Result<Manifest, Error> {
+        let member = source.member();
+        self.teller.doing(Doing::Reading { member, bytes: 0 });
+        let progress = |bytes| self.teller.doing(Doing::Reading { member, bytes });
+        let ledger = self.sealed_ledger();
+        full::create(&self.vault.first, source, draft, &self.vault.settings, ledger, &progress).await
+    }
+
+    /// The ledger with its keys is part of what must survive; without recipients it would lie open.
+    fn sealed_ledger(&self) -> Option<Bytes> {
+        let recipients = &self.vault.settings.recipients;
+        if recipients.is_empty() {
+            return None;
+        }
+        let history = History::new(self.home.history(&self.vault.cluster)).text().unwrap_or_default();
+        let sealed = export(self.ledger, &history, &SealFor::Recipients(recipients.clone()));
+        match sealed {
+            Ok(sealed) => Some(sealed.into()),
+            Err(error) => {
+                self.teller.say(&format!("warning: the ledger is not beside this backup: {}", chain_of(&error)));
+                None
+            }
+        }
+    }
+
+    async fn prove_new(
+        &self,
+        source: &AgentSource,
+        id: &BackupId,
+        key: Option<BackupKey>,
+    ) -> Result<Verification, BackupError> {
+        let catalog = self.catalog(&self.vault.first).await?;
+        let missing =
+            || Error::NothingToRestore(format!("backup {id} is not in {} any more", self.vault.first.place()));
+        let full = catalog.find(id).ok_or_else(missing)?;
+        self.prove(&self.vault.first, full, key, Some(source)).await
+    }
+
+    /// Proves a backup with the key of it. Where the cluster lives, what the changes lead to is compared with it.
+    pub async fn verify(
+        &self,
+        store: &Store,
+        full: &Full,
+        key: Option<BackupKey>,
+    ) -> Result<Verification, BackupError> {
+        let mut members = Members::new(self.home, self.ledger);
+        // A proof without the living cluster is one too.
+        let living = members.readable().await.ok().and_then(|sources| sources.into_iter().next());
+        self.prove(store, full, key, living.as_ref()).await
+    }
+
+    async fn prove(
+        &self,
+        store: &Store,
+        full: &Full,
+        key: Option<BackupKey>,
+        living: Option<&AgentSource>,
+    ) -> Result<Verification, BackupError> {
+        self.teller.doing(Doing::Proving { id: full.id().as_str() });
+        let living = living.map(|source| source as &dyn Source);
+        prove(self.home, &self.ledger.spec, store, full, key, living).await
+    }
+
+    pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
+        Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id)).await?)
+    }
+
+    /// Lets the second destination have what the first has.
+    pub async fn copy(&self) -> Result<(), BackupError> {
+        let Some(second) = &self.vault.second else { return Ok(()) };
+        self.teller.doing(Doing::Copying { place: second.place() });
+        mirror::copy(&self.vault.first, second, &self.vault.cluster).await?;
+        Ok(())
+    }
+
+    /// Notes in the ledger what there is. Tells whether that was done.
+    pub async fn note(&self, last: Option<&SegmentManifest>) -> Result<bool, BackupError> {
+        let catalog = self.catalog(&self.vault.first).await?;
+        match note::record(&catalog, last) {
+            Some(record) => Ok(note::write(self.home, self.ledger, &record).await?),
+            None => Ok(true),
+        }
+    }
+
+    /// Remains of backups that were never finished, in both places.
+    async fn clear_leftovers(&self) -> Result<(), BackupError> {
+        for store in self.vault.stores() {
+            let catalog = self.catalog(store).await?;
+            let plan = prune::plan(&catalog, &self.vault.keep, Timestamp::now());
+            let leftovers = PrunePlan { remove: Vec::new(), ..plan };
+            prune::carry_out(store, &self.vault.cluster, &leftovers).await?;
+        }
+        Ok(())
+    }
+}
+
+/// Proves a backup, whether or not the cluster lives.
+pub async fn prove(
+    home: &Home,
+    spec: &ClusterSpec,
+    store: &Store,
+    full: &Full,
+    key: Option<BackupKey>,
+    living: Option<&dyn Source>,
+) -> Result<Verification, BackupError> {
+    let programs = programs::programs(home, spec, &full.manifest.etcd_version).await?;
+    let scratch = home.scratch(spec.name.as_str());
+    private_directory(&scratch).map_err(BackupError::file("made", &scratch))?;
+    let workshop = Workshop { programs: &programs, scratch: &scratch };
+    Ok(verify(store, full, key, &workshop, living).await?)
+}
+
+/// What is wrong with one member may be well with another.
+fn another_may_do(error: &Error) -> bool {
+    matches!(error, Error::Source(SourceError::Unreachable(_)) | Error::SnapshotCorrupt { .. })
+}
+
+async fn begin(recorder: Option<&mpsc::Sender<Command>>, draft: &Draft) {
+    let Some(recorder) = recorder else { return };
+    let (begun, is_begun) = oneshot::channel();
+    let command = Command::Begin { full: draft.id().clone(), recipient: draft.recipient(), begun };
+    // Where nobody records any more, the backup stands for itself.
+    if recorder.send(command).await.is_ok() {
+        let _ = is_begun.await;
+    }
+}
+
+/// No more is recorded on top of it, once that leads to revision `after`.
+pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupId, after: i64) {
+    if let Some(recorder) = recorder {
+        let _ = recorder.send(Command::End { full: full.clone(), after }).await;
+    }
+}

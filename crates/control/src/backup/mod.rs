@@ -1,0 +1,80 @@
+//! Backups as the controller does them: the crate `quorate_backup` does the work with the store, and is given the living cluster
+//! through its agents, etcd's programs for throwaway clusters, and the spec's settings. No credential of a store and no secret key ever
+//! goes to a machine, and the ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
+
+mod create;
+mod note;
+mod programs;
+mod restore;
+mod source;
+mod vault;
+mod watch;
+
+use std::path::PathBuf;
+
+pub use create::{Backups, Created, Doing, Teller, prove};
+pub use note::{BackupStatus, standing};
+pub use quorate_backup as store;
+pub use restore::{Ready, Wanted, ledger_beside};
+pub use vault::{Vault, Which, catalog_of};
+pub use watch::{Watching, watch};
+
+use crate::controller::ControlError;
+use crate::ledger::{ExportError, LedgerError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum BackupError {
+    #[error(transparent)]
+    Backup(#[from] quorate_backup::Error),
+    #[error(transparent)]
+    Store(#[from] quorate_backup::store::StoreError),
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error("the ledger beside the backup cannot be used")]
+    LedgerBeside(#[from] ExportError),
+    #[error("the programs of etcd {version}, with which backups are tried out, are not at hand")]
+    Programs { version: String, source: quorate_agent::binaries::BinaryError },
+    #[error(
+        "revisions of etcd {version} cannot be raised above those that clients have seen, without which nothing is restored"
+    )]
+    Restorer { version: String, source: quorate_agent::binaries::BinaryError },
+    #[error("cluster {cluster} has no `backup` in its spec, so that it is not known where its backups are")]
+    NoSettings { cluster: String },
+    #[error("cluster {cluster} has no second destination in its spec (`also_to`)")]
+    NoSecond { cluster: String },
+    #[error("the credentials file {} cannot be used: {why}", path.display())]
+    Credentials { path: PathBuf, why: String },
+    #[error("{place} cannot be reached from inside the network namespaces of cluster {cluster}: give it a directory")]
+    Namespaces { cluster: String, place: String },
+    #[error("no member of cluster {cluster} can be read: it is {summary}")]
+    NobodyToRead { cluster: String, summary: String },
+    #[error("another `quorate backup watch` records cluster {cluster} already")]
+    Watched { cluster: String },
+    #[error("someone else records on top of the same backup: only one recorder may")]
+    RecordedTwice { source: quorate_backup::store::StoreError },
+    #[error("cluster {cluster} is not known here any more")]
+    Gone { cluster: String },
+    #[error("{} cannot be {what}", path.display())]
+    File { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]
+    Version { wanted: String, found: String, why: &'static str },
+}
+
+impl BackupError {
+    /// Whether the same may well succeed later, with nothing done about it.
+    pub fn is_passing(&self) -> bool {
+        match self {
+            BackupError::Backup(error) => error.is_passing(),
+            BackupError::Store(error) => error.is_passing(),
+            BackupError::NobodyToRead { .. } | BackupError::Control(_) => true,
+            _ => false,
+        }
+    }
+
+    fn file(what: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| BackupError::File { what, path, source }
+    }
+}

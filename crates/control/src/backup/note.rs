@@ -1,0 +1,212 @@
+//! What the ledger remembers of backups, and what `status` and `destroy` make of it without asking the store.
+
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_backup::catalog::{Catalog, Full};
+use quorate_backup::segment::SegmentManifest;
+use quorate_core::model::{BackupNote, BackupRecord, Ledger};
+use serde::Serialize;
+
+use crate::home::Home;
+use crate::ledger::{LedgerError, Store};
+
+/// A controller that holds the lock is waited for so long.
+const PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// What a catalog says, with the changes that were recorded last.
+pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
+    let whole = || catalog.fulls.iter().rev().filter(|full| full.damage.is_empty());
+    let newest = whole().next()?;
+    let mut newest_note = note(newest, newest.up_to());
+    if let Some(last) = last.filter(|last| last.full == *newest.id()) {
+        newest_note.at = newest_note.at.max(last.last_at);
+        newest_note.revision = newest_note.revision.max(unsigned(last.span.to));
+    }
+    let verified = whole().find_map(|full| {
+        let (_, proven) = full.manifest.proven()?;
+        Some(note(full, proven.up_to))
+    });
+    Some(BackupRecord { newest: newest_note, verified })
+}
+
+fn note(full: &Full, up_to: i64) -> BackupNote {
+    BackupNote {
+        id: full.id().to_string(),
+        at: full.manifest.taken.opened,
+        revision: unsigned(up_to),
+        verified_at: full.manifest.proven().map(|(at, _)| at),
+    }
+}
+
+fn unsigned(revision: i64) -> u64 {
+    u64::try_from(revision).unwrap_or(0)
+}
+
+/// Notes it in the ledger, unless another controller holds that for long. Tells whether it was done.
+pub(super) async fn write(home: &Home, ledger: &Ledger, record: &BackupRecord) -> Result<bool, LedgerError> {
+    let store = Store::new(home.ledger(ledger.spec.name.as_str()));
+    let until = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        if write_at_once(&store, ledger, record)? {
+            return Ok(true);
+        }
+        if tokio::time::Instant::now() > until {
+            return Ok(false);
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// A ledger that says so already is left as it is.
+fn write_at_once(store: &Store, ledger: &Ledger, record: &BackupRecord) -> Result<bool, LedgerError> {
+    let now = store.read()?;
+    let settled = |now: &Ledger| now.cluster_id != ledger.cluster_id || now.backups.as_ref() == Some(record);
+    if now.as_ref().is_none_or(settled) {
+        return Ok(true);
+    }
+    store.amend(Timestamp::now(), |ledger| ledger.backups = Some(record.clone()))
+}
+
+/// How a cluster stands with its backups, as far as the ledger knows.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct BackupStatus {
+    /// The newest full backup.
+    pub newest: Option<NoteStatus>,
+    /// The newest that was restored and compared.
+    pub verified: Option<NoteStatus>,
+    /// What is wrong, in words; nothing where all is as the spec wants it.
+    pub problems: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct NoteStatus {
+    pub id: String,
+    /// Up to when it goes, recorded changes included.
+    pub at: Timestamp,
+    pub revision: u64,
+    pub verified_at: Option<Timestamp>,
+}
+
+impl From<&BackupNote> for NoteStatus {
+    fn from(note: &BackupNote) -> Self {
+        let BackupNote { id, at, revision, verified_at } = note.clone();
+        NoteStatus { id, at, revision, verified_at }
+    }
+}
+
+/// `None` where the spec wants no backups.
+pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
+    let settings = ledger.spec.backup.as_ref()?;
+    let record = ledger.backups.as_ref();
+    let mut problems = Vec::new();
+    match record {
+        None => problems.push(String::from("there is no backup yet")),
+        Some(BackupRecord { newest, verified }) => {
+            let age = now.duration_since(newest.at);
+            if is_late(age, settings.schedule.0) {
+                problems.push(format!(
+                    "the newest backup, {}, is {} old, and the schedule wants one every {}",
+                    newest.id,
+                    in_words(age),
+                    settings.schedule
+                ));
+            }
+            match verified {
+                None => problems.push(format!("no backup was verified yet, the newest is {}", newest.id)),
+                Some(verified) if newest.verified_at.is_none() => problems.push(format!(
+                    "the newest backup, {}, is not verified; the newest that is, {}, is of {}",
+                    newest.id,
+                    verified.id,
+                    verified.at.strftime("%Y-%m-%d %H:%M UTC"),
+                )),
+                Some(_) => {}
+            }
+        }
+    }
+    Some(BackupStatus {
+        newest: record.map(|record| NoteStatus::from(&record.newest)),
+        verified: record.and_then(|record| record.verified.as_ref()).map(NoteStatus::from),
+        problems,
+    })
+}
+
+/// One that is being made when it is due is not late yet.
+fn is_late(age: SignedDuration, schedule_ms: u64) -> bool {
+    age.as_millis() > i128::from(schedule_ms) + i128::from(schedule_ms / 10)
+}
+
+/// In the largest unit that is not nothing.
+pub(super) fn in_words(age: SignedDuration) -> String {
+    let seconds = age.as_secs().max(0);
+    let (number, unit) = match seconds {
+        0..120 => (seconds, "second"),
+        120..7200 => (seconds / 60, "minute"),
+        7200..172_800 => (seconds / 3600, "hour"),
+        _ => (seconds / 86_400, "day"),
+    };
+    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::{ClientAuth, Document, HostFacts, generated};
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+
+    fn ledger(backups: Option<BackupRecord>) -> Ledger {
+        let yaml = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().to_yaml();
+        let yaml = format!("{yaml}    backup:\n      to:\n        directory: /b\n      schedule: 6h\n");
+        let checked = Document::parse("test", &yaml).unwrap().spec(&HostFacts::default());
+        let spec = checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0);
+        Ledger { backups, ..Ledger::new(String::from("c"), spec) }
+    }
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn noted(id: &str, of: &str, verified: bool) -> BackupNote {
+        BackupNote { id: id.to_owned(), at: at(of), revision: 7, verified_at: verified.then(|| at(of)) }
+    }
+
+    fn problems(backups: Option<BackupRecord>) -> Vec<String> {
+        standing(&ledger(backups), at("2026-11-14T12:00:00Z")).unwrap().problems
+    }
+
+    #[test]
+    fn a_backup_that_is_young_and_proven_is_no_problem() {
+        let newest = noted("one", "2026-11-14T07:00:00Z", true);
+        assert!(problems(Some(BackupRecord { verified: Some(newest.clone()), newest })).is_empty());
+        assert_eq!(problems(None), ["there is no backup yet"]);
+    }
+
+    #[test]
+    fn one_that_is_older_than_its_schedule_or_not_proven_is() {
+        let old = noted("one", "2026-11-14T05:00:00Z", true);
+        let told = problems(Some(BackupRecord { verified: Some(old.clone()), newest: old.clone() }));
+        assert_eq!(told, ["the newest backup, one, is 7 hours old, and the schedule wants one every 6h"]);
+        let newest = noted("two", "2026-11-14T11:00:00Z", false);
+        let told = problems(Some(BackupRecord { verified: Some(old), newest: newest.clone() }));
+        assert_eq!(
+            told,
+            ["the newest backup, two, is not verified; the newest that is, one, is of 2026-11-14 05:00 UTC"]
+        );
+        let told = problems(Some(BackupRecord { verified: None, newest }));
+        assert_eq!(told, ["no backup was verified yet, the newest is two"]);
+    }
+
+    #[test]
+    fn a_note_waits_for_nobody_who_died() {
+        let home = tempfile::tempdir().unwrap();
+        let store = Store::new(home.path().join("ledger"));
+        let mut ledger = ledger(None);
+        store.write(&mut ledger).unwrap();
+        let newest = noted("one", "2026-11-14T07:00:00Z", false);
+        let record = BackupRecord { newest, verified: None };
+        assert!(write_at_once(&store, &ledger, &record).unwrap());
+        assert_eq!(store.read().unwrap().unwrap().backups, Some(record));
+    }
+}

@@ -1,0 +1,61 @@
+//! etcd's programs for the throwaway clusters in which backups are tried out: found or fetched as an agent does it, into the same cache.
+
+use std::path::Path;
+
+use quorate_agent::binaries::{self, Binary, BinaryError};
+use quorate_backup::throwaway::Programs;
+use quorate_core::desire::binary;
+use quorate_core::spec::ClusterSpec;
+use quorate_core::versions::Version;
+
+use super::BackupError;
+use crate::controller::arch;
+use crate::home::Home;
+
+/// Of this very version; where that is not at hand, of the spec's, if both are of one minor.
+pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> Result<Programs, BackupError> {
+    let failed = |source| BackupError::Programs { version: version.to_owned(), source };
+    let wanted: Version = match version.parse() {
+        Ok(wanted) => wanted,
+        Err(_) => spec.etcd.version,
+    };
+    let found = match located(home, spec, wanted).await {
+        Err(_) if wanted != spec.etcd.version && wanted.line() == spec.etcd.version.line() => {
+            located(home, spec, spec.etcd.version).await
+        }
+        found => found,
+    };
+    let Binary { etcd, version: found } = found.map_err(failed)?;
+    let restorer = match beside(&etcd, &found) {
+        Some(restorer) => restorer,
+        None => binaries::etcdutl(&etcd, &found, &home.programs(), search().as_deref()).await.map_err(failed)?,
+    };
+    Ok(Programs { version: found, etcd, restorer })
+}
+
+/// A restore needs one more program, which not every etcd brings: the one that raises revisions. Agents look for it as this does, but
+/// only when the old data is given up already.
+pub(super) async fn check_restorer(home: &Home, spec: &ClusterSpec) -> Result<(), BackupError> {
+    let wanted = spec.etcd.version;
+    let failed = |source| BackupError::Restorer { version: wanted.to_string(), source };
+    let Binary { etcd, version } = located(home, spec, wanted).await.map_err(failed)?;
+    binaries::etcdutl(&etcd, &version, &home.programs(), search().as_deref()).await.map_err(failed)?;
+    Ok(())
+}
+
+async fn located(home: &Home, spec: &ClusterSpec, version: Version) -> Result<Binary, BinaryError> {
+    let mut spec = spec.clone();
+    spec.etcd.version = version;
+    let source = binary(&spec, arch());
+    binaries::locate(&source, &version.to_string(), &home.programs(), search().as_deref()).await
+}
+
+/// The program of the same release that restores snapshots.
+fn beside(etcd: &Path, version: &str) -> Option<std::path::PathBuf> {
+    let name = if version.starts_with("3.4.") { "etcdctl" } else { "etcdutl" };
+    Some(etcd.parent()?.join(name)).filter(|path| path.is_file())
+}
+
+fn search() -> Option<std::ffi::OsString> {
+    std::env::var_os("PATH")
+}

@@ -1,0 +1,173 @@
+//! From the spec's `backup` section to open stores. Credentials are read here, and go nowhere but to the store.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use jiff::SignedDuration;
+use quorate_backup::Store;
+use quorate_backup::catalog::Catalog;
+use quorate_backup::retention::Keep;
+use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
+use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Network, S3Destination, StoreKeys};
+
+use super::BackupError;
+
+/// The places that hold a cluster's backups, and how the spec wants them to be made.
+#[derive(Clone, Debug)]
+pub struct Vault {
+    pub cluster: String,
+    pub first: Store,
+    /// Gets all that the first one gets.
+    pub second: Option<Store>,
+    pub settings: Settings,
+    pub keep: Keep,
+    /// A full backup is made at least so often.
+    pub schedule: SignedDuration,
+}
+
+/// Which of the two places is read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Which {
+    First,
+    Second,
+}
+
+impl Vault {
+    pub fn open(spec: &ClusterSpec) -> Result<Self, BackupError> {
+        let cluster = spec.name.to_string();
+        let none = || BackupError::NoSettings { cluster: cluster.clone() };
+        let backup = spec.backup.as_ref().ok_or_else(none)?;
+        let settings = settings(backup);
+        let open = |destination: &Destination| {
+            if let (Network::Netns, Destination::S3(_)) = (spec.network, destination) {
+                return Err(BackupError::Namespaces { cluster: cluster.clone(), place: destination.to_string() });
+            }
+            Ok(Store::open(&place(destination)?, settings.bandwidth, Patience::default())?)
+        };
+        Ok(Vault {
+            first: open(&backup.to)?,
+            second: backup.also_to.as_ref().map(open).transpose()?,
+            keep: keep(backup.keep),
+            schedule: SignedDuration::from_millis(i64::try_from(backup.schedule.0).unwrap_or(i64::MAX)),
+            settings,
+            cluster,
+        })
+    }
+
+    pub fn store(&self, which: Which) -> Result<&Store, BackupError> {
+        match which {
+            Which::First => Ok(&self.first),
+            Which::Second => {
+                self.second.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: self.cluster.clone() })
+            }
+        }
+    }
+
+    pub fn stores(&self) -> impl Iterator<Item = &Store> {
+        std::iter::once(&self.first).chain(&self.second)
+    }
+
+    /// Proves that both can be written to, and keep conditions.
+    pub async fn check(&self) -> Result<(), BackupError> {
+        for store in self.stores() {
+            store.check(&self.cluster).await?;
+        }
+        Ok(())
+    }
+}
+
+/// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.
+pub async fn catalog_of(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, BackupError> {
+    let catalog = Catalog::load(store, cluster, cluster_id).await?;
+    let ids: Vec<&str> = catalog.fulls.iter().map(|full| full.manifest.cluster_id.as_str()).collect();
+    match ids.last() {
+        Some(newest) if cluster_id.is_none() && ids.iter().any(|id| id != newest) => {
+            Ok(Catalog::load(store, cluster, Some(newest)).await?)
+        }
+        _ => Ok(catalog),
+    }
+}
+
+fn settings(backup: &BackupSettings) -> Settings {
+    Settings {
+        recipients: backup.recipients.iter().map(|key| key.as_str().to_owned()).collect(),
+        compression: i32::try_from(backup.compression).unwrap_or(3),
+        bandwidth: backup.bandwidth.map(|size| size.0),
+    }
+}
+
+fn keep(keep: spec::Keep) -> Keep {
+    let spec::Keep { last, hourly, daily, weekly, monthly } = keep;
+    Keep { last, hourly, daily, weekly, monthly }
+}
+
+fn place(destination: &Destination) -> Result<Place, BackupError> {
+    match destination {
+        Destination::Directory(path) => Ok(Place::Directory(path.clone())),
+        Destination::S3(s3) => s3_place(s3).map(Place::S3),
+    }
+}
+
+pub(super) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
+    Ok(S3Place {
+        endpoint: s3.endpoint.clone(),
+        region: s3.region.clone(),
+        bucket: s3.bucket.clone(),
+        prefix: s3.prefix.clone(),
+        path_style: s3.path_style,
+        credentials: match &s3.credentials {
+            spec::Credentials::Environment => Credentials::Environment,
+            spec::Credentials::MachineRole => Credentials::MachineRole,
+            spec::Credentials::File(path) => credentials(path)?,
+        },
+    })
+}
+
+fn credentials(path: &Path) -> Result<Credentials, BackupError> {
+    let unusable = |why: String| BackupError::Credentials { path: path.to_owned(), why };
+    let mode = fs::metadata(path).map_err(|error| unusable(error.to_string()))?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return Err(unusable(format!(
+            "others than its owner may use it (its mode is {:03o}): `chmod 600` it, and consider its keys known",
+            mode & 0o777
+        )));
+    }
+    let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
+    let keys: StoreKeys = text.parse().map_err(|error: spec::Malformed| unusable(error.to_string()))?;
+    let StoreKeys { access_key_id, secret_access_key, session_token } = keys;
+    Ok(Credentials::Keys { access_key_id, secret_access_key, session_token })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(text: &str, mode: u32) -> tempfile::NamedTempFile {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        fs::write(file.path(), text).unwrap();
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(mode)).unwrap();
+        file
+    }
+
+    #[test]
+    fn a_credentials_file_is_for_its_owner_alone() {
+        let text = "access_key_id=one\nsecret_access_key=hunter2\n";
+        let open = file(text, 0o640);
+        let told = credentials(open.path()).unwrap_err().to_string();
+        assert!(told.contains("its mode is 640") && !told.contains("hunter2"), "{told}");
+        let closed = file(text, 0o600);
+        assert!(
+            matches!(credentials(closed.path()).unwrap(), Credentials::Keys { access_key_id, .. } if access_key_id == "one")
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_in_a_credentials_file_is_told_without_its_secrets() {
+        let wrong = file("access_key_id=one\nhunter2\n", 0o600);
+        let told = credentials(wrong.path()).unwrap_err().to_string();
+        assert!(told.contains("line 2") && !told.contains("hunter2"), "{told}");
+        let told = credentials(Path::new("/nonexistent/keys")).unwrap_err().to_string();
+        assert!(told.contains("/nonexistent/keys"), "{told}");
+    }
+}

@@ -1,0 +1,435 @@
+//! `backup watch`: stays, records changes as they come, and takes a full backup when one is due. It goes on through lost connections,
+//! replaced members, stores that are away and compactions; it ends when it is told to, with all that it received stored, and when
+//! going on makes no sense.
+
+use std::cell::RefCell;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::OpenOptionsExt;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_backup::catalog::{Catalog, Chain, Full, chain};
+use quorate_backup::recorder::{Command, Ended, Recorder, Recording};
+use quorate_backup::segment::SegmentManifest;
+use quorate_backup::{BackupId, prune, store};
+use quorate_core::model::Ledger;
+use quorate_core::spec::ClusterSpec;
+use rustix::fs::FlockOperation;
+use tokio::sync::{mpsc, watch};
+
+use super::create::{Backups, Doing, Teller, end};
+use super::source::{AgentSource, Members};
+use super::vault::Vault;
+use super::{BackupError, note};
+use crate::brought::chain_of;
+use crate::home::Home;
+use crate::ledger;
+
+/// How often is looked whether something is due.
+const TICK: Duration = Duration::from_secs(2);
+/// The second destination and the ledger learn so often what was recorded.
+const PASSED_ON: SignedDuration = SignedDuration::from_secs(60);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What is watched, and how.
+pub struct Watching<'a> {
+    pub home: &'a Home,
+    pub cluster: &'a str,
+    /// Also remove, after each full backup, what the spec no longer keeps.
+    pub prune: bool,
+    pub teller: &'a dyn Teller,
+}
+
+type Stop = watch::Receiver<bool>;
+
+/// Watches until `stop` becomes true.
+pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupError> {
+    let _alone = watching.alone()?;
+    let mut first = true;
+    loop {
+        let ledger = watching.ledger()?;
+        let vault = Vault::open(&ledger.spec)?;
+        if std::mem::take(&mut first) {
+            vault.check().await?;
+        }
+        let backups = Backups { home: watching.home, ledger: &ledger, vault: &vault, teller: watching.teller };
+        match (Watch { watching, backups, stop: stop.clone() }).run().await? {
+            End::Stopped => return Ok(()),
+            End::Changed => watching.teller.say("the backup settings have changed: going on with the new ones"),
+        }
+    }
+}
+
+impl Watching<'_> {
+    /// Holds as long as the file is open. A second recorder would leave a chain that nobody can follow.
+    fn alone(&self) -> Result<File, BackupError> {
+        let path = self.home.cluster(self.cluster).join("watch.lock");
+        let opened = OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = opened.map_err(BackupError::file("opened", &path))?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(BackupError::Watched { cluster: self.cluster.to_owned() }),
+            Err(error) => Err(BackupError::file("locked", &path)(error.into())),
+        }
+    }
+
+    fn ledger(&self) -> Result<Ledger, BackupError> {
+        let gone = || BackupError::Gone { cluster: self.cluster.to_owned() };
+        ledger::Store::new(self.home.ledger(self.cluster)).read()?.ok_or_else(gone)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    Stopped,
+    /// The spec says something else by now.
+    Changed,
+}
+
+/// Why one recording was over.
+enum Over {
+    End(End),
+    /// What comes next is gone: only a full backup leads on.
+    FullNeeded,
+}
+
+struct Watch<'a> {
+    watching: &'a Watching<'a>,
+    backups: Backups<'a>,
+    stop: Stop,
+}
+
+impl Watch<'_> {
+    async fn run(&self) -> Result<End, BackupError> {
+        let mut trouble = Trouble::default();
+        let mut full_needed = false;
+        loop {
+            let begun = tokio::select! {
+                begun = self.begin(full_needed) => begun,
+                () = self.stopped() => return Ok(End::Stopped),
+            };
+            match begun {
+                Ok((full, chain)) => {
+                    trouble.is_over();
+                    match self.record(&full, &chain).await? {
+                        Over::End(end) => return Ok(end),
+                        Over::FullNeeded => full_needed = true,
+                    }
+                }
+                Err(error) if error.is_passing() => {
+                    self.tell(&mut trouble, &error);
+                    tokio::select! {
+                        () = trouble.pause() => {}
+                        () = self.stopped() => return Ok(End::Stopped),
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn stopped(&self) {
+        let mut stop = self.stop.clone();
+        // One who can no longer say so has ended.
+        let _ = stop.wait_for(|stop| *stop).await;
+    }
+
+    fn say(&self, text: &str) {
+        self.watching.teller.say(text);
+    }
+
+    fn tell(&self, trouble: &mut Trouble, error: &(dyn std::error::Error + 'static)) {
+        if let Some(text) = trouble.news(chain_of(error)) {
+            self.say(&text);
+        }
+    }
+
+    /// The full backup on top of which changes are recorded, taken first where there is none.
+    async fn begin(&self, full_needed: bool) -> Result<(Full, Chain), BackupError> {
+        let store = &self.backups.vault.first;
+        if !full_needed && let Some((full, chain)) = self.base().await? {
+            let next = chain.segments.last().map_or(full.manifest.revision, |last| last.span.to) + 1;
+            self.say(&format!("recording goes on at revision {next}, on top of {}", full.id()));
+            return Ok((full, chain));
+        }
+        let mut members = Members::new(self.watching.home, self.backups.ledger);
+        let taken = self.backups.take(&mut members, None).await?;
+        let id = taken.manifest.id.clone();
+        self.finish(taken).await?;
+        let catalog = self.backups.catalog(store).await?;
+        let full = catalog.find(&id).cloned().ok_or_else(|| {
+            quorate_backup::Error::NothingToRestore(format!("backup {id} is not in {} any more", store.place()))
+        })?;
+        Ok((full, Chain { segments: Vec::new(), damage: None }))
+    }
+
+    async fn base(&self) -> Result<Option<(Full, Chain)>, BackupError> {
+        let store = &self.backups.vault.first;
+        let catalog = self.backups.catalog(store).await?;
+        let Some(full) = newest(&catalog) else { return Ok(None) };
+        let chain = chain(store, full).await?;
+        Ok(chain.damage.is_none().then(|| (full.clone(), chain)))
+    }
+
+    /// Proves, copies and notes a full backup, and tells of it. That it is not proven does not keep anyone from recording on top.
+    async fn finish(&self, taken: super::create::Taken) -> Result<(), BackupError> {
+        let (id, bytes) = (taken.manifest.id.clone(), taken.manifest.stored_bytes);
+        let from = taken.manifest.from_member.clone();
+        let revision = taken.manifest.revision;
+        self.say(&format!("full backup {id} is taken from {from}: revision {revision}, {bytes} bytes"));
+        let created = match self.backups.finish(taken, true).await {
+            Ok(created) => created,
+            Err(error) => {
+                self.say(&format!("warning: backup {id} could not be verified: {}", chain_of(&error)));
+                return Ok(());
+            }
+        };
+        use quorate_backup::manifest::Outcome;
+        match created.verification.map(|verification| verification.outcome) {
+            Some(Outcome::Ok(_)) => self.say(&format!("backup {id} is verified")),
+            Some(Outcome::Failed { why }) => self.say(&format!("warning: backup {id} cannot be restored: {why}")),
+            None => {}
+        }
+        if let Some(error) = created.not_copied {
+            self.say(&format!("warning: the second destination does not have it yet: {}", chain_of(&error)));
+        }
+        if self.watching.prune {
+            self.prune().await?;
+        }
+        Ok(())
+    }
+
+    async fn prune(&self) -> Result<(), BackupError> {
+        let vault = self.backups.vault;
+        for store in vault.stores() {
+            let plan = prune::plan(&self.backups.catalog(store).await?, &vault.keep, Timestamp::now());
+            prune::carry_out(store, &vault.cluster, &plan).await?;
+            for id in &plan.remove {
+                self.say(&format!("backup {id} is removed from {}", store.place()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Records on top of a full backup until something ends it.
+    async fn record(&self, full: &Full, chain: &Chain) -> Result<Over, BackupError> {
+        let vault = self.backups.vault;
+        let recorder = Recorder::resume(full, chain);
+        let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder);
+        let (commands, mut orders) = mpsc::channel(8);
+        let stored = Mutex::new(None);
+        let told = |segment: &SegmentManifest| *stored.lock().expect("no holder panics") = Some(segment.clone());
+        let director = Director {
+            watch: self,
+            commands: commands.clone(),
+            on_top_of: RefCell::new((full.id().clone(), full.manifest.taken.opened)),
+            stored: &stored,
+        };
+        let mut directing = std::pin::pin!(director.run());
+        let mut members = Members::new(self.watching.home, self.backups.ledger);
+        let mut trouble = Trouble::default();
+        let (mut avoided, mut stopped) = (None, None);
+        loop {
+            let reached = tokio::select! {
+                source = choose(&mut members, avoided.take()) => source,
+                end = &mut directing => return self.ended(end?, &mut recording, &told).await,
+            };
+            let ended = match reached {
+                Err(error) if !error.is_passing() => return Err(error),
+                Err(error) => Err(error),
+                Ok(source) => {
+                    let mut run = std::pin::pin!(recording.run(&source, &mut orders, &told));
+                    avoided = Some(source.member().to_owned());
+                    tokio::select! {
+                        ended = &mut run => Ok(ended),
+                        end = &mut directing => {
+                            let _ = commands.send(Command::Stop).await;
+                            run.await;
+                            stopped = Some(end?);
+                            Ok(Ended::Stopped)
+                        }
+                    }
+                }
+            };
+            if let Some(end) = stopped {
+                return self.ended(end, &mut recording, &told).await;
+            }
+            match ended {
+                Ok(Ended::Stopped) => {}
+                Ok(Ended::Compacted) => {
+                    self.say("what comes next was compacted: a full backup is taken, and recording goes on from there");
+                    return Ok(Over::FullNeeded);
+                }
+                Ok(Ended::Lost(hole)) => {
+                    self.say(&format!("{hole}: a full backup is taken, and recording goes on from there"));
+                    return Ok(Over::FullNeeded);
+                }
+                Ok(Ended::Broken(error)) => self.tell(&mut trouble, &error),
+                Ok(Ended::Store(quorate_backup::Error::Store(error)))
+                    if error.trouble == store::Trouble::AlreadyExists =>
+                {
+                    // Two recorders would leave a chain that nobody can follow.
+                    return Err(BackupError::RecordedTwice { source: error });
+                }
+                Ok(Ended::Store(error)) => self.tell(&mut trouble, &error),
+                Err(error) => self.tell(&mut trouble, &error),
+            }
+            tokio::select! {
+                () = trouble.pause() => {}
+                end = &mut directing => return self.ended(end?, &mut recording, &told).await,
+            }
+        }
+    }
+
+    /// Stores what was received, as far as the store lets it.
+    async fn ended(
+        &self,
+        end: End,
+        recording: &mut Recording,
+        told: &(dyn Fn(&SegmentManifest) + Sync),
+    ) -> Result<Over, BackupError> {
+        recording.flush(told).await?;
+        let received = recording.received();
+        self.say(&format!("all changes up to revision {received} are stored"));
+        if let Err(error) = self.pass_on(None).await {
+            self.say(&format!("warning: {}", chain_of(&error)));
+        }
+        Ok(Over::End(end))
+    }
+
+    /// To the second destination and into the ledger.
+    async fn pass_on(&self, last: Option<&SegmentManifest>) -> Result<(), BackupError> {
+        let copied = self.backups.copy().await;
+        self.backups.note(last).await?;
+        self.watching.teller.doing(Doing::Nothing);
+        copied
+    }
+}
+
+/// The best one to read; another than the one that has just failed, where there is one.
+async fn choose(members: &mut Members<'_>, avoided: Option<String>) -> Result<AgentSource, BackupError> {
+    let mut sources = members.readable().await?;
+    let other = sources.iter().position(|source| Some(source.member()) != avoided.as_deref());
+    Ok(sources.swap_remove(other.unwrap_or(0)))
+}
+
+fn newest(catalog: &Catalog) -> Option<&Full> {
+    catalog.fulls.last().filter(|full| full.damage.is_empty())
+}
+
+/// What happens beside the recording.
+struct Director<'a> {
+    watch: &'a Watch<'a>,
+    commands: mpsc::Sender<Command>,
+    /// The full backup on top of which is recorded, and of when it is.
+    on_top_of: RefCell<(BackupId, Timestamp)>,
+    stored: &'a Mutex<Option<SegmentManifest>>,
+}
+
+impl Director<'_> {
+    async fn run(&self) -> Result<End, BackupError> {
+        let backups = &self.watch.backups;
+        let mut trouble = Trouble::default();
+        let mut not_before = Timestamp::now();
+        let mut passed_on = Timestamp::now();
+        loop {
+            tokio::select! {
+                () = self.watch.stopped() => return Ok(End::Stopped),
+                () = tokio::time::sleep(TICK) => {}
+            }
+            if settings_of(&self.watch.watching.ledger()?.spec) != settings_of(&backups.ledger.spec) {
+                return Ok(End::Changed);
+            }
+            let now = Timestamp::now();
+            let due = self.on_top_of.borrow().1 + backups.vault.schedule;
+            if now >= due.max(not_before) {
+                tokio::select! {
+                    done = self.take_full() => match done {
+                        Ok(()) => trouble.is_over(),
+                        Err(error) => {
+                            self.watch.tell(&mut trouble, &error);
+                            not_before = now + SignedDuration::try_from(LONGEST_PAUSE).unwrap_or(PASSED_ON);
+                        }
+                    },
+                    () = self.watch.stopped() => return Ok(End::Stopped),
+                }
+            }
+            if now.duration_since(passed_on) >= PASSED_ON {
+                passed_on = now;
+                let last = self.stored.lock().expect("no holder panics").take();
+                if let Some(last) = last
+                    && let Err(error) = self.watch.pass_on(Some(&last)).await
+                {
+                    self.watch.tell(&mut trouble, &error);
+                }
+            }
+        }
+    }
+
+    async fn take_full(&self) -> Result<(), BackupError> {
+        let backups = &self.watch.backups;
+        let mut members = Members::new(self.watch.watching.home, backups.ledger);
+        let taken = backups.take(&mut members, Some(&self.commands)).await?;
+        let (id, at) = (taken.manifest.id.clone(), taken.manifest.taken.opened);
+        let (before, _) = self.on_top_of.replace((id, at));
+        end(Some(&self.commands), &before, taken.manifest.revision_at_most).await;
+        self.watch.finish(taken).await
+    }
+}
+
+fn settings_of(spec: &ClusterSpec) -> impl PartialEq + use<'_> {
+    (&spec.backup, &spec.etcd.binary, spec.network)
+}
+
+/// Trouble that is waited out: told when it changes, with growing pauses.
+#[derive(Default)]
+struct Trouble {
+    told: Option<String>,
+    since: Option<Timestamp>,
+    pauses: u32,
+}
+
+impl Trouble {
+    /// What is worth telling.
+    fn news(&mut self, text: String) -> Option<String> {
+        let since = *self.since.get_or_insert_with(Timestamp::now);
+        let repeated = self.told.as_ref() == Some(&text);
+        self.told = Some(text.clone());
+        match repeated {
+            // Now and then, so that a log does not look as if all were well.
+            true if self.pauses % 10 == 9 => {
+                let lasts = note::in_words(Timestamp::now().duration_since(since));
+                Some(format!("warning: for {lasts} now: {text}"))
+            }
+            true => None,
+            false => Some(format!("warning: {text}; trying again")),
+        }
+    }
+
+    fn is_over(&mut self) {
+        *self = Trouble::default();
+    }
+
+    async fn pause(&mut self) {
+        let pause = SHORTEST_PAUSE * 2_u32.pow(self.pauses.min(7));
+        self.pauses += 1;
+        tokio::time::sleep(pause.min(LONGEST_PAUSE)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_is_told_when_it_changes_and_now_and_then() {
+        let mut trouble = Trouble::default();
+        assert_eq!(trouble.news(String::from("away")).as_deref(), Some("warning: away; trying again"));
+        assert_eq!(trouble.news(String::from("away")), None);
+        assert_eq!(trouble.news(String::from("denied")).as_deref(), Some("warning: denied; trying again"));
+        trouble.pauses = 9;
+        assert!(trouble.news(String::from("denied")).unwrap().contains("for 0 seconds now"));
+    }
+}

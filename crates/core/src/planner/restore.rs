@@ -1,0 +1,276 @@
+//! Restore: on the operator's word, the data of all members is replaced by one snapshot. First every member that is wanted has a
+//! machine, and the snapshot lies on it; only then that is recorded, and every etcd of before is stopped; only when none of them
+//! runs, each member's data is made of the snapshot; and only when all hold theirs, the first is started. So at no moment do
+//! members run on old and new data at once, and until all have the snapshot nothing is given up.
+
+use std::collections::BTreeMap;
+
+use super::formation::{broken, forming_member, start_in_turn};
+use super::safety::{self, Absence, DataVerdict};
+use super::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines, version};
+use crate::model::{
+    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation, Power,
+    Restore, Seen, Stamp,
+};
+use crate::versions::Path;
+
+/// The formation that a restore has begun.
+struct Begun<'a> {
+    token: &'a str,
+    members: &'a BTreeMap<MemberName, FormingMember>,
+    bump_revision: u64,
+}
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision) {
+    let begun = begun(desired, restore);
+    if let Some(begun) = &begun
+        && is_served(seen, decision, begun)
+    {
+        return;
+    }
+    machines::decide(desired, seen, decision);
+    give_up_the_lost(desired, seen, decision);
+    enrolment::decide(desired, seen, decision);
+    certificates::decide(desired, seen, decision);
+    let Some(begun) = begun else {
+        return prepare(desired, seen, restore, decision, "the operator gave the word");
+    };
+    match unsound(desired, seen, &begun) {
+        Some(why) => prepare(desired, seen, restore, decision, &why),
+        None => go_on(desired, seen, restore, decision, &begun),
+    }
+}
+
+/// A restore of another snapshot is not this one.
+fn begun<'a>(desired: &'a Desired, restore: &Restore) -> Option<Begun<'a>> {
+    match &desired.formation {
+        Formation::Restoring { token, members, sha256, bump_revision, .. } if *sha256 == restore.sha256 => {
+            Some(Begun { token, members, bump_revision: *bump_revision })
+        }
+        _ => None,
+    }
+}
+
+/// Clients may write as soon as a quorum runs, so that this is recorded before anything else is looked at. Who is missing
+/// then is kept running, or replaced, as in any cluster.
+fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> bool {
+    let of_this = |facts: &&Facts| matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == begun.token);
+    let statuses = begun.members.keys().filter_map(|m| seen.facts(m).filter(of_this)?.etcd.status.as_ref());
+    let healthy: Vec<u64> = statuses.filter(|s| s.healthy && !s.is_learner).map(|s| s.cluster_id).collect();
+    let all = begun.members.len();
+    let Some(id) = healthy.first().filter(|id| healthy.iter().all(|other| other == *id)) else { return false };
+    if healthy.len() < safety::quorum(all) {
+        return false;
+    }
+    let why = format!("{} of {all} members serve the restored data; clients may write from now on", healthy.len());
+    decision.step(Action::RecordFormed { etcd_cluster_id: *id }, why);
+    true
+}
+
+/// What makes a restore that has begun impossible to finish as it was begun.
+fn unsound(desired: &Desired, seen: &Observation, begun: &Begun<'_>) -> Option<String> {
+    if !begun.members.keys().eq(desired.members.keys()) {
+        return Some(String::from("the members are others than when the restore began"));
+    }
+    let machines = seen.machines.get()?;
+    let is_fresh = |m: &MemberName| {
+        matches!(seen.agents.get(m).and_then(Seen::get), Some(AgentSeen::Unenrolled { .. }))
+            || !machines.contains_key(m)
+    };
+    if let Some(gone) = begun.members.keys().find(|m| is_fresh(m)) {
+        return Some(format!("the machine of {gone} is gone"));
+    }
+    broken(desired, seen, begun.token, begun.members)
+}
+
+/// The data of all is replaced, so that a member whose machine is lost simply gets another.
+fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Some(machines) = seen.machines.get() else { return };
+    for (member, wish) in &desired.members {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        let Some(machine) = machines.get(member) else {
+            // A former machine would be taken for its successor, should it come back under the same number.
+            if desired.formation.counts_on(member) {
+                replace(decision, member, wish, format!("the machine of {member} is gone"));
+            } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
+                decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
+            }
+            continue;
+        };
+        if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
+            let why = format!("the spec gives {member} the address {address}, and it has {}", machine.address);
+            replace(decision, member, wish, why);
+            continue;
+        }
+        let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { continue };
+        // One that is still coming up has nothing to lose, and only the grace time tells it from a dead one.
+        let claimed = wish.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
+        if !claimed && desired.grace.is_none() {
+            continue;
+        }
+        let what = format!("the machine of {member} does not answer: {why}");
+        match safety::judge_absence(desired, seen, member, &what) {
+            Ok(Absence::Dead(why)) => replace(decision, member, wish, why),
+            Ok(Absence::Brief) => {}
+            Err(because) => decision.block(because),
+        }
+    }
+}
+
+fn holder_of_its_address(seen: &Observation, wish: &DesiredMember) -> Option<(MemberName, String)> {
+    let address = wish.address?;
+    let mut machines = seen.machines.get()?.iter();
+    machines.find(|(_, machine)| machine.address == address).map(|(by, _)| (by.clone(), address.to_string()))
+}
+
+fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, why: String) {
+    let action = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
+    decision.step(action, format!("{why}; the data of all members is replaced, so that nothing is lost with it"));
+}
+
+/// Brings the snapshot to every member that is wanted. When all have it, the restore is recorded.
+fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision, why: &str) {
+    // Where only a restore leads from one version to the other, programs are changed when nothing runs on the old data any more.
+    if matches!(version::path(desired, seen), Ok(Path::Same | Path::Patch | Path::Up)) {
+        config::decide(desired, seen, decision);
+    }
+    let mut members = BTreeMap::new();
+    for member in desired.members.keys().filter(|m| !decision.has_business_with(m)).cloned().collect::<Vec<_>>() {
+        let Some(facts) = seen.facts(&member) else { continue };
+        if let Some(found) = foreign(desired, seen, &member, facts) {
+            decision.block(UnsafeBecause::ForeignData { member, found });
+        } else if !safety::restore::has_snapshot(restore, facts) {
+            stage(restore, decision, &member);
+        } else {
+            members.extend(forming_member(seen, &member, facts));
+        }
+    }
+    let ready = decision.steps.is_empty() && decision.waiting.is_empty() && decision.blocked.is_empty();
+    if !ready || members.len() != desired.members.len() {
+        return;
+    }
+    let was = match &desired.formation {
+        Formation::Restoring { was, .. } => was.clone(),
+        other => other.token().map(str::to_owned),
+    };
+    let bump_revision = safety::restore::bump_past(desired, seen, restore.revision);
+    let all = match members.len() {
+        1 => String::from("the only member has"),
+        all => format!("all {all} members have"),
+    };
+    let why = format!(
+        "{why}, and {all} the snapshot ({}, revision {}); what runs on other data is stopped now, and revisions go on {bump_revision} \
+         above the snapshot's",
+        restore.source, restore.revision
+    );
+    let (token, sha256) = (desired.next_token.clone(), restore.sha256.clone());
+    decision.step(Action::RecordRestoring { was, token, members, sha256, bump_revision }, why);
+}
+
+fn stage(restore: &Restore, decision: &mut Decision, member: &MemberName) {
+    let Restore { sha256, bytes, source, at_hand, .. } = restore;
+    if !at_hand {
+        let (member, source) = (member.clone(), source.clone());
+        return decision.block(UnsafeBecause::SnapshotGone { member, source });
+    }
+    let action = Action::StageSnapshot { member: member.clone(), sha256: sha256.clone(), bytes: *bytes };
+    decision.step(action, format!("{member} is to begin anew from {source}; until all have it, nothing is given up"));
+}
+
+/// The restore is recorded: what was is stopped, then the new data is made, then started.
+fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision, begun: &Begun<'_>) {
+    if stop_what_was(desired, seen, decision, begun.token) {
+        return;
+    }
+    config::decide(desired, seen, decision);
+    let mut ready = 0;
+    for (member, wish) in &desired.members {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        let Some(facts) = seen.facts(member) else { continue };
+        match safety::judge_data(desired, member, Some(begun.token), seen.now, facts) {
+            DataVerdict::MayGoOn => ready += 1,
+            DataVerdict::Foreign(found) => {
+                decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
+            }
+            _ if !safety::restore::has_snapshot(restore, facts) => stage(restore, decision, member),
+            _ => make_data(desired, restore, decision, begun, member, wish, facts),
+        }
+    }
+    if ready == desired.members.len() && decision.steps.is_empty() && decision.blocked.is_empty() {
+        start_in_turn(desired, seen, decision, begun.token);
+    }
+}
+
+/// Stops every etcd of ours on other data, also of those that nobody wants any more. A machine of theirs that does not answer is
+/// switched off. Says whether any of that was to be done.
+fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) -> bool {
+    let ours = seen.machines.get().into_iter().flatten().filter(|(_, machine)| machines::is_ours(desired, machine));
+    let mut stopped = false;
+    for (member, _) in ours.filter(|(_, machine)| machine.power == Power::On || machine.headless) {
+        let wanted = desired.members.contains_key(member);
+        match seen.agents.get(member).and_then(Seen::get) {
+            Some(AgentSeen::Enrolled(facts)) => {
+                if safety::restore::runs_on_other_data(desired, member, token, seen, facts) {
+                    let why = format!("{member} runs on other data, and none may when the restored data is started");
+                    decision.step(Action::StopEtcd { member: member.clone() }, why);
+                    stopped = true;
+                }
+            }
+            // It never ran anything.
+            Some(AgentSeen::Unenrolled { .. }) => {}
+            // Nothing is started before it is seen to hold the new data too.
+            None if wanted => {}
+            None => {
+                let why =
+                    format!("nobody wants {member} any more, and it may run on other data while it does not answer");
+                decision.step(Action::StopMachine { member: member.clone() }, why);
+                stopped = true;
+            }
+        }
+    }
+    stopped
+}
+
+fn make_data(
+    desired: &Desired,
+    restore: &Restore,
+    decision: &mut Decision,
+    begun: &Begun<'_>,
+    member: &MemberName,
+    wish: &DesiredMember,
+    facts: &Facts,
+) {
+    let Some(known) = begun.members.get(member) else { return };
+    let stamp = Stamp {
+        cluster_id: desired.cluster_id.clone(),
+        token: begun.token.to_owned(),
+        member: member.clone(),
+        incarnation: wish.incarnation,
+    };
+    let action = Action::RestoreData {
+        member: member.clone(),
+        was: facts.etcd.data.clone(),
+        stamp,
+        initial_cluster: begun.members.iter().map(|(m, known)| (m.clone(), known.peer_url.clone())).collect(),
+        peer_url: known.peer_url.clone(),
+        sha256: restore.sha256.clone(),
+        bump_revision: begun.bump_revision,
+    };
+    let why = match &facts.etcd.data {
+        DataSeen::Empty => "nothing runs on other data any more",
+        _ => "nothing runs on other data any more; what is there now is kept beside it",
+    };
+    decision.step_expecting(action, why, Precondition::Data(facts.etcd.data.clone()));
+}
+
+/// What is not ours to replace, whatever the operator said of this cluster.
+fn foreign(desired: &Desired, seen: &Observation, member: &MemberName, facts: &Facts) -> Option<String> {
+    match safety::judge_data(desired, member, None, seen.now, facts) {
+        DataVerdict::Foreign(found) => Some(found),
+        _ => None,
+    }
+}
