@@ -228,7 +228,7 @@ impl Run {
             (budget.takeovers > 0, Event::StaleOrderRefused),
             // Restarts alone leave nothing to write.
             (budget.takeovers > 0 && budget.faults > 0, Event::StaleWriteRefused),
-            (budget.delays > 0, Event::DeliveredLate),
+            (budget.delays > 0 && !must.is_empty(), Event::DeliveredLate),
             (budget.crashes > 0, Event::KilledAtWork),
             (budget.stale > 0 && !must.is_empty(), Event::OldDecision),
             (true, Event::Settled),
