@@ -2,7 +2,7 @@
 
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::key_of;
-use quorate_backup::manifest::Verification;
+use quorate_backup::manifest::{Outcome, Verification};
 use quorate_backup::prepare;
 use quorate_control::backup::{Backups, catalog_of, prove};
 use serde::Serialize;
@@ -60,7 +60,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let catalog = catalog_of(store, name, subject.cluster_id()).await?;
     let wanted = wanted(context, name, &catalog, &options)?;
     let working = Working::new();
-    let mut verified = Vec::new();
+    let (mut verified, mut found) = (Vec::new(), Vec::new());
     for full in wanted {
         let key = match full.damage.is_empty() {
             true => key_of(store, &full.manifest, identities.as_ref()).await.map_err(Error::backup)?,
@@ -69,6 +69,9 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
         };
         let outcome = prove_one(context, &subject, store, full, key, &working).await?;
         verified.push(Verified::new(full.id(), &outcome));
+        if let Outcome::Failed { damage, .. } = outcome.outcome {
+            found.extend(damage);
+        }
         if options.output.format == Format::Text {
             drop_line(&working);
             output::print(&verified[verified.len() - 1].line())?;
@@ -79,14 +82,18 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
         backups.note(None).await?;
     }
     drop(working);
-    let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
-    let damage: Vec<String> = loose.filter(|_| options.id.is_none()).map(ToString::to_string).collect();
+    let loose = catalog.damage.iter().filter(|damage| options.id.is_none() && catalog.find(damage.id()).is_none());
+    let damage: Vec<String> = loose.clone().map(ToString::to_string).collect();
+    found.extend(loose.cloned());
     let good = damage.is_empty() && verified.iter().all(|one| one.ok);
     match options.output.format {
         Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
         Format::Text => {
             for damage in &damage {
                 output::print(&format!("damaged: {damage}\n"))?;
+            }
+            if !found.is_empty() {
+                output::print(&format!("{}\n", catalog.still(&found)))?;
             }
         }
     }
