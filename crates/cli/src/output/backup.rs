@@ -78,7 +78,7 @@ fn listed(full: &Full) -> Vec<Listed> {
     let manifest = &full.manifest;
     let proven = manifest.proven();
     let failed = match manifest.verified.last().map(|last| &last.outcome) {
-        Some(Outcome::Failed { why }) => Some(why.clone()),
+        Some(Outcome::Failed { why, .. }) => Some(why.clone()),
         _ => None,
     };
     let row = Listed {
@@ -103,7 +103,7 @@ fn listed(full: &Full) -> Vec<Listed> {
         first_revision: first.from,
         last_revision: last.to,
         keys: None,
-        stored_bytes: full.stored_bytes.saturating_sub(manifest.stored_bytes),
+        stored_bytes: full.changes_bytes,
         verified_at: proven.filter(|(_, proven)| proven.up_to >= last.to).map(|(at, _)| at),
         damage: full.chain_damage.iter().map(ToString::to_string).collect(),
         ..row.clone()
@@ -177,7 +177,7 @@ impl Verified {
         let Verification { at, etcd_version, outcome } = verification;
         let (why, proven) = match outcome {
             Outcome::Ok(proven) => (None, Some(proven)),
-            Outcome::Failed { why } => (Some(why.clone()), None),
+            Outcome::Failed { why, .. } => (Some(why.clone()), None),
         };
         Verified {
             id: id.clone(),
