@@ -34,6 +34,8 @@ pub struct Full {
     pub spans: Vec<Span>,
     /// Everything of it in the store, the segments included.
     pub stored_bytes: u64,
+    /// The segments alone.
+    pub changes_bytes: u64,
     /// What is wrong with the snapshot or its key: this one cannot be restored.
     pub damage: Vec<Damage>,
     /// What ends the chain of segments early.
@@ -223,7 +225,8 @@ fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
         damage.push(Damage::Missing { id: id.clone(), path: names.key(id) });
     }
     let (spans, chain_damage) = follow(names, &manifest, found);
-    Full { manifest, spans, stored_bytes: found.bytes, damage, chain_damage }
+    let changes_bytes = found.segments.values().sum();
+    Full { manifest, spans, stored_bytes: found.bytes, changes_bytes, damage, chain_damage }
 }
 
 /// From the full backup on, as far as one segment joins the other.
@@ -257,7 +260,7 @@ pub async fn chain(store: &Store, full: &Full) -> Result<Chain, Error> {
     while let Some(segment) = read.next().await {
         let segment = match segment {
             Err(Error::Damaged(damage)) => {
-                chain.damage = Some(damage);
+                chain.damage = Some(*damage);
                 break;
             }
             segment => segment?,

@@ -247,32 +247,60 @@ pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage 
     Damage::Unreadable { id: id.clone(), path: path.to_owned(), why: error.to_string() }
 }
 
-/// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. Returns how many were
-/// changed.
+/// What became of the keys.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Rekeyed {
+    pub changed: Vec<BackupId>,
+    /// None of the identities opens these: they may have been changed already, by one that was interrupted.
+    pub unopened: Vec<BackupId>,
+}
+
+/// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. What the identities do
+/// not open is left, and the others are changed nevertheless: so it can be done again after a kill.
 pub async fn rekey(
     store: &Store,
     manifests: &[Manifest],
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<usize, Error> {
-    let mut changed = 0;
-    for manifest in manifests {
-        let Some(recipient) = &manifest.recipient else { continue };
-        let path = Names::new(&manifest.cluster).key(&manifest.id);
-        let what = || format!("the key {path}");
-        let sealed = match store.get(&path).await {
-            Err(error) if error.is_not_found() => {
-                return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
-            }
-            sealed => sealed?,
-        };
-        let key = BackupKey::unwrap(&sealed.bytes, identities, recipient).map_err(Error::key(what()))?;
-        let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
-        store.replace(&path, wrapped.into(), &sealed.tag).await?;
-        rekey_ledger(store, manifest, identities, recipients).await?;
-        changed += 1;
+) -> Result<Rekeyed, Error> {
+    let mut done = Rekeyed::default();
+    for manifest in manifests.iter().filter(|manifest| manifest.recipient.is_some()) {
+        let key = rekey_key(store, manifest, identities, recipients).await;
+        let ledger = rekey_ledger(store, manifest, identities, recipients).await;
+        match (unless_unopened(key)?, unless_unopened(ledger)?) {
+            (true, true) => done.changed.push(manifest.id.clone()),
+            _ => done.unopened.push(manifest.id.clone()),
+        }
     }
-    Ok(changed)
+    Ok(done)
+}
+
+fn unless_unopened(done: Result<(), Error>) -> Result<bool, Error> {
+    match done {
+        Err(Error::Key { source: KeyError::WrongIdentity, .. }) => Ok(false),
+        done => done.map(|()| true),
+    }
+}
+
+async fn rekey_key(
+    store: &Store,
+    manifest: &Manifest,
+    identities: &Identities,
+    recipients: &Recipients,
+) -> Result<(), Error> {
+    let path = Names::new(&manifest.cluster).key(&manifest.id);
+    let what = || format!("the key {path}");
+    let sealed = match store.get(&path).await {
+        Err(error) if error.is_not_found() => {
+            return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
+        }
+        sealed => sealed?,
+    };
+    let public = manifest.recipient.as_deref().unwrap_or_default();
+    let key = BackupKey::unwrap(&sealed.bytes, identities, public).map_err(Error::key(what()))?;
+    let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
+    store.replace(&path, wrapped.into(), &sealed.tag).await?;
+    Ok(())
 }
 
 async fn rekey_ledger(

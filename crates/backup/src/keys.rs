@@ -24,7 +24,7 @@ pub enum KeyError {
     #[error("it holds the identity of another backup: expected {expected}, found {found}")]
     OtherBackup { expected: String, found: String },
     #[error("it could not be encrypted")]
-    Encrypt(#[source] age::EncryptError),
+    Encrypt(#[source] Box<age::EncryptError>),
 }
 
 /// The operator's public keys. Never empty.
@@ -43,7 +43,10 @@ impl Recipients {
     pub fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
         let encryptor = age::Encryptor::with_recipients(self.0.iter().map(|key| key as &dyn age::Recipient));
         let mut sealed = Vec::new();
-        let mut writer = encryptor.map_err(KeyError::Encrypt)?.wrap_output(&mut sealed).map_err(in_memory)?;
+        let mut writer = encryptor
+            .map_err(|error| KeyError::Encrypt(Box::new(error)))?
+            .wrap_output(&mut sealed)
+            .map_err(in_memory)?;
         writer.write_all(plain).map_err(in_memory)?;
         writer.finish().map_err(in_memory)?;
         Ok(sealed)
@@ -122,7 +125,7 @@ impl BackupKey {
 pub(crate) fn encrypt_to<W: Write>(recipient: &str, output: W) -> Result<age::stream::StreamWriter<W>, KeyError> {
     let key = x25519::Recipient::from_str(recipient).map_err(|_| KeyError::NotARecipient(recipient.to_owned()))?;
     let encryptor = age::Encryptor::with_recipients(std::iter::once(&key as &dyn age::Recipient));
-    encryptor.map_err(KeyError::Encrypt)?.wrap_output(output).map_err(in_memory)
+    encryptor.map_err(|error| KeyError::Encrypt(Box::new(error)))?.wrap_output(output).map_err(in_memory)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::damage::Damage;
 use crate::names::BackupId;
 use crate::source::{HashKv, Member};
 
@@ -74,7 +75,12 @@ pub struct Verification {
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
     Ok(Proven),
-    Failed { why: String },
+    Failed {
+        why: String,
+        /// Where that is what it is; for whoever is told at once, and not kept.
+        #[serde(skip)]
+        damage: Option<Damage>,
+    },
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

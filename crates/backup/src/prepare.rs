@@ -48,7 +48,7 @@ pub async fn prepare(
     let made = make(store, choice, key, workshop, directory, progress).await;
     let draft = made.map_err(|error| match error {
         Error::Damaged(damage) => {
-            let still = catalog.still(std::slice::from_ref(&damage));
+            let still = catalog.still(std::slice::from_ref(&*damage));
             Error::NothingToRestore(format!("{damage}; {still}"))
         }
         error => error,

@@ -238,10 +238,10 @@ pub async fn read(store: &Store, manifest: &SegmentManifest, key: Option<BackupK
     }
     let opened = tokio::task::spawn_blocking(move || pipe::unseal_small(key.as_ref(), &sealed)).await?;
     let plain = opened.map_err(|error| unreadable(&id, &path, &error))?;
-    Ok(decode(manifest, &path, &plain)?)
+    decode(manifest, &path, &plain)
 }
 
-fn decode(manifest: &SegmentManifest, path: &str, plain: &[u8]) -> Result<Vec<Revision>, Damage> {
+fn decode(manifest: &SegmentManifest, path: &str, plain: &[u8]) -> Result<Vec<Revision>, Error> {
     let id = &manifest.full;
     let damaged = |why: String| Damage::Unreadable { id: id.clone(), path: path.to_owned(), why };
     let end = plain.iter().position(|byte| *byte == b'\n');
@@ -250,7 +250,7 @@ fn decode(manifest: &SegmentManifest, path: &str, plain: &[u8]) -> Result<Vec<Re
     let expected =
         Header { format: FORMAT, cluster_id: manifest.cluster_id.clone(), full: id.clone(), span: manifest.span };
     if header != expected {
-        return Err(exchanged(id, path.to_owned(), &header.cluster_id, header.full.as_str(), header.span));
+        return Err(exchanged(id, path.to_owned(), &header.cluster_id, header.full.as_str(), header.span).into());
     }
     let (mut rest, mut revisions) = (&plain[end + 1..], Vec::new());
     while rest.has_remaining() {
@@ -258,5 +258,5 @@ fn decode(manifest: &SegmentManifest, path: &str, plain: &[u8]) -> Result<Vec<Re
         revisions.push(revision);
     }
     let whole = (manifest.span.from..=manifest.span.to).eq(revisions.iter().map(|revision| revision.revision));
-    if whole { Ok(revisions) } else { Err(damaged(String::from("revisions are missing in it"))) }
+    if whole { Ok(revisions) } else { Err(damaged(String::from("revisions are missing in it")).into()) }
 }

@@ -38,6 +38,8 @@ pub struct Programs {
 const RESTORING: Duration = Duration::from_secs(600);
 /// Reading a large database into memory takes its time.
 const STARTING: Duration = Duration::from_secs(300);
+/// One that is killed ends at once, unless its disk hangs.
+const ENDING: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(30);
 /// One revision may be a transaction of any size.
 const REQUEST: Duration = Duration::from_secs(120);
@@ -182,15 +184,22 @@ fn sweep(scratch: &Path) -> io::Result<()> {
         if !ours || rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             continue;
         }
-        if let Some(pid) = running_in(&path) {
-            let _ = rustix::process::kill_process(pid, Signal::KILL);
-        }
+        end_all_in(&path);
         fs::remove_dir_all(&path)?;
     }
     Ok(())
 }
 
-/// The etcd whose data lies there.
+/// Waits for the end, too: what is dying still writes, and would leave a directory that nobody knows.
+fn end_all_in(root: &Path) {
+    let until = std::time::Instant::now() + ENDING;
+    while let Some(pid) = running_in(root).filter(|_| std::time::Instant::now() < until) {
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// The etcd whose data lies there, or the program that puts it there.
 fn running_in(root: &Path) -> Option<Pid> {
     let argument = data_argument(&root.join("data"));
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {

@@ -121,9 +121,12 @@ async fn new_recipients_come_and_old_ones_go_while_the_data_stays() {
     let (manifest, _) = room.create(&living, &one.settings()).await;
     let snapshot = room.file(&Names::new(CLUSTER).snapshot(&manifest.id));
     let before = std::fs::read(&snapshot).unwrap();
-    let to = Recipients::parse(&[other.recipient.clone()]).unwrap().unwrap();
+    let to = Recipients::parse(std::slice::from_ref(&other.recipient)).unwrap().unwrap();
     let manifests = [manifest.clone()];
-    assert_eq!(full::rekey(&room.store, &manifests, &one.identities, &to).await.unwrap(), 1);
+    assert_eq!(full::rekey(&room.store, &manifests, &one.identities, &to).await.unwrap().changed.len(), 1);
+    // Given again after a kill, it passes over what it has done.
+    let again = full::rekey(&room.store, &manifests, &one.identities, &to).await.unwrap();
+    assert_eq!((again.changed.len(), again.unopened), (0, vec![manifest.id.clone()]));
     assert!(full::key_of(&room.store, &manifest, Some(&other.identities)).await.unwrap().is_some());
     let refused = full::key_of(&room.store, &manifest, Some(&one.identities)).await;
     assert!(matches!(refused, Err(Error::Key { source: KeyError::WrongIdentity, .. })));

@@ -70,7 +70,7 @@ impl Story {
                 Ok(key) => match verify(&self.room.store, full, key, &self.room.workshop(), None).await {
                     Err(error) => chain_of(&error),
                     Ok(verification) => match verification.outcome {
-                        Outcome::Failed { why } => why,
+                        Outcome::Failed { why, .. } => why,
                         Outcome::Ok(proven) => panic!("it was taken for good: {proven:?}"),
                     },
                 },

@@ -576,6 +576,9 @@ pub struct Restore {
     pub cluster: Option<String>,
     #[command(flatten)]
     pub what: RestoreWhat,
+    /// Where nothing is known of the cluster here, do not bring its ledger back: it gets new CAs and keys
+    #[arg(long)]
+    pub without_ledger: bool,
     /// Make it ready and show what would be done, but do nothing
     #[arg(long)]
     pub dry_run: bool,

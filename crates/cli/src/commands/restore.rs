@@ -72,6 +72,7 @@ async fn prepare(
     let catalog = catalog_of(store, spec.name.as_str(), cluster_id).await?;
     let imported = match known {
         Some(_) => None,
+        None if options.without_ledger => None,
         None => ledger_beside(store, &catalog, identity(&options.identity)?.as_ref()).await?,
     };
     let identities = identities(&options.identity)?;
@@ -237,10 +238,7 @@ fn what_happens(
             text.push_str(ITS_MACHINES_LIVE);
         }
     } else if known.is_none() {
-        let _ = writeln!(
-            text,
-            "  nothing is known of {name} here, and no ledger lies beside the backup: it gets new CAs and keys"
-        );
+        let _ = writeln!(text, "  nothing is known of {name} here, and no ledger comes back: it gets new CAs and keys");
     }
     let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, known, seen));
     text.push_str(WHAT_ELSE);

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use jiff::Timestamp;
-use quorate_backup::BackupId;
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::manifest::{Manifest, Outcome, Verification};
 use quorate_backup::prune::PrunePlan;
 use quorate_backup::retention::Reason;
+use quorate_backup::{BackupId, Damage};
 use serde::Serialize;
 
 use super::{count, size, table};
@@ -21,10 +21,12 @@ pub struct Listing {
     pub places: Vec<String>,
     /// Oldest first.
     pub backups: Vec<Listed>,
-    /// Of things that are no backup, or of another cluster.
-    pub damage: Vec<String>,
+    /// Of what is not in any backup that can be used.
+    pub damage: BTreeSet<String>,
+    /// Of a cluster that had this name before.
+    pub of_others: BTreeSet<BackupId>,
     /// Ids of which there are only remains.
-    pub unfinished: Vec<BackupId>,
+    pub unfinished: BTreeSet<BackupId>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize)]
@@ -58,19 +60,34 @@ impl Listing {
                 row.places.push(place.clone());
             }
         }
-        let loose = |catalog: &Catalog| -> Vec<String> {
-            let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
-            loose.map(ToString::to_string).collect()
-        };
-        let unfinished: BTreeSet<&BackupId> = catalogs.iter().flat_map(|(_, catalog)| &catalog.leftovers).collect();
+        fn merged<T: Ord>(catalogs: &[(String, Catalog)], of: impl Fn(&Catalog) -> BTreeSet<T>) -> BTreeSet<T> {
+            catalogs.iter().flat_map(|(_, catalog)| of(catalog)).collect()
+        }
         Listing {
             cluster: cluster.to_owned(),
             places: catalogs.iter().map(|(place, _)| place.clone()).collect(),
             backups: rows.into_values().collect(),
-            damage: catalogs.iter().flat_map(|(_, catalog)| loose(catalog)).collect(),
-            unfinished: unfinished.into_iter().cloned().collect(),
+            damage: merged(catalogs, |catalog| loose(catalog).iter().map(ToString::to_string).collect()),
+            of_others: merged(catalogs, |catalog| of_others(catalog).cloned().collect()),
+            unfinished: merged(catalogs, |catalog| catalog.leftovers.clone()),
         }
     }
+}
+
+/// A name may have been used before: what is older than all that is ours was made then.
+fn is_of_others(catalog: &Catalog, damage: &Damage) -> bool {
+    let ours = catalog.fulls.first().is_none_or(|first| damage.id() < first.id());
+    matches!(damage, Damage::Foreign { .. }) && ours
+}
+
+fn of_others(catalog: &Catalog) -> impl Iterator<Item = &BackupId> {
+    catalog.damage.iter().filter(|damage| is_of_others(catalog, damage)).map(Damage::id)
+}
+
+/// Damage to what is not in any backup that can be used.
+pub fn loose(catalog: &Catalog) -> Vec<&Damage> {
+    let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
+    loose.filter(|damage| !is_of_others(catalog, damage)).collect()
 }
 
 /// The full backup, and the changes on top of it.
@@ -78,7 +95,7 @@ fn listed(full: &Full) -> Vec<Listed> {
     let manifest = &full.manifest;
     let proven = manifest.proven();
     let failed = match manifest.verified.last().map(|last| &last.outcome) {
-        Some(Outcome::Failed { why }) => Some(why.clone()),
+        Some(Outcome::Failed { why, .. }) => Some(why.clone()),
         _ => None,
     };
     let row = Listed {
@@ -103,7 +120,7 @@ fn listed(full: &Full) -> Vec<Listed> {
         first_revision: first.from,
         last_revision: last.to,
         keys: None,
-        stored_bytes: full.stored_bytes.saturating_sub(manifest.stored_bytes),
+        stored_bytes: full.changes_bytes,
         verified_at: proven.filter(|(_, proven)| proven.up_to >= last.to).map(|(at, _)| at),
         damage: full.chain_damage.iter().map(ToString::to_string).collect(),
         ..row.clone()
@@ -134,6 +151,13 @@ pub fn list(listing: &Listing) -> String {
     let of_backups = listing.backups.iter().flat_map(|one| &one.damage);
     for damage in of_backups.chain(&listing.damage) {
         let _ = writeln!(text, "damaged: {damage}");
+    }
+    if !listing.of_others.is_empty() {
+        let others = count(listing.of_others.len(), "backup");
+        let _ = writeln!(
+            text,
+            "also {others} of another cluster that had this name; `quorate backup export` gives them out"
+        );
     }
     if !listing.unfinished.is_empty() {
         let remains = count(listing.unfinished.len(), "unfinished backup");
@@ -177,7 +201,7 @@ impl Verified {
         let Verification { at, etcd_version, outcome } = verification;
         let (why, proven) = match outcome {
             Outcome::Ok(proven) => (None, Some(proven)),
-            Outcome::Failed { why } => (Some(why.clone()), None),
+            Outcome::Failed { why, .. } => (Some(why.clone()), None),
         };
         Verified {
             id: id.clone(),

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::{Catalog, Chain, Full, chain};
@@ -189,7 +189,7 @@ impl Watch<'_> {
         use quorate_backup::manifest::Outcome;
         match created.verification.map(|verification| verification.outcome) {
             Some(Outcome::Ok(_)) => self.say(&format!("backup {id} is verified")),
-            Some(Outcome::Failed { why }) => self.say(&format!("warning: backup {id} cannot be restored: {why}")),
+            Some(Outcome::Failed { why, .. }) => self.say(&format!("warning: backup {id} cannot be restored: {why}")),
             None => {}
         }
         if let Some(error) = created.not_copied {
@@ -240,10 +240,20 @@ impl Watch<'_> {
                 Err(error) if !error.is_passing() => return Err(error),
                 Err(error) => Err(error),
                 Ok(source) => {
+                    if trouble.is_there() {
+                        let next = recording.received() + 1;
+                        self.say(&format!("recording goes on at revision {next}, from {}", source.member()));
+                    }
+                    let began = Instant::now();
                     let mut run = std::pin::pin!(recording.run(&source, &mut orders, &told));
                     avoided = Some(source.member().to_owned());
                     tokio::select! {
-                        ended = &mut run => Ok(ended),
+                        ended = &mut run => {
+                            if began.elapsed() > LONGEST_PAUSE {
+                                trouble.is_over();
+                            }
+                            Ok(ended)
+                        }
                         end = &mut directing => {
                             let _ = commands.send(Command::Stop).await;
                             run.await;
@@ -406,6 +416,10 @@ impl Trouble {
             true => None,
             false => Some(format!("warning: {text}; trying again")),
         }
+    }
+
+    fn is_there(&self) -> bool {
+        self.since.is_some()
     }
 
     fn is_over(&mut self) {

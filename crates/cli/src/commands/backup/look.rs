@@ -1,10 +1,11 @@
 //! `quorate backup list`, `verify` and `export`: what there is, whether it is good, and the way out.
 
+use quorate_backup::Damage;
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::key_of;
-use quorate_backup::manifest::Verification;
+use quorate_backup::manifest::{Outcome, Verification};
 use quorate_backup::prepare;
-use quorate_control::backup::{Backups, catalog_of, prove};
+use quorate_control::backup::{Backups, Doing, Teller, catalog_of, prove};
 use serde::Serialize;
 
 use super::{Context, Subject, id, identities, which};
@@ -12,7 +13,7 @@ use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output;
-use crate::output::backup::{Listing, Verified};
+use crate::output::backup::{Listing, Verified, loose};
 use crate::output::working::Working;
 
 pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
@@ -34,7 +35,7 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
     let listing = Listing::new(name, &catalogs);
     match options.output.format {
         Format::Json => output::print_json(&listing)?,
-        Format::Text if listing.backups.is_empty() && listing.damage.is_empty() => {
+        Format::Text if listing.backups.is_empty() && listing.damage.is_empty() && listing.of_others.is_empty() => {
             let make = context.command(&format!("backup create {name}"));
             output::talk(&format!("there is no backup of {name} yet; `{make}` makes one\n"));
         }
@@ -58,44 +59,48 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let identities = identities(&options.identity)?;
     let name = subject.spec.name.as_str();
     let catalog = catalog_of(store, name, subject.cluster_id()).await?;
-    let wanted = wanted(context, name, &catalog, &options)?;
     let working = Working::new();
-    let mut verified = Vec::new();
-    for full in wanted {
+    let (mut verified, mut found) = (Vec::new(), Vec::new());
+    for full in wanted(context, name, &catalog, &options)? {
         let key = match full.damage.is_empty() {
             true => key_of(store, &full.manifest, identities.as_ref()).await.map_err(Error::backup)?,
             // It is not opened.
             false => None,
         };
         let outcome = prove_one(context, &subject, store, full, key, &working).await?;
-        verified.push(Verified::new(full.id(), &outcome));
-        if options.output.format == Format::Text {
-            drop_line(&working);
-            output::print(&verified[verified.len() - 1].line())?;
+        let told = Verified::new(full.id(), &outcome);
+        if let Outcome::Failed { damage, .. } = outcome.outcome {
+            found.extend(damage);
         }
+        working.doing(Doing::Nothing);
+        if options.output.format == Format::Text {
+            output::print(&told.line())?;
+        }
+        verified.push(told);
     }
     if let Some(ledger) = subject.ledger.as_ref().filter(|_| !options.second.second) {
         let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: &working };
         backups.note(None).await?;
     }
     drop(working);
-    let loose = catalog.damage.iter().filter(|damage| catalog.find(damage.id()).is_none());
-    let damage: Vec<String> = loose.filter(|_| options.id.is_none()).map(ToString::to_string).collect();
+    let loose = if options.id.is_none() { loose(&catalog) } else { Vec::new() };
+    let damage: Vec<String> = loose.iter().map(ToString::to_string).collect();
+    found.extend(loose.into_iter().cloned());
     let good = damage.is_empty() && verified.iter().all(|one| one.ok);
     match options.output.format {
         Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
-        Format::Text => {
-            for damage in &damage {
-                output::print(&format!("damaged: {damage}\n"))?;
-            }
-        }
+        Format::Text => output::print(&what_else(&catalog, &damage, &found))?,
     }
     Ok(if good { Exit::Done } else { Exit::Damaged })
 }
 
-fn drop_line(working: &Working) {
-    use quorate_control::backup::{Doing, Teller};
-    working.doing(Doing::Nothing);
+/// After what was proven: what is damaged beside it, and what is left.
+fn what_else(catalog: &Catalog, damage: &[String], found: &[Damage]) -> String {
+    let mut text: String = damage.iter().map(|damage| format!("damaged: {damage}\n")).collect();
+    if !found.is_empty() {
+        text.push_str(&format!("{}\n", catalog.still(found)));
+    }
+    text
 }
 
 /// Those that are to be proven.
@@ -110,7 +115,7 @@ fn wanted<'a>(
     }
     let Some(text) = &options.id else {
         let newest: Vec<&Full> = catalog.fulls.last().into_iter().collect();
-        if newest.is_empty() && catalog.damage.is_empty() {
+        if newest.is_empty() && loose(catalog).is_empty() {
             let make = context.command(&format!("backup create {name}"));
             return Err(Error::refused(format!("there is no backup of {name}"), format!("`{make}` makes one")));
         }
@@ -142,7 +147,10 @@ async fn prove_one(
             let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: working };
             Ok(backups.verify(store, full, key).await?)
         }
-        None => Ok(prove(&context.home, &subject.spec, store, full, key, None).await?),
+        None => {
+            working.doing(Doing::Proving { id: full.id().as_str() });
+            Ok(prove(&context.home, &subject.spec, store, full, key, None).await?)
+        }
     }
 }
 

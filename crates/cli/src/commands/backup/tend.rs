@@ -1,6 +1,9 @@
 //! `quorate backup prune` and `rekey`: which backups stay, and who can open them.
 
+use std::collections::BTreeSet;
+
 use jiff::Timestamp;
+use quorate_backup::BackupId;
 use quorate_backup::full;
 use quorate_backup::keys::{KeyError, Recipients};
 use quorate_backup::manifest::Manifest;
@@ -81,25 +84,33 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
         ));
     };
     let Some(identities) = identities(&options.identity)? else { return Err(key_error(KeyError::NoIdentity)) };
+    let mut unopened = BTreeSet::new();
     for store in subject.vault.stores() {
         let catalog = catalog_of(store, name, subject.cluster_id()).await?;
         let all: Vec<Manifest> = catalog.fulls.into_iter().map(|full| full.manifest).collect();
-        let changed = full::rekey(store, &all, &identities, &recipients).await.map_err(Error::backup)?;
-        output::talk(&format!("{}: {} now opened by {}\n", store.place(), are(changed), recipients_of(&subject)));
+        let done = full::rekey(store, &all, &identities, &recipients).await.map_err(Error::backup)?;
+        let changed = are(done.changed.len());
+        output::talk(&format!("{}: {changed} now opened by {}\n", store.place(), recipients_of(&subject)));
         let open = all.iter().filter(|manifest| manifest.recipient.is_none()).count();
         if open > 0 {
-            output::talk(&format!(
-                "  {} not encrypted, and {} so\n",
-                are(open),
-                if open == 1 { "stays" } else { "stay" }
-            ));
+            let stay = if open == 1 { "stays" } else { "stay" };
+            output::talk(&format!("  {} not encrypted, and {stay} so\n", are(open)));
         }
+        unopened.extend(done.unopened);
     }
-    output::talk(
-        "one who was removed may have kept what opened these backups before: only backups that are taken from now on are out of reach\n",
-    );
-    Ok(Exit::Done)
+    output::talk(KEPT_BY_THE_REMOVED);
+    if unopened.is_empty() {
+        return Ok(Exit::Done);
+    }
+    let ids: Vec<&str> = unopened.iter().map(BackupId::as_str).collect();
+    Err(Error::refused(
+        format!("the given identity does not open {}, which stay as they are", ids.join(", ")),
+        "where an earlier rekey was interrupted, they may be changed already: give a file with the old identity and a new one, each on a \
+         line of its own",
+    ))
 }
+
+const KEPT_BY_THE_REMOVED: &str = "one who was removed may have kept what opened these backups before: only those that are taken from now on are out of reach\n";
 
 fn recipients_of(subject: &Subject) -> String {
     subject.vault.settings.recipients.join(", ")
