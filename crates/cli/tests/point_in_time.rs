@@ -222,11 +222,13 @@ fn write_and_record(cluster: &BackedUp, chance: Chance) -> Written {
     seconds(3);
     writer.compact();
     let running = recorder.start();
-    let fulls = cluster.fulls();
-    assert_eq!(fulls.len(), 3, "{}", cluster.watched());
-    let resumed = number(&fulls[2], "last_revision");
     seconds(10);
     recorder.stop(running);
+    let fulls = cluster.fulls();
+    assert_eq!(fulls.len(), 3, "{}", cluster.watched());
+    // Its revision is known exactly when it is verified.
+    assert!(fulls[2]["verified_at"].is_string(), "{}", cluster.watched());
+    let resumed = number(&fulls[2], "last_revision");
     let (ended, up_to, on) = (Timestamp::now(), recorder.up_to(), recorder.on);
     let noted = writer.stop();
     let stored = noted.iter().filter(|(_, at)| at.before < killed_at - UNSTORED).map(|(revision, _)| *revision).max();
