@@ -2,9 +2,9 @@
 //! full backups by schedule; then the cluster is restored to random revisions and random moments, and every key is compared with what
 //! etcd itself had answered at that revision when it was the newest.
 //!
-//! What comes back is the whole key: its value, its lease, its version, and the revisions at which it was created and last put. What does not
-//! is the history before that revision, which is compacted, and the count of revisions, which goes on far beyond the highest ever seen. A lease
-//! comes back with the time to live that it was granted, counted anew.
+//! What comes back, and is compared, is the whole key: its value, the id of its lease, its version, and the revisions at which it was created
+//! and last put. What does not come back is the history before that revision, which is compacted, and the count of revisions, which goes on
+//! far beyond the highest ever seen. How long leases still live is not compared: their time begins anew.
 
 mod common;
 
