@@ -76,7 +76,11 @@ impl Catalog {
     /// `cluster_id` is the one expected; without one, whatever is there is taken.
     pub async fn load(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, Error> {
         let names = Names::new(cluster);
-        let objects = group(&names, &store.list(names.root()).await?);
+        let mut objects = group(&names, &store.list(names.root()).await?);
+        // A backup that was killed while its snapshot was on its way has left nothing else.
+        for named in store.unfinished(names.root()).await?.iter().filter_map(|path| names.parse(path)) {
+            objects.entry(named.id().clone()).or_default();
+        }
         let ids: Vec<BackupId> = objects.iter().filter(|(_, found)| found.manifest).map(|(id, _)| id.clone()).collect();
         let read = ids.into_iter().map(|id| read_manifest(store, &names, id, cluster_id));
         let read: Vec<_> = stream::iter(read).buffered(AT_ONCE).try_collect().await?;
@@ -162,12 +166,7 @@ fn group(names: &Names, listed: &[Listed]) -> BTreeMap<BackupId, Objects> {
     let mut objects: BTreeMap<BackupId, Objects> = BTreeMap::new();
     for object in listed {
         let Some(named) = names.parse(&object.path) else { continue };
-        let (Named::Manifest(id)
-        | Named::Snapshot(id)
-        | Named::Beside(id)
-        | Named::Segment(id, _)
-        | Named::SegmentManifest(id, _)) = &named;
-        let found = objects.entry(id.clone()).or_default();
+        let found = objects.entry(named.id().clone()).or_default();
         found.bytes += object.bytes;
         match named {
             Named::Manifest(_) => found.manifest = true,

@@ -122,6 +122,18 @@ pub(crate) enum Named {
     SegmentManifest(BackupId, Span),
 }
 
+impl Named {
+    pub fn id(&self) -> &BackupId {
+        match self {
+            Named::Manifest(id)
+            | Named::Snapshot(id)
+            | Named::Beside(id)
+            | Named::Segment(id, _)
+            | Named::SegmentManifest(id, _) => id,
+        }
+    }
+}
+
 impl Names {
     pub fn new(cluster: &str) -> Self {
         Names { cluster: cluster.to_owned() }

@@ -239,7 +239,9 @@ async fn large_objects_go_in_parts_and_come_back_and_abandoned_ones_are_cleared(
     drop(abandoned);
     assert!(store.get("orders/full/y/snapshot.upload").await.is_ok(), "it left a note");
     assert_eq!(weed.uploads().await.len(), 1);
+    assert_eq!(store.unfinished("orders").await.unwrap(), ["orders/full/y/snapshot"]);
     store.clear_abandoned("orders/full/y").await.unwrap();
+    assert!(store.unfinished("orders").await.unwrap().is_empty());
     assert!(store.get("orders/full/y/snapshot.upload").await.unwrap_err().is_not_found());
     assert!(weed.uploads().await.is_empty(), "{:?}", weed.uploads().await);
 }

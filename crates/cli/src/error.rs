@@ -22,7 +22,7 @@ pub enum Error {
     #[error(transparent)]
     Control(#[from] ControlError),
     #[error(transparent)]
-    Backup(#[from] BackupError),
+    Backup(Box<BackupError>),
     #[error(transparent)]
     Client(#[from] ClientError),
     #[error(transparent)]
@@ -71,7 +71,7 @@ impl Error {
 
     /// For what comes from the store without the controller in between.
     pub fn backup(error: quorate_backup::Error) -> Self {
-        Error::Backup(BackupError::Backup(error))
+        Error::from(BackupError::Backup(error))
     }
 
     pub fn refused(what: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -82,9 +82,13 @@ impl Error {
         let locked = |e: &LedgerError| matches!(e, LedgerError::Locked { .. } | LedgerError::Lost { .. });
         match self {
             Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
-            Error::Control(e) | Error::Backup(BackupError::Control(e)) if e.is_taken_over() => Exit::Locked,
-            Error::Backup(BackupError::Ledger(e)) if locked(e) => Exit::Locked,
-            Error::Backup(BackupError::Watched { .. } | BackupError::RecordedTwice { .. }) => Exit::Locked,
+            Error::Control(e) if e.is_taken_over() => Exit::Locked,
+            Error::Backup(e) => match &**e {
+                BackupError::Ledger(e) if locked(e) => Exit::Locked,
+                BackupError::Control(e) if e.is_taken_over() => Exit::Locked,
+                BackupError::Watched { .. } | BackupError::RecordedTwice { .. } => Exit::Locked,
+                _ => Exit::Error,
+            },
             _ => Exit::Error,
         }
     }
@@ -134,6 +138,12 @@ impl Error {
             let _ = writeln!(text, "  hint: {hint}");
         }
         text
+    }
+}
+
+impl From<BackupError> for Error {
+    fn from(error: BackupError) -> Self {
+        Error::Backup(Box::new(error))
     }
 }
 

@@ -65,7 +65,7 @@ fn what_scripts_read_keeps_its_shape() {
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     let status = json(&["status", "c"]);
     let fields = "cluster cluster_id provider formation etcd_version verdict summary voters healthy quorum \
-                  failures_survived members alarms pending renew_by";
+                  failures_survived members alarms pending renew_by backup";
     assert_eq!(keys(&status), of(fields));
     let fields = "member machine leaving address endpoint role health why version db_size db_quota raft_index raft_lag \
                   certificate_days_left generation restarts";
@@ -82,6 +82,40 @@ fn what_scripts_read_keeps_its_shape() {
     let blocked = &json(&["plan", "c.yaml"])["clusters"][0]["blocked"][0].clone();
     assert_eq!(keys(blocked), of("kind member because rule remedy"));
     assert_eq!(blocked["kind"], "outage");
+}
+
+#[test]
+fn what_scripts_read_of_backups_keeps_its_shape() {
+    let sandbox = Sandbox::new(&newest());
+    sandbox.file("c.yaml", &spec(1, &newest(), "", "backup: {to: {directory: store}}"));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    let keys = |value: &Value| value.as_object().expect("an object").keys().cloned().collect::<BTreeSet<_>>();
+    let of = |names: &str| names.split(' ').map(str::to_owned).collect::<BTreeSet<_>>();
+    let json = |arguments: &[&str]| sandbox.quorate(&[arguments, &["--output", "json"]].concat()).ok().json();
+
+    let none = json(&["status", "c"])["backup"].clone();
+    assert_eq!((&none["newest"], &none["problems"][0]), (&Value::Null, &Value::from("there is no backup yet")));
+    let created = json(&["backup", "create", "c"]);
+    let verified = "id at etcd_version ok why revision up_to keys hash compared_with_living";
+    assert_eq!(keys(&created["verification"]), of(verified));
+    assert_eq!(created["places"].as_array().map(Vec::len), Some(1));
+    let standing = json(&["status", "c"])["backup"].clone();
+    assert_eq!(keys(&standing), of("newest verified problems"));
+    assert_eq!(keys(&standing["verified"]), of("id at revision verified_at"));
+    assert_eq!(standing["newest"]["id"], created["id"]);
+
+    let listed = json(&["backup", "list", "c"]);
+    assert_eq!(keys(&listed), of("cluster places backups damage of_others unfinished"));
+    let fields = "id kind at first_revision last_revision keys stored_bytes etcd_version from_member encrypted verified_at \
+                  verify_failed places damage";
+    assert_eq!(keys(&listed["backups"][0]), of(fields));
+    let proven = json(&["backup", "verify", "c"]);
+    assert_eq!(keys(&proven), of("cluster place verified damage"));
+    assert_eq!(keys(&proven["verified"][0]), of(verified));
+    let pruning = json(&["backup", "prune", "c", "--dry-run"]);
+    assert_eq!(keys(&pruning), of("cluster remove places"));
+    assert_eq!(keys(&pruning["places"][0]), of("place keep remove unfinished"));
+    assert_eq!(keys(&pruning["places"][0]["keep"][0]), of("id because"));
 }
 
 #[test]

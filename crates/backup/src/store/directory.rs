@@ -79,16 +79,24 @@ impl Directory {
     }
 
     pub(super) async fn list(&self, under: &str) -> Result<Vec<Listed>, Trouble> {
+        let mut listed = self.list_all(under).await?;
+        listed.retain(|file| !is_draft(&file.path));
+        Ok(listed)
+    }
+
+    pub(super) async fn unfinished(&self, under: &str) -> Result<Vec<String>, Trouble> {
+        Ok(self.list_all(under).await?.iter().filter_map(|file| target_of(&file.path)).collect())
+    }
+
+    async fn list_all(&self, under: &str) -> Result<Vec<Listed>, Trouble> {
         let root = self.root.clone();
         self.blocking(under, move |from| {
             let mut found = Vec::new();
-            walk(&from, &mut |path, name| {
-                if !name.starts_with('.') {
-                    let about = fs::metadata(path)?;
-                    let modified = Timestamp::try_from(about.modified()?).unwrap_or(Timestamp::UNIX_EPOCH);
-                    let path = path.strip_prefix(root.as_path()).unwrap_or(path).display().to_string();
-                    found.push(Listed { path, bytes: about.len(), modified });
-                }
+            walk(&from, &mut |path| {
+                let about = fs::metadata(path)?;
+                let modified = Timestamp::try_from(about.modified()?).unwrap_or(Timestamp::UNIX_EPOCH);
+                let path = path.strip_prefix(root.as_path()).unwrap_or(path).display().to_string();
+                found.push(Listed { path, bytes: about.len(), modified });
                 Ok(())
             })?;
             Ok(found)
@@ -114,10 +122,14 @@ impl Directory {
     }
 
     pub(super) async fn clear_abandoned(&self, under: &str) -> Result<(), Trouble> {
-        let clear = |from: PathBuf| {
-            walk(&from, &mut |path, name| if name.starts_with('.') { fs::remove_file(path) } else { Ok(()) })
-        };
-        self.blocking(under, clear).await
+        let all = self.list_all(under).await?;
+        for draft in all.iter().filter(|file| is_draft(&file.path)) {
+            match self.delete(&draft.path).await {
+                Ok(()) | Err(Trouble::NotFound) => {}
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Ok(())
     }
 
     async fn blocking<T: Send + 'static>(
@@ -146,17 +158,17 @@ fn read_piece(mut file: File) -> io::Result<Option<(Bytes, File)>> {
 }
 
 /// Files that vanish meanwhile are passed over.
-fn walk(from: &Path, visit: &mut impl FnMut(&Path, &str) -> io::Result<()>) -> io::Result<()> {
+fn walk(from: &Path, visit: &mut impl FnMut(&Path) -> io::Result<()>) -> io::Result<()> {
     let entries = match fs::read_dir(from) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         entries => entries?,
     };
     for entry in entries {
         let entry = entry?;
-        let (path, name) = (entry.path(), entry.file_name());
+        let path = entry.path();
         let visited = match entry.file_type()?.is_dir() {
             true => walk(&path, visit),
-            false => visit(&path, &name.to_string_lossy()),
+            false => visit(&path),
         };
         match visited {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -178,7 +190,18 @@ fn sync_dir(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A file on its way to its place. Dropped before, it goes.
+fn is_draft(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| name.starts_with('.'))
+}
+
+/// Where a draft was to go.
+fn target_of(draft: &str) -> Option<String> {
+    let (parent, name) = draft.rsplit_once('/')?;
+    let (name, _random) = name.strip_prefix('.')?.rsplit_once('-')?;
+    Some(format!("{parent}/{name}"))
+}
+
+/// A file on its way to its place, `.NAME-RANDOM` beside that. Dropped before, it goes.
 struct Draft {
     file: Option<File>,
     path: PathBuf,

@@ -209,6 +209,17 @@ impl Store {
         Ok(listed)
     }
 
+    /// Objects under a path whose upload was begun and is not finished: it is under way, or was abandoned.
+    pub async fn unfinished(&self, under: &str) -> Result<Vec<String>, StoreError> {
+        let attempt = || async {
+            match &self.inner.kind {
+                Kind::S3(s3) => s3.unfinished(under).await,
+                Kind::Directory(directory) => directory.unfinished(under).await,
+            }
+        };
+        self.patiently(attempt).await.map_err(|trouble| self.error(format!("list {under}"), trouble))
+    }
+
     /// One that is gone already is no error.
     pub async fn delete(&self, path: &str) -> Result<(), StoreError> {
         let attempt = || async {

@@ -122,6 +122,11 @@ impl S3 {
         Ok(listed)
     }
 
+    pub(super) async fn unfinished(&self, under: &str) -> Result<Vec<String>, Trouble> {
+        let listed = self.list_all(under).await?;
+        Ok(listed.iter().filter_map(|note| note.path.strip_suffix(NOTE)).map(str::to_owned).collect())
+    }
+
     async fn list_all(&self, under: &str) -> Result<Vec<Listed>, Trouble> {
         let objects = self.client.list(Some(&self.at(under))).try_collect::<Vec<_>>().await;
         let objects = objects.map_err(|error| Trouble::of(&error))?;

@@ -4,7 +4,7 @@
 use std::fmt::Write as _;
 
 use quorate_backup::choose::Wish;
-use quorate_control::backup::{Ready, Vault, Wanted, catalog_of, ledger_beside};
+use quorate_control::backup::{Ready, SnapshotAt, Vault, Wanted, catalog_of, ledger_beside};
 use quorate_control::controller;
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Store};
@@ -61,9 +61,8 @@ async fn prepare(
     let working = Working::new();
     let wish = match wanted(&options.what)? {
         Wanted::Backup(wish) => wish,
-        snapshot => {
-            let ready = Ready::of_snapshot(home, spec, &snapshot, &working).await?;
-            return ready.map(|ready| (ready, None)).ok_or(Error::Declined);
+        Wanted::Snapshot(snapshot) => {
+            return Ok((Ready::of_snapshot(home, spec, &snapshot, &working).await?, None));
         }
     };
     let vault = Vault::open(spec)?;
@@ -84,9 +83,9 @@ fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
     let cli::RestoreWhat { at, revision, backup, snapshot } = what;
     if let Some(snapshot) = snapshot {
         return match snapshot.strip_prefix("s3://").map(|rest| rest.split_once('/')) {
-            None => Ok(Wanted::File(snapshot.into())),
+            None => Ok(Wanted::Snapshot(SnapshotAt::File(snapshot.into()))),
             Some(Some((bucket, key))) if !bucket.is_empty() && !key.is_empty() => {
-                Ok(Wanted::Object { bucket: bucket.to_owned(), key: key.to_owned() })
+                Ok(Wanted::Snapshot(SnapshotAt::Object { bucket: bucket.to_owned(), key: key.to_owned() }))
             }
             Some(_) => Err(Error::refused(format!("`{snapshot}` names no object"), "write s3://BUCKET/KEY")),
         };

@@ -159,8 +159,9 @@ impl Backed {
     }
 
     pub fn put_numbered(&self, numbers: impl Iterator<Item = u32>, value: &str) {
+        let root = self.sandbox.environment("c");
         for number in numbers {
-            self.etcdctl(&["put", &format!("/a/{number:02}"), value]).ok();
+            self.sandbox.etcdctl_with(&self.version, &root, &["put", &format!("/a/{number:02}"), value]).ok();
         }
     }
 
@@ -189,7 +190,8 @@ impl Backed {
             &["user", "get", "app"],
             &["role", "get", "reader"],
         ];
-        calls.iter().map(|call| self.etcdctl(call).ok().stdout).collect()
+        let root = self.sandbox.environment("c");
+        calls.iter().map(|call| self.sandbox.etcdctl_with(&self.version, &root, call).ok().stdout).collect()
     }
 
     /// Every process of the cluster: the same ones later mean that nobody was touched.

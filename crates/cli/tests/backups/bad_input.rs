@@ -3,9 +3,9 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::backed::{Backed, OPERATOR, V35};
-use crate::common::store::{BUCKET, SECRET_KEY};
-use crate::common::{OLDEST, Run};
+use crate::backed::{Backed, OPERATOR, V35, object};
+use crate::common::store::{BUCKET, SECRET_KEY, object_store};
+use crate::common::{OLDEST, Run, spec};
 
 const WRONG_SECRET: &str = "not-the-secret-of-anybody";
 
@@ -29,6 +29,7 @@ fn each_mistake_has_its_own_message() {
     let id = backed.create();
     a_wish_cannot_be_granted(&backed, &id);
     a_snapshot_is_none(&backed);
+    nobody_is_to_read_it(&backed);
     assert_eq!((backed.pids(), backed.contents()), (pids, contents), "somebody was touched");
 }
 
@@ -95,6 +96,9 @@ fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
     refused(backed.restore(&["--revision", "1"]), &["revision 1 lies before the oldest backup", id]);
     refused(backed.restore(&["--revision", "5", "--backup", id]), &["cannot be used with"]);
     refused(backed.quorate(&["backup", "create", "nobody"]), &["nobody"]);
+    backed.sandbox.file("without.yaml", &spec(1, V35, "", ""));
+    refused(backed.quorate(&["backup", "list", "without.yaml"]), &["no `backup` in its spec"]);
+    refused(backed.quorate(&["restore", "without.yaml", "--yes"]), &["no `backup` in its spec"]);
 }
 
 fn a_snapshot_is_none(backed: &Backed) {
@@ -103,6 +107,20 @@ fn a_snapshot_is_none(backed: &Backed) {
     refused(backed.restore(&["--snapshot", "gone.db"]), &["gone.db", "No such file"]);
     let object = format!("s3://{BUCKET}/no/such/object.db");
     refused(backed.restore(&["--snapshot", &object]), &["no/such/object.db", "there is no such object"]);
+}
+
+/// Then anybody can, which is said loudly; and the ledger with its keys does not lie open beside it.
+fn nobody_is_to_read_it(backed: &Backed) {
+    backed.edit(&[], "");
+    backed.apply().ok();
+    let told = backed.backup("create", &[]).ok().stderr;
+    assert!(told.contains("NOT ENCRYPTED") && told.contains("backup.recipients"), "{told}");
+    let newest = backed.list().pop().expect("a backup");
+    assert_eq!(newest["encrypted"], false, "{newest:#}");
+    let directory = object(&backed.prefix, &format!("full/{}", newest["id"].as_str().expect("an id")));
+    assert_eq!(object_store().names(&directory), ["manifest.json", "snapshot"]);
+    let shown = backed.quorate(&["restore", "c.yaml", "--dry-run"]).ok().text();
+    assert!(shown.contains("what is lost") && shown.contains("nothing was done"), "{shown}");
 }
 
 /// 3.4 has no tool that bumps revisions. Where that of 3.5 is not at hand, nothing may be stopped.

@@ -163,4 +163,20 @@ fn what_is_left_can_be_restored(story: &Story) {
     backed.restore(&["--backup", &story.older]).ok();
     assert!(backed.contents().values().all(|value| value == "first"), "{:?}", backed.contents());
     backed.assert_settled();
+    life_goes_on(story);
+}
+
+/// Backups of before stay good, and recording begins anew: what would come next in their chain does not exist any more.
+fn life_goes_on(story: &Story) {
+    let backed = &story.backed;
+    backed.verify(&[&story.older]).ok();
+    let watch = Watched::new(backed.sandbox.spawn(&["backup", "watch", "c"]));
+    let newest = || backed.list().last().and_then(|newest| newest["id"].as_str().map(str::to_owned));
+    eventually("a full backup is taken", 30, || newest().is_some_and(|id| id != story.newer));
+    backed.etcdctl(&["put", "/a/after", "x"]).ok();
+    let id = newest().expect("a backup");
+    eventually("the change is stored", 30, || !segments(backed, &id).is_empty());
+    signal(watch.child.id(), "INT");
+    watch.end().ok();
+    backed.verify(&[&id]).ok();
 }

@@ -24,16 +24,17 @@ pub struct BackedUp {
     pub sandbox: Sandbox,
     members: usize,
     settings: String,
-    recipients: Vec<String>,
+    /// The public half of the operator's key.
+    operator: String,
 }
 
 impl BackedUp {
     /// One that is up. `settings` are further lines of its `backup` section.
     pub fn up(members: usize, settings: &str) -> Self {
         let sandbox = Sandbox::new(VERSION);
-        let recipients = vec![make_key(&sandbox, KEY)];
-        let backed_up = BackedUp { sandbox, members, settings: settings.to_owned(), recipients };
-        backed_up.write_spec();
+        let operator = make_key(&sandbox, KEY);
+        let backed_up = BackedUp { sandbox, members, settings: settings.to_owned(), operator };
+        backed_up.write_spec(&[]);
         backed_up.apply().ok();
         backed_up
     }
@@ -43,18 +44,9 @@ impl BackedUp {
         make_key(&self.sandbox, file)
     }
 
-    pub fn recipients(&self) -> &[String] {
-        &self.recipients
-    }
-
-    /// Who can read backups from the next `apply` on.
-    pub fn set_recipients(&mut self, recipients: Vec<String>) {
-        self.recipients = recipients;
-        self.write_spec();
-    }
-
-    fn write_spec(&self) {
-        let recipients = self.recipients.join(", ");
+    /// Lets the operator, and these, read backups from the next `apply` on.
+    pub fn write_spec(&self, others: &[&str]) {
+        let recipients = [&[self.operator.as_str()], others].concat().join(", ");
         let lines = self.settings.trim().lines().map(|line| format!("  {line}\n")).collect::<String>();
         let backup = format!("backup:\n  to: {{directory: store}}\n  recipients: [{recipients}]\n{lines}");
         self.sandbox.file("c.yaml", &spec(self.members, VERSION, "", &backup));

@@ -63,8 +63,10 @@ pub struct Backups<'a> {
 #[derive(Debug)]
 pub struct Created {
     pub manifest: Manifest,
-    /// Absent where it was not wanted.
+    /// Absent where it was not wanted, or could not be done.
     pub verification: Option<Verification>,
+    /// Why it could not be proven, which says nothing about the backup.
+    pub not_proven: Option<BackupError>,
     /// Why the second destination did not get it.
     pub not_copied: Option<BackupError>,
     /// Whether the ledger knows of it.
@@ -94,14 +96,17 @@ impl Backups<'_> {
     /// What comes after a backup was taken.
     pub(super) async fn finish(&self, taken: Taken, proven: bool) -> Result<Created, BackupError> {
         let Taken { source, manifest, key } = taken;
-        let verification = match proven {
-            true => Some(self.prove_new(&source, &manifest.id, key).await?),
-            false => None,
+        let (verification, not_proven) = match proven {
+            true => match self.prove_new(&source, &manifest.id, key).await {
+                Ok(verification) => (Some(verification), None),
+                Err(error) => (None, Some(error)),
+            },
+            false => (None, None),
         };
         let not_copied = self.copy().await.err();
         let noted = self.note(None).await?;
         self.teller.doing(Doing::Nothing);
-        Ok(Created { manifest, verification, not_copied, noted })
+        Ok(Created { manifest, verification, not_proven, not_copied, noted })
     }
 
     /// From the first member that can be read to the end. A recorder is told before each attempt, and after one that failed.

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 pub use create::{Backups, Created, Doing, Teller, prove};
 pub use note::{BackupStatus, standing};
 pub use quorate_backup as store;
-pub use restore::{Ready, Wanted, ledger_beside};
+pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside};
 pub use vault::{Vault, Which, catalog_of};
 pub use watch::{Watching, watch};
 

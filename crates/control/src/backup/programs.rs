@@ -12,16 +12,21 @@ use super::BackupError;
 use crate::controller::arch;
 use crate::home::Home;
 
-/// Of this very version; where that is not at hand, of the spec's, if both are of one minor.
+/// Of this very version; where the spec does not lead to it, of the spec's, if both are of one minor; else as for a spec that names no
+/// source: data of before an upgrade wants the programs of then.
 pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> Result<Programs, BackupError> {
     let failed = |source| BackupError::Programs { version: version.to_owned(), source };
     let wanted: Version = match version.parse() {
         Ok(wanted) => wanted,
         Err(_) => spec.etcd.version,
     };
+    let of_spec = spec.etcd.version;
     let found = match located(home, spec, wanted).await {
-        Err(_) if wanted != spec.etcd.version && wanted.line() == spec.etcd.version.line() => {
-            located(home, spec, spec.etcd.version).await
+        Err(_) if wanted != of_spec && wanted.line() == of_spec.line() => located(home, spec, of_spec).await,
+        Err(_) if wanted != of_spec && spec.etcd.binary.is_some() => {
+            let mut anywhere = spec.clone();
+            anywhere.etcd.binary = None;
+            located(home, &anywhere, wanted).await
         }
         found => found,
     };

@@ -26,13 +26,14 @@ use crate::ledger::{Exported, OpenWith, import};
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wanted {
     Backup(Wish),
-    /// A plain snapshot in a file.
+    Snapshot(SnapshotAt),
+}
+
+/// Where a plain snapshot is.
+#[derive(Clone, PartialEq, Debug)]
+pub enum SnapshotAt {
     File(PathBuf),
-    /// A plain snapshot in a bucket.
-    Object {
-        bucket: String,
-        key: String,
-    },
+    Object { bucket: String, key: String },
 }
 
 /// A snapshot that was proven, and what it was made of.
@@ -73,27 +74,26 @@ impl Ready {
     pub async fn of_snapshot(
         home: &Home,
         spec: &ClusterSpec,
-        wanted: &Wanted,
+        snapshot: &SnapshotAt,
         teller: &dyn Teller,
-    ) -> Result<Option<Self>, BackupError> {
+    ) -> Result<Self, BackupError> {
         programs::check_restorer(home, spec).await?;
         let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
         let place = Bench::make(home, spec)?;
         let workshop = Workshop { programs: &programs, scratch: &place.scratch };
-        let prepared = match wanted {
-            Wanted::Backup(_) => return Ok(None),
-            Wanted::File(path) => {
+        let prepared = match snapshot {
+            SnapshotAt::File(path) => {
                 teller.doing(Doing::Fetching { what: &path.display().to_string() });
                 prepare_plain(PlainSnapshot::File(path), &workshop, &place.snapshots).await?
             }
-            Wanted::Object { bucket, key } => {
+            SnapshotAt::Object { bucket, key } => {
                 let store = bucket_of(spec, bucket)?;
                 teller.doing(Doing::Fetching { what: &format!("s3://{bucket}/{key}") });
                 prepare_plain(PlainSnapshot::Object { store: &store, path: key }, &workshop, &place.snapshots).await?
             }
         };
         teller.doing(Doing::Nothing);
-        Ok(Some(Ready { prepared, choice: None }))
+        Ok(Ready { prepared, choice: None })
     }
 }
 

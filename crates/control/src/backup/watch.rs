@@ -5,11 +5,12 @@
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::{Catalog, Chain, Full, chain};
+use quorate_backup::manifest::{Manifest, Outcome};
 use quorate_backup::recorder::{Command, Ended, Recorder, Recording};
 use quorate_backup::segment::SegmentManifest;
 use quorate_backup::{BackupId, prune, store};
@@ -18,7 +19,7 @@ use quorate_core::spec::ClusterSpec;
 use rustix::fs::FlockOperation;
 use tokio::sync::{mpsc, watch};
 
-use super::create::{Backups, Doing, Teller, end};
+use super::create::{Backups, Doing, Taken, Teller, end};
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
 use super::{BackupError, note};
@@ -51,11 +52,15 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
     loop {
         let ledger = watching.ledger()?;
         let vault = Vault::open(&ledger.spec)?;
-        if std::mem::take(&mut first) {
-            vault.check().await?;
-        }
         let backups = Backups { home: watching.home, ledger: &ledger, vault: &vault, teller: watching.teller };
-        match (Watch { watching, backups, stop: stop.clone() }).run().await? {
+        let watch = Watch { watching, backups, stop: stop.clone() };
+        if std::mem::take(&mut first) {
+            tokio::select! {
+                checked = vault.check() => checked?,
+                () = watch.stopped() => return Ok(()),
+            }
+        }
+        match watch.run().await? {
             End::Stopped => return Ok(()),
             End::Changed => watching.teller.say("the backup settings have changed: going on with the new ones"),
         }
@@ -157,7 +162,7 @@ impl Watch<'_> {
         let mut members = Members::new(self.watching.home, self.backups.ledger);
         let taken = self.backups.take(&mut members, None).await?;
         let id = taken.manifest.id.clone();
-        self.finish(taken).await?;
+        self.finish(taken).await;
         let catalog = self.backups.catalog(store).await?;
         let full = catalog.find(&id).cloned().ok_or_else(|| {
             quorate_backup::Error::NothingToRestore(format!("backup {id} is not in {} any more", store.place()))
@@ -170,35 +175,37 @@ impl Watch<'_> {
         let catalog = self.backups.catalog(store).await?;
         let Some(full) = newest(&catalog) else { return Ok(None) };
         let chain = chain(store, full).await?;
-        Ok(chain.damage.is_none().then(|| (full.clone(), chain)))
+        if let Some(damage) = &chain.damage {
+            self.say(&format!("warning: nothing more can be recorded on top of {}: {damage}", full.id()));
+            return Ok(None);
+        }
+        Ok(Some((full.clone(), chain)))
     }
 
-    /// Proves, copies and notes a full backup, and tells of it. That it is not proven does not keep anyone from recording on top.
-    async fn finish(&self, taken: super::create::Taken) -> Result<(), BackupError> {
-        let (id, bytes) = (taken.manifest.id.clone(), taken.manifest.stored_bytes);
-        let from = taken.manifest.from_member.clone();
-        let revision = taken.manifest.revision;
-        self.say(&format!("full backup {id} is taken from {from}: revision {revision}, {bytes} bytes"));
+    /// Proves, copies and notes a full backup, and tells of it. Whatever of that fails does not keep anyone from recording on top.
+    async fn finish(&self, taken: Taken) {
+        let Manifest { id, stored_bytes, from_member, revision, .. } = taken.manifest.clone();
+        self.say(&format!("full backup {id} is taken from {from_member}: revision {revision}, {stored_bytes} bytes"));
         let created = match self.backups.finish(taken, true).await {
             Ok(created) => created,
-            Err(error) => {
-                self.say(&format!("warning: backup {id} could not be verified: {}", chain_of(&error)));
-                return Ok(());
-            }
+            Err(error) => return self.say(&format!("warning: {}", chain_of(&error))),
         };
-        use quorate_backup::manifest::Outcome;
         match created.verification.map(|verification| verification.outcome) {
             Some(Outcome::Ok(_)) => self.say(&format!("backup {id} is verified")),
             Some(Outcome::Failed { why, .. }) => self.say(&format!("warning: backup {id} cannot be restored: {why}")),
             None => {}
         }
+        if let Some(error) = created.not_proven {
+            self.say(&format!("warning: backup {id} could not be verified: {}", chain_of(&error)));
+        }
         if let Some(error) = created.not_copied {
             self.say(&format!("warning: the second destination does not have it yet: {}", chain_of(&error)));
         }
-        if self.watching.prune {
-            self.prune().await?;
+        if self.watching.prune
+            && let Err(error) = self.prune().await
+        {
+            self.say(&format!("warning: not pruned: {}", chain_of(&error)));
         }
-        Ok(())
     }
 
     async fn prune(&self) -> Result<(), BackupError> {
@@ -219,8 +226,8 @@ impl Watch<'_> {
         let recorder = Recorder::resume(full, chain);
         let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder);
         let (commands, mut orders) = mpsc::channel(8);
-        let stored = Mutex::new(None);
-        let told = |segment: &SegmentManifest| *stored.lock().expect("no holder panics") = Some(segment.clone());
+        let stored = LastStored::default();
+        let told = |segment: &SegmentManifest| stored.set(segment);
         let director = Director {
             watch: self,
             commands: commands.clone(),
@@ -234,7 +241,7 @@ impl Watch<'_> {
         loop {
             let reached = tokio::select! {
                 source = choose(&mut members, avoided.take()) => source,
-                end = &mut directing => return self.ended(end?, &mut recording, &told).await,
+                end = &mut directing => return self.ended(end?, &mut recording, &stored).await,
             };
             let ended = match reached {
                 Err(error) if !error.is_passing() => return Err(error),
@@ -264,7 +271,7 @@ impl Watch<'_> {
                 }
             };
             if let Some(end) = stopped {
-                return self.ended(end, &mut recording, &told).await;
+                return self.ended(end, &mut recording, &stored).await;
             }
             match ended {
                 Ok(Ended::Stopped) => {}
@@ -288,22 +295,17 @@ impl Watch<'_> {
             }
             tokio::select! {
                 () = trouble.pause() => {}
-                end = &mut directing => return self.ended(end?, &mut recording, &told).await,
+                end = &mut directing => return self.ended(end?, &mut recording, &stored).await,
             }
         }
     }
 
     /// Stores what was received, as far as the store lets it.
-    async fn ended(
-        &self,
-        end: End,
-        recording: &mut Recording,
-        told: &(dyn Fn(&SegmentManifest) + Sync),
-    ) -> Result<Over, BackupError> {
-        recording.flush(told).await?;
+    async fn ended(&self, end: End, recording: &mut Recording, stored: &LastStored) -> Result<Over, BackupError> {
+        recording.flush(&|segment| stored.set(segment)).await?;
         let received = recording.received();
         self.say(&format!("all changes up to revision {received} are stored"));
-        if let Err(error) = self.pass_on(None).await {
+        if let Err(error) = self.pass_on(stored.get().as_ref()).await {
             self.say(&format!("warning: {}", chain_of(&error)));
         }
         Ok(Over::End(end))
@@ -335,7 +337,21 @@ struct Director<'a> {
     commands: mpsc::Sender<Command>,
     /// The full backup on top of which is recorded, and of when it is.
     on_top_of: RefCell<(BackupId, Timestamp)>,
-    stored: &'a Mutex<Option<SegmentManifest>>,
+    stored: &'a LastStored,
+}
+
+/// The segment that was stored last.
+#[derive(Default)]
+struct LastStored(Mutex<Option<SegmentManifest>>);
+
+impl LastStored {
+    fn set(&self, segment: &SegmentManifest) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.clone());
+    }
+
+    fn get(&self) -> Option<SegmentManifest> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl Director<'_> {
@@ -343,7 +359,7 @@ impl Director<'_> {
         let backups = &self.watch.backups;
         let mut trouble = Trouble::default();
         let mut not_before = Timestamp::now();
-        let mut passed_on = Timestamp::now();
+        let (mut passed_on, mut told_of) = (Timestamp::now(), None);
         loop {
             tokio::select! {
                 () = self.watch.stopped() => return Ok(End::Stopped),
@@ -368,12 +384,12 @@ impl Director<'_> {
             }
             if now.duration_since(passed_on) >= PASSED_ON {
                 passed_on = now;
-                let last = self.stored.lock().expect("no holder panics").take();
-                if let Some(last) = last
-                    && let Err(error) = self.watch.pass_on(Some(&last)).await
-                {
+                let last = self.stored.get();
+                let new = last.as_ref().is_some_and(|last| told_of != Some(last.span));
+                if new && let Err(error) = self.watch.pass_on(last.as_ref()).await {
                     self.watch.tell(&mut trouble, &error);
                 }
+                told_of = last.map(|last| last.span);
             }
         }
     }
@@ -385,7 +401,8 @@ impl Director<'_> {
         let (id, at) = (taken.manifest.id.clone(), taken.manifest.taken.opened);
         let (before, _) = self.on_top_of.replace((id, at));
         end(Some(&self.commands), &before, taken.manifest.revision_at_most).await;
-        self.watch.finish(taken).await
+        self.watch.finish(taken).await;
+        Ok(())
     }
 }
 

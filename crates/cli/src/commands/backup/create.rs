@@ -28,7 +28,7 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     let working = Working::new();
     let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
     say_who_can_read(&backups).await?;
-    let Created { manifest, verification, not_copied, noted } = backups.create(!options.no_verify).await?;
+    let Created { manifest, verification, not_proven, not_copied, noted } = backups.create(!options.no_verify).await?;
     drop(working);
     let mut places = vec![vault.first.place()];
     places.extend(vault.second.iter().filter(|_| not_copied.is_none()).map(|second| second.place()));
@@ -49,9 +49,15 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     if failed {
         return Ok(Exit::Damaged);
     }
-    match not_copied {
-        Some(error) => Err(error.into()),
-        None => Ok(Exit::Done),
+    // Of two that went wrong the first is told here, the second at the edge.
+    let mut wrong = not_proven.into_iter().chain(not_copied).map(Error::from);
+    let Some(first) = wrong.next() else { return Ok(Exit::Done) };
+    match wrong.next() {
+        Some(second) => {
+            output::talk(&first.render(None));
+            Err(second)
+        }
+        None => Err(first),
     }
 }
 

@@ -23,11 +23,16 @@ pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, E
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
     tokio::spawn(async move {
-        tokio::select! {
-            _ = interrupt.recv() => {}
-            _ = terminate.recv() => {}
+        loop {
+            tokio::select! {
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {}
+            }
+            // Whoever asks twice does not want to wait for a store that is away.
+            if stop.send_replace(true) {
+                std::process::exit(Exit::Error.code().into());
+            }
         }
-        let _ = stop.send(true);
     });
     watch(&watching, stopped).await?;
     Ok(Exit::Done)
