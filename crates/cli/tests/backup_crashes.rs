@@ -292,7 +292,7 @@ fn a_restore_may_be_killed_at_fourteen_random_instants() {
             cluster.sandbox.quorate(&arguments).ok();
             assert_nothing_beside(&cluster, MEMBERS.len());
         } else {
-            // Killed before its word was written down, nothing has happened; after that, everything will.
+            // Killed before the restore was recorded, nothing has happened; after that, everything will.
             cluster.apply().ok();
         }
         assert_settled(&cluster);

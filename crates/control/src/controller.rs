@@ -310,13 +310,17 @@ pub async fn plan(
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
 }
 
-/// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery that has begun goes on.
+/// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery or a restore that has
+/// begun goes on: before that nothing was given up, and clients may have written since.
 fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
     ledger.spec = spec.clone();
     ledger.downtime = None;
     ledger.without_grace = None;
     if !matches!(ledger.formation, Formation::Recovering { .. }) {
         ledger.recovery = None;
+    }
+    if !matches!(ledger.formation, Formation::Restoring { .. }) {
+        ledger.restore = None;
     }
     for record in ledger.members.values_mut() {
         record.join_failed = None;
