@@ -56,7 +56,7 @@ impl Drop for Weed {
 fn weed() -> PathBuf {
     let given = std::env::var_os("QUORATE_TEST_WEED").map(PathBuf::from);
     let program = given.unwrap_or_else(|| common::lab().join("seaweedfs/weed"));
-    assert!(program.exists(), "SeaweedFS is not at {}: run `cargo xtask s3`", program.display());
+    assert!(program.exists(), "SeaweedFS is not at {}: run `cargo xtask weed`", program.display());
     program
 }
 
