@@ -83,11 +83,8 @@ pub(super) struct Taken {
 impl Backups<'_> {
     /// Takes a full backup now.
     pub async fn create(&self, proven: bool) -> Result<Created, BackupError> {
-        for store in self.vault.stores() {
-            self.teller.doing(Doing::Checking { place: store.place() });
-            store.check(&self.vault.cluster).await?;
-        }
-        self.clear_leftovers().await?;
+        self.check(&self.vault.first).await?;
+        self.clear_leftovers(&self.vault.first).await?;
         let mut members = Members::new(self.home, self.ledger);
         let taken = self.take(&mut members, None).await?;
         self.finish(taken, proven).await
@@ -103,7 +100,7 @@ impl Backups<'_> {
             },
             false => (None, None),
         };
-        let not_copied = self.copy().await.err();
+        let not_copied = self.copy_checked().await.err();
         let noted = self.note(None).await?;
         self.teller.doing(Doing::Nothing);
         Ok(Created { manifest, verification, not_proven, not_copied, noted })
@@ -209,9 +206,22 @@ impl Backups<'_> {
         Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id)).await?)
     }
 
+    /// Proves that a store can be written to, and keeps conditions.
+    async fn check(&self, store: &Store) -> Result<(), BackupError> {
+        self.teller.doing(Doing::Checking { place: store.place() });
+        Ok(store.check(&self.vault.cluster).await?)
+    }
+
+    async fn copy_checked(&self) -> Result<(), BackupError> {
+        let Some(second) = self.vault.second()? else { return Ok(()) };
+        self.check(second).await?;
+        self.clear_leftovers(second).await?;
+        self.copy().await
+    }
+
     /// Lets the second destination have what the first has.
     pub async fn copy(&self) -> Result<(), BackupError> {
-        let Some(second) = &self.vault.second else { return Ok(()) };
+        let Some(second) = self.vault.second()? else { return Ok(()) };
         self.teller.doing(Doing::Copying { place: second.place() });
         mirror::copy(&self.vault.first, second, &self.vault.cluster).await?;
         Ok(())
@@ -226,15 +236,11 @@ impl Backups<'_> {
         }
     }
 
-    /// Remains of backups that were never finished, in both places.
-    async fn clear_leftovers(&self) -> Result<(), BackupError> {
-        for store in self.vault.stores() {
-            let catalog = self.catalog(store).await?;
-            let plan = prune::plan(&catalog, &self.vault.keep, Timestamp::now());
-            let leftovers = PrunePlan { remove: Vec::new(), ..plan };
-            prune::carry_out(store, &self.vault.cluster, &leftovers).await?;
-        }
-        Ok(())
+    /// Remains of backups that were never finished.
+    async fn clear_leftovers(&self, store: &Store) -> Result<(), BackupError> {
+        let plan = prune::plan(&self.catalog(store).await?, &self.vault.keep, Timestamp::now());
+        let leftovers = PrunePlan { remove: Vec::new(), ..plan };
+        Ok(prune::carry_out(store, &self.vault.cluster, &leftovers).await?)
     }
 }
 

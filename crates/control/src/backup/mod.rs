@@ -44,6 +44,8 @@ pub enum BackupError {
     NoSettings { cluster: String },
     #[error("cluster {cluster} has no second destination in its spec (`also_to`)")]
     NoSecond { cluster: String },
+    #[error("the second destination cannot be used")]
+    Second { source: std::sync::Arc<BackupError> },
     #[error("the credentials file {} cannot be used: {why}", path.display())]
     Credentials { path: PathBuf, why: String },
     #[error("{place} cannot be reached from inside the network namespaces of cluster {cluster}: give it a directory")]

@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 use jiff::SignedDuration;
 use quorate_backup::Store;
@@ -18,8 +19,8 @@ use super::BackupError;
 pub struct Vault {
     pub cluster: String,
     pub first: Store,
-    /// Gets all that the first one gets.
-    pub second: Option<Store>,
+    /// Gets all that the first one gets. Where it cannot be used, that is no reason to do without the first.
+    pub second: Option<Result<Store, Arc<BackupError>>>,
     pub settings: Settings,
     pub keep: Keep,
     /// A full backup is made at least so often.
@@ -47,7 +48,7 @@ impl Vault {
         };
         Ok(Vault {
             first: open(&backup.to)?,
-            second: backup.also_to.as_ref().map(open).transpose()?,
+            second: backup.also_to.as_ref().map(|second| open(second).map_err(Arc::new)),
             keep: keep(backup.keep),
             schedule: SignedDuration::from_millis(i64::try_from(backup.schedule.0).unwrap_or(i64::MAX)),
             settings,
@@ -59,21 +60,24 @@ impl Vault {
         match which {
             Which::First => Ok(&self.first),
             Which::Second => {
-                self.second.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: self.cluster.clone() })
+                let none = || BackupError::NoSecond { cluster: self.cluster.clone() };
+                self.second()?.ok_or_else(none)
             }
         }
     }
 
-    pub fn stores(&self) -> impl Iterator<Item = &Store> {
-        std::iter::once(&self.first).chain(&self.second)
+    /// The second, if the spec wants one.
+    pub fn second(&self) -> Result<Option<&Store>, BackupError> {
+        match &self.second {
+            None => Ok(None),
+            Some(Ok(store)) => Ok(Some(store)),
+            Some(Err(error)) => Err(BackupError::Second { source: error.clone() }),
+        }
     }
 
-    /// Proves that both can be written to, and keep conditions.
-    pub async fn check(&self) -> Result<(), BackupError> {
-        for store in self.stores() {
-            store.check(&self.cluster).await?;
-        }
-        Ok(())
+    /// Those that can be used.
+    pub fn stores(&self) -> impl Iterator<Item = &Store> {
+        std::iter::once(&self.first).chain(self.second.as_ref().and_then(|second| second.as_ref().ok()))
     }
 }
 

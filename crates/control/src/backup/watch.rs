@@ -5,6 +5,7 @@
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -56,7 +57,7 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
         let watch = Watch { watching, backups, stop: stop.clone() };
         if std::mem::take(&mut first) {
             tokio::select! {
-                checked = vault.check() => checked?,
+                checked = vault.first.check(&vault.cluster) => checked?,
                 () = watch.stopped() => return Ok(()),
             }
         }
@@ -227,7 +228,12 @@ impl Watch<'_> {
         let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder);
         let (commands, mut orders) = mpsc::channel(8);
         let stored = LastStored::default();
-        let told = |segment: &SegmentManifest| stored.set(segment);
+        let told = |segment: &SegmentManifest| {
+            stored.set(segment);
+            if stored.was_away.swap(false, Ordering::Relaxed) {
+                self.say(&format!("changes are stored again, up to revision {}", segment.span.to));
+            }
+        };
         let director = Director {
             watch: self,
             commands: commands.clone(),
@@ -247,7 +253,7 @@ impl Watch<'_> {
                 Err(error) if !error.is_passing() => return Err(error),
                 Err(error) => Err(error),
                 Ok(source) => {
-                    if trouble.is_there() {
+                    if trouble.is_there() && !stored.was_away.load(Ordering::Relaxed) {
                         let next = recording.received() + 1;
                         self.say(&format!("recording goes on at revision {next}, from {}", source.member()));
                     }
@@ -290,7 +296,10 @@ impl Watch<'_> {
                     // Two recorders would leave a chain that nobody can follow.
                     return Err(BackupError::RecordedTwice { source: error });
                 }
-                Ok(Ended::Store(error)) => self.tell(&mut trouble, &error),
+                Ok(Ended::Store(error)) => {
+                    stored.was_away.store(true, Ordering::Relaxed);
+                    self.tell(&mut trouble, &error);
+                }
                 Err(error) => self.tell(&mut trouble, &error),
             }
             tokio::select! {
@@ -342,15 +351,19 @@ struct Director<'a> {
 
 /// The segment that was stored last.
 #[derive(Default)]
-struct LastStored(Mutex<Option<SegmentManifest>>);
+struct LastStored {
+    segment: Mutex<Option<SegmentManifest>>,
+    /// Storing has failed since.
+    was_away: AtomicBool,
+}
 
 impl LastStored {
     fn set(&self, segment: &SegmentManifest) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.clone());
+        *self.segment.lock().unwrap_or_else(PoisonError::into_inner) = Some(segment.clone());
     }
 
     fn get(&self) -> Option<SegmentManifest> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.segment.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

@@ -31,7 +31,9 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
     let Created { manifest, verification, not_proven, not_copied, noted } = backups.create(!options.no_verify).await?;
     drop(working);
     let mut places = vec![vault.first.place()];
-    places.extend(vault.second.iter().filter(|_| not_copied.is_none()).map(|second| second.place()));
+    if let (Ok(Some(second)), None) = (vault.second(), &not_copied) {
+        places.push(second.place());
+    }
     let failed = matches!(&verification, Some(verification) if matches!(verification.outcome, Outcome::Failed { .. }));
     let verified = verification.map(|verification| Verified::new(&manifest.id, &verification));
     match options.output.format {

@@ -19,19 +19,22 @@ use crate::output::working::Working;
 pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let name = subject.spec.name.as_str();
-    let (mut catalogs, mut worst) = (Vec::new(), Exit::Done);
+    let (mut catalogs, mut failed) = (Vec::new(), subject.vault.second().err().map(Error::from));
     for store in subject.vault.stores() {
-        // What the one has is worth knowing while the other is away.
         match catalog_of(store, name, subject.cluster_id()).await {
             Ok(catalog) => catalogs.push((store.place().to_owned(), catalog)),
-            Err(error) if subject.vault.second.is_some() => {
-                let error = Error::from(error);
-                output::talk(&error.render(None));
-                worst = worst.max(error.exit());
-            }
-            Err(error) => return Err(error.into()),
+            Err(error) => failed = Some(error.into()),
         }
     }
+    // What the one has is worth knowing while the other is away.
+    let worst = match failed {
+        Some(error) if catalogs.is_empty() => return Err(error),
+        Some(error) => {
+            output::talk(&error.render(None));
+            error.exit()
+        }
+        None => Exit::Done,
+    };
     let listing = Listing::new(name, &catalogs);
     match options.output.format {
         Format::Json => output::print_json(&listing)?,

@@ -24,6 +24,7 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
         return Err(Error::refused("there is nothing to print as JSON but the plan", "pass --dry-run too"));
     }
     let mut plans = Vec::new();
+    vault.second()?;
     for store in vault.stores() {
         let catalog = catalog_of(store, name, subject.cluster_id()).await?;
         plans.push((store, prune::plan(&catalog, &vault.keep, Timestamp::now())));
@@ -85,6 +86,7 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     };
     let Some(identities) = identities(&options.identity)? else { return Err(key_error(KeyError::NoIdentity)) };
     let mut unopened = BTreeSet::new();
+    subject.vault.second()?;
     for store in subject.vault.stores() {
         let catalog = catalog_of(store, name, subject.cluster_id()).await?;
         let all: Vec<Manifest> = catalog.fulls.into_iter().map(|full| full.manifest).collect();
