@@ -101,6 +101,9 @@ enum Over {
     FullNeeded,
 }
 
+/// What changes are recorded on top of.
+type Base = (Full, Chain);
+
 struct Watch<'a> {
     watching: &'a Watching<'a>,
     backups: Backups<'a>,
@@ -117,9 +120,9 @@ impl Watch<'_> {
                 () = self.stopped() => return Ok(End::Stopped),
             };
             match begun {
-                Ok((full, chain)) => {
+                Ok((base, taken)) => {
                     trouble.is_over();
-                    match self.record(&full, &chain).await? {
+                    match self.record(&base, taken).await? {
                         Over::End(end) => return Ok(end),
                         Over::FullNeeded => full_needed = true,
                     }
@@ -152,26 +155,26 @@ impl Watch<'_> {
         }
     }
 
-    /// The full backup on top of which changes are recorded, taken first where there is none.
-    async fn begin(&self, full_needed: bool) -> Result<(Full, Chain), BackupError> {
+    /// The full backup on top of which changes are recorded, taken first where there is none. It is proven while changes are recorded
+    /// already: whatever is recorded late bears a time that is late.
+    async fn begin(&self, full_needed: bool) -> Result<(Base, Option<Taken>), BackupError> {
         let store = &self.backups.vault.first;
         if !full_needed && let Some((full, chain)) = self.base().await? {
             let next = chain.segments.last().map_or(full.manifest.revision, |last| last.span.to) + 1;
             self.say(&format!("recording goes on at revision {next}, on top of {}", full.id()));
-            return Ok((full, chain));
+            return Ok(((full, chain), None));
         }
         let mut members = Members::new(self.watching.home, self.backups.ledger);
         let taken = self.backups.take(&mut members, None).await?;
         let id = taken.manifest.id.clone();
-        self.finish(taken).await;
         let catalog = self.backups.catalog(store).await?;
         let full = catalog.find(&id).cloned().ok_or_else(|| {
             quorate_backup::Error::NothingToRestore(format!("backup {id} is not in {} any more", store.place()))
         })?;
-        Ok((full, Chain { segments: Vec::new(), damage: None }))
+        Ok(((full, Chain { segments: Vec::new(), damage: None }), Some(taken)))
     }
 
-    async fn base(&self) -> Result<Option<(Full, Chain)>, BackupError> {
+    async fn base(&self) -> Result<Option<Base>, BackupError> {
         let store = &self.backups.vault.first;
         let catalog = self.backups.catalog(store).await?;
         let Some(full) = newest(&catalog) else { return Ok(None) };
@@ -221,8 +224,8 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Records on top of a full backup until something ends it.
-    async fn record(&self, full: &Full, chain: &Chain) -> Result<Over, BackupError> {
+    /// Records on top of a full backup until something ends it; one that was just taken is finished beside that.
+    async fn record(&self, (full, chain): &Base, taken: Option<Taken>) -> Result<Over, BackupError> {
         let vault = self.backups.vault;
         let recorder = Recorder::resume(full, chain);
         let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder);
@@ -240,7 +243,7 @@ impl Watch<'_> {
             on_top_of: RefCell::new((full.id().clone(), full.manifest.taken.opened)),
             stored: &stored,
         };
-        let mut directing = std::pin::pin!(director.run());
+        let mut directing = std::pin::pin!(director.run(taken));
         let mut members = Members::new(self.watching.home, self.backups.ledger);
         let mut trouble = Trouble::default();
         let (mut avoided, mut stopped) = (None, None);
@@ -368,8 +371,14 @@ impl LastStored {
 }
 
 impl Director<'_> {
-    async fn run(&self) -> Result<End, BackupError> {
+    async fn run(&self, taken: Option<Taken>) -> Result<End, BackupError> {
         let backups = &self.watch.backups;
+        if let Some(taken) = taken {
+            tokio::select! {
+                () = self.watch.finish(taken) => {}
+                () = self.watch.stopped() => return Ok(End::Stopped),
+            }
+        }
         let mut trouble = Trouble::default();
         let mut not_before = Timestamp::now();
         let (mut passed_on, mut told_of) = (Timestamp::now(), None);
