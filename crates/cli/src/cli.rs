@@ -36,6 +36,16 @@ pub struct Cli {
     pub verb: Verb,
 }
 
+/// `quorate agent` without the other verbs.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent", version)]
+pub struct AgentAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: Agent,
+}
+
 #[derive(Args, Debug)]
 pub struct Global {
     /// Keep state in DIR instead of $QUORATE_HOME

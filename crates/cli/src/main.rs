@@ -14,15 +14,17 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use quorate_control::Home;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{Cli, Global, Verb};
+use crate::cli::{AgentAlone, Cli, Global, Verb};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
-    let Cli { global, verb } = Cli::parse();
+    let Cli { global, verb } = command_line();
     match run(global, verb) {
         Ok(exit) => exit.into(),
         Err(error) if error.is_reader_gone() => Exit::Done.into(),
@@ -33,8 +35,17 @@ fn main() -> ExitCode {
     }
 }
 
+/// An agent stays for years: it does not take all that the other verbs would be read with into its memory.
+fn command_line() -> Cli {
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
+        let AgentAlone { global, options } = AgentAlone::parse_from(std::env::args_os().skip(1));
+        return Cli { global, verb: Verb::Agent(options) };
+    }
+    Cli::parse()
+}
+
 fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
-    let level = if global.verbose { "debug" } else { "info" };
+    let level = if global.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
     if let Verb::Agent(options) = verb {
         log(level);
         return commands::agent::run(options);
@@ -86,8 +97,9 @@ fn home(global: &Global) -> Result<Home, Error> {
 }
 
 /// Only our own crates tell details: what libraries log may hold what travels through them.
-fn log(level: &str) {
-    let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_etcd"].map(|of| format!("{of}={level}"));
-    let filter = EnvFilter::new(format!("warn,{}", ours.join(",")));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+fn log(level: LevelFilter) {
+    let ours = ["quorate", "quorate_agent", "quorate_control", "quorate_etcd"].map(|of| (of, level));
+    let told = Targets::new().with_default(LevelFilter::WARN).with_targets(ours);
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    tracing_subscriber::registry().with(lines).with(told).init();
 }
