@@ -15,6 +15,8 @@ use crate::agent::Agent;
 
 /// For each question of a look; they are asked at once.
 const ANSWER: Duration = Duration::from_secs(1);
+/// Most answers come within it.
+const HEAD_START: Duration = Duration::from_millis(100);
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// An etcd that is not well by then is looked at when facts are asked for, like a steady one.

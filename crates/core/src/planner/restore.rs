@@ -80,7 +80,9 @@ fn unsound(desired: &Desired, seen: &Observation, begun: &Begun<'_>) -> Option<S
     if let Some(gone) = begun.members.keys().find(|m| is_fresh(m)) {
         return Some(format!("the machine of {gone} is gone"));
     }
-    broken(desired, seen, begun.token, begun.members)
+    safety::restore::lost_after_a_start(desired, seen, begun.token, begun.members.keys())
+        .map(|member| format!("{member} does not hold the restored data, and others have started on theirs"))
+        .or_else(|| broken(desired, seen, begun.token, begun.members))
 }
 
 /// The data of all is replaced, so that a member whose machine is lost simply gets another.
@@ -206,7 +208,7 @@ fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mu
 }
 
 /// Stops every etcd of ours on other data, also of those that nobody wants any more. A machine of theirs that does not answer is
-/// switched off. Says whether any of that was to be done.
+/// switched off. Says whether any of that is to be done.
 fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) -> bool {
     let ours = seen.machines.get().into_iter().flatten().filter(|(_, machine)| machines::is_ours(desired, machine));
     let mut stopped = false;
@@ -215,9 +217,13 @@ fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision,
         match seen.agents.get(member).and_then(Seen::get) {
             Some(AgentSeen::Enrolled(facts)) => {
                 if safety::restore::runs_on_other_data(desired, member, token, seen, facts) {
-                    let why = format!("{member} runs on other data, and none may when the restored data is started");
-                    decision.step(Action::StopEtcd { member: member.clone() }, why);
                     stopped = true;
+                    // Where it is refused, nothing goes on either.
+                    if !decision.has_business_with(member) {
+                        let why =
+                            format!("{member} runs on other data, and none may when the restored data is started");
+                        decision.step(Action::StopEtcd { member: member.clone() }, why);
+                    }
                 }
             }
             // It never ran anything.

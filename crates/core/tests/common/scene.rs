@@ -350,8 +350,12 @@ pub fn audit_end(scene: &Scene, outcome: &Outcome) {
     }
 }
 
-/// Rule 6: data that runs together is of one formation, or the operator is told whose is not.
+/// Rule 6: data that runs together is of one formation, or the operator is told whose is not. While a restore is refused, that is not
+/// told of data which it replaces.
 fn audit_tokens(outcome: &Outcome) {
+    if outcome.world.ledger.restore.is_some() {
+        return;
+    }
     let Formation::Formed { token, .. } = &outcome.world.ledger.formation else { return };
     let told = |member: &MemberName| outcome.end.blocked.iter().any(|b| b.member() == Some(member));
     for (member, machine) in outcome.world.machines.iter().filter(|(member, _)| !told(member)) {

@@ -2,7 +2,7 @@
 //! could still run on what was.
 
 use super::{DataVerdict, judge_data};
-use crate::model::{Desired, Facts, MemberName, Observation, Restore, ServiceState};
+use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, Restore, ServiceState};
 
 /// How far above every revision ever seen a restored or recovered cluster begins.
 pub const MARGIN: u64 = 1_000_000_000;
@@ -29,4 +29,22 @@ pub fn runs_on_other_data(
 ) -> bool {
     facts.etcd.service != ServiceState::Stopped
         && judge_data(desired, member, Some(token), seen.now, facts) != DataVerdict::MayGoOn
+}
+
+/// Rule 6: who has no data of this formation, though members of it run already. It may have voted among them before, and would vote
+/// again if it began once more under the same token.
+pub fn lost_after_a_start<'a>(
+    desired: &Desired,
+    seen: &Observation,
+    token: &str,
+    members: impl Iterator<Item = &'a MemberName> + Clone,
+) -> Option<&'a MemberName> {
+    let runs = |f: &Facts| {
+        f.etcd.service != ServiceState::Stopped && matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
+    };
+    if !members.clone().filter_map(|m| seen.facts(m)).any(runs) {
+        return None;
+    }
+    let holds = |m: &MemberName, f| judge_data(desired, m, Some(token), seen.now, f) == DataVerdict::MayGoOn;
+    members.filter_map(|m| Some((m, seen.facts(m)?))).find(|(m, facts)| !holds(m, facts)).map(|(member, _)| member)
 }
