@@ -105,15 +105,25 @@ impl Agent {
         if let Some(look) = self.prober.found() {
             return look;
         }
-        let (status, cluster_version) = tokio::join!(self.ask_status(), self.ask_cluster_version());
-        let Some((status, peers)) = status else {
-            return Look { peer_serving: self.peer_serves().await, status: None };
-        };
+        let ((status, peer_serving), cluster_version) =
+            tokio::join!(self.ask_status_or_peer(), self.ask_cluster_version());
+        let Some((status, peers)) = status else { return Look { peer_serving, status: None } };
         if !status.members.is_empty() {
             self.remember_peers(peers);
         }
-        // Its peers are served before its clients are.
-        Look { peer_serving: true, status: Some(EtcdStatus { cluster_version, ..status }) }
+        Look { peer_serving, status: Some(EtcdStatus { cluster_version, ..status }) }
+    }
+
+    /// And whether peers are served, as they are before clients: only where clients wait for an answer that is asked too.
+    async fn ask_status_or_peer(&self) -> (Option<(EtcdStatus, BTreeSet<String>)>, bool) {
+        let mut status = std::pin::pin!(self.ask_status());
+        if let Ok(status) = timeout(HEAD_START, &mut status).await {
+            let peer_serving = status.is_some() || self.peer_serves().await;
+            return (status, peer_serving);
+        }
+        let (status, peer_serving) = tokio::join!(status, self.peer_serves());
+        let peer_serving = peer_serving || status.is_some();
+        (status, peer_serving)
     }
 
     /// And the endpoints of the other members.
