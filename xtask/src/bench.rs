@@ -39,9 +39,9 @@ pub enum Bench {
     /// Weigh idle agents
     Agent,
     /// Time and weigh a backup into an S3 store against the same done by hand, while clients write
-    Backup(backup::Options),
+    Backup(filled::Options),
     /// Time a restore of a cluster of which nothing is left against the same done by hand
-    Restore(restore::Options),
+    Restore(filled::Options),
 }
 
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {

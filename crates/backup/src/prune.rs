@@ -4,11 +4,12 @@
 use std::collections::BTreeMap;
 
 use jiff::{SignedDuration, Timestamp};
+use quorate_core::spec::Keep;
 
 use crate::Error;
 use crate::catalog::Catalog;
 use crate::names::{BackupId, Names};
-use crate::retention::{self, Candidate, Keep, Reason};
+use crate::retention::{self, Candidate, Reason};
 use crate::store::Store;
 
 /// A backup may be under way for so long without having a manifest.

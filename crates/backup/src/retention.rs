@@ -5,18 +5,9 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use quorate_core::spec::Keep;
 
 use crate::names::BackupId;
-
-/// How many of each are kept. A day without a backup does not count.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-pub struct Keep {
-    pub last: u32,
-    pub hourly: u32,
-    pub daily: u32,
-    pub weekly: u32,
-    pub monthly: u32,
-}
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Candidate {
@@ -102,7 +93,7 @@ mod tests {
         ]
         .map(|text| at(text, true))
         .into();
-        let none = Keep::default();
+        let none = Keep::NONE;
         let table: [(Keep, &[&str]); 6] = [
             (none, &["11-14T10"]),
             (Keep { last: 3, ..none }, &["11-13T18", "11-14T10", "11-14T10"]),
@@ -125,12 +116,12 @@ mod tests {
             at("2026-11-03T00:00:00Z", false),
             at("2026-11-04T00:00:00Z", false),
         ];
-        assert_eq!(kept(&all, Keep { last: 1, ..Keep::default() }), ["11-02T00", "11-04T00"]);
+        assert_eq!(kept(&all, Keep { last: 1, ..Keep::NONE }), ["11-02T00", "11-04T00"]);
     }
 
     #[test]
     fn nothing_is_decided_about_nothing() {
-        assert!(decide(&[], &Keep { last: 7, ..Keep::default() }).is_empty());
+        assert!(decide(&[], &Keep { last: 7, ..Keep::NONE }).is_empty());
     }
 
     mod any {
@@ -149,8 +140,8 @@ mod tests {
                     let at = Timestamp::from_second(1_790_000_000 + minute * 60).unwrap();
                     Candidate { id: BackupId::new(at, "00000000"), at, verified: n == verified }
                 }).collect();
-                let less = decide(&all, &Keep { last, daily, ..Keep::default() });
-                let more = decide(&all, &Keep { last: last + 1, daily, monthly, ..Keep::default() });
+                let less = decide(&all, &Keep { last, daily, ..Keep::NONE });
+                let more = decide(&all, &Keep { last: last + 1, daily, monthly, ..Keep::NONE });
                 prop_assert!(less.iter().all(|(id, why)| why.is_empty() || !more[id].is_empty()));
                 prop_assert!(!less[&all[all.len() - 1].id].is_empty());
                 if let Some(verified) = all.get(verified) {

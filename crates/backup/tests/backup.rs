@@ -16,12 +16,12 @@ use quorate_backup::full::{self, Draft};
 use quorate_backup::keys::{KeyError, Recipients};
 use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::{PlainSnapshot, export, prepare, prepare_plain};
-use quorate_backup::retention::Keep;
 use quorate_backup::settings::{Patience, Place, Settings};
 use quorate_backup::source::{About, ChangeStream, HashKv, SnapshotStream};
 use quorate_backup::throwaway::Throwaway;
 use quorate_backup::verify::verify;
 use quorate_backup::{Error, Names, Source, SourceError, Store, mirror, prune};
+use quorate_core::spec::Keep;
 use quorate_etcd::{RangeQuery, RangeResult};
 
 async fn taken_verified_and_brought_back(version: &str) {
@@ -146,7 +146,7 @@ async fn what_is_not_kept_goes_and_a_killed_prune_is_finished_by_the_next() {
         ids.push(draft.id().clone());
     }
     verify(&room.store, &room.catalog().await.fulls[0], None, &room.workshop(), None).await.unwrap();
-    let keep = Keep { last: 1, ..Keep::default() };
+    let keep = Keep { last: 1, ..Keep::NONE };
     let plan = prune::plan(&room.catalog().await, &keep, Timestamp::now());
     assert_eq!(plan.remove, [ids[1].clone()], "the oldest is the only verified one");
     // As if it had been killed after its first deletion.

@@ -21,12 +21,12 @@ use quorate_backup::full::{self, Draft};
 use quorate_backup::keys::Recipients;
 use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::prepare;
-use quorate_backup::retention::Keep;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place};
 use quorate_backup::store::{PART, Trouble};
 use quorate_backup::verify::verify;
 use quorate_backup::{Names, Store, prune};
 use quorate_core::Secret;
+use quorate_core::spec::Keep;
 use tempfile::TempDir;
 
 /// SeaweedFS wants at least three letters.
@@ -187,7 +187,7 @@ async fn whole_story(weed: &Weed, version: &str) {
     let ledger = store.get(&Names::new(CLUSTER).ledger(drafts[1].id())).await.unwrap();
     assert_eq!(other.identities.open(&ledger.bytes).unwrap(), b"the ledger");
 
-    let keep = Keep { last: 1, ..Keep::default() };
+    let keep = Keep { last: 1, ..Keep::NONE };
     let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID)).await.unwrap();
     let plan = prune::plan(&catalog, &keep, Timestamp::now());
     assert_eq!(plan.remove, [drafts[0].id().clone()]);

@@ -9,7 +9,7 @@ use anyhow::{Result, bail, ensure};
 use super::CLUSTER;
 use super::agent::agents;
 use super::figures::{Samples, ratio, seconds, table, verdict};
-use super::filled::{COMPRESSION, Filled, Latency, QUORATES, Size};
+use super::filled::{COMPRESSION, Filled, Latency, Options, QUORATES, Size};
 use super::process::{self, Cost};
 use crate::lab::Lab;
 
@@ -22,16 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(600);
 const REST: Duration = Duration::from_secs(5);
 /// Below it lies in the bucket what was saved by hand.
 const BY_HAND: &str = "by-hand/";
-
-#[derive(clap::Args)]
-pub struct Options {
-    /// How much data, half random, is in the cluster; in MiB or GiB
-    #[arg(long, default_value = "1GiB")]
-    size: Size,
-    /// How often each of the two runs
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pairs: u32,
-}
 
 /// What runs of one kind showed.
 #[derive(Default)]

@@ -31,6 +31,17 @@ const NEEDS: [Need; 3] = [
     Need::Command { name: "rclone", package: "rclone" },
 ];
 
+/// What both benches of a filled cluster are asked for.
+#[derive(clap::Args)]
+pub struct Options {
+    /// How much data, half random, is in the cluster; in MiB or GiB
+    #[arg(long, default_value = "1GiB")]
+    pub size: Size,
+    /// How often each of the two runs
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    pub pairs: u32,
+}
+
 /// How much data is put into the cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Size(u64);

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::CLUSTER;
 use super::figures::{Samples, ratio, seconds, table};
-use super::filled::{Filled, QUORATES, Size};
+use super::filled::{Filled, Options, QUORATES};
 use super::store::free_ports;
 use crate::host;
 use crate::lab::Lab;
@@ -28,16 +28,6 @@ const BUMP: [&str; 3] = ["--bump-revision", "1000000000", "--mark-compacted"];
 const PAUSE: Duration = Duration::from_millis(5);
 const ANSWER: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(120);
-
-#[derive(clap::Args)]
-pub struct Options {
-    /// How much data, half random, is in the cluster; in MiB or GiB
-    #[arg(long, default_value = "1GiB")]
-    size: Size,
-    /// How often each of the two runs
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
-    pairs: u32,
-}
 
 /// What one restore by hand took.
 struct ByHand {

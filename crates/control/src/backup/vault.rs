@@ -8,9 +8,8 @@ use std::sync::Arc;
 use jiff::SignedDuration;
 use quorate_backup::Store;
 use quorate_backup::catalog::Catalog;
-use quorate_backup::retention::Keep;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
-use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Network, S3Destination, StoreKeys};
+use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, Network, S3Destination, StoreKeys};
 
 use super::BackupError;
 
@@ -49,7 +48,7 @@ impl Vault {
         Ok(Vault {
             first: open(&backup.to)?,
             second: backup.also_to.as_ref().map(|second| open(second).map_err(Arc::new)),
-            keep: keep(backup.keep),
+            keep: backup.keep,
             schedule: SignedDuration::from_millis(i64::try_from(backup.schedule.0).unwrap_or(i64::MAX)),
             settings,
             cluster,
@@ -99,11 +98,6 @@ fn settings(backup: &BackupSettings) -> Settings {
         compression: i32::try_from(backup.compression).unwrap_or(3),
         bandwidth: backup.bandwidth.map(|size| size.0),
     }
-}
-
-fn keep(keep: spec::Keep) -> Keep {
-    let spec::Keep { last, hourly, daily, weekly, monthly } = keep;
-    Keep { last, hourly, daily, weekly, monthly }
 }
 
 fn place(destination: &Destination) -> Result<Place, BackupError> {

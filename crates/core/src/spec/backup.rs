@@ -206,6 +206,10 @@ pub struct Keep {
     pub monthly: u32,
 }
 
+impl Keep {
+    pub const NONE: Keep = Keep { last: 0, hourly: 0, daily: 0, weekly: 0, monthly: 0 };
+}
+
 impl Default for Keep {
     fn default() -> Self {
         Keep { last: 7, hourly: 0, daily: 7, weekly: 4, monthly: 0 }
