@@ -39,7 +39,7 @@ pub enum Bench {
     /// Weigh idle agents
     Agent,
     /// Time and weigh a backup into an S3 store against the same done by hand, while clients write
-    Backup(filled::Options),
+    Backup(backup::Arguments),
     /// Time a restore of a cluster of which nothing is left against the same done by hand
     Restore(filled::Options),
 }
@@ -50,7 +50,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Plan => plan::run(lab),
         Bench::Rolling(options) => rolling::run(lab, options),
         Bench::Agent => agent::run(lab),
-        Bench::Backup(options) => backup::run(lab, options),
+        Bench::Backup(arguments) => backup::run(lab, arguments),
         Bench::Restore(options) => restore::run(lab, options),
     }
 }

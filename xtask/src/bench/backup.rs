@@ -63,12 +63,26 @@ impl Outcome {
         self.ratio() >= LEAST_RATIO
     }
 
-    fn kept(&self) -> bool {
-        self.is_fast() && self.peak < MOST_MEMORY && self.agents_peak < MOST_MEMORY
+    fn is_small(&self) -> bool {
+        self.peak < MOST_MEMORY && self.agents_peak < MOST_MEMORY
+    }
+
+    fn kept(&self, noisy: bool) -> bool {
+        self.is_small() && (noisy || self.is_fast())
     }
 }
 
-pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+#[derive(clap::Args)]
+pub struct Arguments {
+    #[command(flatten)]
+    options: Options,
+    /// Others may use this machine meanwhile: tell how fast it is, and judge the memory alone
+    #[arg(long)]
+    noisy: bool,
+}
+
+pub fn run(lab: &Lab, arguments: &Arguments) -> Result<()> {
+    let options = &arguments.options;
     let filled = Filled::prepare(lab, options.size)?;
     let mut outcome = Outcome::default();
     for pair in 1..=options.pairs {
@@ -90,7 +104,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     check(&outcome, options.size)?;
     filled.ground.destroy()?;
     print(&outcome, options);
-    if !outcome.kept() {
+    if !outcome.kept(arguments.noisy) {
         bail!("`quorate backup create` takes more than it may");
     }
     Ok(())
@@ -184,11 +198,14 @@ mod tests {
 
     #[test]
     fn the_promise_is_nine_tenths_of_the_throughput_and_little_memory() {
-        assert!(outcome(1000, 900).kept());
-        assert!(!outcome(1000, 899).kept());
-        assert!(!Outcome { peak: MOST_MEMORY, ..outcome(900, 1000) }.kept());
-        assert!(!Outcome { agents_peak: MOST_MEMORY, ..outcome(900, 1000) }.kept());
-        assert!(Outcome { peak: MOST_MEMORY - 1, ..outcome(900, 1000) }.kept());
+        assert!(outcome(1000, 900).kept(false));
+        assert!(!outcome(1000, 899).kept(false));
+        assert!(outcome(1000, 899).kept(true));
+        for noisy in [false, true] {
+            assert!(!Outcome { peak: MOST_MEMORY, ..outcome(900, 1000) }.kept(noisy));
+            assert!(!Outcome { agents_peak: MOST_MEMORY, ..outcome(900, 1000) }.kept(noisy));
+            assert!(Outcome { peak: MOST_MEMORY - 1, ..outcome(900, 1000) }.kept(noisy));
+        }
     }
 
     #[test]

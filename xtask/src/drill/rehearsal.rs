@@ -15,6 +15,8 @@ const PINNED: &str = "127.200";
 pub struct Verdict {
     /// None: the cell passed.
     pub problem: Option<String>,
+    /// Clients saw what they never may: no slow machine explains that.
+    pub violated: bool,
     pub operations: u64,
     /// Acknowledged ones.
     pub writes: u64,
@@ -24,7 +26,7 @@ pub struct Verdict {
 
 impl Verdict {
     pub fn failed(problem: String) -> Self {
-        Verdict { problem: Some(problem), operations: 0, writes: 0, gap: None }
+        Verdict { problem: Some(problem), violated: false, operations: 0, writes: 0, gap: None }
     }
 }
 
@@ -203,6 +205,7 @@ fn judge(cell: &Cell, told: &Value) -> Verdict {
     };
     Verdict {
         problem,
+        violated: drilled["violations"].as_array().is_some_and(|violations| !violations.is_empty()),
         operations: sum(kinds.map(|kind| &kind["answered"]).collect()),
         writes: sum(seconds.map(|second| &second["writes"]).collect()),
         gap,
@@ -219,6 +222,7 @@ mod tests {
     fn told(passed: bool, to: f64) -> Value {
         json!({"passed": passed, "scenarios": [{
             "problems": if passed { vec![] } else { vec!["a write was lost"] },
+            "violations": if passed { vec![] } else { vec![json!({"rule": "no acknowledged write is lost"})] },
             "measures": {
                 "operations": {"put": {"answered": 7, "unanswered": 1}, "get": {"answered": 5, "unanswered": 0}},
                 "per_second": [{"writes": 4, "others": 3}, {"writes": 2, "others": 3}],
@@ -231,10 +235,12 @@ mod tests {
     fn a_cell_passes_when_the_drill_does_and_writes_went_on() {
         let calm = cells::named("settings x calm").unwrap();
         let good = judge(&calm, &told(true, 1.5));
-        assert_eq!(good, Verdict { problem: None, operations: 12, writes: 6, gap: Some(0.5) });
-        assert_eq!(judge(&calm, &told(false, 1.5)).problem.as_deref(), Some("a write was lost"));
-        let slow = judge(&calm, &told(true, 5.0)).problem.unwrap();
-        assert_eq!(slow, "writes stood still for 4.00 s; the cell expects 3 s at most");
+        assert_eq!(good, Verdict { problem: None, violated: false, operations: 12, writes: 6, gap: Some(0.5) });
+        let lost = judge(&calm, &told(false, 1.5));
+        assert_eq!((lost.problem.as_deref(), lost.violated), (Some("a write was lost"), true));
+        let slow = judge(&calm, &told(true, 5.0));
+        assert!(!slow.violated);
+        assert_eq!(slow.problem.unwrap(), "writes stood still for 4.00 s; the cell expects 3 s at most");
         assert_eq!(judge(&cells::named("none x kill-leader").unwrap(), &told(true, 5.0)).problem, None);
         assert!(judge(&calm, &json!({})).problem.is_some());
     }
