@@ -1,5 +1,5 @@
-//! `cargo xtask model`: the whole model check, with the runs that are too long for `cargo test`. Each run tells how many states it
-//! explored; the sum stands alone on the last line.
+//! `cargo xtask model`: the planner's property tests on many cases that nobody has tried, then the whole model check, with the runs that
+//! are too long for `cargo test`. Each run tells how many states it explored; the sum stands alone on the last line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -9,8 +9,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::host;
 
+/// How many random worlds each property of the planner is tried in.
+const CASES: &str = "10000";
+
 pub fn run(filter: Option<&str>) -> Result<()> {
     let began = Instant::now();
+    if filter.is_none() {
+        let mut cargo = host::cargo()?;
+        cargo.args(["test", "--release", "--locked", "--package", "quorate-core", "--test", "planner"]);
+        host::run(cargo.env("PROPTEST_CASES", CASES))?;
+    }
     let mut cargo = host::cargo()?;
     cargo.args(["test", "--release", "--locked", "--package", "quorate-core", "--test", "model"]);
     // Each run uses both cores that CI has, and the runs stand one after another in the output.

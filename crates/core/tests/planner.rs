@@ -200,7 +200,7 @@ fn cut_after(scene: &mut Scene, cut: usize) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn from_nothing_every_spec_settles(spec in specs()) {
