@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use crate::backed::{Backed, OPERATOR, V35};
 use crate::common::backups::BackedUp;
 use crate::common::store::{BUCKET, object_store};
-use crate::common::{Sandbox, eventually, spec};
+use crate::common::{Sandbox, eventually, signal, spec};
 
 const MARGIN: i64 = 1_000_000_000;
 
@@ -88,6 +88,37 @@ fn forget_the_ledger(backed: &Backed) {
     fs::remove_dir_all(backed.sandbox.home().join("clusters/c")).expect("the controller's memory");
 }
 
+/// The ledger beside a full backup knows nothing of what came later; changes that were recorded do, even where they are not restored.
+#[test]
+fn revisions_go_on_above_what_only_the_backups_know() {
+    let cluster = BackedUp::up(1, "");
+    cluster.sandbox.etcdctl(V35, "c", &["put", "early", "x"]).ok();
+    let watcher = cluster.watch();
+    eventually("a full backup", 60, || cluster.fulls().len() == 1);
+    let id = cluster.fulls()[0]["id"].as_str().expect("an id").to_owned();
+    let root = cluster.sandbox.environment("c");
+    for n in 0..30 {
+        cluster.sandbox.etcdctl_with(V35, &root, &["put", &format!("later/{n}"), "x"]).ok();
+    }
+    let highest = revision(&cluster);
+    eventually("they are recorded", 30, || cluster.list().iter().any(|one| one["last_revision"] == highest));
+    watcher.stop();
+    eventually("all have ended", 10, || {
+        cluster.sandbox.processes().into_iter().for_each(|(pid, _)| signal(pid, "KILL"));
+        cluster.sandbox.processes().is_empty()
+    });
+    fs::remove_dir_all(cluster.sandbox.home()).expect("all that was kept");
+    let told = cluster.restore(&["--backup", &id]).ok().text();
+    assert!(told.contains(&format!("the cluster has come to {highest}")), "{told}");
+    assert!(revision(&cluster) >= highest + MARGIN, "{} after {highest}", revision(&cluster));
+}
+
+#[track_caller]
+fn revision(cluster: &BackedUp) -> i64 {
+    let answer = cluster.sandbox.etcdctl(V35, "c", &["get", "nothing", "--write-out=json"]).ok().json();
+    answer["header"]["revision"].as_i64().expect("a revision")
+}
+
 /// Somebody takes a full backup by hand while `backup watch` records on top of another.
 #[test]
 fn a_recorder_goes_on_with_a_backup_that_was_taken_by_hand() {
@@ -99,10 +130,7 @@ fn a_recorder_goes_on_with_a_backup_that_was_taken_by_hand() {
         };
         cluster.list().iter().any(changes)
     };
-    let revision = || {
-        let answer = cluster.sandbox.etcdctl(V35, "c", &["get", "nothing", "--write-out=json"]).ok().json();
-        answer["header"]["revision"].as_i64().expect("a revision")
-    };
+    let revision = || revision(&cluster);
     let id = |n: usize| cluster.fulls()[n]["id"].as_str().expect("an id").to_owned();
     let watcher = cluster.watch();
     eventually("a first full backup", 60, || cluster.fulls().len() == 1);
