@@ -4,9 +4,11 @@ use jiff::Timestamp;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::choose::{Choice, Stop, Wish, choose};
 use quorate_backup::manifest::{Beside, Hash, Manifest, Taken};
+use quorate_backup::retention::Reason;
 use quorate_backup::segment::{self, Revision, Segment, SegmentManifest};
 use quorate_backup::settings::{Patience, Place};
-use quorate_backup::{BackupId, Names, Store};
+use quorate_backup::{BackupId, Names, Store, prune};
+use quorate_core::spec::Keep;
 
 const CLUSTER: &str = "orders";
 const CLUSTER_ID: &str = "5f2c9c0de1a74b1c";
@@ -121,6 +123,16 @@ async fn what_leads_furthest_is_restored_though_another_is_later() {
     let choice = shelf.choose(Wish::Newest).await.unwrap();
     leads(&choice, &second, 40);
     assert!(choice.notes.is_empty(), "{choice:?}");
+}
+
+#[tokio::test]
+async fn what_leads_furthest_is_not_pruned_though_another_is_later() {
+    let (shelf, first, second) = taken_by_hand().await;
+    let keep = Keep { last: 1, ..Keep::NONE };
+    let plan = prune::plan(&shelf.catalog().await, &keep, at(1000));
+    assert_eq!((plan.remove.len(), &plan.keep[&first]), (0, &vec![Reason::Furthest]));
+    shelf.changes(&second, &[(21, 40, 130, 131)]).await;
+    assert_eq!(prune::plan(&shelf.catalog().await, &keep, at(1000)).remove, [first]);
 }
 
 #[tokio::test]

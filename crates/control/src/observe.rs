@@ -25,11 +25,16 @@ pub struct Sight {
 struct Shown {
     identity: (String, Secret),
     made: Timestamp,
+    /// The CA that signed it.
+    authority: String,
 }
 
 /// Half the time is left for connections that are made with it.
-fn is_worn(shown: &Shown, now: Timestamp) -> bool {
+fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
     let age = now.duration_since(shown.made);
+    if ledger.authorities.control.as_ref().is_none_or(|control| control.certificate != shown.authority) {
+        return true;
+    }
     // A clock that was set back says nothing of the certificate's end.
     age >= secrets::CONTROLLER_VALIDITY / 2 || age.is_negative()
 }
@@ -139,11 +144,12 @@ impl Sight {
 
     /// Makes what is shown to agents, first and again before it ends. Clients that show the old are made anew with it.
     fn renew(&mut self, ledger: &Ledger, now: Timestamp) -> Result<(), ControlError> {
-        if self.identity.as_ref().is_some_and(|shown| !is_worn(shown, now)) {
+        if self.identity.as_ref().is_some_and(|shown| !is_worn(shown, ledger, now)) {
             return Ok(());
         }
+        let authority = ledger.authorities.control.as_ref().map(|control| control.certificate.clone());
         let made = secrets::controller_identity(ledger, now)?;
-        self.identity = made.map(|identity| Shown { identity, made: now });
+        self.identity = made.zip(authority).map(|(identity, authority)| Shown { identity, made: now, authority });
         self.agents.clear();
         Ok(())
     }
@@ -211,7 +217,7 @@ mod tests {
     #[tokio::test]
     async fn who_stays_longer_than_a_certificate_shows_another() {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
-        let ledger = ledger(now);
+        let (ledger, of_another_ca) = (ledger(now), ledger(now));
         let mut sight = Sight::new(providers::provider(&ledger, &Home::new(home.path())));
         let machine = MachineSeen {
             cluster_id: String::from("c"),
@@ -238,5 +244,8 @@ mod tests {
         assert!(second != first && kept == 0, "whoever shows the old one is made anew");
         let (third, _) = shown(60);
         assert_ne!(third, second);
+        let at = now + SignedDuration::from_hours(61);
+        sight.renew(&of_another_ca, at).unwrap();
+        assert_ne!(sight.identity.unwrap().identity.0, third);
     }
 }
