@@ -4,7 +4,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::backed::{Backed, OPERATOR, V35};
+use crate::backed::{Backed, OPERATOR, V35, object};
 use crate::common::backups::BackedUp;
 use crate::common::store::{BUCKET, object_store};
 use crate::common::{Sandbox, eventually, signal, spec};
@@ -47,6 +47,8 @@ fn the_second_destination_stands_in_for_the_first() {
     let contents = backed.contents();
     assert_eq!(backed.list()[0]["places"].as_array().map(Vec::len), Some(2));
 
+    damage_stays_where_it_is(&backed, &id);
+
     // The first cannot even be opened any more.
     let keys = backed.sandbox.path().join("store.keys");
     let mode = |mode| fs::set_permissions(&keys, fs::Permissions::from_mode(mode)).expect("its mode");
@@ -82,6 +84,20 @@ fn the_second_destination_stands_in_for_the_first() {
     assert_eq!((backed.pids(), backed.contents()), (pids, contents), "somebody was touched");
     let told = backed.quorate(&["ledger", "import", "--second", "--identity", OPERATOR]).fails().stderr;
     assert!(told.contains("--from-backup"), "{told}");
+}
+
+/// What is damaged in the first destination is told, and does not take the place of what is good in the second.
+fn damage_stays_where_it_is(backed: &Backed, id: &str) {
+    let path = object(&backed.prefix, &format!("full/{id}/key"));
+    let copy = || fs::read(backed.sandbox.path().join(format!("second/c/full/{id}/key"))).expect("a copy");
+    let (good, copied) = (object_store().get(&path), copy());
+    object_store().put(&path, &[&good[..good.len() - 1], b"x"].concat());
+    let told = backed.backup("create", &[]).expect(9).stderr;
+    for word in [&format!("{id}/key is not what was stored"), "not copied over what the second has", "--second"] {
+        assert!(told.contains(word), "{word} in {told}");
+    }
+    assert_eq!(copy(), copied);
+    object_store().put(&path, &good);
 }
 
 fn forget_the_ledger(backed: &Backed) {
