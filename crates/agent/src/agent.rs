@@ -13,7 +13,7 @@ use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
 use crate::enrolment::requests;
 use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
-use crate::services::Service;
+use crate::services::{HURRIED, PATIENT, Service};
 use crate::staging::Staging;
 use crate::state::StateStore;
 use crate::tls::Shown;
@@ -54,7 +54,8 @@ impl Agent {
             Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
             Order::StartEtcd { expects, bootstrap } => self.start_etcd(expects, bootstrap).await,
             Order::RestartEtcd => self.restart_etcd().await,
-            Order::StopEtcd => self.stop_etcd().await,
+            Order::StopEtcd => self.stop_etcd(PATIENT).await,
+            Order::HaltEtcd => self.stop_etcd(HURRIED).await,
             Order::WipeData { stamp } => self.wipe_data(stamp).await,
             Order::MoveLeader { to } => self.move_leader(to).await,
             Order::AddLearner { expects, peer_url } => {

@@ -108,6 +108,8 @@ pub enum Order {
     },
     RestartEtcd,
     StopEtcd,
+    /// The same where its data is given up: it is not waited for until etcd has handed over what nobody wants.
+    HaltEtcd,
     /// Removes the data of exactly this stamp.
     WipeData {
         stamp: Stamp,
@@ -173,6 +175,7 @@ impl Order {
             Order::StartEtcd { .. } => "start etcd",
             Order::RestartEtcd => "restart etcd",
             Order::StopEtcd => "stop etcd",
+            Order::HaltEtcd => "halt etcd",
             Order::WipeData { .. } => "wipe data",
             Order::MoveLeader { .. } => "move leader",
             Order::AddLearner { .. } => "add learner",

@@ -7,6 +7,7 @@ pub(crate) mod systemd;
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::Duration;
 
 use quorate_core::model::ServiceState;
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,11 @@ use crate::AgentError;
 use crate::files::Owner;
 
 pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// etcd hands its leadership over and closes its database when asked to end.
+pub(crate) const PATIENT: Duration = Duration::from_secs(10);
+/// For one whose data is given up. A follower ends well within this; a leader whose followers are gone would look for a successor in vain.
+pub(crate) const HURRIED: Duration = Duration::from_millis(500);
 
 /// Asked before etcd is started again by itself.
 pub(crate) type Gate = Arc<dyn Fn() -> Doing<'static, Result<(), AgentError>> + Send + Sync>;
@@ -54,8 +60,8 @@ pub(crate) trait Service: Send + Sync {
     /// Takes over an etcd that an earlier agent started, if it still runs.
     fn adopt(&self, gate: Gate) -> Doing<'_, bool>;
 
-    /// Ends etcd, or what is left of it, and keeps it ended.
-    fn stop(&self) -> Doing<'_, Result<(), AgentError>>;
+    /// Ends etcd, or what is left of it, and keeps it ended. One that takes longer than this is killed.
+    fn stop(&self, patience: Duration) -> Doing<'_, Result<(), AgentError>>;
 
     fn look(&self) -> Doing<'_, ServiceState>;
 

@@ -25,6 +25,8 @@ pub struct Catalog {
     pub damage: Vec<Damage>,
     /// Ids of which there are objects, but no manifest.
     pub leftovers: BTreeSet<BackupId>,
+    /// Of those whose manifest is damaged: the last revision that their segments' names speak of.
+    lost: BTreeMap<BackupId, i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -40,6 +42,8 @@ pub struct Full {
     pub damage: Vec<Damage>,
     /// What ends the chain of segments early.
     pub chain_damage: Option<Damage>,
+    /// The last revision that it or any of its segments speaks of, whether or not the way there is whole.
+    pub claims: i64,
 }
 
 impl Full {
@@ -72,6 +76,12 @@ struct Objects {
     bytes: u64,
 }
 
+impl Objects {
+    fn last_segment(&self) -> i64 {
+        self.segments.keys().chain(&self.segment_manifests).map(|span| span.to).max().unwrap_or(0)
+    }
+}
+
 impl Catalog {
     /// `cluster_id` is the one expected; without one, whatever is there is taken.
     pub async fn load(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, Error> {
@@ -89,6 +99,7 @@ impl Catalog {
             fulls: Vec::new(),
             damage: Vec::new(),
             leftovers: objects.iter().filter(|(_, found)| !found.manifest).map(|(id, _)| id.clone()).collect(),
+            lost: BTreeMap::new(),
         };
         for manifest in read {
             match manifest {
@@ -99,10 +110,47 @@ impl Catalog {
                 }
                 // Deleted between the listing and now.
                 Ok(None) => {}
-                Err(damage) => catalog.damage.push(damage),
+                Err(damage) => {
+                    // What is of another cluster says nothing of this one's revisions.
+                    if let Damage::Manifest { id, .. } = &damage {
+                        catalog.lost.insert(id.clone(), objects[id].last_segment());
+                    }
+                    catalog.damage.push(damage);
+                }
             }
         }
         Ok(catalog)
+    }
+
+    /// The id of the newest full backup, by names alone: cheap, and no word on whether it can be used.
+    pub async fn newest_id(store: &Store, cluster: &str) -> Result<Option<BackupId>, Error> {
+        let names = Names::new(cluster);
+        let listed = store.list(&names.fulls_directory()).await?;
+        let manifests = listed.iter().filter_map(|object| match names.parse(&object.path)? {
+            Named::Manifest(id) => Some(id),
+            _ => None,
+        });
+        Ok(manifests.max())
+    }
+
+    /// Damage to manifests of which it is not known what they were. What is of another cluster and older than all that is ours was
+    /// made when the name was used before, and is none.
+    pub fn lost(&self) -> impl Iterator<Item = &Damage> {
+        let former = |one: &Damage| {
+            matches!(one, Damage::Foreign { .. }) && self.fulls.first().is_some_and(|first| one.id() < first.id())
+        };
+        self.damage.iter().filter(move |one| self.find(one.id()).is_none() && !former(one))
+    }
+
+    /// The last revision that the segments of one speak of whose manifest is damaged.
+    pub(crate) fn claimed_by_lost(&self, id: &BackupId) -> i64 {
+        self.lost.get(id).copied().unwrap_or(0)
+    }
+
+    /// The highest revision that anything here speaks of, damaged or not: clients may have seen it.
+    pub fn highest_revision(&self) -> i64 {
+        let of_fulls = self.fulls.iter().map(|full| full.claims.max(full.manifest.revision_at_most));
+        of_fulls.chain(self.lost.values().copied()).max().unwrap_or(0)
     }
 
     pub fn find(&self, id: &BackupId) -> Option<&Full> {
@@ -225,7 +273,10 @@ fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
     }
     let (spans, chain_damage) = follow(names, &manifest, found);
     let changes_bytes = found.segments.values().sum();
-    Full { manifest, spans, stored_bytes: found.bytes, changes_bytes, damage, chain_damage }
+    // A segment without a manifest does not exist.
+    let recorded = found.segment_manifests.iter().map(|span| span.to).max().unwrap_or(0);
+    let claims = manifest.newest_revision().max(recorded);
+    Full { manifest, spans, stored_bytes: found.bytes, changes_bytes, damage, chain_damage, claims }
 }
 
 /// From the full backup on, as far as one segment joins the other.

@@ -1,10 +1,12 @@
-//! Which full backup and which changes on top of it lead to what is wanted. Where the way there is damaged, it refuses, and says what is
-//! damaged and what can still be had: to go back further than was asked for is the operator's to decide.
+//! Which full backup and which changes on top of it lead to what is wanted: the one that leads furthest, or to the asked moment. That need
+//! not be the latest: changes may have been recorded on top of an earlier one beyond it. Where the way there is damaged, and no other
+//! leads there, it refuses, and says what is damaged and what can still be had: to go back further than was asked for is the operator's
+//! to decide. What was passed over on the way is told.
 
 use jiff::Timestamp;
 
 use crate::Error;
-use crate::catalog::{self, Catalog, Full};
+use crate::catalog::{self, Catalog, Chain, Full};
 use crate::damage::Damage;
 use crate::manifest::Manifest;
 use crate::names::BackupId;
@@ -14,7 +16,7 @@ use crate::store::Store;
 /// What is to be restored.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Wish {
-    /// The newest full backup with all changes on top of it.
+    /// Whatever leads furthest: mostly the newest full backup with all changes on top of it.
     Newest,
     /// One full backup, without the changes on top of it.
     Backup(BackupId),
@@ -64,7 +66,9 @@ pub async fn choose(store: &Store, catalog: &Catalog, wish: &Wish) -> Result<Cho
                 let of_it: Vec<Damage> = catalog.damage.iter().filter(|one| one.id() == id).cloned().collect();
                 refuse(catalog, &format!("there is no backup {id}"), &of_it)
             })?;
-            undamaged(catalog, full, &format!("backup {id}"))?;
+            if !full.damage.is_empty() {
+                return Err(refuse(catalog, &format!("backup {id} cannot be restored"), &full.damage));
+            }
             Ok(choice(full, Vec::new(), Stop::AtTheEnd))
         }
         Wish::Newest => newest(store, catalog).await,
@@ -73,81 +77,183 @@ pub async fn choose(store: &Store, catalog: &Catalog, wish: &Wish) -> Result<Cho
     }
 }
 
+/// A full backup that is whole, with the changes on top of it as far as they are.
+struct Way<'a> {
+    full: &'a Full,
+    chain: Chain,
+}
+
+impl<'a> Way<'a> {
+    async fn of(store: &Store, full: &'a Full) -> Result<Self, Error> {
+        Ok(Way { full, chain: catalog::chain(store, full).await? })
+    }
+
+    fn reached(&self) -> i64 {
+        reached(self.full, &self.chain.segments)
+    }
+
+    /// How far it leads; where two lead equally far, how far for certain; then the later one, which has fewer changes to replay.
+    fn rank(&self) -> (i64, i64, &BackupId) {
+        let certain = self.chain.segments.last().map_or(self.full.manifest.revision, |last| last.span.to);
+        (self.reached(), certain.max(self.full.manifest.revision), self.full.id())
+    }
+
+    fn recorded_until(&self) -> Timestamp {
+        self.chain.segments.last().map_or(self.full.manifest.taken.opened, |last| last.last_at)
+    }
+}
+
+fn reached(full: &Full, segments: &[SegmentManifest]) -> i64 {
+    let alone = full.manifest.newest_revision();
+    segments.last().map_or(alone, |last| last.span.to.max(alone))
+}
+
 async fn newest(store: &Store, catalog: &Catalog) -> Result<Choice, Error> {
+    let mut fulls: Vec<&Full> = catalog.fulls.iter().collect();
+    fulls.sort_by_key(|full| (std::cmp::Reverse(full.claims), std::cmp::Reverse(full.id().clone())));
+    let furthest = fulls[0];
+    let (mut best, mut damage) = (None::<Way<'_>>, Vec::new());
+    for full in fulls {
+        if best.as_ref().is_some_and(|best| best.reached() > full.claims) {
+            break;
+        }
+        if !full.damage.is_empty() {
+            damage.extend(full.damage.iter().cloned());
+            continue;
+        }
+        let way = Way::of(store, full).await?;
+        damage.extend(way.chain.damage.clone());
+        if best.as_ref().is_none_or(|best| best.rank() < way.rank()) {
+            best = Some(way);
+        }
+    }
+    let Some(best) = best else { return Err(refuse(catalog, "the newest backup cannot be restored", &damage)) };
     // A damaged manifest may be that of a newer one.
-    let lost = catalog.damage.iter().filter(|one| catalog.find(one.id()).is_none());
-    let newest = &catalog.fulls[catalog.fulls.len() - 1];
-    let lost: Vec<Damage> = lost.filter(|one| one.id() > newest.id()).cloned().collect();
+    let latest = &catalog.fulls[catalog.fulls.len() - 1];
+    let unknown = |one: &&Damage| one.id() > latest.id() || catalog.claimed_by_lost(one.id()) > best.reached();
+    let lost: Vec<Damage> = catalog.lost().filter(unknown).cloned().collect();
     if !lost.is_empty() {
         return Err(refuse(catalog, "the newest backup is damaged", &lost));
     }
-    undamaged(catalog, newest, "the newest backup")?;
-    let chain = catalog::chain(store, newest).await?;
-    if let Some(damage) = chain.damage {
-        return Err(refuse(catalog, "the changes on top of the newest backup are damaged", &[damage]));
+    if best.reached() < furthest.claims {
+        let why = match furthest.damage.is_empty() {
+            true if furthest.id() == latest.id() => String::from("the changes on top of the newest backup are damaged"),
+            true => format!("the changes on top of backup {}, which lead furthest, are damaged", furthest.id()),
+            false => String::from("the newest backup cannot be restored"),
+        };
+        return Err(refuse(catalog, &why, &damage));
     }
-    Ok(choice(newest, chain.segments, Stop::AtTheEnd))
+    let mut notes = passed_over(&damage);
+    if best.full.id() != latest.id() && latest.damage.is_empty() {
+        let leads = latest.up_to();
+        notes.push(match leads < best.reached() {
+            true => format!("backup {} is later, but leads only to revision {leads}", latest.id()),
+            false => format!("backup {} is later, but leads no further", latest.id()),
+        });
+    }
+    let Way { full, chain } = best;
+    Ok(Choice { notes, ..choice(full, chain.segments, Stop::AtTheEnd) })
 }
 
 async fn at_revision(store: &Store, catalog: &Catalog, revision: i64) -> Result<Choice, Error> {
     let what = format!("revision {revision}");
-    let before = |full: &&Full| full.manifest.newest_revision() <= revision;
-    let Some(full) = catalog.fulls.iter().rev().find(before) else {
+    let before: Vec<&Full> =
+        catalog.fulls.iter().rev().filter(|full| full.manifest.newest_revision() <= revision).collect();
+    if before.is_empty() {
         let oldest = catalog.fulls[0].manifest.newest_revision();
         let why = format!("{what} lies before the oldest backup, which begins at revision {oldest}");
         return Err(refuse(catalog, &why, &catalog.damage));
+    }
+    let (mut furthest, mut damage) = (0, Vec::new());
+    for full in before {
+        let manifest = &full.manifest;
+        let alone = manifest.newest_revision() == revision && manifest.revision == manifest.revision_at_most;
+        if full.claims < revision {
+            furthest = furthest.max(if full.damage.is_empty() { full.up_to() } else { 0 });
+        } else if !full.damage.is_empty() {
+            damage.extend(full.damage.iter().cloned());
+        } else if alone {
+            let notes = passed_over(&damage);
+            return Ok(Choice { notes, ..choice(full, Vec::new(), Stop::AfterRevision(revision)) });
+        } else {
+            let way = Way::of(store, full).await?;
+            if way.reached() >= revision {
+                let mut segments = way.chain.segments;
+                segments.retain(|segment| segment.span.from <= revision);
+                let notes = passed_over(&damage);
+                return Ok(Choice { notes, ..choice(full, segments, Stop::AfterRevision(revision)) });
+            }
+            furthest = furthest.max(way.reached());
+            damage.extend(way.chain.damage);
+        }
+    }
+    damage.extend(catalog.lost().cloned());
+    let why = match (damage.is_empty(), furthest) {
+        (true, _) => format!("{what} was not recorded: the changes lead to revision {furthest}"),
+        (false, 0) => format!("{what} cannot be restored"),
+        (false, _) => format!("{what} cannot be reached: the changes are good up to revision {furthest}"),
     };
-    undamaged(catalog, full, &what)?;
-    if full.manifest.newest_revision() == revision && full.manifest.revision == full.manifest.revision_at_most {
-        return Ok(choice(full, Vec::new(), Stop::AfterRevision(revision)));
-    }
-    let chain = catalog::chain(store, full).await?;
-    let mut segments = chain.segments;
-    let reached = segments.last().map_or(full.manifest.newest_revision(), |last| last.span.to);
-    if reached < revision {
-        let damage: Vec<Damage> = chain.damage.into_iter().collect();
-        let why = match damage.is_empty() {
-            true => format!("{what} was not recorded: the changes lead to revision {reached}"),
-            false => format!("{what} cannot be reached: the changes are good up to revision {reached}"),
-        };
-        return Err(refuse(catalog, &why, &damage));
-    }
-    segments.retain(|segment| segment.span.from <= revision);
-    Ok(choice(full, segments, Stop::AfterRevision(revision)))
+    Err(refuse(catalog, &why, &damage))
 }
 
 async fn at_moment(store: &Store, catalog: &Catalog, at: Timestamp) -> Result<Choice, Error> {
-    let before = |full: &&Full| full.manifest.taken.opened <= at;
-    let Some(full) = catalog.fulls.iter().rev().find(before) else {
+    let before: Vec<&Full> = catalog.fulls.iter().rev().filter(|full| full.manifest.taken.opened <= at).collect();
+    if before.is_empty() {
         let oldest = catalog.fulls[0].manifest.taken.opened;
         return Err(refuse(catalog, &format!("{at} lies before the oldest backup, of {oldest}"), &catalog.damage));
+    }
+    let (mut best, mut damage) = (None::<(i64, Way<'_>)>, Vec::new());
+    for full in before {
+        // What cannot lead further than what is found already is not looked at.
+        if best.as_ref().is_some_and(|(furthest, _)| full.claims <= *furthest) {
+            continue;
+        }
+        if !full.damage.is_empty() {
+            damage.extend(full.damage.iter().cloned());
+            continue;
+        }
+        let way = Way::of(store, full).await?;
+        let leads_to = reached(full, until(&way.chain.segments, at));
+        if best.as_ref().is_none_or(|(furthest, _)| leads_to > *furthest) {
+            best = Some((leads_to, way));
+        }
+    }
+    let Some((_, way)) = best else {
+        damage.extend(catalog.lost().cloned());
+        return Err(refuse(catalog, &format!("{at} cannot be restored"), &damage));
     };
-    undamaged(catalog, full, &at.to_string())?;
-    let chain = catalog::chain(store, full).await?;
-    let mut segments = chain.segments;
-    let recorded_until = segments.last().map_or(full.manifest.taken.opened, |last| last.last_at);
+    damage.extend(catalog.lost().filter(|one| one.id().begun() <= at).cloned());
+    // What is older than the way that was found can add nothing to it.
+    damage.retain(|one| one.id() > way.full.id());
+    let recorded_until = way.recorded_until();
     let mut notes = Vec::new();
     if recorded_until < at {
-        if let Some(damage) = chain.damage {
-            return Err(refuse(catalog, &format!("{at} cannot be reached"), &[damage]));
+        damage.extend(way.chain.damage.clone());
+        if !damage.is_empty() {
+            return Err(refuse(catalog, &format!("{at} cannot be reached"), &damage));
         }
         notes.push(format!(
             "the last change that was recorded came at {recorded_until}; if any came between that and {at}, it is not in here"
         ));
     }
-    segments.retain(|segment| segment.first_at <= at);
-    Ok(Choice { notes, ..choice(full, segments, Stop::At(at)) })
+    notes.extend(passed_over(&damage));
+    let segments = until(&way.chain.segments, at).to_vec();
+    Ok(Choice { notes, ..choice(way.full, segments, Stop::At(at)) })
+}
+
+/// Those that hold anything that was received by then.
+fn until(segments: &[SegmentManifest], at: Timestamp) -> &[SegmentManifest] {
+    let end = segments.iter().rposition(|segment| segment.first_at <= at).map_or(0, |last| last + 1);
+    &segments[..end]
+}
+
+/// Nothing is missing without it, yet it is worth knowing.
+fn passed_over(damage: &[Damage]) -> Vec<String> {
+    damage.iter().map(|one| format!("passed over, since another backup leads there too: {one}")).collect()
 }
 
 fn choice(full: &Full, segments: Vec<SegmentManifest>, stop: Stop) -> Choice {
     Choice { full: full.manifest.clone(), segments, stop, notes: Vec::new() }
-}
-
-fn undamaged(catalog: &Catalog, full: &Full, what: &str) -> Result<(), Error> {
-    match full.damage.is_empty() {
-        true => Ok(()),
-        false => Err(refuse(catalog, &format!("{what} cannot be restored"), &full.damage)),
-    }
 }
 
 fn refuse(catalog: &Catalog, why: &str, damage: &[Damage]) -> Error {

@@ -35,6 +35,17 @@ pub enum Error {
     Differs { what: String, expected: String, found: String },
     #[error("cannot {doing} {}", path.display())]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
+    /// Where the operator wanted it; what was stored is another matter.
+    #[error("the snapshot cannot be written to {}", path.display())]
+    Output { path: PathBuf, source: std::io::Error },
+    /// By whoever copies from the first destination to the second.
+    #[error(
+        "{} in the first destination {} damaged, and not copied over what the second has: {}",
+        if damage.len() == 1 { String::from("an object") } else { format!("{} objects", damage.len()) },
+        if damage.len() == 1 { "is" } else { "are" },
+        damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    )]
+    NotCopied { damage: Vec<Damage> },
     #[error("a key or certificate for the throwaway etcd could not be made")]
     Pki(#[source] Box<quorate_pki::Error>),
     #[error("the work was interrupted")]

@@ -3,6 +3,7 @@
 //! made: where the member or the store fails for long, all is cleared and the caller begins anew.
 
 use std::fs::File;
+use std::path::Path;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -12,12 +13,12 @@ use sha2::{Digest, Sha256};
 use crate::Error;
 use crate::damage::Damage;
 use crate::keys::{BackupKey, Identities, KeyError, Recipients};
-use crate::manifest::{FORMAT, Hash, Manifest, Taken};
+use crate::manifest::{Beside, FORMAT, Hash, Manifest, Taken};
 use crate::names::{BackupId, Names};
 use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotCheck, Unsealing};
 use crate::settings::Settings;
 use crate::source::{About, Source, count_at, newest_revision};
-use crate::store::{Store, hex};
+use crate::store::{Store, hex, sha256_hex};
 
 /// A full backup that is going to be: changes can be recorded on top of it already.
 #[derive(Clone)]
@@ -69,14 +70,17 @@ pub async fn create(
             return Err(error);
         }
     };
+    let mut beside = Beside::default();
     if let Some((key, recipients)) = &draft.key {
         let wrapped = key.wrap(recipients).map_err(Error::key("the backup's key"))?;
+        beside.key = Some(sha256_hex(&wrapped));
         store.put_new(&names.key(&draft.id), wrapped.into()).await?;
     }
     if let Some(ledger) = ledger {
+        beside.ledger = Some(sha256_hex(&ledger));
         store.put_new(&names.ledger(&draft.id), ledger).await?;
     }
-    let manifest = Manifest { taken: Taken { ended: Timestamp::now(), ..manifest.taken }, ..manifest };
+    let manifest = Manifest { taken: Taken { ended: Timestamp::now(), ..manifest.taken }, beside, ..manifest };
     store.put_new(&names.manifest(&draft.id), manifest.to_json().into()).await?;
     Ok(manifest)
 }
@@ -125,6 +129,7 @@ async fn stored(
         stored_bytes: sealed.bytes,
         stored_sha256: sealed.sha256,
         recipient: draft.recipient(),
+        beside: Beside::default(),
         verified: Vec::new(),
     })
 }
@@ -205,9 +210,15 @@ pub async fn key_of(
     BackupKey::unwrap(&sealed.bytes, identities, recipient).map(Some).map_err(Error::key(what))
 }
 
-/// Writes a backup's snapshot, as etcd made it, into a file. All of it is compared: the size and the SHA-256 of what was stored, and etcd's
-/// own checksum.
-pub async fn fetch(store: &Store, manifest: &Manifest, key: Option<BackupKey>, into: File) -> Result<(), Error> {
+/// Writes a backup's snapshot, as etcd made it, into a file, which lies `at`. All of it is compared: the size and the SHA-256 of what was
+/// stored, and etcd's own checksum. Where the file cannot be written, that is no damage of the backup.
+pub async fn fetch(
+    store: &Store,
+    manifest: &Manifest,
+    key: Option<BackupKey>,
+    into: File,
+    at: &Path,
+) -> Result<(), Error> {
     let (id, path) = (manifest.id.clone(), Names::new(&manifest.cluster).snapshot(&manifest.id));
     let (found, mut content) = match store.read(&path).await {
         Err(error) if error.is_not_found() => return Err(Damage::Missing { id, path }.into()),
@@ -231,16 +242,15 @@ pub async fn fetch(store: &Store, manifest: &Manifest, key: Option<BackupKey>, i
     if found != manifest.stored_sha256 {
         return Err(Damage::Content { id, path, expected: manifest.stored_sha256.clone(), found }.into());
     }
-    let Checking { output, check } = opened.map_err(|error| unreadable(&id, &path, &error))?;
+    let Checking { output, check } = opened.map_err(|error| match error {
+        KeyError::Output(source) => Error::file("write", at)(source),
+        error => unreadable(&id, &path, &error).into(),
+    })?;
     match check.finish() {
         Some(checked) if checked.sha256 == manifest.snapshot_sha256 => {}
         _ => return Err(Damage::Checksum { id, path }.into()),
     }
-    tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(|source| Error::File {
-        doing: "write the snapshot of",
-        path: path.into(),
-        source,
-    })
+    tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", at))
 }
 
 pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage {
@@ -267,27 +277,37 @@ pub async fn rekey(
     for manifest in manifests.iter().filter(|manifest| manifest.recipient.is_some()) {
         let key = rekey_key(store, manifest, identities, recipients).await;
         let ledger = rekey_ledger(store, manifest, identities, recipients).await;
-        match (unless_unopened(key)?, unless_unopened(ledger)?) {
-            (true, true) => done.changed.push(manifest.id.clone()),
-            _ => done.unopened.push(manifest.id.clone()),
+        let (key, ledger) = (unless_unopened(key)?, unless_unopened(ledger)?);
+        match key.is_some() && ledger.is_some() {
+            true => done.changed.push(manifest.id.clone()),
+            false => done.unopened.push(manifest.id.clone()),
+        }
+        let (key, ledger) = (key.flatten(), ledger.flatten());
+        if key.is_some() || ledger.is_some() {
+            let note = |manifest: &mut Manifest| {
+                let Beside { key: old_key, ledger: old_ledger } = std::mem::take(&mut manifest.beside);
+                manifest.beside = Beside { key: key.clone().or(old_key), ledger: ledger.clone().or(old_ledger) };
+            };
+            update_manifest(store, &manifest.cluster, &manifest.id, note).await?;
         }
     }
     Ok(done)
 }
 
-fn unless_unopened(done: Result<(), Error>) -> Result<bool, Error> {
+fn unless_unopened<T>(done: Result<T, Error>) -> Result<Option<T>, Error> {
     match done {
-        Err(Error::Key { source: KeyError::WrongIdentity, .. }) => Ok(false),
-        done => done.map(|()| true),
+        Err(Error::Key { source: KeyError::WrongIdentity, .. }) => Ok(None),
+        done => done.map(Some),
     }
 }
 
+/// Returns the SHA-256 of what is there now.
 async fn rekey_key(
     store: &Store,
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<(), Error> {
+) -> Result<Option<String>, Error> {
     let path = Names::new(&manifest.cluster).key(&manifest.id);
     let what = || format!("the key {path}");
     let sealed = match store.get(&path).await {
@@ -299,26 +319,29 @@ async fn rekey_key(
     let public = manifest.recipient.as_deref().unwrap_or_default();
     let key = BackupKey::unwrap(&sealed.bytes, identities, public).map_err(Error::key(what()))?;
     let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
+    let sha256 = sha256_hex(&wrapped);
     store.replace(&path, wrapped.into(), &sealed.tag).await?;
-    Ok(())
+    Ok(Some(sha256))
 }
 
+/// `None` where there is none.
 async fn rekey_ledger(
     store: &Store,
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<(), Error> {
+) -> Result<Option<String>, Error> {
     let path = Names::new(&manifest.cluster).ledger(&manifest.id);
     let what = || format!("the ledger {path}");
     let sealed = match store.get(&path).await {
-        Err(error) if error.is_not_found() => return Ok(()),
+        Err(error) if error.is_not_found() => return Ok(None),
         sealed => sealed?,
     };
     let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
     let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
+    let sha256 = sha256_hex(&anew);
     store.replace(&path, anew.into(), &sealed.tag).await?;
-    Ok(())
+    Ok(Some(sha256))
 }
 
 /// Reads a manifest, lets it be changed, and writes it back if nobody else did meanwhile; else does so again.

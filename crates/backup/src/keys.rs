@@ -21,6 +21,9 @@ pub enum KeyError {
     WrongIdentity,
     #[error("it is damaged: {0}")]
     Damaged(String),
+    /// What came out of it could not be written here, which says nothing of what was stored.
+    #[error("what it holds cannot be written")]
+    Output(#[source] io::Error),
     #[error("it holds the identity of another backup: expected {expected}, found {found}")]
     OtherBackup { expected: String, found: String },
     #[error("it could not be encrypted")]

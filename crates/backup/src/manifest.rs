@@ -36,9 +36,20 @@ pub struct Manifest {
     pub stored_sha256: String,
     /// The public half of the backup's own key; none where it is not encrypted.
     pub recipient: Option<String>,
+    /// Of the small objects beside the snapshot.
+    #[serde(default)]
+    pub beside: Beside,
     /// Oldest first.
     #[serde(default)]
     pub verified: Vec<Verification>,
+}
+
+/// The SHA-256 of the key and of the ledger as they were stored last: whoever copies them can tell whether they are whole. Absent where
+/// there is none, or where an older quorate stored it.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
+pub struct Beside {
+    pub key: Option<String>,
+    pub ledger: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

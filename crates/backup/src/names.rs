@@ -143,6 +143,10 @@ impl Names {
         &self.cluster
     }
 
+    pub fn fulls_directory(&self) -> String {
+        format!("{}/full", self.cluster)
+    }
+
     pub fn full_directory(&self, id: &BackupId) -> String {
         format!("{}/full/{id}", self.cluster)
     }

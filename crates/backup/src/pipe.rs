@@ -132,21 +132,22 @@ pub(crate) fn unseal_small(key: Option<&BackupKey>, sealed: &[u8]) -> Result<Vec
 }
 
 fn unseal_into<W: Write>(key: Option<&BackupKey>, sealed: impl Read, mut output: W) -> Result<W, KeyError> {
-    let damaged = |error: io::Error| KeyError::Damaged(error.to_string());
     match key {
-        Some(key) => expand(key.decrypt(sealed)?, &mut output).map_err(damaged)?,
-        None => expand(sealed, &mut output).map_err(damaged)?,
+        Some(key) => expand(key.decrypt(sealed)?, &mut output)?,
+        None => expand(sealed, &mut output)?,
     }
     Ok(output)
 }
 
-fn expand(compressed: impl Read, output: &mut impl Write) -> io::Result<()> {
-    let mut decoder = zstd::stream::read::Decoder::new(compressed)?;
+/// What cannot be read is damaged; what cannot be written is this machine's trouble.
+fn expand(compressed: impl Read, output: &mut impl Write) -> Result<(), KeyError> {
+    let damaged = |error: io::Error| KeyError::Damaged(error.to_string());
+    let mut decoder = zstd::stream::read::Decoder::new(compressed).map_err(damaged)?;
     let mut buffer = vec![0; COPY_BUFFER];
     loop {
-        match decoder.read(&mut buffer)? {
-            0 => return output.flush(),
-            read => output.write_all(&buffer[..read])?,
+        match decoder.read(&mut buffer).map_err(damaged)? {
+            0 => return output.flush().map_err(KeyError::Output),
+            read => output.write_all(&buffer[..read]).map_err(KeyError::Output)?,
         }
     }
 }

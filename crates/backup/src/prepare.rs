@@ -76,7 +76,7 @@ async fn make(
 ) -> Result<Draft, Error> {
     if choice.segments.is_empty() {
         let (path, file) = new_file(directory)?;
-        full::fetch(store, &choice.full, key, file).await?;
+        full::fetch(store, &choice.full, key, file, &path).await?;
         let file = measure(&path).await?;
         return Ok(Draft { path, file, expected: Some(choice.full.hash), revision: None });
     }
@@ -163,9 +163,16 @@ pub async fn export(store: &Store, manifest: &Manifest, key: Option<BackupKey>, 
         Some(directory) if directory != Path::new("") => directory,
         _ => Path::new("."),
     };
-    let (path, file) = new_file(directory)?;
-    full::fetch(store, manifest, key, file).await?;
-    path.persist_noclobber(into).map_err(|error| Error::file("make", into)(error.error))
+    let cannot = |source| Error::Output { path: into.to_owned(), source };
+    let (path, file) = new_file(directory).map_err(|error| match error {
+        Error::File { source, .. } => cannot(source),
+        error => error,
+    })?;
+    full::fetch(store, manifest, key, file, &path).await.map_err(|error| match error {
+        Error::File { source, .. } => cannot(source),
+        error => error,
+    })?;
+    path.persist_noclobber(into).map_err(|error| cannot(error.error))
 }
 
 /// Goes away by itself unless it is put in place.

@@ -41,14 +41,26 @@ pub fn plan(catalog: &Catalog, keep: &Keep, now: Timestamp) -> PrunePlan {
             verified: full.manifest.is_verified() && full.damage.is_empty(),
         })
         .collect();
-    let (keep, remove): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        retention::decide(&candidates, keep).into_iter().partition(|(_, why)| !why.is_empty());
+    let mut decided = retention::decide(&candidates, keep);
+    if let Some(furthest) = furthest(catalog) {
+        decided.entry(furthest.clone()).or_default().push(Reason::Furthest);
+    }
+    let (keep, remove): (BTreeMap<_, _>, BTreeMap<_, _>) = decided.into_iter().partition(|(_, why)| !why.is_empty());
     let old = |id: &&BackupId| now.duration_since(id.begun()) > UNDER_WAY;
     PrunePlan {
         keep,
         remove: remove.into_keys().collect(),
         leftovers: catalog.leftovers.iter().filter(old).cloned().collect(),
     }
+}
+
+/// The one that leads further than the newest: a recorder went on with it after somebody else took that by hand. With it the latest
+/// changes would go.
+fn furthest(catalog: &Catalog) -> Option<&BackupId> {
+    let newest = catalog.fulls.last()?;
+    let whole = catalog.fulls.iter().filter(|full| full.damage.is_empty());
+    let furthest = whole.max_by_key(|full| (full.up_to(), full.id().clone()))?;
+    (furthest.up_to() > newest.up_to()).then(|| furthest.id())
 }
 
 /// Does it. What is gone already is no error, so it can be done again after a kill.

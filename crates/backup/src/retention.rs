@@ -21,6 +21,8 @@ pub struct Candidate {
 pub enum Reason {
     Newest,
     NewestVerified,
+    /// The changes on top of it lead further than those on top of any later one.
+    Furthest,
     Last,
     Hourly,
     Daily,

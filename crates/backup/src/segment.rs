@@ -99,6 +99,14 @@ pub struct SegmentManifest {
     pub previous: String,
 }
 
+impl SegmentManifest {
+    pub(crate) fn to_json(&self) -> Vec<u8> {
+        let mut json = serde_json::to_vec_pretty(self).expect("plain data serializes");
+        json.push(b'\n');
+        json
+    }
+}
+
 /// Changes that are not stored yet.
 #[derive(Clone, PartialEq)]
 pub struct Segment {
@@ -161,9 +169,7 @@ pub async fn write(store: &Store, segment: &Segment, level: i32) -> Result<Segme
         previous: segment.previous.clone(),
     };
     put_segment(store, &names, &manifest, sealed).await?;
-    let mut json = serde_json::to_vec_pretty(&manifest).expect("plain data serializes");
-    json.push(b'\n');
-    store.put_new(&names.segment_manifest(&segment.full, span), json.into()).await?;
+    store.put_new(&names.segment_manifest(&segment.full, span), manifest.to_json().into()).await?;
     Ok(manifest)
 }
 
@@ -183,13 +189,38 @@ async fn put_segment(store: &Store, names: &Names, manifest: &SegmentManifest, s
     Ok(store.replace(&path, sealed, &abandoned.tag).await.map(drop)?)
 }
 
-/// Reads the manifest of a segment, and compares it with what its path says.
+/// Reads the manifest of a segment, and compares it with what its path says and whose it must be.
 pub(crate) async fn manifest(
     store: &Store,
     names: &Names,
     id: &BackupId,
     span: Span,
     cluster_id: &str,
+) -> Result<SegmentManifest, Error> {
+    let parsed = read_manifest(store, names, id, span).await?;
+    if parsed.cluster_id != cluster_id {
+        return Err(Damage::Foreign {
+            id: id.clone(),
+            path: names.segment_manifest(id, span),
+            expected: cluster_id.to_owned(),
+            cluster: parsed.cluster,
+            found: parsed.cluster_id,
+        }
+        .into());
+    }
+    if parsed.full != *id || parsed.span != span {
+        let path = names.segment_manifest(id, span);
+        return Err(exchanged(id, path, &parsed.cluster_id, parsed.full.as_str(), parsed.span).into());
+    }
+    Ok(parsed)
+}
+
+/// Of whichever cluster it is.
+pub(crate) async fn read_manifest(
+    store: &Store,
+    names: &Names,
+    id: &BackupId,
+    span: Span,
 ) -> Result<SegmentManifest, Error> {
     let path = names.segment_manifest(id, span);
     let found = match store.get(&path).await {
@@ -204,19 +235,6 @@ pub(crate) async fn manifest(
     if parsed.format != FORMAT {
         let why = format!("it has format {}, and this quorate reads format {FORMAT}: use a newer one", parsed.format);
         return Err(Damage::Manifest { id: id.clone(), path, why }.into());
-    }
-    if parsed.cluster_id != cluster_id {
-        return Err(Damage::Foreign {
-            id: id.clone(),
-            path,
-            expected: cluster_id.to_owned(),
-            cluster: parsed.cluster,
-            found: parsed.cluster_id,
-        }
-        .into());
-    }
-    if parsed.full != *id || parsed.span != span {
-        return Err(exchanged(id, path, &parsed.cluster_id, parsed.full.as_str(), parsed.span).into());
     }
     Ok(parsed)
 }

@@ -11,7 +11,8 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_etcd::{Client, ConnectOptions};
+use quorate_core::Secret;
+use quorate_etcd::{Client, ConnectOptions, Login};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
@@ -49,6 +50,7 @@ const LOCK: &str = "lock";
 
 pub struct Throwaway {
     client: Client,
+    options: ConnectOptions,
     etcd: Child,
     /// From the moment on that it answers: a lease that runs out would delete keys, and count as a revision.
     leases: LeasesKept,
@@ -79,13 +81,14 @@ impl Throwaway {
             let port = free_port(address).map_err(Error::file("find a port for an etcd in", place.root.path()))?;
             let endpoint = format!("https://{address}:{port}");
             let mut etcd = spawn(programs, &place, &endpoint, bytes)?;
-            let client = credentials.client(endpoint)?;
+            let options = credentials.options(endpoint);
+            let client = Client::connect(options.clone())?;
             tries -= 1;
             match ready(&mut etcd, &client, &place).await {
                 Ok(()) => {
                     let leases = LeasesKept::all_of(&client).await?;
                     let revision = counted(&client, revision).await?;
-                    return Ok(Throwaway { client, etcd, leases, place, revision });
+                    return Ok(Throwaway { client, options, etcd, leases, place, revision });
                 }
                 Err(_) if tries > 0 && place.last_words().contains("address already in use") => {}
                 Err(error) => return Err(error),
@@ -125,6 +128,27 @@ impl Throwaway {
         }
         tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", into))?;
         Ok(SnapshotFile { bytes, sha256: hex(&sha256.finalize()) })
+    }
+
+    /// Whether root, as the snapshot knows it, would be let in with this password once authentication is on. A snapshot without root
+    /// has nobody to be let in: whoever restores it makes one.
+    pub async fn root_is_let_in(&self, password: &Secret) -> Result<bool, Error> {
+        const ROOT: &str = "root";
+        if !self.client.user_list().await?.iter().any(|user| user == ROOT) {
+            return Ok(true);
+        }
+        if !self.client.auth_enabled().await? {
+            let _ = self.client.role_add(ROOT).await;
+            let _ = self.client.user_grant_role(ROOT, ROOT).await;
+            self.client.auth_enable().await?;
+        }
+        let login = Login { user: ROOT.to_owned(), password: password.expose().to_owned() };
+        let by_password = Client::connect(ConnectOptions { login: Some(login), ..self.options.clone() })?;
+        match by_password.user_list().await {
+            Ok(_) => Ok(true),
+            Err(quorate_etcd::Error::Unauthenticated(_)) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// Ends it, and waits until it is gone.
@@ -356,10 +380,10 @@ impl Credentials {
         Ok(Credentials { ca_pem, chain, key })
     }
 
-    fn client(&self, endpoint: String) -> Result<Client, Error> {
+    fn options(&self, endpoint: String) -> ConnectOptions {
         let mut options = ConnectOptions::new(endpoint, self.ca_pem.as_str());
         options.identity = Some((self.chain.clone(), self.key.clone()));
         options.request_timeout = REQUEST;
-        Ok(Client::connect(options)?)
+        options
     }
 }

@@ -86,7 +86,7 @@ pub(crate) async fn restored(
     let place = Place::make(workshop.scratch)?;
     let path = place.path().join("snapshot.db");
     let file = create_private(&path).map_err(Error::file("make", &path))?;
-    full::fetch(store, manifest, key, file).await?;
+    full::fetch(store, manifest, key, file, &path).await?;
     Throwaway::start(workshop.programs, &path, workshop.scratch).await
 }
 
@@ -142,16 +142,18 @@ async fn compare_with_living(throwaway: &Throwaway, living: &dyn Source, revisio
 /// Keys, values, leases, versions and revisions.
 async fn compare_key_by_key(client: &Client, living: &dyn Source, revision: i64) -> Result<bool, Error> {
     let mut query = RangeQuery { revision, limit: PAGE, ..RangeQuery::new(KeyRange::prefix("")) };
+    let mut before = 0;
     loop {
         let expected = match living.range(query.clone()).await {
             Err(SourceError::Compacted { .. }) => return Ok(false),
             expected => expected?,
         };
         let found = client.range(query.clone()).await?;
-        if let Some((expected, found)) = first_difference(&expected.pairs, &found.pairs) {
-            let what = format!("the contents at revision {revision}");
+        if let Some((place, expected, found)) = first_difference(&expected.pairs, &found.pairs) {
+            let what = format!("key {} in order, of the contents at revision {revision},", before + place + 1);
             return Err(Error::Differs { what, expected: about(expected), found: about(found) });
         }
+        before += expected.pairs.len();
         match expected.pairs.last() {
             Some(last) if expected.more => query.keys.key = after(&last.key),
             _ => return Ok(true),
@@ -159,20 +161,20 @@ async fn compare_key_by_key(client: &Client, living: &dyn Source, revision: i64)
     }
 }
 
-type Pairs<'a> = (Option<&'a KeyValue>, Option<&'a KeyValue>);
+type Pairs<'a> = (usize, Option<&'a KeyValue>, Option<&'a KeyValue>);
 
 fn first_difference<'a>(expected: &'a [KeyValue], found: &'a [KeyValue]) -> Option<Pairs<'a>> {
     let longer = expected.len().max(found.len());
-    (0..longer).map(|n| (expected.get(n), found.get(n))).find(|(expected, found)| expected != found)
+    (0..longer).map(|n| (n, expected.get(n), found.get(n))).find(|(_, expected, found)| expected != found)
 }
 
-/// Of a key, without its value, which is nobody's business.
+/// Of a key, without its name and its value, which are nobody's business: this goes into a manifest, which is not encrypted.
 fn about(pair: Option<&KeyValue>) -> String {
     match pair {
         None => String::from("no further key"),
         Some(KeyValue { key, value, create_revision, mod_revision, version, lease }) => format!(
-            "`{}` with {} bytes, created at {create_revision}, changed at {mod_revision}, version {version}, lease {lease:x}",
-            String::from_utf8_lossy(key),
+            "a name of {} bytes and a value of {}, created at {create_revision}, changed at {mod_revision}, version {version}, lease {lease:x}",
+            key.len(),
             value.len(),
         ),
     }

@@ -175,6 +175,134 @@ async fn the_second_destination_follows_the_first() {
     assert!(copied.find(&manifest.id).unwrap().manifest.is_verified() && copied.damage.is_empty());
 }
 
+/// A first and a second destination; the second has all that the first has.
+async fn mirrored(living: &Living, operator: &Operator) -> (Room, Store, Names, quorate_backup::BackupId) {
+    let room = Room::new(VERSION);
+    let draft = Draft::new(&operator.settings(), Timestamp::now()).unwrap();
+    let ledger = Some(Bytes::from_static(b"sealed"));
+    let manifest = full::create(&room.store, living, &draft, &operator.settings(), ledger, &|_| {}).await.unwrap();
+    let place = Place::Directory(room.directory.path().join("second"));
+    let second = Store::open(&place, None, Patience::default()).unwrap();
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 4);
+    (room, second, Names::new(CLUSTER), manifest.id)
+}
+
+#[tokio::test]
+async fn damage_in_the_first_destination_never_reaches_the_second() {
+    let (living, operator) = (Living::start(VERSION).await, Operator::new());
+    living.fill(5).await;
+    let (room, second, names, id) = mirrored(&living, &operator).await;
+    let objects = [names.snapshot(&id), names.key(&id), names.ledger(&id), names.manifest(&id)];
+    for path in &objects {
+        let good = std::fs::read(room.file(path)).unwrap();
+        let flipped: Vec<u8> = good.iter().enumerate().map(|(n, byte)| if n == 0 { byte ^ 1 } else { *byte }).collect();
+        for damaged in [&flipped[..], &good[..good.len() - 3]] {
+            std::fs::write(room.file(path), damaged).unwrap();
+            let told = mirror::copy(&room.store, &second, CLUSTER).await;
+            assert_eq!(second.get(path).await.unwrap().bytes, good, "{path} was overwritten: {told:?}");
+            // A snapshot of which the second has a whole copy is not read again; that is for `verify`.
+            assert!(*path == objects[0] || matches!(&told, Err(Error::NotCopied { damage }) if damage.len() == 1));
+            // Nor does it come to a second destination that has nothing yet.
+            let place = Place::Directory(room.directory.path().join("third"));
+            let third = Store::open(&place, None, Patience::default()).unwrap();
+            let told = mirror::copy(&room.store, &third, CLUSTER).await.unwrap_err();
+            assert!(matches!(&told, Error::NotCopied { damage } if damage.len() == 1), "{told}");
+            assert!(told.to_string().contains(path.as_str()), "{told}");
+            assert!(Catalog::load(&third, CLUSTER, None).await.unwrap().fulls.is_empty());
+            std::fs::remove_dir_all(room.directory.path().join("third")).unwrap();
+        }
+        std::fs::write(room.file(path), good).unwrap();
+    }
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 0);
+}
+
+#[tokio::test]
+async fn a_second_destination_is_healed_and_follows_new_keys() {
+    let (living, one, other) = (Living::start(VERSION).await, Operator::new(), Operator::new());
+    let (room, second, names, id) = mirrored(&living, &one).await;
+    let cut = room.directory.path().join("second").join(names.snapshot(&id));
+    let good = std::fs::read(&cut).unwrap();
+    std::fs::write(&cut, &good[..good.len() - 1]).unwrap();
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 1);
+    assert_eq!(std::fs::read(&cut).unwrap(), good);
+    let to = Recipients::parse(std::slice::from_ref(&other.recipient)).unwrap().unwrap();
+    let manifest = room.newest().await.manifest;
+    // What lies beside it here is no ledger that could be opened.
+    room.store.delete(&names.ledger(&id)).await.unwrap();
+    full::rekey(&room.store, std::slice::from_ref(&manifest), &one.identities, &to).await.unwrap();
+    mirror::copy(&room.store, &second, CLUSTER).await.unwrap();
+    assert!(full::key_of(&second, &manifest, Some(&other.identities)).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_disk_that_is_full_here_is_no_damage_of_the_backup() {
+    let (room, operator, living) = (Room::new(VERSION), Operator::new(), Living::start(VERSION).await);
+    living.fill(20).await;
+    let (manifest, draft) = room.create(&living, &operator.settings()).await;
+    let full_disk = std::path::Path::new("/dev/full");
+    let file = std::fs::OpenOptions::new().write(true).open(full_disk).unwrap();
+    let error = full::fetch(&room.store, &manifest, draft.key(), file, full_disk).await.unwrap_err();
+    assert!(
+        matches!(&error, Error::File { path, source, .. }
+            if path == full_disk && source.kind() == std::io::ErrorKind::StorageFull),
+        "{error:?}"
+    );
+    let nowhere = room.directory.path().join("no/such/directory/out.db");
+    let error = export(&room.store, &manifest, draft.key(), &nowhere).await.unwrap_err();
+    assert_eq!(error.to_string(), format!("the snapshot cannot be written to {}", nowhere.display()));
+}
+
+#[tokio::test]
+async fn a_manifest_tells_no_name_of_a_key() {
+    let (room, living, other) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
+    for n in 0..5 {
+        living.client.put(format!("secret-plans/{n}"), "x").await.unwrap();
+        other.client.put(format!("secret-plans/{}", n / 2), "y").await.unwrap();
+    }
+    let (manifest, _) = room.create(&living, &Settings::default()).await;
+    let verified = verify(&room.store, &room.newest().await, None, &room.workshop(), Some(&other)).await.unwrap();
+    let Outcome::Failed { why, .. } = verified.outcome else { panic!("two clusters are the same") };
+    assert!(why.contains("key 1 in order") && why.contains("value of 1"), "{why}");
+    let text = std::fs::read_to_string(room.file(&Names::new(CLUSTER).manifest(&manifest.id))).unwrap();
+    assert!(text.contains("key 1 in order") && !text.contains("secret"), "{text}");
+}
+
+#[tokio::test]
+async fn whether_root_is_let_in_is_known_before_anything_is_given_up() {
+    let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
+    let secret = quorate_core::Secret::new;
+    let mut let_in = Vec::new();
+    for (n, step) in ["nobody", "off", "on"].iter().enumerate() {
+        match *step {
+            "off" => living.client.user_add("root", Some("s3cret")).await.unwrap(),
+            "on" => {
+                living.client.role_add("root").await.unwrap();
+                living.client.user_grant_role("root", "root").await.unwrap();
+                living.client.auth_enable().await.unwrap();
+            }
+            _ => {}
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+        let (manifest, _) = room.create(&living, &Settings::default()).await;
+        let file = room.directory.path().join(format!("{n}.db"));
+        export(&room.store, &manifest, None, &file).await.unwrap();
+        for password in ["s3cret", "another"] {
+            let throwaway = Throwaway::start(&room.programs, &file, &room.scratch).await.unwrap();
+            let_in.push((*step, password, throwaway.root_is_let_in(&secret(password)).await.unwrap()));
+            throwaway.end().await;
+        }
+    }
+    let expected = [
+        ("nobody", "s3cret", true),
+        ("nobody", "another", true),
+        ("off", "s3cret", true),
+        ("off", "another", false),
+        ("on", "s3cret", true),
+        ("on", "another", false),
+    ];
+    assert_eq!(let_in, expected);
+}
+
 /// A member that sends its snapshot with a byte flipped, or only the beginning of it.
 struct Bad<'a> {
     living: &'a Living,

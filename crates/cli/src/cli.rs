@@ -487,6 +487,9 @@ pub struct LedgerImport {
     /// Of a spec with several clusters, this one
     #[arg(long, value_name = "NAME", requires = "from_backup")]
     pub cluster: Option<String>,
+    /// With `--from-backup`: read from the spec's second destination (`also_to`)
+    #[arg(long, requires = "from_backup")]
+    pub second: bool,
     #[command(flatten)]
     pub key: ImportKey,
     /// Replace a ledger that is newer, or of another cluster of this name

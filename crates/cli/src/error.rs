@@ -87,6 +87,7 @@ impl Error {
                 BackupError::Ledger(e) if locked(e) => Exit::Locked,
                 BackupError::Control(e) if e.is_taken_over() => Exit::Locked,
                 BackupError::Watched { .. } | BackupError::RecordedTwice { .. } => Exit::Locked,
+                BackupError::Backup(quorate_backup::Error::NotCopied { .. }) => Exit::Damaged,
                 _ => Exit::Error,
             },
             _ => Exit::Error,
@@ -158,8 +159,15 @@ fn backup_hint(error: &BackupError) -> Option<String> {
         BackupError::Backup(quorate_backup::Error::Key { source: KeyError::WrongIdentity, .. }) => {
             "find the identity of one of the recipients of then; `quorate backup rekey` lets another in, but needs one that opens it"
         }
+        BackupError::Backup(quorate_backup::Error::NotCopied { .. }) => {
+            "`quorate backup verify NAME --second` proves what the second destination has; take a new full backup"
+        }
         BackupError::RecordedTwice { .. } => {
             "end the other one, wherever it runs; this one then goes on when it is started again"
+        }
+        BackupError::RootPassword { .. } => {
+            "nothing was touched. Put root's password of then into a file and name it in `auth.root_password_file` before the cluster is \
+             made; where it is made already, set its own password in the old cluster (`etcdctl user passwd root`) and take the snapshot again"
         }
         BackupError::NobodyToRead { .. } => "`quorate status NAME` tells more",
         BackupError::Programs { .. } => {

@@ -8,6 +8,8 @@ mod bad_input;
 mod common;
 #[path = "backups/damage.rs"]
 mod damage;
+#[path = "backups/elsewhere.rs"]
+mod elsewhere;
 #[path = "backups/lost.rs"]
 mod lost;
 #[path = "backups/whole_way.rs"]

@@ -11,8 +11,8 @@ use quorate_agent::api::{
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
-    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Ledger, MemberName, Membership, NodeConfig,
-    Observation, Stamp,
+    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, Membership,
+    NodeConfig, Observation, Stamp,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_pki::{Authority, LeafWish};
@@ -202,7 +202,7 @@ impl Controller {
                 let order = self.start_etcd(&step.expects, bootstrap.as_ref());
                 self.order(member, order).await
             }
-            Action::StopEtcd { member } => self.order(member, Order::StopEtcd).await,
+            Action::StopEtcd { member } => self.order(member, stop_order(&desired.formation)).await,
             Action::RestartEtcd { member } => self.order(member, Order::RestartEtcd).await,
             Action::WipeData { member, stamp } => self.order(member, Order::WipeData { stamp: stamp.clone() }).await,
             Action::MoveLeader { member, to_id, .. } => self.order(member, Order::MoveLeader { to: *to_id }).await,
@@ -394,6 +394,14 @@ impl Controller {
     }
 }
 
+/// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.
+fn stop_order(formation: &Formation) -> Order {
+    match formation {
+        Formation::Restoring { .. } => Order::HaltEtcd,
+        _ => Order::StopEtcd,
+    }
+}
+
 fn membership(expects: &Precondition) -> Membership {
     match expects {
         Precondition::Membership(membership) => membership.clone(),
@@ -435,4 +443,22 @@ pub(crate) fn sign(
     let key = authority.key.as_ref().ok_or_else(unable)?;
     let now = Timestamp::now();
     Ok(Authority::load(&authority.certificate, key, now)?.sign(request, wish, now)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_gives_its_data_up_is_stopped_in_a_hurry() {
+        let restoring = Formation::Restoring {
+            was: None,
+            token: String::from("t"),
+            members: BTreeMap::new(),
+            sha256: String::from("abc"),
+            bump_revision: 1,
+        };
+        assert_eq!(stop_order(&restoring), Order::HaltEtcd);
+        assert_eq!(stop_order(&Formation::Unformed), Order::StopEtcd);
+    }
 }

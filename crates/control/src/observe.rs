@@ -17,8 +17,26 @@ use crate::secrets;
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
     provider: Rc<dyn Provider>,
-    identity: Option<(String, Secret)>,
+    identity: Option<Shown>,
     agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
+}
+
+/// What this controller shows to agents: certificate chain and key. It ends, and whoever stays longer makes another before.
+struct Shown {
+    identity: (String, Secret),
+    made: Timestamp,
+    /// The CA that signed it.
+    authority: String,
+}
+
+/// Half the time is left for connections that are made with it.
+fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
+    let age = now.duration_since(shown.made);
+    if ledger.authorities.control.as_ref().is_none_or(|control| control.certificate != shown.authority) {
+        return true;
+    }
+    // A clock that was set back says nothing of the certificate's end.
+    age >= secrets::CONTROLLER_VALIDITY / 2 || age.is_negative()
 }
 
 impl Sight {
@@ -124,6 +142,18 @@ impl Sight {
         Ok(())
     }
 
+    /// Makes what is shown to agents, first and again before it ends. Clients that show the old are made anew with it.
+    fn renew(&mut self, ledger: &Ledger, now: Timestamp) -> Result<(), ControlError> {
+        if self.identity.as_ref().is_some_and(|shown| !is_worn(shown, ledger, now)) {
+            return Ok(());
+        }
+        let authority = ledger.authorities.control.as_ref().map(|control| control.certificate.clone());
+        let made = secrets::controller_identity(ledger, now)?;
+        self.identity = made.zip(authority).map(|(identity, authority)| Shown { identity, made: now, authority });
+        self.agents.clear();
+        Ok(())
+    }
+
     /// Keeps one client for each machine of ours that is on.
     fn meet(
         &mut self,
@@ -131,10 +161,8 @@ impl Sight {
         machines: &BTreeMap<MemberName, MachineSeen>,
         now: Timestamp,
     ) -> Result<(), ControlError> {
-        if self.identity.is_none() {
-            self.identity = secrets::controller_identity(ledger, now)?;
-        }
-        let (Some(identity), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
+        self.renew(ledger, now)?;
+        let (Some(shown), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
         self.agents.retain(|member, (machine, _)| machines.get(member) == Some(machine));
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
@@ -146,7 +174,7 @@ impl Sight {
                 member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
-            let client = AgentClient::new(machine.address, &control.certificate, identity.clone(), expected)?;
+            let client = AgentClient::new(machine.address, &control.certificate, shown.identity.clone(), expected)?;
             self.agents.insert(member.clone(), (machine.clone(), client));
         }
         Ok(())
@@ -162,4 +190,62 @@ pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>)
         (name, machine)
     });
     named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr};
+
+    use jiff::SignedDuration;
+    use quorate_core::model::SecretKind;
+    use quorate_core::spec::{ClientAuth, generated};
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+    use crate::brought::BroughtFiles;
+    use crate::home::Home;
+    use crate::providers;
+
+    fn ledger(now: Timestamp) -> Ledger {
+        let spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+        let mut ledger = Ledger::new(String::from("c"), spec.clone());
+        let kinds = [SecretKind::ControlAuthority].into();
+        secrets::make(&mut ledger, &kinds, &spec, &BroughtFiles::default(), now).unwrap();
+        ledger
+    }
+
+    #[tokio::test]
+    async fn who_stays_longer_than_a_certificate_shows_another() {
+        let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
+        let (ledger, of_another_ca) = (ledger(now), ledger(now));
+        let mut sight = Sight::new(providers::provider(&ledger, &Home::new(home.path())));
+        let machine = MachineSeen {
+            cluster_id: String::from("c"),
+            incarnation: 1,
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            power: Power::On,
+            headless: false,
+        };
+        let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine)]);
+        let mut shown = |hours: i64| {
+            let at = now + SignedDuration::from_hours(hours);
+            sight.renew(&ledger, at).unwrap();
+            let kept = sight.agents.len();
+            sight.meet(&ledger, &machines, at).unwrap();
+            assert_eq!(sight.agents.len(), 1);
+            let chain = sight.identity.as_ref().unwrap().identity.0.clone();
+            let ends = quorate_pki::inspect(&chain).unwrap().not_after;
+            assert!(ends > at + SignedDuration::from_hours(1), "{hours}");
+            (chain, kept)
+        };
+        let (first, _) = shown(0);
+        assert_eq!(shown(1), (first.clone(), 1), "it is used again, and so are clients");
+        let (second, kept) = shown(23);
+        assert!(second != first && kept == 0, "whoever shows the old one is made anew");
+        let (third, _) = shown(60);
+        assert_ne!(third, second);
+        let at = now + SignedDuration::from_hours(61);
+        sight.renew(&of_another_ca, at).unwrap();
+        assert_ne!(sight.identity.unwrap().identity.0, third);
+    }
 }

@@ -13,7 +13,7 @@ use crate::brought::BroughtFiles;
 /// The control CA serves quorate alone, so its life is not the operator's concern.
 const CONTROL_CA_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 * 20);
 /// A controller's own certificate lives as long as its run, and a day is more than that.
-const CONTROLLER_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
+pub(crate) const CONTROLLER_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 
 /// Makes or takes in what is missing.
 pub(crate) fn make(

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::model::{BinarySeen, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
@@ -10,8 +11,8 @@ use quorate_core::model::{BinarySeen, DataSeen, Exit, NodeConfig, ServiceState, 
 use super::data;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
-use crate::services::Launch;
 use crate::services::child::data_argument;
+use crate::services::{Launch, PATIENT};
 use crate::state::State;
 use crate::{AgentError, blocking};
 
@@ -103,17 +104,17 @@ impl Agent {
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
         self.prober.end();
-        self.service.stop().await?;
+        self.service.stop(PATIENT).await?;
         self.service.start(launch, self.gate()).await?;
         self.prober.begin(self);
         Ok(())
     }
 
-    pub(crate) async fn stop_etcd(&self) -> Result<(), Refusal> {
+    pub(crate) async fn stop_etcd(&self, patience: Duration) -> Result<(), Refusal> {
         self.state.update(|state| state.wanted_running = false).await?;
         self.prober.end();
         self.not_started.lock().expect("no holder panics").take();
-        Ok(self.service.stop().await?)
+        Ok(self.service.stop(patience).await?)
     }
 
     pub(crate) async fn wipe_data(&self, stamp: Stamp) -> Result<(), Refusal> {
@@ -150,7 +151,7 @@ impl Agent {
         let in_full = |error: AgentError| error.in_full();
         if !state.wanted_running {
             // The agent may have ended before etcd did.
-            return self.service.stop().await.map_err(in_full);
+            return self.service.stop(PATIENT).await.map_err(in_full);
         }
         if !self.service.adopt(self.gate()).await {
             let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;

@@ -18,7 +18,7 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Doing, Gate, Launch, Service};
+use super::{Doing, Gate, Launch, PATIENT, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::{AgentError, etcd, logs};
@@ -27,8 +27,6 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// One that ran this long has shown that it can: the pauses begin anew.
 const STEADY: Duration = Duration::from_secs(60);
-/// etcd hands its leadership over and closes its database when asked to end.
-const GRACE: Duration = Duration::from_secs(10);
 
 pub(crate) struct Children {
     shared: Arc<Shared>,
@@ -42,7 +40,8 @@ struct Shared {
 }
 
 struct Keeper {
-    stop: oneshot::Sender<()>,
+    /// With the time that etcd may take.
+    stop: oneshot::Sender<Duration>,
     task: JoinHandle<()>,
 }
 
@@ -96,13 +95,13 @@ impl Service for Children {
         })
     }
 
-    fn stop(&self) -> Doing<'_, Result<(), AgentError>> {
+    fn stop(&self, patience: Duration) -> Doing<'_, Result<(), AgentError>> {
         Box::pin(async move {
             if let Some(Keeper { stop, task }) = self.keeper.lock().await.take() {
-                let _ = stop.send(());
+                let _ = stop.send(patience);
                 let _ = task.await;
             } else if let Some((_, process)) = self.shared.find() {
-                end(process).await;
+                end(process, patience).await;
             }
             self.shared.set(ServiceState::Stopped);
             files::remove(&self.shared.layout.process_file())
@@ -177,13 +176,13 @@ impl Shared {
         mut process: Process,
         mut restarts: u32,
         gate: Gate,
-        mut stop: oneshot::Receiver<()>,
+        mut stop: oneshot::Receiver<Duration>,
     ) {
         let mut pause = FIRST_PAUSE;
         let mut started = Instant::now();
         loop {
             let how = tokio::select! {
-                _ = &mut stop => return end(process).await,
+                patience = &mut stop => return end(process, patience.unwrap_or(PATIENT)).await,
                 how = process.wait() => how,
             };
             if started.elapsed() > STEADY {
@@ -302,9 +301,9 @@ fn watch(handle: &OwnedFd, tell: oneshot::Sender<()>) {
     let _ = tell.send(());
 }
 
-async fn end(mut process: Process) {
+async fn end(mut process: Process, patience: Duration) {
     process.signal(Signal::TERM);
-    if tokio::time::timeout(GRACE, process.wait()).await.is_err() {
+    if tokio::time::timeout(patience, process.wait()).await.is_err() {
         tracing::warn!("etcd did not end when asked to; it is killed");
         process.signal(Signal::KILL);
         process.wait().await;
@@ -334,6 +333,19 @@ fn start_ticks_in(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn one_that_does_not_end_when_asked_to_is_killed_after_the_time_it_has() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "trap '' TERM; echo ready; while :; do sleep 1; done"]).stdout(Stdio::piped());
+        let mut child = command.process_group(0).kill_on_drop(true).spawn().unwrap();
+        let mut ready = [0; 5];
+        tokio::io::AsyncReadExt::read_exact(child.stdout.as_mut().unwrap(), &mut ready).await.unwrap();
+        let began = Instant::now();
+        end(Process::Own(child), super::super::HURRIED).await;
+        let took = began.elapsed();
+        assert!(took >= super::super::HURRIED && took < PATIENT / 2, "{took:?}");
+    }
 
     #[test]
     fn the_start_time_is_found_behind_any_name() {

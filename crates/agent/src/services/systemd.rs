@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
@@ -83,10 +84,20 @@ impl Service for Systemd {
         Box::pin(async { self.look().await != ServiceState::Stopped })
     }
 
-    fn stop(&self) -> Doing<'_, Result<(), AgentError>> {
-        Box::pin(async {
+    fn stop(&self, patience: Duration) -> Doing<'_, Result<(), AgentError>> {
+        Box::pin(async move {
             // Without a unit nothing was ever started, and systemctl would complain.
-            if self.unit_file().exists() { systemctl(&["stop", UNIT]).await.map(drop) } else { Ok(()) }
+            if !self.unit_file().exists() {
+                return Ok(());
+            }
+            if let Ok(stopped) = tokio::time::timeout(patience, systemctl(&["stop", UNIT])).await {
+                return stopped.map(drop);
+            }
+            // It is being stopped already, so that systemd does not start it again. One that has ended meanwhile cannot be killed.
+            if let Err(error) = systemctl(&["kill", "--signal=SIGKILL", UNIT]).await {
+                tracing::debug!(error = error.in_full(), "etcd was not killed");
+            }
+            systemctl(&["stop", UNIT]).await.map(drop)
         })
     }
 

@@ -58,7 +58,7 @@ pub struct Identity {
 
 #[derive(Args, Debug)]
 pub struct Second {
-    /// Read from the spec's second destination
+    /// Read from the spec's second destination (`also_to`)
     #[arg(long)]
     pub second: bool,
 }

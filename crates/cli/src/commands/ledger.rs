@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
-use quorate_control::backup::{Vault, catalog_of, ledger_beside};
+use quorate_control::backup::{catalog_of, ledger_beside, open_store};
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_core::Secret;
@@ -57,7 +57,7 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
         (None, None) => unreachable!("the command line requires one of them"),
     };
     let Exported { ledger: imported, history } = match &options.from_backup {
-        Some(spec) => beside_backup(context, spec, options.cluster.as_deref(), &key).await?,
+        Some(spec) => beside_backup(context, spec, &options, &key).await?,
         None => unseal(&read(&options.file)?, &key)?,
     };
     let name = imported.spec.name.clone();
@@ -84,17 +84,17 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
 async fn beside_backup(
     context: &Context,
     spec: &str,
-    cluster: Option<&str>,
+    options: &cli::LedgerImport,
     key: &OpenWith,
 ) -> Result<Exported, Error> {
-    let spec = load::one_spec(&context.home, spec, cluster)?;
-    let vault = Vault::open(&spec)?;
+    let spec = load::one_spec(&context.home, spec, options.cluster.as_deref())?;
+    let store = open_store(&spec, super::backup::which(options.second))?;
     let OpenWith::Identities(identity) = key else {
         return Err(Error::refused("what lies beside a backup is opened by an age identity", "pass --identity FILE"));
     };
-    let catalog = catalog_of(&vault.first, spec.name.as_str(), None).await?;
-    ledger_beside(&vault.first, &catalog, Some(identity)).await?.ok_or_else(|| {
-        let what = format!("no backup of {} in {} has a ledger beside it", spec.name, vault.first.place());
+    let catalog = catalog_of(&store, spec.name.as_str(), None).await?;
+    ledger_beside(&store, &catalog, Some(identity)).await?.ok_or_else(|| {
+        let what = format!("no backup of {} in {} has a ledger beside it", spec.name, store.place());
         Error::refused(what, "it is stored only where the spec names recipients")
     })
 }

@@ -4,7 +4,9 @@
 use std::fmt::Write as _;
 
 use quorate_backup::choose::Wish;
-use quorate_control::backup::{Ready, SnapshotAt, Vault, Wanted, catalog_of, ledger_beside};
+use quorate_control::backup::{
+    BackupError, Ready, SnapshotAt, Wanted, Which, catalog_of, ledger_beside, open_store, root_is_let_in,
+};
 use quorate_control::controller;
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Store};
@@ -12,6 +14,7 @@ use quorate_control::observe::Sight;
 use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation, Power, RestoreWish};
 use quorate_core::planner::{Action, Plan, remember};
+use quorate_core::spec::ClusterSpec;
 
 use super::backup::{id, identities, identity};
 use super::{Context, agree_by_name, conclude, consent, refuse_if_being_destroyed, refused, run_loop};
@@ -32,7 +35,11 @@ pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error
     let before = known.as_ref().and_then(|ledger| ledger.restore.clone());
     context.home.forget_snapshots(&name, before.as_ref())?;
     let (ready, imported) = prepare(context, &cluster, known.as_ref(), &options).await?;
-    let ended = restore(context, &cluster, Word { known, imported, ready: &ready }, &options).await;
+    let word = Word { known, imported, ready: &ready };
+    let ended = match log_in_beforehand(context, &cluster, &word).await {
+        Ok(()) => restore(context, &cluster, word, &options).await,
+        Err(error) => Err(error),
+    };
     // Where it was not wanted after all, or has failed before the ledger knew of it.
     let waits = load::remembered(&context.home, &name)?.and_then(|ledger| ledger.restore);
     context.home.forget_snapshots(&name, waits.as_ref())?;
@@ -50,6 +57,14 @@ fn refuse_if_off(context: &Context, known: Option<&Ledger>) -> Result<(), Error>
     }
 }
 
+/// Members that log in by password must be let in by what is restored; later would be too late.
+async fn log_in_beforehand(context: &Context, cluster: &Cluster, word: &Word<'_>) -> Result<(), Error> {
+    let ledger = word.known.as_ref().or(word.imported.as_ref().map(|exported| &exported.ledger));
+    let remembered = ledger.and_then(|ledger| ledger.auth.root_password.as_ref());
+    let password = remembered.or(cluster.brought.root_password.as_ref());
+    Ok(root_is_let_in(&context.home, &cluster.spec, &word.ready.prepared, password).await?)
+}
+
 /// One proven snapshot, and the ledger where there is none here.
 async fn prepare(
     context: &Context,
@@ -62,11 +77,12 @@ async fn prepare(
     let wish = match wanted(&options.what)? {
         Wanted::Backup(wish) => wish,
         Wanted::Snapshot(snapshot) => {
-            return Ok((Ready::of_snapshot(home, spec, &snapshot, &working).await?, None));
+            let ready = Ready::of_snapshot(home, spec, &snapshot, &working).await?;
+            let highest_revision = highest_in_backups(cluster, known).await;
+            return Ok((Ready { highest_revision, ..ready }, None));
         }
     };
-    let vault = Vault::open(spec)?;
-    let store = vault.store(super::backup::which(&options.second))?;
+    let store = &open_store(spec, super::backup::which(options.second.second))?;
     let cluster_id = known.map(|ledger| ledger.cluster_id.as_str());
     let catalog = catalog_of(store, spec.name.as_str(), cluster_id).await?;
     let imported = match known {
@@ -77,6 +93,22 @@ async fn prepare(
     let identities = identities(&options.identity)?;
     let ready = Ready::of_backups(home, spec, (store, &catalog), &wish, identities.as_ref(), &working).await?;
     Ok((ready, imported))
+}
+
+/// Beside a snapshot of elsewhere: how far this cluster's own backups say that it has come. A store that is away does not keep anyone
+/// from restoring: the members and the ledger know too.
+async fn highest_in_backups(cluster: &Cluster, known: Option<&Ledger>) -> i64 {
+    let (Some(ledger), Some(_)) = (known, &cluster.spec.backup) else { return 0 };
+    let looked = async {
+        let store = open_store(&cluster.spec, Which::First)?;
+        let catalog = catalog_of(&store, cluster.spec.name.as_str(), Some(&ledger.cluster_id)).await?;
+        Ok::<i64, BackupError>(catalog.highest_revision())
+    };
+    looked.await.unwrap_or_else(|error| {
+        let why = Error::from(error).render(None);
+        output::talk(&format!("warning: how far the backups of this cluster go is not known\n{why}"));
+        0
+    })
 }
 
 fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
@@ -113,7 +145,7 @@ async fn restore(context: &Context, cluster: &Cluster, word: Word<'_>, options: 
         Some(ledger) => Some(Sight::new(providers::provider(ledger, &context.home)).glance(ledger, None).await?),
         None => None,
     };
-    let shown = what_happens(name, ready, known.as_ref(), imported.as_ref(), seen.as_ref());
+    let shown = what_happens(&cluster.spec, ready, known.as_ref(), imported.as_ref(), seen.as_ref());
     let giving = Giving {
         consent: consent(shown.clone()),
         ready,
@@ -194,12 +226,14 @@ impl Giving<'_> {
             remember::resume_above(ledger, seen);
             ledger.older_accepted = Some(self.consent.clone());
         }
+        // Clients may have seen what only the backups still know of.
+        ledger.highest_revision = ledger.highest_revision.max(unsigned(self.ready.highest_revision));
         let epoch = ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         ledger.restore = Some(RestoreWish {
             consent: self.consent.clone(),
             sha256: prepared.sha256.clone(),
             bytes: prepared.bytes,
-            revision: u64::try_from(prepared.revision).unwrap_or(0),
+            revision: unsigned(prepared.revision),
             source: prepared.source.clone(),
             epoch,
         });
@@ -209,13 +243,13 @@ impl Giving<'_> {
 
 /// What the operator gives the word to.
 fn what_happens(
-    name: &str,
+    spec: &ClusterSpec,
     ready: &Ready,
     known: Option<&Ledger>,
     imported: Option<&Exported>,
     seen: Option<&Observation>,
 ) -> String {
-    let prepared = &ready.prepared;
+    let (name, prepared) = (&spec.name, &ready.prepared);
     let mut text = format!("cluster {name} begins anew from {}\n", prepared.source);
     let _ = writeln!(
         text,
@@ -226,6 +260,10 @@ fn what_happens(
     );
     for note in ready.choice.iter().flat_map(|choice| &choice.notes) {
         let _ = writeln!(text, "  note: {note}");
+    }
+    let is_open = ready.choice.as_ref().is_some_and(|choice| choice.full.recipient.is_none());
+    if is_open && spec.backup.as_ref().is_some_and(|backup| !backup.recipients.is_empty()) {
+        text.push_str(NOT_ENCRYPTED);
     }
     if let Some(exported) = imported {
         let version = exported.ledger.version;
@@ -245,7 +283,7 @@ fn what_happens(
 }
 
 fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation>) -> String {
-    let revision = u64::try_from(ready.prepared.revision).unwrap_or(0);
+    let revision = unsigned(ready.prepared.revision);
     let when = ready.choice.as_ref().map(|choice| {
         let last = choice.segments.last().map(|last| last.last_at);
         format!(", {}", shown(last.unwrap_or(choice.full.taken.opened)))
@@ -254,7 +292,8 @@ fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation
     let told = seen.into_iter().flat_map(|seen| {
         seen.agents.keys().filter_map(|member| Some(seen.facts(member)?.etcd.status.as_ref()?.revision))
     });
-    let highest = told.chain(known.map(|ledger| ledger.highest_revision)).max().unwrap_or(0);
+    let noted = [known.map_or(0, |ledger| ledger.highest_revision), unsigned(ready.highest_revision)];
+    let highest = told.chain(noted).max().unwrap_or(0);
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
         Some(lost) => format!(
             "  - all that was written after revision {revision}{when}: the cluster has come to {highest}, so that {lost} revisions go"
@@ -262,6 +301,14 @@ fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation
         None => format!("  - all that was written after revision {revision}{when}, should there be anything"),
     }
 }
+
+fn unsigned(revision: i64) -> u64 {
+    u64::try_from(revision).unwrap_or(0)
+}
+
+const NOT_ENCRYPTED: &str = "\
+  note: this backup is not encrypted, though the spec names recipients: whoever could write to the store could have made it
+";
 
 const ITS_MACHINES_LIVE: &str = "\
   note: its machines answer. To take the cluster over as it is, with its data of now, use instead:

@@ -289,6 +289,7 @@ fn why(reason: Reason) -> &'static str {
     match reason {
         Reason::Newest => "newest",
         Reason::NewestVerified => "newest_verified",
+        Reason::Furthest => "furthest",
         Reason::Last => "last",
         Reason::Hourly => "hourly",
         Reason::Daily => "daily",

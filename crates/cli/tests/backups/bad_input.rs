@@ -84,6 +84,8 @@ fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
     refused(backed.verify(&[unknown]), &named);
     refused(backed.restore(&["--backup", unknown]), &named);
     refused(backed.backup("export", &[unknown, "out.db", "--identity", OPERATOR]), &named);
+    let nowhere = backed.backup("export", &[id, "no/such/place/out.db", "--identity", OPERATOR]).expect(1);
+    refused(nowhere, &["the snapshot cannot be written to no/such/place/out.db", "No such file"]);
     refused(backed.restore(&["--backup", "yesterday"]), &["`yesterday` is not the id of a backup", "they look like"]);
 
     refused(backed.restore(&["--at", "2001-02-03T04:05:06Z"]), &["lies before the oldest backup", id]);
@@ -121,6 +123,11 @@ fn nobody_is_to_read_it(backed: &Backed) {
     assert_eq!(object_store().names(&directory), ["manifest.json", "snapshot"]);
     let shown = backed.quorate(&["restore", "c.yaml", "--dry-run"]).ok().text();
     assert!(shown.contains("what is lost") && shown.contains("nothing was done"), "{shown}");
+    assert!(!shown.contains("is not encrypted, though"), "{shown}");
+    // Where the spec wants the others not to read it, an open one is not taken without a word.
+    backed.edit(&[&backed.recipient], "");
+    let shown = backed.quorate(&["restore", "c.yaml", "--dry-run"]).ok().text();
+    assert!(shown.contains("this backup is not encrypted, though the spec names recipients"), "{shown}");
 }
 
 /// 3.4 has no tool that bumps revisions. Where that of 3.5 is not at hand, nothing may be stopped.

@@ -32,6 +32,26 @@ fn one_command_brings_everything_back() {
     assert_eq!(backed.list().len(), 2);
 }
 
+/// Where nobody wants the old CAs back, or nobody has the key to them: the data comes back alone.
+#[test]
+fn the_data_comes_back_without_the_ledger() {
+    let backed = Backed::up("without-ledger", 1, V35);
+    backed.create();
+    let (contents, users, highest) = (backed.contents(), backed.users_and_roles(), backed.revision());
+    let old_client = saved_client(&backed);
+    let cluster_id = backed.sandbox.ledger("c")["cluster_id"].clone();
+    lose_everything(&backed);
+    let told = backed.restore(&["--without-ledger"]).ok().text();
+    assert!(told.contains("no ledger comes back: it gets new CAs and keys"), "{told}");
+    assert_ne!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
+    assert_eq!((backed.contents(), backed.users_and_roles()), (contents, users));
+    assert!(backed.revision() >= highest + 1_000_000_000);
+    backed.assert_settled();
+    let mut client = old_client;
+    client.insert("ETCDCTL_ENDPOINTS".into(), backed.sandbox.environment("c")["ETCDCTL_ENDPOINTS"].clone());
+    backed.sandbox.etcdctl_with(V35, &client, &["get", "/a/01"]).fails();
+}
+
 /// What root was given to talk to the old cluster, kept where it is not lost.
 fn saved_client(backed: &Backed) -> BTreeMap<String, String> {
     let mut environment = backed.sandbox.environment("c");

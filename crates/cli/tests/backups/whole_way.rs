@@ -52,6 +52,7 @@ fn whole_way(backed: &Backed) {
     assert_eq!(backed.users_and_roles(), users);
     backed.assert_settled();
     never_goes_back(backed, highest);
+    is_cut_off_briefly(backed);
     assert!(no_credential_on_machines(backed));
 }
 
@@ -131,6 +132,22 @@ fn never_goes_back(backed: &Backed, highest: i64) {
     let revision = format!("--rev={highest}");
     let told = backed.etcdctl(&["get", "/a/", "--prefix", &revision]).fails().stderr;
     assert!(told.contains("compacted"), "{told}");
+}
+
+/// Nobody waits for a leader that looks for a successor: its data is given up.
+#[track_caller]
+fn is_cut_off_briefly(backed: &Backed) {
+    let history = backed.quorate(&["history", "c", "--output", "json"]).ok().json();
+    let steps = history["steps"].as_array().expect("steps").clone();
+    let stops: Vec<_> = steps.iter().filter(|one| one["verb"] == "restore" && one["kind"] == "stop-etcd").collect();
+    assert!(!stops.is_empty(), "{history:#}");
+    let time = |step: &serde_json::Value, field: &str| -> jiff::Timestamp {
+        step[field].as_str().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{step:#}"))
+    };
+    for stop in stops {
+        let took = time(stop, "ended").duration_since(time(stop, "at"));
+        assert!(took.as_secs_f64() < 4.0, "{took:#} for {stop:#}");
+    }
 }
 
 /// Neither in a file nor in the environment of a process. etcd's own log is long, and was never told.

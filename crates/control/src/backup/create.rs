@@ -154,7 +154,9 @@ impl Backups<'_> {
             return None;
         }
         let history = History::new(self.home.history(&self.vault.cluster)).text().unwrap_or_default();
-        let sealed = export(self.ledger, &history, &SealFor::Recipients(recipients.clone()));
+        // Whoever stays for long has known an older one.
+        let ledger = note::ledger_of_now(self.home, self.ledger);
+        let sealed = export(&ledger, &history, &SealFor::Recipients(recipients.clone()));
         match sealed {
             Ok(sealed) => Some(sealed.into()),
             Err(error) => {
@@ -174,32 +176,8 @@ impl Backups<'_> {
         let missing =
             || Error::NothingToRestore(format!("backup {id} is not in {} any more", self.vault.first.place()));
         let full = catalog.find(id).ok_or_else(missing)?;
-        self.prove(&self.vault.first, full, key, Some(source)).await
-    }
-
-    /// Proves a backup with the key of it. Where the cluster lives, what the changes lead to is compared with it.
-    pub async fn verify(
-        &self,
-        store: &Store,
-        full: &Full,
-        key: Option<BackupKey>,
-    ) -> Result<Verification, BackupError> {
-        let mut members = Members::new(self.home, self.ledger);
-        // A proof without the living cluster is one too.
-        let living = members.readable().await.ok().and_then(|sources| sources.into_iter().next());
-        self.prove(store, full, key, living.as_ref()).await
-    }
-
-    async fn prove(
-        &self,
-        store: &Store,
-        full: &Full,
-        key: Option<BackupKey>,
-        living: Option<&AgentSource>,
-    ) -> Result<Verification, BackupError> {
         self.teller.doing(Doing::Proving { id: full.id().as_str() });
-        let living = living.map(|source| source as &dyn Source);
-        prove(self.home, &self.ledger.spec, store, full, key, living).await
+        prove(self.home, &self.ledger.spec, &self.vault.first, full, key, Some(source)).await
     }
 
     pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
@@ -244,6 +222,20 @@ impl Backups<'_> {
     }
 }
 
+/// Proves a backup with the key of it. Where the cluster lives, what the changes lead to is compared with it.
+pub async fn prove_beside(
+    home: &Home,
+    ledger: &Ledger,
+    store: &Store,
+    full: &Full,
+    key: Option<BackupKey>,
+) -> Result<Verification, BackupError> {
+    let mut members = Members::new(home, ledger);
+    // A proof without the living cluster is one too.
+    let living = members.readable().await.ok().and_then(|sources| sources.into_iter().next());
+    prove(home, &ledger.spec, store, full, key, living.as_ref().map(|source| source as &dyn Source)).await
+}
+
 /// Proves a backup, whether or not the cluster lives.
 pub async fn prove(
     home: &Home,
@@ -279,5 +271,47 @@ async fn begin(recorder: Option<&mpsc::Sender<Command>>, draft: &Draft) {
 pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupId, after: i64) {
     if let Some(recorder) = recorder {
         let _ = recorder.send(Command::End { full: full.clone(), after }).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use age::secrecy::ExposeSecret;
+    use quorate_core::Secret;
+    use quorate_core::spec::{Document, HostFacts, generated};
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+    use crate::ledger::{self, OpenWith, import};
+
+    struct Silent;
+
+    impl Teller for Silent {
+        fn say(&self, text: &str) {
+            panic!("{text}");
+        }
+        fn doing(&self, _: Doing<'_>) {}
+    }
+
+    #[test]
+    fn the_ledger_beside_a_backup_is_that_of_the_moment() {
+        let directory = tempfile::tempdir().unwrap();
+        let key = age::x25519::Identity::generate();
+        let yaml = generated("demo", 1, DEFAULT, quorate_core::spec::ClientAuth::Certificate).unwrap().to_yaml();
+        let store = directory.path().join("store").display().to_string();
+        let backup =
+            format!("    backup:\n      to: {{directory: {store}}}\n      recipients: [{}]\n", key.to_public());
+        let checked = Document::parse("test", &format!("{yaml}{backup}")).unwrap().spec(&HostFacts::default());
+        let spec = checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0);
+        let home = Home::new(directory.path());
+        let known = Ledger::new(String::from("c"), spec);
+        let vault = Vault::open(&known.spec).unwrap();
+        // A controller has written since the recorder began.
+        let mut now = Ledger { highest_revision: 4711, ..known.clone() };
+        ledger::Store::new(home.ledger("demo")).write(&mut now).unwrap();
+        let backups = Backups { home: &home, ledger: &known, vault: &vault, teller: &Silent };
+        let sealed = backups.sealed_ledger().unwrap();
+        let identity = OpenWith::Identities(Secret::new(key.to_string().expose_secret()));
+        assert_eq!(import(&sealed, &identity).unwrap().ledger.highest_revision, 4711);
     }
 }

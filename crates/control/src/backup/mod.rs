@@ -12,11 +12,11 @@ mod watch;
 
 use std::path::PathBuf;
 
-pub use create::{Backups, Created, Doing, Teller, prove};
+pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
 pub use note::{BackupStatus, standing};
 pub use quorate_backup as store;
-pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside};
-pub use vault::{Vault, Which, catalog_of};
+pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, root_is_let_in};
+pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 
 use crate::controller::ControlError;
@@ -60,6 +60,10 @@ pub enum BackupError {
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
+    #[error(
+        "root has another password in {source_of} than this cluster logs in with, so that nobody would be let in after the restore"
+    )]
+    RootPassword { source_of: String },
     #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]
     Version { wanted: String, found: String, why: &'static str },
 }

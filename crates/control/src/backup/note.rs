@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
+use quorate_backup::BackupId;
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::segment::SegmentManifest;
 use quorate_core::model::{BackupNote, BackupRecord, Ledger};
@@ -69,6 +70,13 @@ fn write_at_once(store: &Store, ledger: &Ledger, record: &BackupRecord) -> Resul
     store.amend(Timestamp::now(), |ledger| ledger.backups = Some(record.clone()))
 }
 
+/// The ledger as it is now; as it was known, where it cannot be read or has become that of another cluster.
+pub(super) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
+    let read = Store::new(home.ledger(known.spec.name.as_str())).read();
+    let same = |now: &Ledger| now.cluster_id == known.cluster_id;
+    read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())
+}
+
 /// How a cluster stands with its backups, as far as the ledger knows.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct BackupStatus {
@@ -104,7 +112,7 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     match record {
         None => problems.push(String::from("there is no backup yet")),
         Some(BackupRecord { newest, verified }) => {
-            let age = now.duration_since(newest.at);
+            let age = now.duration_since(begun(newest));
             if is_late(age, settings.schedule.0) {
                 problems.push(format!(
                     "the newest backup, {}, is {} old, and the schedule wants one every {}",
@@ -130,6 +138,11 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
         verified: record.and_then(|record| record.verified.as_ref()).map(NoteStatus::from),
         problems,
     })
+}
+
+/// When the full backup was begun. What was recorded on top of it since makes it no younger: the schedule is of full ones.
+fn begun(note: &BackupNote) -> Timestamp {
+    note.id.parse::<BackupId>().map_or(note.at, |id| id.begun())
 }
 
 /// One that is being made when it is due is not late yet.
@@ -196,6 +209,29 @@ mod tests {
         );
         let told = problems(Some(BackupRecord { verified: None, newest }));
         assert_eq!(told, ["no backup was verified yet, the newest is two"]);
+    }
+
+    #[test]
+    fn what_is_recorded_on_top_makes_a_full_backup_no_younger() {
+        let recorded = noted("20261114T050000Z-0123abcd", "2026-11-14T11:59:58Z", true);
+        let told = problems(Some(BackupRecord { verified: Some(recorded.clone()), newest: recorded }));
+        let late = "the newest backup, 20261114T050000Z-0123abcd, is 7 hours old, and the schedule wants one every 6h";
+        assert_eq!(told, [late]);
+        let young = noted("20261114T070000Z-0123abcd", "2026-11-14T11:59:58Z", true);
+        assert!(problems(Some(BackupRecord { verified: Some(young.clone()), newest: young })).is_empty());
+    }
+
+    #[test]
+    fn who_stays_sees_the_ledger_as_it_is_now() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::new(directory.path());
+        let known = ledger(None);
+        assert_eq!(ledger_of_now(&home, &known), known, "where there is none, what was known counts");
+        let store = Store::new(home.ledger(known.spec.name.as_str()));
+        store.write(&mut Ledger { highest_revision: 7, ..known.clone() }).unwrap();
+        assert_eq!(ledger_of_now(&home, &known).highest_revision, 7);
+        let of_another = Ledger { cluster_id: String::from("d"), ..known };
+        assert_eq!(ledger_of_now(&home, &of_another), of_another);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use quorate_backup::throwaway::{Programs, Throwaway};
 use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
-use quorate_core::spec::{ClusterSpec, Destination};
+use quorate_core::spec::{ClientAuth, ClusterSpec, Destination};
 use quorate_core::versions::Version;
 
 use super::create::{Doing, Teller};
@@ -42,6 +42,8 @@ pub struct Ready {
     pub prepared: Prepared,
     /// None for a plain snapshot.
     pub choice: Option<Choice>,
+    /// The highest revision that any backup of the cluster speaks of, as far as they were looked at.
+    pub highest_revision: i64,
 }
 
 impl Ready {
@@ -67,7 +69,7 @@ impl Ready {
         let prepared = prepare(store, catalog, &choice, key, &workshop, &place.snapshots, &progress).await?;
         opens_in_the_specs_version(home, spec, &programs, &prepared, &place.scratch).await?;
         teller.doing(Doing::Nothing);
-        Ok(Ready { prepared, choice: Some(choice) })
+        Ok(Ready { prepared, choice: Some(choice), highest_revision: catalog.highest_revision() })
     }
 
     /// From a plain snapshot that any tool made.
@@ -93,7 +95,7 @@ impl Ready {
             }
         };
         teller.doing(Doing::Nothing);
-        Ok(Ready { prepared, choice: None })
+        Ok(Ready { prepared, choice: None, highest_revision: 0 })
     }
 }
 
@@ -141,6 +143,29 @@ async fn opens_in_the_specs_version(
     let programs = programs::programs(home, spec, &wanted.to_string()).await?;
     Throwaway::start(&programs, &prepared.path, scratch).await?.end().await;
     Ok(())
+}
+
+/// Where members log in by password: whether root is let in with the one that they have. Found out in a throwaway etcd, before anything
+/// is given up: afterwards nobody could do anything about it. `password` is none where a new one would be made, which root of an old
+/// cluster cannot have.
+pub async fn root_is_let_in(
+    home: &Home,
+    spec: &ClusterSpec,
+    prepared: &Prepared,
+    password: Option<&Secret>,
+) -> Result<(), BackupError> {
+    if spec.etcd.client_auth != ClientAuth::Password || !spec.auth.bootstrap {
+        return Ok(());
+    }
+    let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
+    let throwaway = Throwaway::start(&programs, &prepared.path, &home.scratch(spec.name.as_str())).await?;
+    let unguessable = Secret::new(quorate_pki::random_hex(16));
+    let let_in = throwaway.root_is_let_in(password.unwrap_or(&unguessable)).await;
+    throwaway.end().await;
+    match let_in? {
+        true => Ok(()),
+        false => Err(BackupError::RootPassword { source_of: prepared.source.clone() }),
+    }
 }
 
 /// A bucket in the store that the spec names; where it names none, in that of the environment.

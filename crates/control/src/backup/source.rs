@@ -12,7 +12,7 @@ use quorate_core::model::{CLIENT_PORT, EtcdStatus, Ledger, MachineSeen, MemberNa
 use quorate_core::planner::Decision;
 use quorate_etcd::wire::WatchResponse;
 
-use super::BackupError;
+use super::{BackupError, note};
 use crate::brought::chain_of;
 use crate::home::Home;
 use crate::observe::Sight;
@@ -21,29 +21,32 @@ use crate::status::summarize;
 
 /// All that can be read of a cluster. It does not take the lock.
 pub(super) struct Members<'a> {
-    ledger: &'a Ledger,
+    home: &'a Home,
+    /// As it was when it was looked last: members are replaced, and CAs renewed, while a recorder stays.
+    ledger: Ledger,
     sight: Sight,
 }
 
 impl<'a> Members<'a> {
-    pub fn new(home: &Home, ledger: &'a Ledger) -> Self {
-        Members { ledger, sight: Sight::new(providers::provider(ledger, home)) }
+    pub fn new(home: &'a Home, ledger: &Ledger) -> Self {
+        Members { home, ledger: ledger.clone(), sight: Sight::new(providers::provider(ledger, home)) }
     }
 
     /// Looks, and gives those who can be read, the best first.
     pub async fn readable(&mut self) -> Result<Vec<AgentSource>, BackupError> {
-        let seen = self.sight.glance(self.ledger, None).await?;
+        self.ledger = note::ledger_of_now(self.home, &self.ledger);
+        let seen = self.sight.glance(&self.ledger, None).await?;
         let ranked: Vec<MemberName> = ranked(&seen).into_iter().map(|(member, _)| member.clone()).collect();
         let sources: Vec<AgentSource> = ranked
             .iter()
             .filter_map(|member| {
-                let about = about(self.ledger, &seen, member)?;
+                let about = about(&self.ledger, &seen, member)?;
                 Some(AgentSource { agent: self.sight.part_with(member)?, about })
             })
             .collect();
         if sources.is_empty() {
             let cluster = self.ledger.spec.name.to_string();
-            let summary = summarize(self.ledger, &seen, &Decision::default()).summary;
+            let summary = summarize(&self.ledger, &seen, &Decision::default()).summary;
             return Err(BackupError::NobodyToRead { cluster, summary });
         }
         Ok(sources)

@@ -35,34 +35,16 @@ pub enum Which {
 
 impl Vault {
     pub fn open(spec: &ClusterSpec) -> Result<Self, BackupError> {
-        let cluster = spec.name.to_string();
-        let none = || BackupError::NoSettings { cluster: cluster.clone() };
-        let backup = spec.backup.as_ref().ok_or_else(none)?;
-        let settings = settings(backup);
-        let open = |destination: &Destination| {
-            if let (Network::Netns, Destination::S3(_)) = (spec.network, destination) {
-                return Err(BackupError::Namespaces { cluster: cluster.clone(), place: destination.to_string() });
-            }
-            Ok(Store::open(&place(destination)?, settings.bandwidth, Patience::default())?)
-        };
+        let backup = settings_of(spec)?;
+        let second = || open_store(spec, Which::Second).map_err(Arc::new);
         Ok(Vault {
-            first: open(&backup.to)?,
-            second: backup.also_to.as_ref().map(|second| open(second).map_err(Arc::new)),
+            first: open_store(spec, Which::First)?,
+            second: backup.also_to.as_ref().map(|_| second()),
             keep: backup.keep,
             schedule: SignedDuration::from_millis(i64::try_from(backup.schedule.0).unwrap_or(i64::MAX)),
-            settings,
-            cluster,
+            settings: settings(backup),
+            cluster: spec.name.to_string(),
         })
-    }
-
-    pub fn store(&self, which: Which) -> Result<&Store, BackupError> {
-        match which {
-            Which::First => Ok(&self.first),
-            Which::Second => {
-                let none = || BackupError::NoSecond { cluster: self.cluster.clone() };
-                self.second()?.ok_or_else(none)
-            }
-        }
     }
 
     /// The second, if the spec wants one.
@@ -78,6 +60,24 @@ impl Vault {
     pub fn stores(&self) -> impl Iterator<Item = &Store> {
         std::iter::once(&self.first).chain(self.second.as_ref().and_then(|second| second.as_ref().ok()))
     }
+}
+
+/// Opens one of the two places, and does not look at the other: that may be gone.
+pub fn open_store(spec: &ClusterSpec, which: Which) -> Result<Store, BackupError> {
+    let backup = settings_of(spec)?;
+    let cluster = || spec.name.to_string();
+    let destination = match which {
+        Which::First => &backup.to,
+        Which::Second => backup.also_to.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: cluster() })?,
+    };
+    if let (Network::Netns, Destination::S3(_)) = (spec.network, destination) {
+        return Err(BackupError::Namespaces { cluster: cluster(), place: destination.to_string() });
+    }
+    Ok(Store::open(&place(destination)?, settings(backup).bandwidth, Patience::default())?)
+}
+
+fn settings_of(spec: &ClusterSpec) -> Result<&BackupSettings, BackupError> {
+    spec.backup.as_ref().ok_or_else(|| BackupError::NoSettings { cluster: spec.name.to_string() })
 }
 
 /// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.

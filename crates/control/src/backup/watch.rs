@@ -30,6 +30,8 @@ use crate::ledger;
 
 /// How often is looked whether something is due.
 const TICK: Duration = Duration::from_secs(2);
+/// How often is looked whether somebody else has taken a later full backup.
+const OVERTAKEN: SignedDuration = SignedDuration::from_secs(10);
 /// The second destination and the ledger learn so often what was recorded.
 const PASSED_ON: SignedDuration = SignedDuration::from_secs(60);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
@@ -63,6 +65,7 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
         }
         match watch.run().await? {
             End::Stopped => return Ok(()),
+            End::Overtaken => {}
             End::Changed => watching.teller.say("the backup settings have changed: going on with the new ones"),
         }
     }
@@ -92,6 +95,8 @@ enum End {
     Stopped,
     /// The spec says something else by now.
     Changed,
+    /// There is a later full backup that somebody else took: changes belong on top of that one from now on.
+    Overtaken,
 }
 
 /// Why one recording was over.
@@ -122,9 +127,16 @@ impl Watch<'_> {
             match begun {
                 Ok((base, taken)) => {
                     trouble.is_over();
-                    match self.record(&base, taken).await? {
-                        Over::End(end) => return Ok(end),
-                        Over::FullNeeded => full_needed = true,
+                    match self.record(&base, taken).await {
+                        Ok(Over::End(End::Overtaken)) => full_needed = false,
+                        Ok(Over::End(end)) => return Ok(end),
+                        Ok(Over::FullNeeded) => full_needed = true,
+                        // What could not be stored comes again, unless nobody is there to receive it.
+                        Err(error) if error.is_passing() && !*self.stop.borrow() => {
+                            self.tell(&mut trouble, &error);
+                            full_needed = false;
+                        }
+                        Err(error) => return Err(error),
                     }
                 }
                 Err(error) if error.is_passing() => {
@@ -240,7 +252,7 @@ impl Watch<'_> {
         let director = Director {
             watch: self,
             commands: commands.clone(),
-            on_top_of: RefCell::new((full.id().clone(), full.manifest.taken.opened)),
+            on_top_of: RefCell::new(full.id().clone()),
             stored: &stored,
         };
         let mut directing = std::pin::pin!(director.run(taken));
@@ -347,8 +359,8 @@ fn newest(catalog: &Catalog) -> Option<&Full> {
 struct Director<'a> {
     watch: &'a Watch<'a>,
     commands: mpsc::Sender<Command>,
-    /// The full backup on top of which is recorded, and of when it is.
-    on_top_of: RefCell<(BackupId, Timestamp)>,
+    /// The full backup on top of which is recorded.
+    on_top_of: RefCell<BackupId>,
     stored: &'a LastStored,
 }
 
@@ -382,6 +394,7 @@ impl Director<'_> {
         let mut trouble = Trouble::default();
         let mut not_before = Timestamp::now();
         let (mut passed_on, mut told_of) = (Timestamp::now(), None);
+        let (mut looked, mut useless) = (Timestamp::now(), None);
         loop {
             tokio::select! {
                 () = self.watch.stopped() => return Ok(End::Stopped),
@@ -391,7 +404,16 @@ impl Director<'_> {
                 return Ok(End::Changed);
             }
             let now = Timestamp::now();
-            let due = self.on_top_of.borrow().1 + backups.vault.schedule;
+            if now.duration_since(looked) >= OVERTAKEN {
+                looked = now;
+                match self.overtaken(&mut useless).await {
+                    Ok(true) => return Ok(End::Overtaken),
+                    Ok(false) => {}
+                    Err(error) => self.watch.tell(&mut trouble, &error),
+                }
+            }
+            // As `status` counts it.
+            let due = self.on_top_of.borrow().begun() + backups.vault.schedule;
             if now >= due.max(not_before) {
                 tokio::select! {
                     done = self.take_full() => match done {
@@ -416,12 +438,33 @@ impl Director<'_> {
         }
     }
 
+    /// Whether somebody else took a later full backup that can be recorded on. One that cannot is remembered in `useless`, and not
+    /// looked at again.
+    async fn overtaken(&self, useless: &mut Option<BackupId>) -> Result<bool, BackupError> {
+        let backups = &self.watch.backups;
+        let store = &backups.vault.first;
+        let newest_id = Catalog::newest_id(store, &backups.vault.cluster).await?;
+        let later = newest_id.filter(|id| *id > *self.on_top_of.borrow() && useless.as_ref() != Some(id));
+        let Some(later) = later else { return Ok(false) };
+        let catalog = backups.catalog(store).await?;
+        match newest(&catalog).filter(|full| *full.id() > *self.on_top_of.borrow()) {
+            Some(full) => {
+                self.watch
+                    .say(&format!("backup {} was taken meanwhile: changes are recorded on top of it now", full.id()));
+                Ok(true)
+            }
+            None => {
+                *useless = Some(later);
+                Ok(false)
+            }
+        }
+    }
+
     async fn take_full(&self) -> Result<(), BackupError> {
         let backups = &self.watch.backups;
         let mut members = Members::new(self.watch.watching.home, backups.ledger);
         let taken = backups.take(&mut members, Some(&self.commands)).await?;
-        let (id, at) = (taken.manifest.id.clone(), taken.manifest.taken.opened);
-        let (before, _) = self.on_top_of.replace((id, at));
+        let before = self.on_top_of.replace(taken.manifest.id.clone());
         end(Some(&self.commands), &before, taken.manifest.revision_at_most).await;
         self.watch.finish(taken).await;
         Ok(())

@@ -5,7 +5,7 @@ use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::key_of;
 use quorate_backup::manifest::{Outcome, Verification};
 use quorate_backup::prepare;
-use quorate_control::backup::{Backups, Doing, Teller, catalog_of, prove};
+use quorate_control::backup::{Backups, Doing, Teller, catalog_of, open_store, prove, prove_beside};
 use serde::Serialize;
 
 use super::{Context, Subject, id, identities, which};
@@ -19,8 +19,9 @@ use crate::output::working::Working;
 pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let name = subject.spec.name.as_str();
-    let (mut catalogs, mut failed) = (Vec::new(), subject.vault.second().err().map(Error::from));
-    for store in subject.vault.stores() {
+    let vault = subject.vault()?;
+    let (mut catalogs, mut failed) = (Vec::new(), vault.second().err().map(Error::from));
+    for store in vault.stores() {
         match catalog_of(store, name, subject.cluster_id()).await {
             Ok(catalog) => catalogs.push((store.place().to_owned(), catalog)),
             Err(error) => failed = Some(error.into()),
@@ -58,7 +59,7 @@ struct Told<'a> {
 
 pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
-    let store = subject.vault.store(which(&options.second))?;
+    let store = &open_store(&subject.spec, which(options.second.second))?;
     let identities = identities(&options.identity)?;
     let name = subject.spec.name.as_str();
     let catalog = catalog_of(store, name, subject.cluster_id()).await?;
@@ -82,7 +83,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
         verified.push(told);
     }
     if let Some(ledger) = subject.ledger.as_ref().filter(|_| !options.second.second) {
-        let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: &working };
+        let backups = Backups { home: &context.home, ledger, vault: &subject.vault()?, teller: &working };
         backups.note(None).await?;
     }
     drop(working);
@@ -145,21 +146,16 @@ async fn prove_one(
     key: Option<quorate_backup::keys::BackupKey>,
     working: &Working,
 ) -> Result<Verification, Error> {
+    working.doing(Doing::Proving { id: full.id().as_str() });
     match &subject.ledger {
-        Some(ledger) => {
-            let backups = Backups { home: &context.home, ledger, vault: &subject.vault, teller: working };
-            Ok(backups.verify(store, full, key).await?)
-        }
-        None => {
-            working.doing(Doing::Proving { id: full.id().as_str() });
-            Ok(prove(&context.home, &subject.spec, store, full, key, None).await?)
-        }
+        Some(ledger) => Ok(prove_beside(&context.home, ledger, store, full, key).await?),
+        None => Ok(prove(&context.home, &subject.spec, store, full, key, None).await?),
     }
 }
 
 pub async fn export(context: &Context, options: cli::BackupExport) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
-    let store = subject.vault.store(which(&options.second))?;
+    let store = &open_store(&subject.spec, which(options.second.second))?;
     // Whichever cluster of this name it is of: this is the way out.
     let catalog = Catalog::load(store, subject.spec.name.as_str(), None).await.map_err(Error::backup)?;
     let full = find(&catalog, &options.id)?;

@@ -33,20 +33,23 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
     }
 }
 
-/// Whose backups are meant, and where they are.
+/// Whose backups are meant.
 struct Subject {
     spec: ClusterSpec,
     /// None where the cluster is only known from its spec.
     ledger: Option<Ledger>,
-    vault: Vault,
 }
 
 impl Subject {
     fn find(context: &Context, of: &cli::BackupOf) -> Result<Self, Error> {
         let spec = load::one_spec(&context.home, &of.target, of.cluster.as_deref())?;
         let ledger = load::remembered(&context.home, spec.name.as_str())?;
-        let vault = Vault::open(&spec)?;
-        Ok(Subject { spec, ledger, vault })
+        Ok(Subject { spec, ledger })
+    }
+
+    /// Where they are: both places. Who reads from one alone opens that with `open_store`.
+    fn vault(&self) -> Result<Vault, Error> {
+        Ok(Vault::open(&self.spec)?)
     }
 
     fn cluster_id(&self) -> Option<&str> {
@@ -54,8 +57,8 @@ impl Subject {
     }
 }
 
-pub fn which(second: &cli::Second) -> Which {
-    if second.second { Which::Second } else { Which::First }
+pub fn which(second: bool) -> Which {
+    if second { Which::Second } else { Which::First }
 }
 
 /// The text of the operator's identity file.

@@ -19,7 +19,7 @@ use crate::output::{self, count};
 
 pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
-    let (name, vault) = (subject.spec.name.as_str(), &subject.vault);
+    let (name, vault) = (subject.spec.name.as_str(), subject.vault()?);
     if options.output.format == Format::Json && !options.dry_run {
         return Err(Error::refused("there is nothing to print as JSON but the plan", "pass --dry-run too"));
     }
@@ -76,8 +76,8 @@ fn are(number: usize) -> String {
 
 pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
-    let name = subject.spec.name.as_str();
-    let parsed = Recipients::parse(&subject.vault.settings.recipients).map_err(key_error)?;
+    let (name, vault) = (subject.spec.name.as_str(), subject.vault()?);
+    let parsed = Recipients::parse(&vault.settings.recipients).map_err(key_error)?;
     let Some(recipients) = parsed else {
         return Err(Error::refused(
             format!("the spec of {name} names no recipients, and what is encrypted is not opened in place"),
@@ -86,13 +86,13 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     };
     let Some(identities) = identities(&options.identity)? else { return Err(key_error(KeyError::NoIdentity)) };
     let mut unopened = BTreeSet::new();
-    subject.vault.second()?;
-    for store in subject.vault.stores() {
+    vault.second()?;
+    for store in vault.stores() {
         let catalog = catalog_of(store, name, subject.cluster_id()).await?;
         let all: Vec<Manifest> = catalog.fulls.into_iter().map(|full| full.manifest).collect();
         let done = full::rekey(store, &all, &identities, &recipients).await.map_err(Error::backup)?;
         let changed = are(done.changed.len());
-        output::talk(&format!("{}: {changed} now opened by {}\n", store.place(), recipients_of(&subject)));
+        output::talk(&format!("{}: {changed} now opened by {}\n", store.place(), vault.settings.recipients.join(", ")));
         let open = all.iter().filter(|manifest| manifest.recipient.is_none()).count();
         if open > 0 {
             let stay = if open == 1 { "stays" } else { "stay" };
@@ -113,10 +113,6 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
 }
 
 const KEPT_BY_THE_REMOVED: &str = "one who was removed may have kept what opened these backups before: only those that are taken from now on are out of reach\n";
-
-fn recipients_of(subject: &Subject) -> String {
-    subject.vault.settings.recipients.join(", ")
-}
 
 fn key_error(error: KeyError) -> Error {
     Error::refused(error.to_string(), "pass --identity FILE, or set QUORATE_IDENTITY")
