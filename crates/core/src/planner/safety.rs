@@ -504,9 +504,9 @@ pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
     }
 }
 
-/// Rule 11: an agent that has obeyed a later controller shows that this ledger is not the latest.
-pub fn fence_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    let (ledger, agent) = (desired.fence, facts.fence);
+/// Rule 11: an agent that has obeyed a later controller than the `last` one of this ledger shows that it is not the latest.
+pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let (ledger, agent) = (last, facts.fence);
     if agent <= ledger {
         return Ok(());
     }
@@ -515,7 +515,7 @@ pub fn fence_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -
 
 /// Rule 11: a ledger that knows less than the agents is not the one that led them here.
 pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    fence_is_current(desired, member, facts)?;
+    fence_is_current(desired.fence, member, facts)?;
     let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
     let recorded = desired.members.get(member).map_or(0, |m| m.generation);
     let digest = desired.members.get(member).map(|m| &m.digest);
