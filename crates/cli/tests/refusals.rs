@@ -445,7 +445,58 @@ fn an_older_ledger_wipes_and_destroys_nothing() {
     assert!(destroyed.text().contains("no verified backup"), "{}", destroyed.text());
     put_an_older_ledger_back(&sandbox);
     let applied = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3);
-    assert!(applied.text().contains("the ledger is older than the cluster"), "{}", applied.text());
+    assert!(applied.text().contains("ledger is older than the cluster"), "{}", applied.text());
     let kept = sandbox.etcdctl(&version, "c", &["get", "precious"]).ok();
     assert!(kept.stdout.contains("data"), "{}", kept.stdout);
+}
+
+/// As restoring the operator's machine does: the ledger is as it was one run ago, and the cluster is not.
+#[test]
+fn a_ledger_that_is_one_run_older_is_refused_however_often_it_is_tried() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(1, &version, "", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    let (ledger, aside) = (sandbox.home().join("clusters/c/ledger"), sandbox.path().join("aside"));
+    copy_files(&ledger, &aside);
+    let fence = sandbox.ledger("c")["fence"].as_u64().unwrap();
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 1GiB", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes", "--allow-downtime"]).ok();
+    let before = sandbox.processes();
+    fs::remove_dir_all(&ledger).unwrap();
+    copy_files(&aside, &ledger);
+
+    let words = format!(
+        "the agent of etcd-1 remembers fencing number {}, and the ledger only {fence}: this ledger is older than the cluster",
+        fence + 1
+    );
+    let pending = sandbox.status("c")["pending"]["blocked"].to_string();
+    assert!(pending.contains(&words), "{pending}");
+    let changes: [&[&str]; 5] = [
+        &["plan", "c.yaml"],
+        &["apply", "c.yaml", "--yes", "--allow-downtime"],
+        &["apply", "c.yaml", "--yes", "--allow-downtime"],
+        &["replace", "c", "etcd-1", "--yes"],
+        &["apply", "c", "--yes", "--now"],
+    ];
+    for arguments in changes {
+        let told = sandbox.quorate(arguments).expect(3).text();
+        assert!(told.contains(&words) && told.contains("--accept-older-ledger"), "{arguments:?}: {told}");
+        let now = sandbox.ledger("c");
+        assert_eq!((&now["fence"], &now["lock"]), (&fence.into(), &serde_json::Value::Null), "{arguments:?}");
+        assert_eq!(now["members"]["etcd-1"]["incarnation"], 1, "{arguments:?}");
+    }
+    assert_eq!(sandbox.processes(), before, "nothing was done");
+
+    let accepted = ["apply", "c.yaml", "--yes", "--allow-downtime", "--accept-older-ledger"];
+    sandbox.quorate(&accepted).ok();
+    assert_eq!(sandbox.ledger("c")["fence"], fence + 2);
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for file in fs::read_dir(from).unwrap().flatten() {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
 }

@@ -2,7 +2,6 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -105,7 +104,10 @@ pub struct Controller {
     pub(crate) held: Held,
     pub(crate) sight: Sight,
     pub(crate) brought: BroughtFiles,
-    recorder: Rc<Recorder>,
+    history: History,
+    verb: String,
+    /// The ledger as it was before this run.
+    before: Option<Ledger>,
 }
 
 impl Controller {
@@ -126,8 +128,7 @@ impl Controller {
         let held = Held::take(store, ledger, &holder, Timestamp::now())?;
         let sight = Sight::new(providers::provider(&held.ledger(), home));
         let history = History::new(home.history(spec.name.as_str()));
-        let recorder = Recorder::begin(history, verb, held.fence(), before.as_ref(), &held.ledger())?;
-        Ok(Controller { home: home.clone(), held, sight, brought, recorder: Rc::new(recorder) })
+        Ok(Controller { home: home.clone(), held, sight, brought, history, verb: verb.to_owned(), before })
     }
 
     pub fn ledger(&self) -> Arc<Ledger> {
@@ -142,11 +143,20 @@ impl Controller {
     }
 
     /// Looks, decides and acts until nothing is left to do.
-    pub async fn run(self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+    pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let (provider, fence) = (self.sight.provider(), self.held.fence());
-        let cluster = self.held.ledger().spec.name.to_string();
+        let ledger = self.held.ledger();
+        let cluster = ledger.spec.name.to_string();
+        // Machines are called as they were before this run changed anything.
+        let known = self.before.as_ref().filter(|before| before.cluster_id == ledger.cluster_id);
+        let seen = self.sight.ask_first(known.unwrap_or(&ledger), fence).await?;
+        if !self.sight.knows_more().is_empty() {
+            let before = self.before.take();
+            return self.stand_back(before, 0, seen);
+        }
+        self.held.announce(Timestamp::now())?;
+        let recorder = Recorder::begin(self.history.clone(), &self.verb, fence, self.before.as_ref(), &ledger)?;
         provider.admit(&cluster, fence).await?;
-        let recorder = self.recorder.clone();
         let ended = self.rounds(&recorder.through(reporter)).await;
         provider.dismiss(&cluster, fence).await?;
         ended
@@ -159,6 +169,9 @@ impl Controller {
             self.held.confirm(Timestamp::now())?;
             let ledger = self.held.ledger();
             let mut seen = self.sight.glance(&ledger, Some(self.held.fence())).await?;
+            if !self.sight.knows_more().is_empty() {
+                return self.stand_back(None, spent.steps, seen);
+            }
             self.note(&seen)?;
             let desired = self.desired();
             let mut decision = decide(&desired, &seen);
@@ -169,6 +182,9 @@ impl Controller {
             {
                 asked = Some(Instant::now());
                 seen = self.sight.look(&ledger, Some(self.held.fence())).await?;
+                if !self.sight.knows_more().is_empty() {
+                    return self.stand_back(None, spent.steps, seen);
+                }
                 decision = decide(&desired, &seen);
             }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
@@ -206,6 +222,14 @@ impl Controller {
         Ok(())
     }
 
+    /// This ledger is not the latest, as agents show: nothing more is done, and whoever tries again finds the same. If instead another
+    /// controller took over, whose number the agents have heard, the lock is lost, and that is told.
+    fn stand_back(self, before: Option<Ledger>, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
+        let blocked = self.sight.knows_more().to_vec();
+        let ledger = self.held.stand_back(before)?;
+        Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
+    }
+
     fn end(self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
         let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
         let highest = revisions.max().unwrap_or(0);
@@ -217,7 +241,7 @@ impl Controller {
     async fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
         let ledger = Ledger::clone(&self.held.ledger());
         self.sight.provider().forget(ledger.spec.name.as_str()).await?;
-        self.recorder.history().remove()?;
+        self.history.remove()?;
         self.held.forget(Timestamp::now())?;
         Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })
     }
@@ -300,14 +324,23 @@ pub async fn plan(
     brought: &BroughtFiles,
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Plan, ControlError> {
-    let mut ledger = Store::new(home.ledger(spec.name.as_str())).read()?.unwrap_or_else(|| new_ledger(spec));
+    let store = Store::new(home.ledger(spec.name.as_str()));
+    let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
     begin_run(&mut ledger, spec);
     change(&mut ledger);
     let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
+    ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);
     let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
     remember::sighting(&mut ledger, &desired, &seen);
     Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+}
+
+/// The number that was given out last. Whoever only reads asks for it after the look: a controller that came meanwhile has written its own
+/// before it told it to any agent.
+pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, LedgerError> {
+    let latest = store.read()?.filter(|latest| latest.cluster_id == ledger.cluster_id);
+    Ok(latest.map_or(ledger.fence, |latest| latest.fence.max(ledger.fence)))
 }
 
 /// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery or a restore that has

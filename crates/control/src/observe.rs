@@ -6,9 +6,10 @@ use std::rc::Rc;
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use quorate_agent::api::{FactsRequest, Identity};
-use quorate_agent::client::{AgentClient, Look};
+use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
-use quorate_core::model::{AgentSeen, Formation, Ledger, MachineSeen, MemberName, Observation, Power, Seen};
+use quorate_core::model::{AgentSeen, Facts, Formation, Ledger, MachineSeen, MemberName, Observation, Power, Seen};
+use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::controller::ControlError;
 use crate::providers::{Provider, ProviderError};
@@ -19,6 +20,10 @@ pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
     agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
+    /// Machines, by seat and incarnation, whose agents told the number they remember before they heard ours.
+    asked: BTreeSet<(String, u64)>,
+    /// Agents that remember our number, or a higher one, though nobody told it.
+    knows_more: Vec<UnsafeBecause>,
 }
 
 /// What this controller shows to agents: certificate chain and key. It ends, and whoever stays longer makes another before.
@@ -41,7 +46,7 @@ fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
 
 impl Sight {
     pub fn new(provider: Rc<dyn Provider>) -> Self {
-        Sight { provider, identity: None, agents: BTreeMap::new() }
+        Sight { provider, identity: None, agents: BTreeMap::new(), asked: BTreeSet::new(), knows_more: Vec::new() }
     }
 
     pub fn provider(&self) -> Rc<dyn Provider> {
@@ -62,9 +67,32 @@ impl Sight {
         self.agents.get(member).map(|(machine, _)| machine)
     }
 
+    /// Looks, and tells nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
+    /// nothing of.
+    pub async fn ask_first(&mut self, ledger: &Ledger, fence: u64) -> Result<Observation, ControlError> {
+        let seen = self.ask(ledger, None).await?;
+        for member in seen.agents.keys() {
+            if let (Some(facts), Some((machine, _))) = (seen.facts(member), self.agents.get(member)) {
+                match safety::fence_is_current(fence - 1, member, facts) {
+                    Ok(()) => drop(self.asked.insert(key(member, machine))),
+                    Err(because) => self.knows_more.push(because),
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    /// What shows that the ledger is not the latest, where anything does.
+    pub fn knows_more(&self) -> &[UnsafeBecause] {
+        &self.knows_more
+    }
+
     /// Looks at one cluster, users and roles included. A fence makes every agent that answers deaf to older controllers.
     pub async fn look(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let mut seen = self.ask(ledger, fence).await?;
+        if !self.knows_more.is_empty() {
+            return Ok(seen);
+        }
         if ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. }) {
             self.ask_for_auth(&mut seen, fence).await;
         }
@@ -99,19 +127,38 @@ impl Sight {
             }
         };
         self.meet(ledger, &machines, now)?;
-        let request = FactsRequest { fence, auth: false, reach: BTreeSet::new() };
-        let looks = self.agents.iter().map(async |(member, (_, agent))| {
-            let seen = match agent.look(&request).await {
-                Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
-                Ok(Look::Unenrolled { public_key }) => Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key }),
+        let asked = &self.asked;
+        let looks = self.agents.iter().map(async |(member, (machine, agent))| {
+            let number = fence.filter(|_| !asked.contains(&key(member, machine)));
+            let seen = match look_first(agent, member, number, fence).await {
+                Ok(Met::Agent(Look::Facts(facts))) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
+                Ok(Met::Agent(Look::Unenrolled { public_key })) => {
+                    Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key })
+                }
+                Ok(Met::KnowsMore(facts, because)) => {
+                    let seen = Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts));
+                    return Ok((member.clone(), seen, Some(because)));
+                }
                 Err(e) if e.is_stale_fence() => return Err(ControlError::TakenOver { by: e.to_string() }),
                 Err(e) => Seen::Unreachable { since: now, why: e.to_string() },
             };
-            Ok((member.clone(), seen))
+            Ok((member.clone(), seen, None))
         });
-        let agents = join_all(looks).await.into_iter().collect::<Result<_, _>>()?;
+        let looks = join_all(looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut agents = BTreeMap::new();
+        for (member, seen, knows_more) in looks {
+            let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
+            if let (Some((machine, _)), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence)
+            {
+                self.asked.insert(key(&member, machine));
+            }
+            self.knows_more.extend(knows_more);
+            agents.insert(member, seen);
+        }
         let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
-        self.ask_who_reaches(ledger, &mut seen, fence).await?;
+        if self.knows_more.is_empty() {
+            self.ask_who_reaches(ledger, &mut seen, fence).await?;
+        }
         Ok(seen)
     }
 
@@ -179,6 +226,39 @@ impl Sight {
         }
         Ok(())
     }
+}
+
+/// Whom a look has met.
+enum Met {
+    Agent(Look),
+    /// It was not told our number.
+    KnowsMore(Box<Facts>, UnsafeBecause),
+}
+
+/// Looks at one agent. One that never heard our `number` is asked first what it remembers.
+async fn look_first(
+    agent: &AgentClient,
+    member: &MemberName,
+    number: Option<u64>,
+    fence: Option<u64>,
+) -> Result<Met, ClientError> {
+    let look = async |fence| agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
+    if let Some(number) = number {
+        match look(None).await? {
+            Look::Facts(facts) => {
+                if let Err(because) = safety::fence_is_current(number - 1, member, &facts) {
+                    return Ok(Met::KnowsMore(facts, because));
+                }
+            }
+            stranger => return Ok(Met::Agent(stranger)),
+        }
+    }
+    look(fence).await.map(Met::Agent)
+}
+
+/// A machine, whatever it is called by now.
+fn key(member: &MemberName, machine: &MachineSeen) -> (String, u64) {
+    (member.seat().to_owned(), machine.incarnation)
 }
 
 /// A machine of another incarnation than the ledger wants is a former one, and is called so.

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
-use crate::controller::{ControlError, arch};
+use crate::controller::{ControlError, arch, latest_fence};
 use crate::home::Home;
 use crate::ledger::Store;
 use crate::observe::Sight;
@@ -100,6 +100,8 @@ pub struct Pending {
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(providers::provider(ledger, home));
     let seen = sight.glance(ledger, None).await?;
+    let store = Store::new(home.ledger(ledger.spec.name.as_str()));
+    let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };
     let fingerprints = brought.fingerprints(home, ledger);
     let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
     Ok(summarize(ledger, &seen, &decide(&desired, &seen)))

@@ -86,10 +86,44 @@ fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
     let current = store.read().unwrap().unwrap();
     let later = after_the_lease(now);
     let taker = Held::take(store, current, "quorate apply", later).unwrap();
-    assert!(taker.fence() > sleeper.fence());
+    // Its number was never told, so that the next one may have it; and now it cannot tell it any more.
+    assert_eq!(taker.fence(), sleeper.fence());
+    assert!(matches!(sleeper.announce(now), Err(LedgerError::Lost { .. })));
     assert!(matches!(sleeper.confirm(now), Err(LedgerError::Lost { .. })));
     assert!(matches!(sleeper.write(now, |l| l.highest_revision = 7), Err(LedgerError::Lost { .. })));
     assert_eq!(taker.ledger().highest_revision, 0);
+}
+
+#[test]
+fn a_number_that_was_announced_is_never_given_again_and_one_that_was_not_is() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let first = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    first.announce(now).unwrap();
+    let last = first.release(|_| {}).unwrap();
+    let second = Held::take(store.clone(), last, "quorate apply", now).unwrap();
+    assert_eq!(second.fence(), 2);
+    let untold = second.release(|_| {}).unwrap();
+    assert_eq!(untold.fence, 1);
+    assert_eq!(Held::take(store, untold, "quorate apply", now).unwrap().fence(), 2);
+}
+
+#[test]
+fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let mut before = ledger();
+    store.write(&mut before).unwrap();
+    let changed = Ledger { highest_revision: 7, ..before.clone() };
+    let held = Held::take(store.clone(), changed, "quorate replace", now).unwrap();
+    let left = held.stand_back(Some(before.clone())).unwrap();
+    assert_eq!(Ledger { version: before.version, ..left.clone() }, before);
+    // Also where the number was told to some before an agent came up that knew more.
+    let held = Held::take(store.clone(), left, "quorate apply", now).unwrap();
+    held.announce(now).unwrap();
+    held.write(now, |ledger| ledger.highest_revision = 7).unwrap();
+    let left = held.stand_back(None).unwrap();
+    assert_eq!((left.fence, left.highest_revision, left.lock), (0, 7, None));
 }
 
 #[test]
@@ -129,6 +163,7 @@ fn the_lock_of_a_dead_process_is_taken_at_once() {
     let (_directory, store) = store();
     let now = Timestamp::now();
     let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    held.announce(now).unwrap();
     let mut orphaned = Ledger::clone(&held.ledger());
     // Process ids are below this; the holder is gone as after a kill.
     orphaned.lock.as_mut().unwrap().pid = 4_194_305;

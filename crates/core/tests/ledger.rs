@@ -4,10 +4,23 @@
 #[allow(dead_code, reason = "the stories use more of it")]
 mod scene;
 
+use quorate_core::model::MemberName;
 use quorate_core::planner::remember;
 use quorate_core::spec::{ClientAuth, Size, generated};
 use quorate_core::versions;
 use scene::Scene;
+
+/// One that the older ledger does not know counts too: a former machine to it, that a later controller made.
+#[test]
+fn the_numbers_of_former_machines_are_gone_above_too() {
+    let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
+    let mut scene = Scene::nothing(spec.remove(0));
+    scene.settle();
+    scene.facts_mut(&"etcd-2".into()).fence = 9;
+    scene.rename(&"etcd-2".into(), &MemberName::from("etcd-2").former(2));
+    remember::resume_above(&mut scene.ledger, &scene.seen);
+    assert_eq!(scene.ledger.fence, 9);
+}
 
 #[test]
 fn an_older_ledger_goes_on_above_what_agents_remember() {

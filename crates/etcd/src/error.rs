@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use crate::generated::etcdserverpb::WatchResponse;
 
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot connect to {endpoint:?}: {why}")]
     Options { endpoint: String, why: String },
@@ -119,7 +119,7 @@ impl fmt::Display for Thing {
 
 /// Why the connection could not be made, or broke: the innermost of the causes, which alone says something
 /// ("Connection refused", "invalid peer certificate: …", "received fatal alert: …").
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Transport {
     cause: String,
 }

@@ -1,9 +1,12 @@
-//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. A token is fetched by one
-//! caller at a time; the others wait for it and share it.
+//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. There is one login at a time,
+//! and all callers share what comes of it. It goes on when whoever asked for it has given up: etcd takes its time to check a password, and
+//! on a busy machine nobody would ever wait long enough for a login that began anew with each.
 
 use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use tokio::sync::Mutex;
+use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
@@ -16,15 +19,31 @@ use crate::generated::etcdserverpb::auth_client::AuthClient;
 /// What a request carries: nothing where the client has no login, or etcd's authentication is off.
 pub(crate) type Token = Option<MetadataValue<Ascii>>;
 
+/// After this a login is given up, for the next caller to begin another: longer than any caller waits.
+const LOGIN: Duration = Duration::from_secs(30);
+
+/// What comes of a login; `None` while it is under way.
+type Outcome = Option<Result<Token, Error>>;
+
 pub(crate) struct Session {
     login: Login,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
     /// `None` until etcd was asked.
-    known: Mutex<Option<Token>>,
+    known: Option<Token>,
+    under_way: Option<watch::Receiver<Outcome>>,
 }
 
 impl Session {
     pub(crate) fn new(login: Login) -> Self {
-        Self { login, known: Mutex::new(None) }
+        Self { login, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,24 +100,48 @@ impl Client {
         Error::from_status(&self.inner.endpoint, &status)
     }
 
-    /// The token in use, or a new one if that is the `dead` one. The lock is held while asking, so that many callers whose token died at
-    /// once lead to one login.
+    /// The token in use, or a new one if that is the `dead` one. Many callers whose token died at once lead to one login.
     async fn token(&self, session: &Session, dead: Option<&Token>) -> Result<Token, Error> {
-        let mut known = session.known.lock().await;
-        if let Some(token) = &*known
-            && Some(token) != dead
-        {
-            return Ok(token.clone());
-        }
-        let token = match self.authenticate(&session.login).await {
-            Ok(token) => Some(token),
-            Err(Error::AuthNotEnabled) => None,
-            // A learner logs nobody in, yet may answer a few calls without a login.
-            Err(Error::NotForLearner) => return Ok(None),
-            Err(error) => return Err(error),
+        let mut coming = {
+            let mut state = session.state();
+            if let Some(token) = &state.known
+                && Some(token) != dead
+            {
+                return Ok(token.clone());
+            }
+            // One whose task was dropped with its runtime never ends.
+            let under_way = state.under_way.take().filter(|outcome| outcome.has_changed().is_ok());
+            state.under_way.insert(under_way.unwrap_or_else(|| self.begin_login())).clone()
         };
-        *known = Some(token.clone());
-        Ok(token)
+        match coming.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(outcome)) => outcome.clone(),
+            Ok(None) | Err(_) => Err(Error::Timeout),
+        }
+    }
+
+    /// Logs in, whoever waits for it.
+    fn begin_login(&self) -> watch::Receiver<Outcome> {
+        let (tell, coming) = watch::channel(None);
+        let client = self.clone();
+        tokio::spawn(async move {
+            let Some(session) = &client.inner.session else { return };
+            let answer = tokio::time::timeout(LOGIN, client.authenticate(&session.login)).await;
+            let outcome = match answer.unwrap_or(Err(Error::Timeout)) {
+                Ok(token) => Ok(Some(token)),
+                Err(Error::AuthNotEnabled) => Ok(None),
+                Err(error) => Err(error),
+            };
+            let mut state = session.state();
+            state.under_way = None;
+            if let Ok(token) = &outcome {
+                state.known = Some(token.clone());
+            }
+            drop(state);
+            // A learner logs nobody in, yet may answer a few calls without a login.
+            let for_callers = if let Err(Error::NotForLearner) = outcome { Ok(None) } else { outcome };
+            let _ = tell.send(Some(for_callers));
+        });
+        coming
     }
 
     pub(crate) async fn authenticate(&self, login: &Login) -> Result<MetadataValue<Ascii>, Error> {

@@ -24,7 +24,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Takes the lock, unless a living controller holds it.
+    /// Takes the lock, unless a living controller holds it. Its number is the next one, and is nobody's until it is announced.
     pub fn take(store: Store, mut ledger: Ledger, holder: &str, now: Timestamp) -> Result<Self, LedgerError> {
         if let Some(lock) = &ledger.lock
             && is_held(lock, now)
@@ -32,9 +32,9 @@ impl Held {
             return Err(LedgerError::Locked { holder: Box::new(lock.clone()) });
         }
         let me = Process::current();
-        ledger.fence += 1;
+        let fence = ledger.fence + 1;
         ledger.lock = Some(Lock {
-            fence: ledger.fence,
+            fence,
             holder: holder.to_owned(),
             host: process::host_name(),
             boot_id: process::boot_id(),
@@ -43,7 +43,6 @@ impl Held {
             since: now,
             expires: now + lease(),
         });
-        let fence = ledger.fence;
         store.expect_newest(ledger.version)?;
         store.write(&mut ledger)?;
         Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)) })
@@ -57,6 +56,24 @@ impl Held {
     /// The number that every order of this controller carries.
     pub fn fence(&self) -> u64 {
         self.fence
+    }
+
+    /// Writes down that this number is given out. Only then may anybody be told it: so nobody else ever gets one that was told, and
+    /// a ledger whose next number an agent has heard already is not the latest.
+    pub fn announce(&self, now: Timestamp) -> Result<(), LedgerError> {
+        self.write(now, |ledger| ledger.fence = self.fence)
+    }
+
+    /// Gives the lock up, and the number with it: this ledger is not the latest, and the next controller must find that out too. Where
+    /// nothing was done yet, the ledger is as it was `before`.
+    pub fn stand_back(self, before: Option<Ledger>) -> Result<Ledger, LedgerError> {
+        let last = self.fence - 1;
+        self.release(|ledger| {
+            if let Some(before) = before {
+                *ledger = Ledger { version: ledger.version, ..before };
+            }
+            ledger.fence = ledger.fence.min(last);
+        })
     }
 
     /// Changes the ledger and renews the lease with the same write.

@@ -19,8 +19,10 @@ pub enum UnsafeBecause {
     ForeignData { member: MemberName, found: String },
     Unseen { member: MemberName, what: String, seconds: u64, grace: u64 },
     PeersReach { member: MemberName, by: BTreeSet<MemberName> },
+    PeersUntold { member: MemberName, miss: usize, needed: usize, untold: BTreeSet<MemberName> },
     MajorityLost { voters: usize, healthy: usize, quorum: usize },
     NotLost { voters: usize, healthy: usize },
+    Serves { member: MemberName, voters: usize, healthy: usize, quorum: usize },
     NothingSurvives { voters: usize },
     SurvivorGone { member: MemberName },
     SnapshotGone { member: MemberName, source: String },
@@ -36,6 +38,7 @@ pub enum UnsafeBecause {
     FixedAtFormation { field: String, was: String, wanted: String },
     OtherFormation { member: MemberName, found: String, ours: String },
     VersionPath { running: String, wanted: String, why: String, remedy: String },
+    VersionUnknown { member: MemberName, told: String, wanted: String },
     Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
     Outage { member: MemberName, voters: usize },
     AuthUnseen { member: MemberName, why: String },
@@ -67,6 +70,7 @@ impl UnsafeBecause {
             UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
             UnsafeBecause::WrongBinary { .. }
             | UnsafeBecause::VersionPath { .. }
+            | UnsafeBecause::VersionUnknown { .. }
             | UnsafeBecause::JoinVersion { .. } => Rule::KnownVersions,
             UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
             UnsafeBecause::StrangerVoter { .. } => Rule::OneMembershipChange,
@@ -78,13 +82,15 @@ impl UnsafeBecause {
             | UnsafeBecause::AddressHeld { .. }
             | UnsafeBecause::MajorityLost { .. } => Rule::QuorumIsKept,
             UnsafeBecause::NotLost { .. }
+            | UnsafeBecause::Serves { .. }
             | UnsafeBecause::NothingSurvives { .. }
             | UnsafeBecause::SurvivorGone { .. }
             | UnsafeBecause::SnapshotGone { .. }
             | UnsafeBecause::RestoreUnfinished { .. } => Rule::DataDiesOnlyByConsent,
-            UnsafeBecause::AuthUnseen { .. } | UnsafeBecause::Unseen { .. } | UnsafeBecause::PeersReach { .. } => {
-                Rule::UnseenIsUnsafe
-            }
+            UnsafeBecause::AuthUnseen { .. }
+            | UnsafeBecause::Unseen { .. }
+            | UnsafeBecause::PeersReach { .. }
+            | UnsafeBecause::PeersUntold { .. } => Rule::UnseenIsUnsafe,
             UnsafeBecause::AuthorityDiffers { .. } | UnsafeBecause::RootPasswordDiffers => Rule::TrustComesFirst,
         }
     }
@@ -98,6 +104,7 @@ impl UnsafeBecause {
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::Unseen { member, .. }
             | UnsafeBecause::PeersReach { member, .. }
+            | UnsafeBecause::PeersUntold { member, .. }
             | UnsafeBecause::SurvivorGone { member }
             | UnsafeBecause::SnapshotGone { member, .. }
             | UnsafeBecause::JoinFailed { member, .. }
@@ -110,6 +117,7 @@ impl UnsafeBecause {
             | UnsafeBecause::Outage { member, .. } => Some(member),
             UnsafeBecause::MajorityLost { .. }
             | UnsafeBecause::NotLost { .. }
+            | UnsafeBecause::Serves { .. }
             | UnsafeBecause::NothingSurvives { .. }
             | UnsafeBecause::RestoreUnfinished { .. }
             | UnsafeBecause::BackupOlder { .. }
@@ -117,6 +125,7 @@ impl UnsafeBecause {
             | UnsafeBecause::Membership { .. }
             | UnsafeBecause::JoinVersion { .. }
             | UnsafeBecause::VersionPath { .. }
+            | UnsafeBecause::VersionUnknown { .. }
             | UnsafeBecause::AuthUnseen { .. }
             | UnsafeBecause::AuthorityDiffers { .. }
             | UnsafeBecause::FixedAtFormation { .. }
@@ -148,8 +157,10 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignData { .. } => "foreign-data",
             UnsafeBecause::Unseen { .. } => "unseen",
             UnsafeBecause::PeersReach { .. } => "peers-reach",
+            UnsafeBecause::PeersUntold { .. } => "peers-untold",
             UnsafeBecause::MajorityLost { .. } => "majority-lost",
             UnsafeBecause::NotLost { .. } => "not-lost",
+            UnsafeBecause::Serves { .. } => "serves",
             UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
             UnsafeBecause::SurvivorGone { .. } => "survivor-gone",
             UnsafeBecause::SnapshotGone { .. } => "snapshot-gone",
@@ -165,6 +176,7 @@ impl UnsafeBecause {
             UnsafeBecause::FixedAtFormation { .. } => "fixed-at-formation",
             UnsafeBecause::OtherFormation { .. } => "other-formation",
             UnsafeBecause::VersionPath { .. } => "version-path",
+            UnsafeBecause::VersionUnknown { .. } => "version-unknown",
             UnsafeBecause::Quorum { .. } => "quorum",
             UnsafeBecause::Outage { .. } => "outage",
             UnsafeBecause::AuthUnseen { .. } => "auth-unseen",
@@ -175,7 +187,7 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 31] = [
+    pub const KINDS: [&str; 34] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -183,8 +195,10 @@ impl UnsafeBecause {
         "foreign-data",
         "unseen",
         "peers-reach",
+        "peers-untold",
         "majority-lost",
         "not-lost",
+        "serves",
         "nothing-survives",
         "survivor-gone",
         "snapshot-gone",
@@ -200,6 +214,7 @@ impl UnsafeBecause {
         "fixed-at-formation",
         "other-formation",
         "version-path",
+        "version-unknown",
         "quorum",
         "outage",
         "auth-unseen",
@@ -238,6 +253,10 @@ impl UnsafeBecause {
             UnsafeBecause::PeersReach { .. } => String::from(
                 "find out why this controller does not reach it: it lives, so that nothing is done about it",
             ),
+            UnsafeBecause::PeersUntold { member, untold, .. } => format!(
+                "bring back the agents of {}, so that they can tell; or say with `--now` that {member} is dead",
+                list(untold)
+            ),
             UnsafeBecause::MajorityLost { .. } => String::from(
                 "bring back as many as the quorum needs; where they are lost for good, `quorate recover` makes a new cluster of \
                  what the survivors hold, and says what may be lost",
@@ -245,6 +264,10 @@ impl UnsafeBecause {
             UnsafeBecause::NotLost { .. } => {
                 String::from("there is nothing to recover: `quorate apply` replaces what is lost")
             }
+            UnsafeBecause::Serves { .. } => String::from(
+                "find out why this controller does not see the others: they serve clients, and a recovery would go back behind what \
+                 those have written; `quorate apply` replaces what is lost",
+            ),
             UnsafeBecause::NothingSurvives { .. } => String::from(
                 "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
                  `quorate apply` begin anew",
@@ -282,6 +305,10 @@ impl UnsafeBecause {
                 format!("stop etcd on {member} where it runs: its data is of something else and must not be mixed in")
             }
             UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
+            UnsafeBecause::VersionUnknown { member, .. } => format!(
+                "bring etcd on {member} up with a release, so that it tells its version; or give it another machine with `quorate \
+                 replace`"
+            ),
             UnsafeBecause::Quorum { .. } => {
                 String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
             }
@@ -356,6 +383,15 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::PeersReach { member, by } => {
                 write!(f, "this controller does not reach {member}, but its peers do: {}", list(by))
             }
+            UnsafeBecause::PeersUntold { member, miss, needed, untold } => {
+                let peers = miss + untold.len();
+                write!(
+                    f,
+                    "this controller does not reach {member}, and of its {peers} peers {miss} told the same: {needed} must, and \
+                     {} told nothing",
+                    list(untold)
+                )
+            }
             UnsafeBecause::MajorityLost { voters, healthy, quorum } => write!(
                 f,
                 "{healthy} of {voters} voters are there, and quorum is {quorum}: the cluster cannot agree on anything, not even \
@@ -364,6 +400,11 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::NotLost { voters, healthy } => {
                 write!(f, "the cluster has its majority: {healthy} of {voters} voters are there with their data")
             }
+            UnsafeBecause::Serves { member, voters, healthy, quorum } => write!(
+                f,
+                "etcd on {member} answered a linearizable read, which takes {quorum} of {voters} voters: the cluster serves, though \
+                 this controller sees {healthy} of them"
+            ),
             UnsafeBecause::NothingSurvives { voters } => {
                 write!(f, "none of the {voters} members is seen with data of this cluster")
             }
@@ -396,6 +437,9 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::AddressHeld { member, address, by } => {
                 write!(f, "the spec gives {member} the address {address}, which {by} has and keeps")
             }
+            UnsafeBecause::JoinVersion { member, cluster, wanted } if cluster.is_empty() => {
+                write!(f, "{member} would join with etcd {wanted}, and what the cluster speaks is not known")
+            }
             UnsafeBecause::JoinVersion { member, cluster, wanted } => {
                 write!(f, "{member} would join with etcd {wanted}, and the cluster speaks {cluster}")
             }
@@ -410,6 +454,15 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::VersionPath { running, wanted, why, .. } => {
                 write!(f, "the cluster runs etcd {running}, and the spec asks for {wanted}: {why}")
             }
+            UnsafeBecause::VersionUnknown { member, told, wanted } if told.is_empty() => write!(
+                f,
+                "what etcd on {member} runs is not known, so that nobody can tell whether {wanted} may follow it"
+            ),
+            UnsafeBecause::VersionUnknown { member, told, wanted } => write!(
+                f,
+                "etcd on {member} calls its version `{told}`, which is no release, so that nobody can tell whether {wanted} may \
+                 follow it"
+            ),
             UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
                 f,
                 "{member} must be restarted, and only {healthy} of {voters} voters are healthy: quorum is {quorum}, and \

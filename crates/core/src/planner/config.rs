@@ -53,7 +53,8 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
         return;
     }
     let Some(next) = first.or(behind.first()) else { return version::follow(desired, seen, decision) };
-    if decision.has_business_with(next) || !version::is_everywhere(desired, seen, path) {
+    let prepared = version::is_everywhere(desired, seen, path) && version::is_open(desired, seen, path);
+    if decision.has_business_with(next) || !prepared {
         return;
     }
     let safety::Voters { all, healthy } = safety::voters(desired, seen);

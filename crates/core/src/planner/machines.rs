@@ -78,7 +78,7 @@ fn remove_unformed(
     machine: &MachineSeen,
 ) {
     let refused = seen.facts(member).and_then(|facts| {
-        let current = safety::fence_is_current(desired, member, facts);
+        let current = safety::fence_is_current(desired.fence, member, facts);
         current.and_then(|()| safety::formation_is_known(desired, member, facts)).err()
     });
     if let Some(because) = refused {

@@ -230,9 +230,10 @@ fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -
 /// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
 /// an agent holds is noted as it is, so that only other content is sent anew, under a number above.
 pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
+    let fences = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.fence));
+    ledger.fence = fences.fold(ledger.fence, u64::max);
     for member in seen.agents.keys().filter(|m| !m.is_former()) {
         let Some(facts) = seen.facts(member) else { continue };
-        ledger.fence = ledger.fence.max(facts.fence);
         let Some((generation, digest)) = &facts.node_config else { continue };
         let record = ledger.members.entry(member.clone()).or_default();
         if *generation >= record.generation {

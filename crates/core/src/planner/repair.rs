@@ -161,9 +161,9 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     if desired.formation.has_member(member) {
         return None;
     }
-    let machine = seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
+    seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
     let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
-    safety::no_peer_reaches(seen, member, machine.address).ok()?;
+    safety::peers_miss(desired, seen, member).ok()?;
     let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?);
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
     let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");

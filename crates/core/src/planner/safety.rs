@@ -1,10 +1,10 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
+mod absence;
 pub mod restore;
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -17,6 +17,8 @@ use crate::model::{
     MemberName, Observation, Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
+
+pub use absence::{Absence, judge_absence, peers_miss};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -62,9 +64,6 @@ const UNWRITTEN: u64 = 1;
 
 /// By then a fresh etcd has its data on disk.
 const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
-
-/// An agent that is away for less than this is waited for, and nobody is bothered.
-const BLINK: SignedDuration = SignedDuration::from_secs(10);
 
 /// Clocks of controllers differ by less.
 const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
@@ -373,48 +372,21 @@ pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), Uns
     if there.healthy >= quorum(there.all) {
         return Err(UnsafeBecause::NotLost { voters: there.all, healthy: there.healthy });
     }
-    Ok(())
+    serves_nobody(desired, seen, there)
 }
 
-/// What follows from not seeing a machine.
-pub enum Absence {
-    /// It may be back in a moment: nothing is concluded yet.
-    Brief,
-    /// It counts as dead, and why.
-    Dead(String),
-}
-
-/// Rule 8: a machine that is not seen counts as dead after its grace time, or on the operator's word; never while its peers reach
-/// it. `what` tells how it is missed.
-pub fn judge_absence(
-    desired: &Desired,
-    seen: &Observation,
-    member: &MemberName,
-    what: &str,
-) -> Result<Absence, UnsafeBecause> {
-    // A former machine has no record of its own, so that only the operator can tell that it is dead.
-    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
-    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
-    if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
-        return Ok(Absence::Brief);
-    }
-    if let Some(address) = address_of(desired, seen, member) {
-        no_peer_reaches(seen, member, address)?;
-    }
-    let seconds = unseen.as_secs().unsigned_abs();
-    match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
-        None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
-        Some(grace) if seconds >= grace => {
-            Ok(Absence::Dead(format!("{what}, since {seconds} s; it counts as dead after {grace} s")))
+/// Rule 8 for a majority: one that this controller does not see is there all the same where a member's linearizable read was answered,
+/// for that takes a quorum.
+fn serves_nobody(desired: &Desired, seen: &Observation, there: Voters) -> Result<(), UnsafeBecause> {
+    let Formation::Formed { etcd_cluster_id, .. } = &desired.formation else { return Ok(()) };
+    let serves = |m: &&MemberName| seen.status(m).is_some_and(|s| s.healthy && s.cluster_id == *etcd_cluster_id);
+    match seen.agents.keys().find(serves) {
+        None => Ok(()),
+        Some(member) => {
+            let Voters { all: voters, healthy } = there;
+            Err(UnsafeBecause::Serves { member: member.clone(), voters, healthy, quorum: quorum(voters) })
         }
-        Some(grace) => Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace }),
     }
-}
-
-/// Where its machine is, or was when it joined.
-fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
-    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
-    machine.or_else(|| desired.formation.members()?.get(member)?.address())
 }
 
 /// Whether enough members hold their data to agree on anything, once they all run.
@@ -484,14 +456,6 @@ pub fn address_is_free(
     }
 }
 
-/// Rule 8: a machine that its peers still reach lives, whatever the controller sees.
-pub fn no_peer_reaches(seen: &Observation, member: &MemberName, address: IpAddr) -> Result<(), UnsafeBecause> {
-    let others = seen.agents.keys().filter(|m| *m != member);
-    let by: BTreeSet<MemberName> =
-        others.filter(|m| seen.facts(m).is_some_and(|f| f.reaches.get(&address) == Some(&true))).cloned().collect();
-    if by.is_empty() { Ok(()) } else { Err(UnsafeBecause::PeersReach { member: member.clone(), by }) }
-}
-
 /// Rule 10: who joins speaks what the cluster speaks, or the next minor.
 pub fn may_join_at_this_version(
     desired: &Desired,
@@ -500,13 +464,14 @@ pub fn may_join_at_this_version(
 ) -> Result<(), UnsafeBecause> {
     let wanted = &desired.members[member].config.etcd.version;
     let minor = |v: &str| v.parse::<Version>().ok().map(|v| v.minor);
-    let (Some(spoken), Some(joins)) = (cluster.cluster_version.as_deref().and_then(minor), minor(wanted)) else {
-        return Ok(());
-    };
+    let Some(joins) = minor(wanted) else { return Ok(()) };
     // While a cluster goes down, etcd lets nobody in.
     let statuses = || cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref());
     let going_down = statuses().any(|s| s.downgrade_target.is_some() || minor(&s.version) > Some(joins));
-    if !going_down && (joins == spoken || joins == spoken + 1) {
+    // A new cluster takes some seconds to agree on what it speaks; then it is what its members run.
+    let runs = || statuses().filter_map(|s| minor(&s.version)).min();
+    let spoken = cluster.cluster_version.as_deref().and_then(minor).or_else(runs);
+    if !going_down && spoken.is_some_and(|spoken| joins == spoken || joins == spoken + 1) {
         return Ok(());
     }
     Err(UnsafeBecause::JoinVersion {
@@ -539,9 +504,9 @@ pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
     }
 }
 
-/// Rule 11: an agent that has obeyed a later controller shows that this ledger is not the latest.
-pub fn fence_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    let (ledger, agent) = (desired.fence, facts.fence);
+/// Rule 11: an agent that has obeyed a later controller than the `last` one of this ledger shows that it is not the latest.
+pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let (ledger, agent) = (last, facts.fence);
     if agent <= ledger {
         return Ok(());
     }
@@ -550,7 +515,7 @@ pub fn fence_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -
 
 /// Rule 11: a ledger that knows less than the agents is not the one that led them here.
 pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    fence_is_current(desired, member, facts)?;
+    fence_is_current(desired.fence, member, facts)?;
     let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
     let recorded = desired.members.get(member).map_or(0, |m| m.generation);
     let digest = desired.members.get(member).map(|m| &m.digest);

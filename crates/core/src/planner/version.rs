@@ -3,11 +3,14 @@
 
 use super::cluster::{Cluster, Listed};
 use super::{Action, Decision, UnsafeBecause, WaitingFor};
-use crate::model::{BinarySeen, Desired, DesiredMember, Formation, MemberName, Observation};
+use crate::model::{BinarySeen, Desired, DesiredMember, EtcdStatus, Formation, MemberName, Observation};
 use crate::versions::{self, Path, Version};
 
+/// From here on etcd tells in which format its data lies.
+pub(super) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
+
 /// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
-/// the cluster ran when all did.
+/// the cluster ran when all did; one of which not even that is known leads nowhere.
 pub(super) fn path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
     let Formation::Formed { members, .. } = &desired.formation else { return Ok(Path::Same) };
     let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
@@ -19,14 +22,25 @@ pub(super) fn path(desired: &Desired, seen: &Observation) -> Result<Path, Unsafe
         })
         .and_then(|cluster| cluster.cluster_version?.parse::<Version>().ok());
     let mut path = Path::Same;
+    let Ok(to) = wanted.parse::<Version>() else { return Ok(Path::Same) };
     for member in members.keys() {
+        if seen.facts(member).is_some_and(|f| f.etcd.last_started.is_none()) {
+            continue;
+        }
         let told = seen.status(member).map(|s| s.version.as_str());
-        let joining = seen.facts(member).is_some_and(|f| f.etcd.last_started.is_none());
-        let Some(running) = told.or(settled).filter(|_| !joining) else { continue };
-        let (Ok(from), Ok(to)) = (running.parse::<Version>(), wanted.parse::<Version>()) else { continue };
-        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads.
-        let unfinished =
-            spoken.is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to);
+        let running = told.or(settled).unwrap_or_default();
+        let Ok(from) = running.parse::<Version>() else {
+            return Err(UnsafeBecause::VersionUnknown {
+                member: member.clone(),
+                told: running.to_owned(),
+                wanted: wanted.clone(),
+            });
+        };
+        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads. Who does not
+        // tell what it runs may be the last on a way down, and its data in the newer format.
+        let unfinished = spoken
+            .is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to)
+            && has_not_written(to, seen.status(member));
         let way = if unfinished { Ok(Path::Patch) } else { versions::path(from, to, desired.auth.is_some()) };
         match way {
             Ok(Path::Same) => {}
@@ -59,39 +73,103 @@ pub(super) fn is_everywhere(desired: &Desired, seen: &Observation, path: Path) -
     desired.members.iter().all(in_place)
 }
 
+/// How far a way down is prepared.
+enum WayDown {
+    /// etcd has agreed, and all data is written as the older version can read it.
+    Open,
+    Enable {
+        through: Option<MemberName>,
+        version: String,
+        why: String,
+    },
+    Wait(WaitingFor),
+    /// Nobody speaks for the cluster.
+    Unseen,
+}
+
 /// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
 pub(super) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
-    let Some(cluster) = Cluster::see(desired, seen) else { return false };
-    let Some(wanted) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok())
-    else {
-        return false;
-    };
-    let target = Version { patch: 0, ..wanted }.to_string();
-    let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
-    let goal = Some((wanted.major, wanted.minor));
-    if let Some(now) = cluster.cluster_version.clone().filter(|now| line(now) != goal) {
-        let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
-        if cluster.voters().filter_map(told).any(|to| target.starts_with(&to)) {
-            decision.wait(WaitingFor::ClusterVersion { now, wanted: target });
-            return false;
+    match way_down(desired, seen, |m| !decision.has_business_with(m)) {
+        WayDown::Open => return true,
+        WayDown::Enable { through: Some(through), version, why } => {
+            decision.step(Action::EnableDowngrade { through, version }, why);
         }
-        let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)) else { return false };
+        // Why a member does not answer may be told already.
+        WayDown::Wait(wait) if wait.member().is_some_and(|m| decision.has_business_with(m)) => {}
+        WayDown::Wait(wait) => decision.wait(wait),
+        WayDown::Enable { through: None, .. } | WayDown::Unseen => {}
+    }
+    false
+}
+
+/// Whether no member has to wait before it restarts with the older version.
+pub(super) fn is_open(desired: &Desired, seen: &Observation, path: Path) -> bool {
+    path != Path::Down || matches!(way_down(desired, seen, |_| true), WayDown::Open)
+}
+
+/// What is not told yet is waited for: neither the version that the cluster speaks nor the format of any data is taken for granted.
+fn way_down(desired: &Desired, seen: &Observation, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
+    let Some(cluster) = Cluster::see(desired, seen) else { return WayDown::Unseen };
+    let Some(goal) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok()) else {
+        return WayDown::Unseen;
+    };
+    let wanted = Version { patch: 0, ..goal }.to_string();
+    let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
+    let Some(now) = cluster.cluster_version.clone().filter(|now| line(now).is_some()) else {
+        return WayDown::Wait(WaitingFor::VersionSight { member: None, wanted });
+    };
+    if line(&now) != line(&wanted) {
+        let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
+        if cluster.voters().filter_map(told).any(|to| wanted.starts_with(&to)) {
+            return WayDown::Wait(WaitingFor::ClusterVersion { now, wanted });
+        }
         let why = format!(
-            "{wanted} is older than what the cluster speaks: etcd must agree to it before the first member restarts"
+            "{goal} is older than what the cluster speaks: etcd must agree to it before the first member restarts"
         );
-        decision.step(Action::EnableDowngrade { through: through.clone(), version: target }, why);
-        return false;
+        return WayDown::Enable { through: cluster.spokesman(None, trusted).cloned(), version: wanted, why };
     }
     for member in cluster.voters() {
-        let Some(status) = member.facts.and_then(|f| f.etcd.status.as_ref()) else { continue };
-        let Some(now) = status.storage_version.as_deref().filter(|now| line(now) > goal) else { continue };
-        if line(&status.version) > goal {
-            let (member, now) = (member.name.clone(), now.to_owned());
-            decision.wait(WaitingFor::StorageVersion { member, now, wanted: target });
-            return false;
+        match readable_by(goal, member.facts.and_then(|f| f.etcd.status.as_ref())) {
+            Readable::Yes => {}
+            Readable::No { now } => {
+                return WayDown::Wait(WaitingFor::StorageVersion { member: member.name.clone(), now, wanted });
+            }
+            Readable::Untold => {
+                return WayDown::Wait(WaitingFor::VersionSight { member: Some(member.name.clone()), wanted });
+            }
         }
     }
-    true
+    WayDown::Open
+}
+
+/// Whether an older version can read what a member has written.
+enum Readable {
+    Yes,
+    No { now: String },
+    Untold,
+}
+
+/// Whether a member that was brought up to a newer version has not written in its format. Before 3.6 nobody tells that, and nobody
+/// does before the cluster speaks it.
+fn has_not_written(to: Version, status: Option<&EtcdStatus>) -> bool {
+    let runs = status.and_then(|s| s.version.parse::<Version>().ok());
+    runs.is_some_and(|runs| runs < FORMAT_TOLD || matches!(readable_by(to, status), Readable::Yes))
+}
+
+/// Who runs the older version, or one before it, can read what it has written; of the others each must tell.
+fn readable_by(goal: Version, status: Option<&EtcdStatus>) -> Readable {
+    let line = |v: Version| (v.major, v.minor);
+    let Some((status, runs)) = status.and_then(|s| Some((s, s.version.parse::<Version>().ok()?))) else {
+        return Readable::Untold;
+    };
+    if line(runs) <= line(goal) {
+        return Readable::Yes;
+    }
+    match status.storage_version.as_ref().and_then(|now| Some((now, now.parse::<Version>().ok()?))) {
+        Some((_, format)) if line(format) <= line(goal) => Readable::Yes,
+        Some((now, _)) => Readable::No { now: now.clone() },
+        None => Readable::Untold,
+    }
 }
 
 /// A way down that the spec no longer asks for is left: while it is open, etcd goes up no more and lets nobody join.

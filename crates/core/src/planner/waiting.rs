@@ -53,6 +53,11 @@ pub enum WaitingFor {
         now: String,
         wanted: String,
     },
+    /// What this member runs and in which format its data lies; or, without one, what the cluster speaks.
+    VersionSight {
+        member: Option<MemberName>,
+        wanted: String,
+    },
     AuthSight,
 }
 
@@ -63,6 +68,7 @@ impl WaitingFor {
             | WaitingFor::Membership
             | WaitingFor::ClusterVersion { .. }
             | WaitingFor::AuthSight => None,
+            WaitingFor::VersionSight { member, .. } => member.as_ref(),
             WaitingFor::Agent { member, .. }
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
@@ -103,6 +109,13 @@ impl fmt::Display for WaitingFor {
             }
             WaitingFor::StorageVersion { member, now, wanted } => {
                 write!(f, "the data of {member} to be written in the format of {wanted}: it is in that of {now}")
+            }
+            WaitingFor::VersionSight { member: Some(member), wanted } => write!(
+                f,
+                "etcd on {member} to tell what it runs and in which format its data lies: until then nothing goes down to {wanted}"
+            ),
+            WaitingFor::VersionSight { member: None, wanted } => {
+                write!(f, "the cluster to tell which version it speaks: until then nothing goes down to {wanted}")
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to tell its users and roles"),
         }

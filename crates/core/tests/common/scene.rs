@@ -29,6 +29,8 @@ pub struct Scene {
     pub brought: Brought,
     pub ledger: Ledger,
     pub seen: Observation,
+    /// Whose agents do not say whom they reach.
+    pub mute: BTreeSet<MemberName>,
     /// How many plans were carried out; it ends the tokens of the next one.
     applied: u32,
 }
@@ -46,7 +48,7 @@ impl Scene {
     pub fn nothing(spec: ClusterSpec) -> Self {
         let ledger = Ledger::new(CLUSTER_ID.to_owned(), spec.clone());
         let seen = World::empty(ledger.clone(), the_present()).observe();
-        Scene { spec, brought: Brought::default(), ledger, seen, applied: 0 }
+        Scene { spec, brought: Brought::default(), ledger, seen, mute: BTreeSet::new(), applied: 0 }
     }
 
     pub fn wish(&self) -> Wish<'_> {
@@ -113,6 +115,23 @@ impl Scene {
         match self.seen.agents.get_mut(member) {
             Some(Seen::At(_, AgentSeen::Enrolled(facts))) => facts,
             other => panic!("{member} has no enrolled agent: {other:?}"),
+        }
+    }
+
+    /// Those that answer are asked whether they reach the machines of those that do not. What a story told already stays.
+    pub fn ask_who_reaches(&mut self) {
+        let answers = |m: &MemberName| enrolled(&self.seen, m).is_some();
+        let members = self.ledger.formation.members().into_iter().flatten();
+        let joined = members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address());
+        let machines = self.seen.machines.get().into_iter().flatten();
+        let shown = machines.filter(|(m, _)| !answers(m)).map(|(_, machine)| machine.address);
+        let silent: BTreeSet<_> = joined.chain(shown).collect();
+        for (member, agent) in &mut self.seen.agents {
+            if let (Seen::At(_, AgentSeen::Enrolled(facts)), false) = (agent, self.mute.contains(member)) {
+                for address in &silent {
+                    facts.reaches.entry(*address).or_insert(false);
+                }
+            }
         }
     }
 

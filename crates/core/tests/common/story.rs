@@ -38,7 +38,7 @@ pub struct Reached {
 /// Tells a whole file of stories again, with what really comes out in place of what was expected.
 pub fn retell(text: &str, reached: &mut Reached) -> String {
     let mut told = String::new();
-    let mut scene = None;
+    let mut scene: Option<Scene> = None;
     let mut lines = text.lines().peekable();
     while let Some(line) = lines.next() {
         if line == "----" {
@@ -60,6 +60,7 @@ pub fn retell(text: &str, reached: &mut Reached) -> String {
         told.push_str(&more);
         if matches!(line, "plan" | "decide" | "apply") {
             let scene = scene.as_mut().expect("a cluster");
+            scene.ask_who_reaches();
             let _ = writeln!(told, "----\n{}", answer(scene, line, reached));
             skip_expected(&mut lines);
         } else {
@@ -195,6 +196,8 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
                 }
             }
         }
+        ["cluster", "speaks", "nothing", "yet"] => for_each_status(scene, |status| status.cluster_version = None),
+        ["ledger", "forgets", "the", "version"] => scene.ledger.formed_with = None,
         ["cluster", "speaks", version] => {
             for_each_status(scene, |status| status.cluster_version = Some(version.to_owned()));
         }
@@ -204,6 +207,7 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
 }
 
 fn until(scene: &mut Scene, step: &str) {
+    scene.ask_who_reaches();
     let outcome = scene.run_until(|s| s.action.to_string() == step);
     let found = outcome.end.steps.iter().any(|s| s.action.to_string() == step);
     assert!(found, "there is no step `{step}`; in the end: {:?}", outcome.end);
@@ -326,6 +330,7 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address;
             scene.facts_mut(member).reaches.insert(address, true);
         }
+        ["agent", "does", "not", "say", "whom", "it", "reaches"] => drop(scene.mute.insert(member.clone())),
         ["agent", "remembers", "fence", fence] => scene.facts_mut(member).fence = fence.parse().expect("a number"),
         ["agent", "remembers", "generation", generation] => {
             let generation = generation.parse().expect("a number");
@@ -395,6 +400,13 @@ fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         }
         ["at", "revision", revision] => {
             etcd.status.as_mut().expect("a status").revision = revision.parse().expect("a number");
+        }
+        ["does", "not", "answer"] => etcd.status = None,
+        ["says", "nothing", "of", "its", "format"] => {
+            etcd.status.as_mut().expect("a status").storage_version = None;
+        }
+        ["calls", "its", "version", version] => {
+            etcd.status.as_mut().expect("a status").version = (*version).to_owned();
         }
         ["of", "another", "cluster"] => etcd.status.as_mut().expect("a status").cluster_id = 0xbad,
         ["not", "yet", "serving"] => {

@@ -19,7 +19,7 @@ pub struct Budget {
     pub crashes: u8,
     /// Locks taken while their holder still lives.
     pub takeovers: u8,
-    /// Agents hidden from one look.
+    /// Agents hidden from one look, in which the others tell whom they reach or do not.
     pub hidden: u8,
     /// Orders that seem to have failed, and reach their agent later.
     pub delays: u8,
@@ -49,6 +49,8 @@ pub const EVERY_FAULT: &[Fault] =
 pub enum Sight {
     Clear,
     Hidden(MemberName),
+    /// Nobody tells whom it reaches, and perhaps one is hidden too.
+    Untold(Option<MemberName>),
     /// The world before the last change of it, or the one before that.
     Old(usize),
 }
@@ -114,7 +116,9 @@ impl ClusterModel {
         moves.push(Move::Look { controller, sight: Sight::Clear });
         if state.budget.hidden > 0 {
             let members = state.world.machines.keys().cloned();
-            moves.extend(members.map(|m| Move::Look { controller, sight: Sight::Hidden(m) }));
+            let ways = |m: MemberName| [Sight::Hidden(m.clone()), Sight::Untold(Some(m))];
+            let sights = members.flat_map(ways).chain([Sight::Untold(None)]);
+            moves.extend(sights.map(|sight| Move::Look { controller, sight }));
         }
         if state.budget.stale > 0 {
             moves.extend((0..state.views.len()).map(|age| Move::Look { controller, sight: Sight::Old(age) }));

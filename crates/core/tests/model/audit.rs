@@ -1,7 +1,7 @@
 //! The rules once more, in other words than the planner's: every decision is held against what it was made on. What it was made
 //! on may be old or hidden in part; what was seen must bear it out all the same.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::model::{
     Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT, ServiceState,
@@ -191,14 +191,20 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
         return works.then_some(Wrong::GivenUpTooEarly);
     }
     let address = look.seen.machines.get()?.get(member).map(|m| m.address);
-    let reached = address.is_some_and(|a| {
-        look.seen.agents.keys().any(|m| look.facts(m).is_some_and(|f| f.reaches.get(&a) == Some(&true)))
-    });
+    let known_at = address.or_else(|| known?.address());
+    let told = |word: bool| {
+        let says = |m: &&MemberName| look.facts(m).and_then(|f| f.reaches.get(&known_at?)) == Some(&word);
+        look.seen.agents.keys().filter(|m| *m != member).filter(says).count()
+    };
+    let reached = told(true) > 0;
     let unseen = wish.unseen_since.map_or(0, |since| look.seen.now.duration_since(since).as_secs());
     // Where all data is replaced, a machine that does not exist is not waited for.
     let made_anew = desired.restore.is_some() && address.is_none();
     let patient = made_anew || desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
-    (reached || !patient).then_some(Wrong::GivenUpTooEarly)
+    // Half of those who vote must have told that they miss it, where the operator did not say that it is dead.
+    let votes = if all > 0 { all } else { desired.formation.members().map_or(0, BTreeMap::len) };
+    let missed = made_anew || desired.grace.is_none() || told(false) >= votes / 2;
+    (reached || !patient || !missed).then_some(Wrong::GivenUpTooEarly)
 }
 
 fn is_running(facts: &Facts) -> bool {

@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use quorate_core::desire::Wish;
@@ -145,7 +146,7 @@ impl ClusterModel {
     /// controller ends it.
     pub fn look(&self, state: &mut State, c: usize, sight: &Sight) {
         let Controller::Holding { fence, stale, .. } = state.controllers[c].clone() else { return };
-        let hidden = if let Sight::Hidden(member) = sight { Some(member) } else { None };
+        let hidden = if let Sight::Hidden(member) | Sight::Untold(Some(member)) = sight { Some(member) } else { None };
         let members: Vec<MemberName> = state.world.machines.keys().filter(|m| Some(*m) != hidden).cloned().collect();
         let refused = state.world.change(|world| {
             if stale.is_none() {
@@ -164,17 +165,17 @@ impl ClusterModel {
                 let (view, faults) = &state.views[*age];
                 (Observation::clone(view), *faults)
             }
-            Sight::Clear | Sight::Hidden(_) => (state.world.observe(), state.budget.faults),
+            Sight::Clear | Sight::Hidden(_) | Sight::Untold(_) => (state.world.observe(), state.budget.faults),
         };
         match sight {
             Sight::Clear => {}
             Sight::Old(_) => state.budget.stale -= 1,
-            Sight::Hidden(member) => {
-                state.budget.hidden -= 1;
-                hide(&mut seen, member);
-            }
+            Sight::Hidden(_) | Sight::Untold(_) => state.budget.hidden -= 1,
         }
-        tell_reach(&mut seen, &state.world);
+        hidden.iter().for_each(|member| hide(&mut seen, member));
+        if !matches!(sight, Sight::Untold(_)) {
+            tell_reach(&mut seen, &state.world);
+        }
         let ledger: &Ledger = stale.as_deref().unwrap_or(&state.world.ledger);
         let seen = rename_seen(&seen, ledger);
         let desired = self.desired(ledger, state.past.formations);
@@ -217,7 +218,7 @@ impl ClusterModel {
         let old = matches!(sight, Sight::Old(_));
         match sight {
             Sight::Clear => {}
-            Sight::Hidden(_) => self.reached.count(Event::Hidden),
+            Sight::Hidden(_) | Sight::Untold(_) => self.reached.count(Event::Hidden),
             Sight::Old(_) => self.reached.count(Event::OldDecision),
         }
         let steps: Vec<Step> = decision.steps.into_iter().map(|s| Step { why: Reason::new(""), ..s }).collect();
@@ -579,16 +580,15 @@ fn hide(seen: &mut Observation, member: &MemberName) {
 /// Those that answer are asked whether they reach the machines of those that do not.
 pub fn tell_reach(seen: &mut Observation, world: &World) {
     let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
-    let reach: Vec<_> = silent
-        .filter_map(|m| {
-            let machine = seen.machines.get()?.get(m)?;
-            let there = world.machines.values().find(|w| w.seen.address == machine.address);
-            let lives = |w: &quorate_core::planner::simulate::SimMachine| {
-                w.seen.power == Power::On && !matches!(w.agent, SimAgent::Unknown { .. })
-            };
-            Some((machine.address, there.is_some_and(lives)))
-        })
-        .collect();
+    let shown = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address));
+    // A provider that shows no machine may be wrong.
+    let members = world.ledger.formation.members().into_iter().flatten();
+    let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
+    let lives = |address: IpAddr| {
+        let there = world.machines.values().find(|w| w.seen.address == address);
+        there.is_some_and(|w| w.seen.power == Power::On && !matches!(w.agent, SimAgent::Unknown { .. }))
+    };
+    let reach: Vec<_> = shown.chain(missing).map(|address| (address, lives(address))).collect();
     if reach.is_empty() {
         return;
     }

@@ -46,6 +46,8 @@ pub enum Change {
     Recover(&'static str),
     /// The word was given, and nothing is lost.
     RecoverNothing,
+    /// The same, and that who is not seen is dead.
+    RecoverServing,
     /// The data of all is to be replaced, and so many members are wanted then.
     Restore(usize),
 }
@@ -124,6 +126,9 @@ impl Scenario {
                 world.machines.retain(|name, _| name.as_str() == survivor);
             }
             Change::RecoverNothing => world.ledger.recovery = Some(word),
+            Change::RecoverServing => {
+                (world.ledger.recovery, world.ledger.without_grace) = (Some(word.clone()), Some(word));
+            }
             Change::Restore(to) => {
                 *spec = declared(to, "3.6.14");
                 let (sha256, source) = (SNAPSHOT.to_owned(), String::from("a backup"));

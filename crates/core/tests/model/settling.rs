@@ -129,7 +129,8 @@ impl ClusterModel {
 
     /// The word to recover was given, and nothing is lost.
     fn is_needless(&self, world: &World, end: &Decision) -> bool {
-        let told = end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. }));
+        let told =
+            end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. } | UnsafeBecause::Serves { .. }));
         told && world.ledger.recovery.is_some() && Voters::of(world).quorate()
     }
 

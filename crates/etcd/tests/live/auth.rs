@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use quorate_etcd::{Client, Error, KeyRange, LoginRefusal, Permission, PermissionKind, RangeQuery, Thing};
+use quorate_etcd::{
+    Client, ConnectOptions, Error, KeyRange, Login, LoginRefusal, Permission, PermissionKind, RangeQuery, Thing,
+};
 
 use crate::lab::{Authority, Etcd, Setup, enable_auth, on_every_version};
 
@@ -137,6 +139,28 @@ fn a_login_that_died_with_a_restart_is_renewed_once_for_all_callers() {
             let pair = caller.await.expect("no panic").expect("logged in again").expect("the key");
             assert_eq!(pair.value, b"value");
         }
+        assert_eq!(etcd.calls_answered("Authenticate") - before, 1);
+    });
+}
+
+/// Checking the password takes etcd longer than any call waits: the login goes on all the same, and the first call after it has its token.
+#[test]
+fn a_login_goes_on_when_whoever_asked_for_it_has_given_up() {
+    on_every_version(async |version| {
+        let authority = Authority::new();
+        let etcd = Etcd::start(version, &authority, Setup::password().flag("--bcrypt-cost=14"));
+        let root = etcd.client_with("root", "secret");
+        etcd.ready(&root).await;
+        enable_auth(&root, Some("secret")).await;
+
+        let login = Login { user: String::from("root"), password: String::from("secret") };
+        let request_timeout = Duration::from_millis(150);
+        let hasty = ConnectOptions { login: Some(login), request_timeout, ..etcd.options() };
+        let hasty = Client::connect(hasty).expect("good options");
+        let before = etcd.calls_answered("Authenticate");
+        let first = hasty.get("key").await;
+        assert!(matches!(first, Err(Error::Timeout)), "{first:?}");
+        etcd.eventually(async || hasty.get("key").await).await;
         assert_eq!(etcd.calls_answered("Authenticate") - before, 1);
     });
 }

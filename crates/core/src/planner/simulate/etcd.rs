@@ -8,6 +8,7 @@ use crate::model::{
     ServiceState,
 };
 use crate::planner::safety;
+use crate::planner::version::FORMAT_TOLD;
 use crate::versions::Version;
 
 /// A member as the imagined etcd lists it.
@@ -69,16 +70,20 @@ impl World {
         let running: Vec<u64> = voters.iter().filter(|l| self.runs(l, &stamp.token)).map(|l| l.id).collect();
         let quorate = running.len() >= safety::quorum(voters.len());
         let leads = self.leader.filter(|l| running.contains(l)).or(running.first().copied());
+        let version = self.versions.get(&own.peer_url).cloned();
+        let version = version.or_else(|| facts.version_there()).or_else(|| self.settled_version()).unwrap_or_default();
+        // The format of its data follows what the cluster speaks.
+        let tells_format = version.parse::<Version>().is_ok_and(|v| v >= FORMAT_TOLD);
         Some(EtcdStatus {
             member_id: own.id,
             cluster_id: self.cluster_id(&stamp.token),
             leader: leads.filter(|_| quorate).unwrap_or(0),
             is_learner: own.is_learner,
             healthy: quorate && !own.is_learner,
-            version: self.versions.get(&own.peer_url).cloned().unwrap_or_else(|| facts.version_there()),
+            version: version.clone(),
             cluster_version: self.agreed.map(|v| v.to_string()),
             downgrade_target: self.going_down.map(|v| v.line()),
-            storage_version: None,
+            storage_version: self.agreed.filter(|_| tells_format).map(|v| v.to_string()),
             db_size: 0,
             db_size_in_use: 0,
             raft_term: 2,
@@ -89,6 +94,11 @@ impl World {
             alarms: Vec::new(),
             auth: self.auth.clone(),
         })
+    }
+
+    /// What all ran when all were seen: so does a machine that comes up again unseen.
+    fn settled_version(&self) -> Option<String> {
+        self.ledger.formed_with.as_ref().map(|formed| formed.etcd_version.clone())
     }
 
     fn cluster_id(&self, token: &str) -> u64 {

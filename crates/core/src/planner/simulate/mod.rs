@@ -449,10 +449,10 @@ impl SimMachine {
 }
 
 impl Facts {
-    fn version_there(&self) -> String {
+    fn version_there(&self) -> Option<String> {
         match &self.etcd.binary {
-            BinarySeen::Version(version) => version.clone(),
-            BinarySeen::Unasked | BinarySeen::Missing { .. } => String::new(),
+            BinarySeen::Version(version) => Some(version.clone()),
+            BinarySeen::Unasked | BinarySeen::Missing { .. } => None,
         }
     }
 }

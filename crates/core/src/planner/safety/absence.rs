@@ -1,0 +1,105 @@
+//! Rule 8 for machines: what follows from not seeing one. It counts as dead after its grace time, or on the operator's word; never
+//! while a peer reaches it; and after the grace time only if enough peers told that they do not. An agent that does not answer, or
+//! does not say whom it reaches, has told nothing.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use jiff::SignedDuration;
+
+use super::{UnsafeBecause, quorum, voters};
+use crate::model::{Desired, MemberName, Observation};
+
+/// An agent that is away for less than this is waited for, and nobody is bothered.
+const BLINK: SignedDuration = SignedDuration::from_secs(10);
+
+/// What follows from not seeing a machine.
+pub enum Absence {
+    /// It may be back in a moment: nothing is concluded yet.
+    Brief,
+    /// It counts as dead, and why.
+    Dead(String),
+}
+
+/// Judges a machine that is not seen. `what` tells how it is missed.
+pub fn judge_absence(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    what: &str,
+) -> Result<Absence, UnsafeBecause> {
+    // A former machine has no record of its own, so that only the operator can tell that it is dead.
+    let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
+    let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
+        return Ok(Absence::Brief);
+    }
+    let peers = Peers::of(desired, seen, member);
+    peers.none_reaches(member)?;
+    let seconds = unseen.as_secs().unsigned_abs();
+    match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
+        // Where agents tell nothing, the operator's word stands for theirs.
+        None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
+        Some(grace) if seconds >= grace => {
+            peers.enough_told(member)?;
+            Ok(Absence::Dead(format!("{what}, since {seconds} s; it counts as dead after {grace} s")))
+        }
+        Some(grace) => Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace }),
+    }
+}
+
+/// Whether enough peers told that they do not reach a machine, and none that it does.
+pub fn peers_miss(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let peers = Peers::of(desired, seen, member);
+    peers.none_reaches(member)?;
+    peers.enough_told(member)
+}
+
+/// What the other members' agents tell of one machine.
+struct Peers {
+    reach: BTreeSet<MemberName>,
+    miss: usize,
+    untold: BTreeSet<MemberName>,
+    /// How many must miss it. With the controller they make a quorum of those who could: so one more agent may be away in a cluster
+    /// of three, and two in one of five.
+    needed: usize,
+}
+
+impl Peers {
+    fn of(desired: &Desired, seen: &Observation, member: &MemberName) -> Self {
+        let address = address_of(desired, seen, member);
+        let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
+        let members: BTreeSet<&MemberName> = desired.formation.members().into_iter().flat_map(|m| m.keys()).collect();
+        let others: Vec<&MemberName> = members.into_iter().filter(|peer| *peer != member).collect();
+        let all = voters(desired, seen).all.max(1);
+        let of = |word: Option<bool>| others.iter().copied().filter(move |peer| told(peer) == word);
+        Peers {
+            // Whoever reaches it counts, a member or not yet.
+            reach: seen.agents.keys().filter(|peer| *peer != member && told(peer) == Some(true)).cloned().collect(),
+            miss: of(Some(false)).count(),
+            untold: of(None).cloned().collect(),
+            needed: (quorum(all) - 1).min(others.len()),
+        }
+    }
+
+    fn none_reaches(&self, member: &MemberName) -> Result<(), UnsafeBecause> {
+        if self.reach.is_empty() {
+            return Ok(());
+        }
+        Err(UnsafeBecause::PeersReach { member: member.clone(), by: self.reach.clone() })
+    }
+
+    fn enough_told(&self, member: &MemberName) -> Result<(), UnsafeBecause> {
+        let Peers { miss, needed, .. } = *self;
+        if miss >= needed {
+            return Ok(());
+        }
+        Err(UnsafeBecause::PeersUntold { member: member.clone(), miss, needed, untold: self.untold.clone() })
+    }
+}
+
+/// Where its machine is, or was when it joined.
+fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
+    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
+    machine.or_else(|| desired.formation.members()?.get(member)?.address())
+}
