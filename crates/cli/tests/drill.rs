@@ -132,6 +132,26 @@ fn a_controller_killed_at_every_step_of_a_change_is_resumed_and_clients_notice_l
     }
 }
 
+/// Where users log in by password a learner logs nobody in, and it learns for the blink of an eye only: it is struck all the same, and
+/// before it votes.
+#[test]
+fn a_learner_is_struck_before_it_votes() {
+    let trio = Trio::up(Login::Password);
+    let during = ["--during", "replace trio etcd-2 --yes", "--scenario", "kill-learner"];
+    let run = drill(&trio, &during).ok();
+    assert_passed(&run, &["kill-learner"]);
+    let told = run.json();
+    let all = list(&told["scenarios"][0]["marks"]);
+    let from = |kind: &str, words: &str| {
+        let fits =
+            |mark: &&Value| mark["kind"] == kind && mark["text"].as_str().is_some_and(|text| text.contains(words));
+        all.iter().find(fits).unwrap_or_else(|| panic!("no {words} in {all:#?}"))["from"].as_u64()
+    };
+    let struck = from("fault", "etcd killed on etcd-2");
+    assert!(from("step", "start etcd on etcd-2 as a learner") < struck, "{all:#?}");
+    assert!(struck < from("step", "promote etcd-2"), "{all:#?}");
+}
+
 /// Mounting needs root, as the machines of a drill in CI have it.
 #[test]
 fn a_full_disk_and_one_that_comes_back_old_are_survived_and_nothing_stays_mounted() {

@@ -42,6 +42,15 @@ impl Progress {
     }
 }
 
+impl Progress {
+    /// The member whose etcd was just started as a learner.
+    pub fn started_learner(&self) -> Option<&str> {
+        let Progress::Done(step) = self else { return None };
+        let (_, started) = step.split_once("start etcd on ")?;
+        started.strip_suffix(" as a learner")
+    }
+}
+
 impl Program {
     /// The program that runs now, on the same home.
     pub fn current(home: &Home) -> std::io::Result<Self> {
@@ -170,6 +179,9 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::model::Stamp;
+    use quorate_core::planner::Action;
+
     use super::*;
 
     #[test]
@@ -181,5 +193,19 @@ mod tests {
         assert_eq!(parse("[ 12.068s] etcd-1: restart etcd on etcd-1 … failed: no"), Some(Progress::Failed(step())));
         assert_eq!(parse("[  0.079s] waiting for etcd on etcd-1 to answer its peers"), None);
         assert_eq!(parse("error: x"), None);
+    }
+
+    #[test]
+    fn a_learner_is_known_by_the_step_that_started_it() {
+        let member = "etcd-4";
+        let action = Action::JoinEtcd {
+            member: member.into(),
+            stamp: Stamp { cluster_id: String::new(), token: String::new(), member: member.into(), incarnation: 1 },
+            initial_cluster: Default::default(),
+        };
+        let progress = |end: &str| Progress::parse(&format!("[  1.068s] {member}: {action} …{end}")).unwrap();
+        assert_eq!(progress(" done").started_learner(), Some(member));
+        assert_eq!(progress("").started_learner(), None);
+        assert_eq!(Progress::Done(String::from("etcd-4: start etcd on etcd-4")).started_learner(), None);
     }
 }

@@ -167,7 +167,8 @@ impl Fault {
                 felt(process).await.ok_or_else(|| FaultError::NotFelt { member: member.clone() })?;
             }
             Fault::Partition | Fault::Delay => {
-                let (home, cluster, member) = (home.clone(), cluster.to_owned(), member.clone());
+                // By the exact name: a successor that comes meanwhile is neither struck nor healed instead.
+                let (home, cluster, member) = (home.clone(), cluster.to_owned(), machine.exact_name());
                 match self {
                     Fault::Partition => netns::partition(&home, &cluster, &member)?,
                     _ => netns::delay(&home, &cluster, &member, DELAY)?,
@@ -205,7 +206,7 @@ pub fn undo_leftovers(place: Place<'_>) -> Result<(), FaultError> {
     let member = machine.member.clone();
     let mut undo = vec![Undo::Remove(copy_of(machine)), Undo::Remove(filler_of(machine))];
     undo.extend(machine.etcd().map(Undo::Continue));
-    undo.push(Undo::Reconnect { home: home.clone(), cluster: cluster.to_owned(), member: member.clone() });
+    undo.push(Undo::Reconnect { home: home.clone(), cluster: cluster.to_owned(), member: machine.exact_name() });
     drop(Harm { undo });
     disk::take_out(machine).map_err(|source| FaultError::Io {
         member,

@@ -23,6 +23,8 @@ const BLOCK: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     pub member: MemberName,
+    /// Tells it from its successor, which is of the same member.
+    pub incarnation: u64,
     pub address: IpAddr,
     directory: PathBuf,
 }
@@ -38,6 +40,13 @@ pub fn directories(home: &Home, cluster: &str) -> Vec<PathBuf> {
 
 /// The newest machine of every member, in the order of their names.
 pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
+    let mut found = every_machine(home, cluster);
+    found.dedup_by(|later, kept| later.member == kept.member);
+    found
+}
+
+/// Former machines too, which may lead and vote until they are removed; those of one member from the newest on.
+pub fn every_machine(home: &Home, cluster: &str) -> Vec<Machine> {
     #[derive(Deserialize)]
     struct Mark {
         member: MemberName,
@@ -48,14 +57,19 @@ pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
         let mark: Mark = serde_json::from_slice(&fs::read(directory.join("machine.json")).ok()?).ok()?;
         Some((mark, directory))
     });
-    let mut found: Vec<(Mark, PathBuf)> = marked.collect();
-    found.sort_by(|(a, _), (b, _)| (&a.member, b.incarnation).cmp(&(&b.member, a.incarnation)));
-    found.dedup_by(|(later, _), (kept, _)| later.member == kept.member);
-    let machine = |(Mark { member, address, .. }, directory)| Machine { member, address, directory };
-    found.into_iter().map(machine).collect()
+    let machine =
+        |(Mark { member, incarnation, address }, directory)| Machine { member, incarnation, address, directory };
+    let mut found: Vec<Machine> = marked.map(machine).collect();
+    found.sort_by(|a, b| (&a.member, b.incarnation).cmp(&(&b.member, a.incarnation)));
+    found
 }
 
 impl Machine {
+    /// The name that no other machine has, whether it has a successor or not.
+    pub fn exact_name(&self) -> MemberName {
+        self.member.former(self.incarnation)
+    }
+
     pub fn endpoint(&self) -> String {
         match self.address {
             IpAddr::V4(address) => format!("https://{address}:{CLIENT_PORT}"),
@@ -188,6 +202,21 @@ mod tests {
         mark(&home, ".3.new", "etcd-3", 1, "127.0.0.3");
         let endpoints: Vec<String> = machines(&home, "demo").iter().map(Machine::endpoint).collect();
         assert_eq!(endpoints, ["https://127.0.0.1:2379", "https://127.0.0.22:2379"]);
+    }
+
+    #[test]
+    fn a_machine_and_its_successor_are_told_apart() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::new(directory.path());
+        mark(&home, "etcd-2", "etcd-2", 1, "127.0.0.2");
+        let struck = machines(&home, "demo").remove(0);
+        // Also where the successor has its address, as a pinned one does.
+        mark(&home, "etcd-2.2", "etcd-2", 2, "127.0.0.2");
+        let successor = machines(&home, "demo").remove(0);
+        assert_ne!(struck, successor);
+        assert_eq!(every_machine(&home, "demo"), [successor.clone(), struck.clone()]);
+        let names = [&struck, &successor].map(|machine| machine.exact_name().to_string());
+        assert_eq!(names, ["etcd-2#1", "etcd-2#2"]);
     }
 
     #[test]

@@ -11,9 +11,9 @@ use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
 use super::disk::SmallDisk;
-use super::faults::{Fault, LASTS, Place, undo_leftovers};
-use super::history::{Mark, MarkKind};
-use super::machine::{Machine, machines};
+use super::faults::{Fault, Harm, LASTS, Place, undo_leftovers};
+use super::history::{Mark, MarkKind, Moment};
+use super::machine::{Machine, every_machine, machines};
 use super::scenario::{Scenario, Target};
 use super::settle::{Check, checks};
 use super::workload::{Clock, Workload};
@@ -51,7 +51,7 @@ impl<'a> Stage<'a> {
     ) -> Result<Self, DrillError> {
         let formation = site.ledger()?.formation;
         let mut stage = Stage { site, scenario, options, tell, formation, disk: None, clients: RefCell::default() };
-        for machine in machines(&site.home, &site.cluster) {
+        for machine in every_machine(&site.home, &site.cluster) {
             undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
         }
         stage.settled_before().await?;
@@ -137,6 +137,11 @@ impl<'a> Stage<'a> {
                 let mark = self.strike(fault, target, workload.clock()).await?;
                 workload.mark(mark);
             }
+            (Some(fault), Target::Learner) => {
+                let change = self.start(during, workload.clock())?;
+                let (ended, mark) = self.strike_learner(fault, change, workload.clock()).await?;
+                ended.marks.into_iter().chain([mark]).for_each(|mark| workload.mark(mark));
+            }
             (Some(fault), target) => {
                 let clock = workload.clock();
                 let mut change = self.start(during, clock)?;
@@ -158,8 +163,12 @@ impl<'a> Stage<'a> {
             Some((machine, _)) if fault == Fault::FullDisk => vec![machine.clone()],
             _ => self.targets(target).await?,
         };
+        Ok(self.blow(fault, &machines, clock).await?.end(clock).await)
+    }
+
+    async fn blow(&self, fault: Fault, machines: &[Machine], clock: Clock) -> Result<Blow, DrillError> {
         let mut prepared = Vec::new();
-        for machine in &machines {
+        for machine in machines {
             prepared.push(fault.prepare(machine).await?);
         }
         let names: Vec<&str> = machines.iter().map(|machine| machine.member.as_str()).collect();
@@ -167,14 +176,62 @@ impl<'a> Stage<'a> {
         (self.tell)(&text);
         let from = clock.now();
         let mut harm = Vec::new();
-        for machine in &machines {
+        for machine in machines {
             harm.push(fault.strike(Place { home: &self.site.home, cluster: &self.site.cluster, machine }).await?);
         }
-        if fault.lasts() {
-            sleep(LASTS).await;
+        Ok(Blow { fault, text, from, harm })
+    }
+
+    /// Strikes the first learner that the change starts. The controller stands still from the moment on at which it says so, lest the
+    /// learner votes before it is struck.
+    async fn strike_learner(
+        &self,
+        fault: Fault,
+        mut change: Running,
+        clock: Clock,
+    ) -> Result<(Ended, Mark), DrillError> {
+        while let Some(progress) = change.next_step().await {
+            let Some(member) = progress.started_learner() else { continue };
+            change.stop();
+            let learner = self.learner(member).await;
+            let Some(learner) = learner else {
+                change.go_on();
+                continue;
+            };
+            let blow = self.blow(fault, &[learner], clock).await?;
+            change.go_on();
+            return Ok(tokio::join!(change.end(), blow.end(clock)));
         }
-        drop(harm);
-        Ok(Mark { kind: MarkKind::Fault, text, from, to: clock.now() })
+        let ended = change.end().await;
+        let why = format!("none was started by the change: {}", ended.last_words);
+        Err(DrillError::NoTarget { role: "learner", why })
+    }
+
+    /// The machine of a learner that was just started, once there is something to strike; none where it votes already.
+    async fn learner(&self, member: &str) -> Option<Machine> {
+        let deadline = Instant::now() + APPEARANCE;
+        while Instant::now() < deadline {
+            let newest =
+                machines(&self.site.home, &self.site.cluster).into_iter().find(|m| m.member.as_str() == member);
+            if let Some(machine) = newest.filter(|m| m.etcd().is_some() && m.data().join("member").exists()) {
+                return self.still_learns(&machine).await.then_some(machine);
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        None
+    }
+
+    /// As the others tell: a learner itself logs nobody in.
+    async fn still_learns(&self, machine: &Machine) -> bool {
+        let others = every_machine(&self.site.home, &self.site.cluster).into_iter().filter(|other| other != machine);
+        for other in others {
+            let Ok(client) = self.client(&other) else { continue };
+            if let Ok(listed) = client.members(true).await {
+                let its = format!("//{}:", machine.address);
+                return listed.iter().any(|m| m.is_learner && m.peer_urls.iter().any(|url| url.contains(&its)));
+            }
+        }
+        false
     }
 
     /// What a join leaves whose machine never came. etcd takes nobody in for some seconds after a start, so it may take a while.
@@ -308,22 +365,22 @@ impl<'a> Stage<'a> {
         let deadline = Instant::now() + APPEARANCE;
         loop {
             let mut roles = self.roles().await;
-            let fitting = roles.iter().filter(|(_, role)| fits(role)).map(|(machine, _)| machine.clone());
+            let newest = machines(&self.site.home, &self.site.cluster);
+            // A former machine may lead to the last; one that only follows may be gone before it is struck.
+            let stays = |machine: &Machine| target == Target::Leader || newest.contains(machine);
+            let fitting = roles.iter().filter(|(machine, role)| fits(role) && stays(machine));
+            let fitting = fitting.map(|(machine, _)| machine.clone());
             // The majority is known only when all but the leader answer.
             let found: Vec<Machine> = match target {
                 Target::Majority => fitting.collect(),
                 _ => fitting.take(1).collect(),
             };
-            let least = if target == Target::Majority {
-                machines(&self.site.home, &self.site.cluster).len().saturating_sub(1)
-            } else {
-                1
-            };
+            let least = if target == Target::Majority { newest.len().saturating_sub(1) } else { 1 };
             if !found.is_empty() && found.len() >= least {
                 return Ok(found);
             }
             // A cluster of one has no follower: its only member is what there is to strike.
-            if role == "follower" && roles.len() == 1 && machines(&self.site.home, &self.site.cluster).len() == 1 {
+            if role == "follower" && roles.len() == 1 && newest.len() == 1 {
                 return Ok(vec![roles.swap_remove(0).0]);
             }
             if Instant::now() > deadline {
@@ -349,7 +406,7 @@ impl<'a> Stage<'a> {
     /// The roles of the members that answer.
     async fn roles(&self) -> Vec<(Machine, Role)> {
         let mut roles = Vec::new();
-        for machine in machines(&self.site.home, &self.site.cluster) {
+        for machine in every_machine(&self.site.home, &self.site.cluster) {
             let Ok(client) = self.client(&machine) else { continue };
             let Ok(status) = client.status().await else { continue };
             let role = match () {
@@ -385,6 +442,25 @@ impl<'a> Stage<'a> {
             }
             sleep(Duration::from_millis(100)).await;
         }
+    }
+}
+
+/// A fault that has struck. What lasts of it goes on until this ends.
+struct Blow {
+    fault: Fault,
+    text: String,
+    from: Moment,
+    harm: Vec<Harm>,
+}
+
+impl Blow {
+    async fn end(self, clock: Clock) -> Mark {
+        let Blow { fault, text, from, harm } = self;
+        if fault.lasts() {
+            sleep(LASTS).await;
+        }
+        drop(harm);
+        Mark { kind: MarkKind::Fault, text, from, to: clock.now() }
     }
 }
 

@@ -48,13 +48,16 @@
 //! | a machine is given up though a peer reaches it | stories `changes`, `restore` |
 //! | a machine is given up though too few peers told that they miss it | story `changes`; model: nobody is given up too early |
 //! | `may_join_at_this_version` | story `changes` |
+//! | `may_join_at_this_version`: what the cluster speaks is not known | story `changes` |
+//! | `address_is_free` | story `changes` |
+//! | `version`: a way that the releases do not have | stories `changes`, `restore` |
 //! | `version`: down though the cluster does not tell what it speaks | story `changes` |
 //! | `version`: down though a member does not tell what it runs, or the format of its data | story `changes` |
 //! | `version`: a version that is no release counts as the wanted one | story `changes` |
 //! | `version`: an upgrade is taken back though a member does not tell the format of its data | story `changes` |
 //! | `may_clear_away`: before all are well | stories `changes`, `data`, `settings` |
-//! | `can_agree`: always | stories `changes`, `data`, `found` |
-//! | `can_agree`: never | model: the majority is not falsely called lost |
+//! | `majority_is_there`: always | stories `changes`, `data`, `found` |
+//! | `majority_is_there`: never | model: the majority is not falsely called lost |
 //! | `judge_data`: lost data is a fresh disk | stories `data`, `formation`; model: it settles when faults stop |
 //! | `judge_data`: another formation's data goes on | stories `data`, `formation` |
 //! | `judge_data`: another cluster's data is ours | story `data` |
@@ -66,6 +69,7 @@
 //! | the number is not given back (`Held::stand_back`) | `who_stands_back…` in crates/control/tests/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/verbs.rs |
 //! | `formation_is_known` | story `formation` |
 //! | `no_client_wrote`, `may_destroy` | story `data` |
+//! | `may_destroy`: a backup that is older than the data is enough | story `restore` |
 //! | `fixed_at_formation` | story `settings` |
 //! | `authority_is_trusted` | story `certificates` |
 //! | who is not seen counts as healthy | stories `changes`, `data`, `settings` |
@@ -77,6 +81,8 @@
 //! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
 //! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
+//! | `restore::bump_past` | story `restore` |
+//! | `restore::lost_after_a_start` | `whatever_happens_a_restore…` in planner.rs; neither a story nor the shorter runs |
 //! | a learner that never starts stays | story `changes` |
 //! | a learner is promoted though it does not answer | model: who votes was a learner that ran |
 //! | data that has gone back in time is started on | story `found` |
@@ -90,7 +96,7 @@
 //! | the ledger takes writes of a stale controller | model: it settles when faults stop |
 //!
 //! Tried, and not caught when broken alone: the last condition of `may_remove` (the two before it imply it); `may_clear_away`
-//! of one that is listed; `can_agree` from the ledger's list of voters instead of etcd's; a cluster that shrinks while it grows;
+//! of one that is listed; `majority_is_there` from the ledger's list of voters instead of etcd's; a cluster that shrinks while it grows;
 //! a last change that is noted only afterwards; an agent that starts etcd on data set back (no decision asks for that), and one
 //! that does not compare the list of members, or the data, with what was expected.
 
