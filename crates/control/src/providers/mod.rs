@@ -36,18 +36,55 @@ pub trait Provider {
     /// The controller with this fencing number makes no more machines.
     async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
 
-    /// Makes a machine and switches it on. The address must be settled before: see `address`.
-    async fn create(&self, machine: &str, seed: &Seed, fence: u64) -> Result<(), ProviderError>;
+    /// Makes a machine and switches it on. The address must be settled before: see `address`. Where data `Stays`, it gets what
+    /// the member's last machine left.
+    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError>;
 
     /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
 
     async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
     async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
-    async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
 
-    /// The cluster has no machine any more: removes what interrupted calls left of them.
+    /// Removes a machine. Where data `Stays`, it is kept for the member's next one.
+    async fn destroy(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+        data: Data,
+    ) -> Result<(), ProviderError>;
+
+    /// What a machine said last on its console, for people: all that there is to see of one whose agent never answers.
+    async fn last_words(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+    ) -> Result<String, ProviderError>;
+
+    /// How the agent of a machine is reached that `machines` has shown.
+    fn reach(&self, _member: &MemberName, machine: &MachineSeen) -> Reach {
+        Reach::Network(machine.address)
+    }
+
+    /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;
+}
+
+/// What becomes of a member's data when its machine goes, and what its next machine begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Data {
+    Goes,
+    Stays,
+}
+
+/// How the agent of a machine is reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reach {
+    Network(IpAddr),
+    /// Through a socket of this host, where no packet of the host comes to the machine.
+    Socket(PathBuf),
 }
 
 #[derive(Debug, thiserror::Error)]
