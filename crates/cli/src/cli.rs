@@ -223,6 +223,8 @@ pub struct Init {
 pub enum Provider {
     /// On this machine
     Local,
+    /// As virtual machines of libvirt
+    Libvirt,
 }
 
 #[derive(Args, Debug)]

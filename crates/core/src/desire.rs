@@ -125,6 +125,7 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::KeyAlgorithm::Rsa => String::from("rsa"),
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
         },
+        provider: spec.provider.name().to_owned(),
         network: match spec.network {
             spec::Network::Loopback => String::from("loopback"),
             spec::Network::Netns => String::from("netns"),
@@ -179,7 +180,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     DesiredMember {
         machine: spec.machine_name(member.name.as_str(), incarnation),
         incarnation,
-        address: member.address,
+        address: member.pinned(),
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },
         config,
         digest,

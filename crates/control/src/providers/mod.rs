@@ -1,17 +1,24 @@
 //! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
 //! what does not bear this cluster's mark.
 
+mod fat;
+mod libvirt;
 mod local;
+mod seed_disk;
 
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
+pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, netns};
 
 use crate::home::Home;
@@ -23,6 +30,11 @@ pub trait Provider {
     /// provider is dropped.
     fn enter(&self, _cluster: &str) -> Result<(), ProviderError> {
         Ok(())
+    }
+
+    /// For how long nothing may come of waiting for its machines.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(60)
     }
 
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
@@ -56,12 +68,7 @@ pub trait Provider {
     ) -> Result<(), ProviderError>;
 
     /// What a machine said last on its console, for people: all that there is to see of one whose agent never answers.
-    async fn last_words(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-    ) -> Result<String, ProviderError>;
+    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError>;
 
     /// How the agent of a machine is reached that `machines` has shown.
     fn reach(&self, _member: &MemberName, machine: &MachineSeen) -> Reach {
@@ -111,11 +118,38 @@ pub enum ProviderError {
     OnLoopback { member: MemberName },
     #[error("`{command}` failed: {said}")]
     Command { command: String, said: String },
+    #[error(transparent)]
+    Libvirt(#[from] LibvirtError),
+    #[error(
+        "{} is not statically linked, so it may not start on a machine: name one that is in {}, or use an image that has the \
+         agent and say `has_agent: true`",
+        path.display(),
+        seed_disk::PROGRAM_VARIABLE
+    )]
+    NotStatic { path: PathBuf },
+    #[error("{} has {bytes} bytes, too many for a seed disk: strip it of its symbols", path.display())]
+    ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
 /// The provider of one cluster's machines.
 pub fn provider(ledger: &Ledger, home: &Home) -> Rc<dyn Provider> {
-    match ledger.spec.provider {
+    match &ledger.spec.provider {
         spec::Provider::Local => Rc::new(Local::new(home, ledger)),
+        spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(home, ledger, settings)),
     }
+}
+
+/// The end of a log, if there is any.
+fn last_lines(path: &Path, most: usize) -> String {
+    let tail = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(8192)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.trim_end().lines().collect();
+        Ok(lines[lines.len().saturating_sub(most)..].join("\n"))
+    };
+    tail().unwrap_or_default()
 }

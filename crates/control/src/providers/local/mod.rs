@@ -19,7 +19,7 @@ pub mod netns;
 
 use std::cell::RefCell;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::Network;
 use serde::{Deserialize, Serialize};
 
-use super::{Data, Provider, ProviderError};
+use super::{Data, Provider, ProviderError, last_lines};
 use crate::home::{Home, one_private_directory, private_directory};
 use crate::process::{self, Process};
 
@@ -353,12 +353,7 @@ impl Provider for Local {
         self.sweep(cluster, |name| [GONE, DRAFTS, KEPT].iter().any(|end| name.ends_with(end)))
     }
 
-    async fn last_words(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-    ) -> Result<String, ProviderError> {
+    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError> {
         let Some((directory, _)) = self.find(cluster, member, incarnation)? else { return Ok(String::new()) };
         Ok(last_lines(&directory.join("agent.log"), LAST_LINES))
     }
@@ -465,20 +460,6 @@ fn link_all(from: &Path, to: &Path) -> io::Result<()> {
 
 fn gone(directory: &Path) -> ProviderError {
     failed("found", directory)(io::ErrorKind::NotFound.into())
-}
-
-fn last_lines(path: &Path, most: usize) -> String {
-    let tail = || -> io::Result<String> {
-        let mut file = fs::File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(8192)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        let text = String::from_utf8_lossy(&bytes);
-        let lines: Vec<&str> = text.trim_end().lines().collect();
-        Ok(lines[lines.len().saturating_sub(most)..].join("\n"))
-    };
-    tail().unwrap_or_default()
 }
 
 fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> ProviderError {
