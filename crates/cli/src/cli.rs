@@ -50,6 +50,16 @@ pub struct AgentAlone {
     pub options: Agent,
 }
 
+/// `quorate agent boot`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent boot", version)]
+pub struct AgentBootAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentBoot,
+}
+
 #[derive(Args, Debug)]
 pub struct Global {
     /// Keep state in DIR instead of $QUORATE_HOME
@@ -162,6 +172,9 @@ pub enum Verb {
     /// Run the agent of a machine; providers start it, people need not
     #[command(hide = true)]
     Agent(Agent),
+    /// Make this machine what its seed disk says; on machines, as `quorate agent boot`
+    #[command(hide = true)]
+    AgentBoot(AgentBoot),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -519,6 +532,22 @@ pub struct Agent {
     /// Let systemd keep etcd running
     #[arg(long)]
     pub systemd: bool,
+    /// Also answer on this virtio-serial port, for controllers that cannot reach the machine by network
+    #[arg(long, value_name = "DEVICE")]
+    pub channel: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentBoot {
+    /// Below which the machine's files are written; no program is run where it is not /
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Read this directory instead of the seed disk
+    #[arg(long, value_name = "DIR")]
+    pub seed_from: Option<PathBuf>,
+    /// Leave hostname and addresses to cloud-init
+    #[arg(long)]
+    pub beside_cloud_init: bool,
 }
 
 #[cfg(test)]
