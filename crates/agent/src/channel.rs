@@ -12,13 +12,15 @@ mod line;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use rustix::fs::{Mode, OFlags};
-use tokio::io::unix::AsyncFd;
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::UnixStream;
+use tokio::net::unix::pipe::{Receiver, Sender};
 use tokio::sync::mpsc;
 
 use line::Line;
@@ -26,7 +28,7 @@ use line::Line;
 /// What a stream over a line is to those who use it.
 pub type Stream = DuplexStream;
 
-/// How long the guest waits for a host that has not opened its side.
+/// How long the guest waits for a host that has not opened its side: meanwhile reading says "end", which it is not.
 const NOBODY_THERE: Duration = Duration::from_millis(200);
 
 /// The lines that this process holds, by the host's sockets. A line can be held only once.
@@ -62,8 +64,11 @@ fn forget(path: &Path, line: &Arc<Line>) {
 /// The guest's side: the streams that come in on this port, for as long as it exists.
 pub(crate) fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let port = Arc::new(Port(AsyncFd::register(rustix::fs::open(device, flags, Mode::empty())?)?));
-    Ok(accept(PortHalf(port.clone()), PortHalf(port)))
+    let port = rustix::fs::open(device, flags, Mode::empty())?;
+    // A port is no pipe, but is waited for, read and written like one.
+    let read = PortReader(Receiver::from_owned_fd_unchecked(port.try_clone()?)?);
+    let write = PortWriter(Sender::from_owned_fd_unchecked(port)?);
+    Ok(accept(read, write))
 }
 
 /// The streams that come in on a line.
@@ -77,58 +82,45 @@ pub(crate) fn accept(
     streams
 }
 
-/// A character device. It says "end" while the host has not opened its side: that is not the end.
-struct Port(AsyncFd<std::os::fd::OwnedFd>);
+/// A port hands over one buffer of the host's at a time. tokio takes a read that does not fill what it was given for the last and
+/// waits for news; here only the port's own word that there is nothing more counts.
+struct PortReader(Receiver);
 
-struct PortHalf(Arc<Port>);
+struct PortWriter(Sender);
 
-mod port {
-    use std::pin::Pin;
-    use std::task::{Context, Poll, ready};
-
-    use tokio::io::ReadBuf;
-
-    use super::*;
-
-    impl AsyncRead for PortHalf {
-        fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-            loop {
-                let mut ready = ready!(self.0.0.poll_read_ready(context))?;
-                let read = ready.try_io(|port| Ok(rustix::io::read(port, into.initialize_unfilled())?));
-                match read {
-                    Ok(Ok(0)) => {
-                        // Whoever reads waits a little and comes again.
-                        return Poll::Ready(Err(io::ErrorKind::NotConnected.into()));
-                    }
-                    Ok(Ok(count)) => {
-                        into.advance(count);
-                        return Poll::Ready(Ok(()));
-                    }
-                    Ok(Err(error)) => return Poll::Ready(Err(error)),
-                    Err(_would_block) => {}
+impl AsyncRead for PortReader {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(context))?;
+            match self.0.try_read(into.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Poll::Ready(Err(error)),
+                Ok(count) => {
+                    into.advance(count);
+                    return Poll::Ready(Ok(()));
                 }
             }
         }
     }
+}
 
-    impl AsyncWrite for PortHalf {
-        fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-            loop {
-                let mut ready = ready!(self.0.0.poll_write_ready(context))?;
-                match ready.try_io(|port| Ok(rustix::io::write(port, bytes)?)) {
-                    Ok(written) => return Poll::Ready(written),
-                    Err(_would_block) => {}
-                }
+impl AsyncWrite for PortWriter {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(context))?;
+            match self.0.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                written => return Poll::Ready(written),
             }
         }
+    }
 
-        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
 
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
     }
 }
 

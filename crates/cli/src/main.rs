@@ -93,6 +93,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Restore(options) => commands::restore::run(&context, options).await,
         Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
+        Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),
         Verb::Agent(options) => commands::agent::run(options),

@@ -71,7 +71,7 @@ impl Line {
         let weak = Arc::downgrade(&line);
         let reader = tokio::spawn(async move {
             let _kept = kept;
-            if let Err(error) = listen(&weak, read).await {
+            if let Err(error) = listen(&weak, read, serves).await {
                 tracing::debug!(%error, "the line is cut");
             }
             weak.upgrade().inspect(|line| line.forget_all());
@@ -204,18 +204,18 @@ impl Drop for Line {
 }
 
 /// Hands frames over until the line is cut. What is between two zeros and no frame is dropped.
-async fn listen(line: &Weak<Line>, mut read: impl AsyncRead + Unpin) -> io::Result<()> {
+async fn listen(line: &Weak<Line>, mut read: impl AsyncRead + Unpin, serves: bool) -> io::Result<()> {
     let mut bytes = vec![0; LONGEST];
     let mut frame = Vec::with_capacity(LONGEST);
     loop {
         let count = match read.read(&mut bytes).await {
-            Ok(0) => return Ok(()),
             // A guest whose host is not there.
-            Err(error) if error.kind() == io::ErrorKind::NotConnected => {
+            Ok(0) if serves => {
                 line.upgrade().inspect(|line| line.forget_all());
                 tokio::time::sleep(NOBODY_THERE).await;
                 continue;
             }
+            Ok(0) => return Ok(()),
             count => count?,
         };
         for byte in &bytes[..count] {
