@@ -9,6 +9,7 @@ mod host;
 mod lab;
 mod lint;
 mod model;
+mod static_build;
 mod test;
 mod weed;
 
@@ -50,6 +51,12 @@ enum Verb {
         /// Run only what has this in its name
         filter: Option<String>,
     },
+    /// Build quorate as a program that needs no shared library, for machines of any kind
+    Static {
+        /// Without optimization: sooner built, and larger
+        #[arg(long)]
+        dev: bool,
+    },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
@@ -77,6 +84,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Model { filter } => model::run(filter.as_deref()),
+        Verb::Static { dev } => static_build::run(!dev),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
         Verb::Bench(bench) => bench::run(&lab, &bench),

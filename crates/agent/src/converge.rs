@@ -70,7 +70,7 @@ impl Agent {
 /// own memory.
 fn check_path(path: &str) -> Result<(), Refusal> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    let own = ["var/lib/quorate", "var/lib/etcd", "etc/etcd/pki"];
+    let own = ["var/lib/quorate", "var/lib/etcd", "var/lib/etcd.disk", "etc/etcd/pki"];
     if plain && !path.is_empty() && !own.iter().any(|taken| Path::new(path).starts_with(taken)) {
         Ok(())
     } else {

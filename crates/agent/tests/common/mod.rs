@@ -137,6 +137,7 @@ impl Machine {
             seed: self.seed_file(),
             cache: Some(self.directory.path().join("cache")),
             supervisor: Supervisor::Child,
+            channel: None,
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
