@@ -11,14 +11,21 @@ use quorate_core::Secret;
 use quorate_core::model::{AgentSeen, Formation, Ledger, MachineSeen, MemberName, Observation, Power, Seen};
 
 use crate::controller::ControlError;
-use crate::providers::{Provider, ProviderError};
+use crate::providers::{Provider, ProviderError, Reach};
 use crate::secrets;
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<(String, Secret)>,
-    agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
+    agents: BTreeMap<MemberName, Met>,
+}
+
+/// An agent that can be spoken to, and where that is.
+struct Met {
+    machine: MachineSeen,
+    reach: Reach,
+    client: AgentClient,
 }
 
 impl Sight {
@@ -31,17 +38,17 @@ impl Sight {
     }
 
     pub fn agent(&self, member: &MemberName) -> Option<&AgentClient> {
-        self.agents.get(member).map(|(_, client)| client)
+        self.agents.get(member).map(|met| &met.client)
     }
 
     /// Hands out the client of an agent, to be used apart from any look. The next look makes another.
     pub fn part_with(&mut self, member: &MemberName) -> Option<AgentClient> {
-        self.agents.remove(member).map(|(_, client)| client)
+        self.agents.remove(member).map(|met| met.client)
     }
 
     /// The machine of a member as it was seen last.
     pub fn machine(&self, member: &MemberName) -> Option<&MachineSeen> {
-        self.agents.get(member).map(|(machine, _)| machine)
+        self.agents.get(member).map(|met| &met.machine)
     }
 
     /// Looks at one cluster, users and roles included. A fence makes every agent that answers deaf to older controllers.
@@ -82,8 +89,8 @@ impl Sight {
         };
         self.meet(ledger, &machines, now)?;
         let request = FactsRequest { fence, auth: false, reach: BTreeSet::new() };
-        let looks = self.agents.iter().map(async |(member, (_, agent))| {
-            let seen = match agent.look(&request).await {
+        let looks = self.agents.iter().map(async |(member, met)| {
+            let seen = match met.client.look(&request).await {
                 Ok(Look::Facts(facts)) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
                 Ok(Look::Unenrolled { public_key }) => Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key }),
                 Err(e) if e.is_stale_fence() => return Err(ControlError::TakenOver { by: e.to_string() }),
@@ -135,7 +142,10 @@ impl Sight {
             self.identity = secrets::controller_identity(ledger, now)?;
         }
         let (Some(identity), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
-        self.agents.retain(|member, (machine, _)| machines.get(member) == Some(machine));
+        let provider = &self.provider;
+        self.agents.retain(|member, met| {
+            machines.get(member).is_some_and(|now| *now == met.machine && provider.reach(member, now) == met.reach)
+        });
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
             if !ours || machine.power == Power::Off || self.agents.contains_key(member) {
@@ -146,8 +156,13 @@ impl Sight {
                 member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
+            let reach = self.provider.reach(member, machine);
             let client = AgentClient::new(machine.address, &control.certificate, identity.clone(), expected)?;
-            self.agents.insert(member.clone(), (machine.clone(), client));
+            let client = match &reach {
+                Reach::Network => client,
+                Reach::Socket(path) => client.over_line(path.clone()),
+            };
+            self.agents.insert(member.clone(), Met { machine: machine.clone(), reach, client });
         }
         Ok(())
     }

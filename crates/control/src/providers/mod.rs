@@ -71,8 +71,8 @@ pub trait Provider {
     async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError>;
 
     /// How the agent of a machine is reached that `machines` has shown.
-    fn reach(&self, _member: &MemberName, machine: &MachineSeen) -> Reach {
-        Reach::Network(machine.address)
+    fn reach(&self, _member: &MemberName, _machine: &MachineSeen) -> Reach {
+        Reach::Network
     }
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
@@ -89,7 +89,8 @@ pub enum Data {
 /// How the agent of a machine is reached.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Reach {
-    Network(IpAddr),
+    /// At its address.
+    Network,
     /// Through a socket of this host, where no packet of the host comes to the machine.
     Socket(PathBuf),
 }

@@ -455,7 +455,7 @@ impl Provider for Libvirt {
         let seat: MemberName = member.seat().into();
         match self.lines.borrow().get(&(seat, machine.incarnation)) {
             Some(line) => Reach::Socket(line.clone()),
-            None => Reach::Network(machine.address),
+            None => Reach::Network,
         }
     }
 
