@@ -97,7 +97,12 @@ impl Virsh {
         if output.status.success() {
             return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
         }
-        Err(self.understand(arguments, &String::from_utf8_lossy(&output.stderr)))
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if complaint.trim().is_empty() {
+            let said = format!("it says nothing, and ends with {}", output.status);
+            return Err(LibvirtError::Failed { command: arguments.join(" "), said });
+        }
+        Err(self.understand(arguments, &complaint))
     }
 
     /// A list, one name a line.

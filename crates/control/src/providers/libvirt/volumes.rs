@@ -107,8 +107,11 @@ impl Virsh {
         if field(&info, "State") != Some("running") {
             return Err(LibvirtError::Inactive { what: "storage pool", name: pool.to_owned(), verb: "pool-start" });
         }
-        // Somebody may have put files there since.
-        self.run(&["pool-refresh", pool]).await?;
+        // Somebody may have put files there since. While volumes are made there, which may be our own, libvirt refuses to look.
+        match self.run(&["pool-refresh", pool]).await {
+            Err(LibvirtError::Failed { said, .. }) if said.contains("asynchronous jobs") => {}
+            refreshed => drop(refreshed?),
+        }
         Ok(field(&info, "Available").and_then(|bytes| bytes.parse().ok()).unwrap_or(u64::MAX))
     }
 

@@ -101,7 +101,9 @@ impl Local {
         member: &MemberName,
         incarnation: u64,
     ) -> Result<Option<(PathBuf, Mark)>, ProviderError> {
-        let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
+        // One of another cluster's may have the same name.
+        let ours = |mark: &Mark| mark.cluster_id == self.cluster_id;
+        let meant = |mark: &Mark| ours(mark) && mark.member == *member && mark.incarnation == incarnation;
         Ok(marked(&self.machines, cluster)?.into_iter().find(|(_, mark)| meant(mark)))
     }
 
