@@ -7,6 +7,7 @@ mod drill;
 mod etcd;
 mod host;
 mod lab;
+mod labs;
 mod lint;
 mod model;
 mod static_build;
@@ -61,6 +62,9 @@ enum Verb {
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
     Drill(drill::Options),
+    /// Run a provider's conformance suite on a real system, started for it
+    #[command(subcommand)]
+    Lab(labs::Which),
     /// Measure what the project promises in figures
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -87,6 +91,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Static { dev } => static_build::run(!dev),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
+        Verb::Lab(which) => labs::run(&which),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }
