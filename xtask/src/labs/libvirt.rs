@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 
-const NEEDS: [Need; 10] = [
+const NEEDS: [Need; 12] = [
     Need::Command { name: "libvirtd", package: "libvirt-daemon" },
     Need::File {
         path: "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
@@ -30,6 +30,8 @@ const NEEDS: [Need; 10] = [
     Need::File { path: "/usr/lib/ipxe/qemu/efi-virtio.rom", package: "ipxe-qemu" },
     Need::Command { name: "dnsmasq", package: "dnsmasq-base" },
     Need::Command { name: "iptables", package: "iptables" },
+    Need::Command { name: "fsck.vfat", package: "dosfstools" },
+    Need::Command { name: "mtype", package: "mtools" },
 ];
 
 const URI: &str = "qemu:///system";
@@ -37,6 +39,7 @@ const URI: &str = "qemu:///system";
 const URI_VARIABLE: &str = "QUORATE_LAB_LIBVIRT_URI";
 const NAME: &str = "quorate-lab";
 const IMAGE: &str = "boot.img";
+const MACVTAP: &str = "quorate-lab0";
 const DIRECTORIES: [&str; 5] =
     ["/etc/libvirt", "/run/libvirt", "/var/cache/libvirt", "/var/lib/libvirt", "/var/log/libvirt"];
 const POOL: &str = "/var/lib/libvirt/images";
@@ -84,6 +87,8 @@ pub fn inside(filter: Option<&str>) -> Result<()> {
 
 fn prepare_directories() -> Result<()> {
     host::run(Command::new("mount").args(["--make-rprivate", "/"]))?;
+    // The one that is there shows the network interfaces outside.
+    host::run(Command::new("mount").args(["-t", "sysfs", "sysfs", "/sys"]))?;
     for directory in DIRECTORIES {
         fs::create_dir_all(directory).with_context(|| format!("cannot create {directory}"))?;
         host::run(Command::new("mount").args(["-t", "tmpfs", "tmpfs", directory]))?;
@@ -127,7 +132,11 @@ fn make_network() -> Result<()> {
     if !define.wait()?.success() {
         bail!("the lab's network cannot be defined");
     }
-    host::read(virsh().args(["net-start", NAME])).map(drop)
+    host::read(virsh().args(["net-start", NAME]))?;
+    // For macvtap: an interface of the host that leads nowhere.
+    let link = ["link", "add", MACVTAP, "type", "veth", "peer", "name", "quorate-lab1"];
+    host::run(Command::new("ip").args(link))?;
+    host::run(Command::new("ip").args(["link", "set", MACVTAP, "up"]))
 }
 
 /// A boot sector that writes its greeting to the first serial port, a letter at a time, and halts.

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use libtest_mimic::Trial;
-use quorate_agent::api::Seed;
+use quorate_agent::api::{Seed, boot};
 use quorate_control::Home;
-use quorate_control::providers::{Data, Libvirt, Provider};
+use quorate_control::providers::{Data, Libvirt, Provider, Reach};
 use quorate_core::model::{Ledger, MemberName};
 use quorate_core::spec::{
     self, Acceleration, Attachment, ClientAuth, InterfaceSpec, LibvirtSettings, Mac, Provider as Kind, Size,
@@ -30,6 +30,8 @@ const URI: &str = "QUORATE_LAB_LIBVIRT_URI";
 const POOL: &str = "quorate-lab";
 const NETWORK: &str = "quorate-lab";
 const IMAGE: &str = "boot.img";
+/// A network interface of the lab's host.
+const MACVTAP: &str = "quorate-lab0";
 const DATA_SIZE: Size = Size(1 << 20);
 
 static GROUNDS: AtomicU8 = AtomicU8::new(1);
@@ -115,6 +117,12 @@ fn virsh(words: &[&str]) -> String {
     let uri = std::env::var(URI).expect("the lab says where libvirt is");
     let output = Command::new("virsh").args(["--quiet", "--connect", &uri]).args(words).output().expect("virsh");
     assert!(output.status.success(), "virsh {words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn said(program: &str, words: &[&str]) -> String {
+    let output = Command::new(program).args(words).output().expect(program);
+    assert!(output.status.success(), "{program} {words:?}: {output:?}");
     String::from_utf8(output.stdout).expect("text")
 }
 
@@ -226,9 +234,11 @@ impl Drop for Place {
     }
 }
 
+type Case = (&'static str, fn(&Place));
+
 /// What only libvirt can get wrong.
 pub fn trials() -> Vec<Trial> {
-    let cases: [(&str, fn(&Place)); 8] = [
+    let cases: [Case; 10] = [
         ("an_unknown_pool_is_told_with_those_that_are_there", |place| {
             let settings = LibvirtSettings { pool: String::from("nowhere"), ..place.settings() };
             place.refuses(settings, "libvirt has no storage pool `nowhere`; it has quorate-lab");
@@ -262,6 +272,34 @@ pub fn trials() -> Vec<Trial> {
             let mac = Some("52:54:00:77:77:77");
             place.refuses_with(place.settings(), to, mac, "is already that of the machine `quorate-");
         }),
+        ("the_seed_disk_is_read_by_other_programs_and_holds_what_the_machine_is_told", |place| {
+            let machine = place.made(Attachment::Network(NETWORK.to_owned()));
+            let file = place.directory.path().join("seed.img");
+            let volume = format!("quorate-{}-etcd-1-cloud-init.iso", place.cluster);
+            virsh(&["vol-download", "--pool", POOL, &volume, &file.to_string_lossy()]);
+            let file = file.to_string_lossy();
+            said("fsck.vfat", &["-n", &file]);
+            assert_eq!(said("blkid", &["-o", "value", "-s", "LABEL", &file]).trim(), "cidata");
+            let told: boot::Machine = serde_json::from_str(&said("mtype", &["-i", &file, "::machine.json"])).unwrap();
+            assert_eq!((told.hostname.as_str(), told.interfaces[0].address), ("etcd-1", machine.address));
+            assert_eq!(told.data_disk.map(|disk| disk.serial).as_deref(), Some("quorate-data"));
+            let seed: Seed = serde_json::from_str(&said("mtype", &["-i", &file, "::seed.json"])).unwrap();
+            assert_eq!(seed.cluster_id, place.cluster_id);
+            assert!(said("mtype", &["-i", &file, "::user-data"]).starts_with("#cloud-config\n"));
+            let config = said("mtype", &["-i", &file, "::network-config"]);
+            assert!(config.contains(&told.interfaces[0].mac), "{config}");
+            place.removed();
+        }),
+        ("an_agent_behind_macvtap_is_reached_over_its_line", |place| {
+            let machine = place.made(Attachment::Macvtap(MACVTAP.to_owned()));
+            suite::runtime().block_on(async {
+                let provider = place.provider();
+                let seen = provider.machines(&place.cluster).await.expect("a look");
+                let reach = provider.reach(&machine.member, &seen[0].1);
+                assert!(matches!(&reach, Reach::Socket(path) if path.exists()), "{reach:?}");
+            });
+            place.removed();
+        }),
         ("the_trial_of_kvm_leaves_nothing", |place| {
             let settings = LibvirtSettings { acceleration: Acceleration::Probe, ..place.settings() };
             suite::runtime().block_on(async {
@@ -275,7 +313,7 @@ pub fn trials() -> Vec<Trial> {
             assert_eq!(memory.count(), 1);
         }),
     ];
-    let trial = |(name, case): (&str, fn(&Place))| {
+    let trial = |(name, case): Case| {
         Trial::test(format!("libvirt::{name}"), move || {
             case(&Place::new());
             Ok(())
@@ -288,6 +326,18 @@ impl Place {
     fn seed(&self) -> Seed {
         let address = self.pinned("etcd-1").expect("an address");
         suite::seed(&self.cluster, &self.cluster_id, "etcd-1", 1, address)
+    }
+
+    fn made(&self, to: Attachment) -> Seed {
+        let seed = self.seed();
+        let provider = self.attached(&self.cluster_id, self.settings(), to, None);
+        suite::runtime().block_on(provider.create("etcd-1", &seed, Data::Goes, 1)).expect("a machine");
+        seed
+    }
+
+    fn removed(&self) {
+        let destroyed = async { self.provider().destroy(&self.cluster, &"etcd-1".into(), 1, Data::Goes).await };
+        suite::runtime().block_on(destroyed).expect("destroyed");
     }
 
     /// A machine with such settings cannot be made; it is told why, and nothing is left.
