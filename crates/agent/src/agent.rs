@@ -34,6 +34,8 @@ pub(crate) struct Agent {
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
     pub(crate) staging: Staging,
+    /// Whether this is a machine of its own, whose clock, firewall and logs are the agent's affair too.
+    pub(crate) keeps_host: bool,
     /// For reading calls.
     pub(crate) readings: Arc<Semaphore>,
     /// Why etcd, which should run, was not brought back when the agent started.

@@ -17,6 +17,7 @@ mod error;
 mod etcd;
 mod files;
 mod health;
+mod host;
 mod layout;
 mod logs;
 mod reach;
@@ -103,6 +104,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         orders: tokio::sync::Mutex::new(()),
         staging: staging::Staging::default(),
         readings: Arc::new(Semaphore::new(read::AT_ONCE)),
+        keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
         layout,
     });

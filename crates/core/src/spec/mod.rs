@@ -4,6 +4,7 @@
 
 mod backup;
 mod check;
+mod host;
 mod problem;
 mod recipient;
 mod shape;
@@ -13,6 +14,7 @@ mod units;
 mod write;
 
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
+pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, MakeStep, NodeExporter, TimeSource};
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
@@ -21,7 +23,9 @@ pub use types::{
     GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider,
     RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
 };
-pub use units::{AuthName, LONGEST_NAME, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
+pub use units::{
+    AddressRange, AuthName, LONGEST_NAME, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity,
+};
 pub use write::{generated, template};
 
 /// The format of the file that this program reads and writes.
