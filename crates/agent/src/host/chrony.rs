@@ -19,7 +19,7 @@ pub(super) fn render(chrony: &Chrony) -> String {
          maxupdateskew 100.0\n\
          rtcsync\n\
          leapsectz right/UTC\n",
-        limit = chrony.makestep.limit,
+        limit = if chrony.makestep.always { String::from("-1") } else { chrony.makestep.limit.to_string() },
     )
 }
 
@@ -37,7 +37,7 @@ mod tests {
         Chrony {
             servers: vec![source("192.0.2.1", &["iburst", "maxpoll 10"])],
             pools: vec![source("pool.example.org", &[])],
-            makestep: MakeStep { threshold: Millis(50), limit: -1 },
+            makestep: MakeStep { threshold: Millis(50), limit: 3, always: true },
         }
     }
 

@@ -70,14 +70,15 @@ pub struct TimeSource {
 pub struct MakeStep {
     /// From this difference on.
     pub threshold: Millis,
-    /// For so many of the first comparisons; -1 for all.
-    #[schemars(range(min = -1, max = 1_000_000))]
-    pub limit: i32,
+    /// In so many of the first comparisons.
+    pub limit: u32,
+    /// In all of them, whatever the limit.
+    pub always: bool,
 }
 
 impl Default for MakeStep {
     fn default() -> Self {
-        MakeStep { threshold: Millis(1000), limit: 3 }
+        MakeStep { threshold: Millis(1000), limit: 3, always: false }
     }
 }
 

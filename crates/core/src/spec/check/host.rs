@@ -47,7 +47,7 @@ fn time_source(cluster: &Cluster, field: &str, source: &TimeSource, found: &mut 
         if option.trim().is_empty() || !option.chars().all(plain) {
             found.error(
                 cluster.at(&format!("{field}.options[{at}]")),
-                format!("`{option}` cannot be an option of chrony"),
+                format!("{option:?} cannot be an option of chrony"),
                 "one option each, such as `iburst` or `maxpoll 10`",
             );
         }
