@@ -59,7 +59,10 @@ impl Agent {
                 Binary { path: Some(path), seen: BinarySeen::Version(found) }
             }
             Err(error) => {
-                let why = AgentError::from(error).in_full();
+                let mut why = AgentError::from(error).in_full();
+                if let Some(trouble) = self.network_trouble(&config.etcd.binary).await {
+                    why = format!("{why}; {trouble}");
+                }
                 tracing::warn!(why, "etcd's program is missing");
                 Binary { path: None, seen: BinarySeen::Missing { why } }
             }
