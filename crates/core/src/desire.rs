@@ -50,7 +50,7 @@ impl Configs {
         let binary = binary(spec, arch);
         let rendered = spec.members.iter().map(|member| {
             let mut config = node_config(spec, ledger, member, binary.clone());
-            config.host = host(spec, member, brought);
+            config.host = host(spec, member, brought).map(Box::new);
             let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });

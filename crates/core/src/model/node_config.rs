@@ -20,7 +20,7 @@ pub struct NodeConfig {
     pub etcd: EtcdService,
     /// What the machine runs beside etcd; absent where it is none of our affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub host: Option<HostConfig>,
+    pub host: Option<Box<HostConfig>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
