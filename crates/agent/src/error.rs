@@ -33,6 +33,11 @@ pub enum AgentError {
          on it is of use, clear it with `wipefs --all` and zeros over its first MiB, and boot this machine again", path.display()
     )]
     ForeignDisk { path: PathBuf, found: String },
+    #[error(
+        "{what_for} needs {program}, which this machine does not have; install the package {package} in its image, or let \
+         `host.install_dependencies` be true"
+    )]
+    NoProgram { program: &'static str, package: &'static str, what_for: &'static str },
     #[error("cannot listen at {address}")]
     Listen { address: SocketAddr, source: io::Error },
     #[error("the certificate or key cannot be used")]

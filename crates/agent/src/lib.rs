@@ -17,8 +17,10 @@ mod error;
 mod etcd;
 mod files;
 mod health;
+mod host;
 mod layout;
 mod logs;
+mod preflight;
 mod reach;
 mod read;
 mod server;
@@ -103,6 +105,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         orders: tokio::sync::Mutex::new(()),
         staging: staging::Staging::default(),
         readings: Arc::new(Semaphore::new(read::AT_ONCE)),
+        fsync: tokio::sync::OnceCell::new(),
+        keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
         layout,
     });

@@ -180,6 +180,29 @@ fn a_spec_with_everything_reads_back_equal() {
     assert_eq!(spec.clusters[0].machine_name("etcd-1", 1), "etcd-1-dev");
 }
 
+/// Under the provider `local` it is read, and warned about.
+#[test]
+fn what_machines_run_beside_etcd_reads_back_equal() {
+    let text = r#"
+quorate: 1
+clusters:
+  - name: full
+    members: [{name: etcd-1}]
+    host:
+      chrony: {servers: [{address: 192.0.2.1, options: [iburst, "maxpoll 10"]}], makestep: {threshold: 50ms, always: true}}
+      node_exporter: {enabled: false}
+      firewall: {peers_from: [127.0.0.0/8], clients_from: [], ssh_from: ["fd00::/8", 10.0.0.1]}
+      install_dependencies: false
+      log_forwarding: {etcd_tag: e, forward: {host: logs, port: 1, hostname: h, shared_key_file: "a b", ca: ca.pem}}
+"#;
+    let read = |text: &str| Document::parse("a.yaml", text).unwrap().spec(&HostFacts::default()).spec.unwrap();
+    let spec = read(text);
+    assert_eq!(read(&spec.to_yaml()), spec, "{}", spec.to_yaml());
+    let host = spec.clusters[0].host.as_ref().unwrap();
+    assert!(host.firewall.enabled && host.firewall.clients_from.as_ref().unwrap().is_empty());
+    assert_eq!(host.log_forwarding.as_ref().unwrap().node_exporter_tag, "node-exporter");
+}
+
 #[test]
 fn a_generated_spec_is_accepted_and_a_bad_name_is_not() {
     for client_auth in [ClientAuth::Certificate, ClientAuth::Password] {

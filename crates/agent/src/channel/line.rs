@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -31,6 +32,8 @@ pub(super) struct Line {
     /// for the other to read, nothing would ever move.
     answers: mpsc::Sender<Frame>,
     streams: Mutex<BTreeMap<u64, Open>>,
+    /// Nothing comes in any more. Changed with the streams locked.
+    is_cut: AtomicBool,
     /// Where streams go that the other side opens; none here means that it may not.
     coming: Option<mpsc::Sender<Stream>>,
     tasks: Mutex<Vec<AbortHandle>>,
@@ -65,7 +68,14 @@ impl Line {
         let (out, frames) = mpsc::channel(4);
         let (answers, first) = mpsc::channel(ANSWERS);
         let serves = coming.is_some();
-        let line = Arc::new(Line { out, answers, streams: Mutex::default(), coming, tasks: Mutex::default() });
+        let line = Arc::new(Line {
+            out,
+            answers,
+            streams: Mutex::default(),
+            is_cut: AtomicBool::new(false),
+            coming,
+            tasks: Mutex::default(),
+        });
         // The guest's line is its own keeper.
         let kept = serves.then(|| line.clone());
         let weak = Arc::downgrade(&line);
@@ -74,7 +84,7 @@ impl Line {
             if let Err(error) = listen(&weak, read, serves).await {
                 tracing::debug!(%error, "the line is cut");
             }
-            weak.upgrade().inspect(|line| line.forget_all());
+            weak.upgrade().inspect(|line| line.cut());
         });
         let writer = tokio::spawn(send(first, frames, write, serves));
         line.tasks.lock().expect("no holder panics").extend([reader.abort_handle(), writer.abort_handle()]);
@@ -86,6 +96,7 @@ impl Line {
         let (accepted, is_accepted) = oneshot::channel();
         let number = random();
         let stream = self.add(number, Some(accepted), Some(self.clone()));
+        let stream = stream.ok_or(io::ErrorKind::ConnectionReset)?;
         self.say(number, What::Open).await?;
         is_accepted.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionReset))?;
         Ok(stream)
@@ -102,15 +113,25 @@ impl Line {
         sent.map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
     }
 
-    /// `keeper` is held for as long as the stream is used.
-    fn add(self: &Arc<Self>, number: u64, accepted: Option<oneshot::Sender<()>>, keeper: Option<Arc<Line>>) -> Stream {
+    /// `keeper` is held for as long as the stream is used. None: the line is cut.
+    fn add(
+        self: &Arc<Self>,
+        number: u64,
+        accepted: Option<oneshot::Sender<()>>,
+        keeper: Option<Arc<Line>>,
+    ) -> Option<Stream> {
         let (ours, theirs) = duplex(PAYLOAD);
         let (read, write) = split(ours);
         let (inbox, came) = mpsc::unbounded_channel();
         let credit = Arc::new(Semaphore::new(WINDOW));
         let waiting = Arc::new(Mutex::new(0));
         let open = Open { accepted, inbox: Some(inbox), credit: credit.clone(), waiting: waiting.clone() };
-        self.streams.lock().expect("no holder panics").insert(number, open);
+        let mut streams = self.streams.lock().expect("no holder panics");
+        if self.is_cut.load(Ordering::Relaxed) {
+            return None;
+        }
+        streams.insert(number, open);
+        drop(streams);
         let (line, incoming) = (Arc::downgrade(self), Arc::downgrade(self));
         tokio::spawn(async move {
             let mut outgoing = pin!(carry_out(&line, number, read, credit));
@@ -124,7 +145,7 @@ impl Line {
             }
             drop(keeper);
         });
-        theirs
+        Some(theirs)
     }
 
     async fn drop_stream(&self, number: u64) {
@@ -182,11 +203,18 @@ impl Line {
         let place = if full { None } else { coming.try_reserve().ok() };
         match place {
             Some(place) => {
+                let Some(stream) = self.add(number, None, None) else { return };
                 self.answer(number, What::Accept);
-                place.send(self.add(number, None, None));
+                place.send(stream);
             }
             None => self.answer(number, What::Gone),
         }
+    }
+
+    fn cut(&self) {
+        let mut streams = self.streams.lock().expect("no holder panics");
+        self.is_cut.store(true, Ordering::Relaxed);
+        streams.clear();
     }
 
     /// The other side has hung up: nobody will ever read what streams still say.

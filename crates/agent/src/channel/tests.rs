@@ -167,6 +167,6 @@ async fn a_machine_that_was_off_is_reached_again() {
         machine.abort();
         std::fs::remove_file(&line).unwrap();
         assert_eq!(in_time(stream.read(&mut [0])).await.unwrap(), 0, "its end is seen");
-        assert!(connect(&line).await.is_err());
+        assert!(in_time(connect(&line)).await.is_err());
     }
 }

@@ -363,6 +363,7 @@ pub fn config_of(version: &str) -> NodeConfig {
             flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             inputs: BTreeSet::new(),
         },
+        host: None,
     }
 }
 

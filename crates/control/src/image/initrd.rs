@@ -57,7 +57,16 @@ pub(super) fn put(root: &Path) -> Result<String, ImageError> {
     }
     archive.add("init", 0o100_755, script(&loaded).as_bytes());
     system::put(root, INITRD, &archive.end(), 0o644)?;
+    compress(&root.join(INITRD))?;
     Ok(format!("boot/{kernel}"))
+}
+
+/// Also because the boot loader cannot read a file with holes, which is what long zeros become in the image.
+fn compress(file: &Path) -> Result<(), ImageError> {
+    run(Command::new("gzip").args(["--no-name", "--best", "--force"]).arg(file))?;
+    let mut compressed = file.as_os_str().to_owned();
+    compressed.push(".gz");
+    fs::rename(&compressed, file).map_err(ImageError::file("put in place", file))
 }
 
 /// When the root disk does not show up, it says so on the console, and the machine starts again.
@@ -184,6 +193,16 @@ mod tests {
             return;
         }
         assert_eq!(String::from_utf8_lossy(&output.stdout), "bin\nbin/a\n");
+    }
+
+    #[test]
+    fn it_is_compressed_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("initrd.img");
+        fs::write(&file, [0; 100_000]).unwrap();
+        compress(&file).unwrap();
+        let compressed = fs::read(&file).unwrap();
+        assert!(compressed.starts_with(&[0x1f, 0x8b]) && compressed.len() < 4096, "{} bytes", compressed.len());
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use super::ImageError;
 
-const NEEDED: [(&str, &str); 7] = [
+const NEEDED: [(&str, &str); 8] = [
     ("mmdebstrap", "mmdebstrap"),
     ("mke2fs", "e2fsprogs"),
     ("extlinux", "extlinux"),
@@ -13,6 +13,7 @@ const NEEDED: [(&str, &str); 7] = [
     ("mount", "mount"),
     ("umount", "mount"),
     ("chroot", "coreutils"),
+    ("gzip", "gzip"),
 ];
 
 pub(super) fn check_all() -> Result<(), ImageError> {

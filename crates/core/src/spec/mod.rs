@@ -4,6 +4,7 @@
 
 mod backup;
 mod check;
+mod host;
 mod libvirt;
 mod problem;
 mod recipient;
@@ -14,6 +15,7 @@ mod units;
 mod write;
 
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
+pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, MakeStep, NodeExporter, TimeSource};
 pub use libvirt::{
     Acceleration, AdminSettings, Attachment, CloudInitSettings, ImageSettings, InterfaceSpec, LibvirtSettings,
 };
@@ -26,7 +28,8 @@ pub use types::{
     RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
 };
 pub use units::{
-    AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity, VolumeName,
+    AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
+    VolumeName,
 };
 pub use write::{Template, generated, template};
 

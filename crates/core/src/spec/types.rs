@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::backup::BackupSettings;
+use super::host::HostSettings;
 use super::libvirt::{InterfaceSpec, LibvirtSettings};
 use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity, VolumeName};
 use crate::versions::{self, Version};
@@ -63,6 +64,9 @@ pub struct ClusterSpec {
     /// Backups. When absent, none are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<BackupSettings>,
+    /// What machines run beside etcd, and whom they let in. When absent, all as by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostSettings>,
 }
 
 impl ClusterSpec {

@@ -49,6 +49,7 @@ written_as_text!(Name, "name", "string");
 written_as_text!(AuthName, "auth-name", "string");
 written_as_text!(Sha256, "sha256", "string");
 written_as_text!(San, "san", "string");
+written_as_text!(AddressRange, "address-range", "string");
 written_as_text!(Mac, "mac", "string");
 written_as_text!(Uuid, "uuid", "string");
 written_as_text!(VolumeName, "volume", "string");
@@ -67,6 +68,7 @@ pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
         "auth-name" => read::<AuthName>(text),
         "sha256" => read::<Sha256>(text),
         "san" => read::<San>(text),
+        "address-range" => read::<AddressRange>(text),
         "mac" => read::<Mac>(text),
         "uuid" => read::<Uuid>(text),
         "volume" => read::<VolumeName>(text),
@@ -115,6 +117,62 @@ fn in_largest_unit(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]
     let exact = units.iter().find(|(_, scale)| value.is_multiple_of(*scale));
     let (unit, scale) = exact.copied().unwrap_or(("", 1));
     write!(f, "{}{unit}", value / scale)
+}
+
+/// Addresses with a common beginning, such as `10.0.0.0/8`, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressRange {
+    pub address: IpAddr,
+    pub prefix: u8,
+}
+
+impl AddressRange {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        first_of(address, self.prefix) == Some(self.address)
+    }
+}
+
+/// The first address of the range that an address is in; none where the prefix is too long for it.
+fn first_of(address: IpAddr, prefix: u8) -> Option<IpAddr> {
+    let prefix = u32::from(prefix);
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32_u32.checked_sub(prefix)?).unwrap_or_default();
+            Some(IpAddr::from((address.to_bits() & mask).to_be_bytes()))
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128_u32.checked_sub(prefix)?).unwrap_or_default();
+            Some(IpAddr::from((address.to_bits() & mask).to_be_bytes()))
+        }
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let wrong = || Malformed(format!("expected a range such as 10.0.0.0/8 or an IP address, found `{text}`"));
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let all = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            Some(prefix) => prefix.parse::<u8>().ok().filter(|prefix| *prefix <= all).ok_or_else(wrong)?,
+            None => all,
+        };
+        match first_of(address, prefix) {
+            Some(first) if first == address => Ok(Self { address, prefix }),
+            Some(first) => malformed(format!("`{text}` begins inside of its range; expected {first}/{prefix}")),
+            None => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
 }
 
 /// A number of bytes, such as `8GiB`.

@@ -49,6 +49,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         tls: TlsSettings::default(),
         auth: AuthSettings::default(),
         backup: None,
+        host: None,
     };
     Ok(Spec { quorate: FORMAT, clusters: vec![cluster] })
 }

@@ -1,9 +1,10 @@
-//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth and backups. A
+//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth, backups and hosts. A
 //! check gives the facts and the way out, and never stops the ones after it.
 
 mod auth;
 mod backup;
 mod etcd;
+mod host;
 mod libvirt;
 mod tls;
 
@@ -31,6 +32,7 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
         tls::check(&cluster, &mut found);
         auth::check(&cluster, &mut found);
         backup::check(&cluster, &mut found);
+        host::check(&cluster, &mut found);
     }
     found.problems
 }
