@@ -238,7 +238,7 @@ type Case = (&'static str, fn(&Place));
 
 /// What only libvirt can get wrong.
 pub fn trials() -> Vec<Trial> {
-    let cases: [Case; 10] = [
+    let cases: [Case; 12] = [
         ("an_unknown_pool_is_told_with_those_that_are_there", |place| {
             let settings = LibvirtSettings { pool: String::from("nowhere"), ..place.settings() };
             place.refuses(settings, "libvirt has no storage pool `nowhere`; it has quorate-lab");
@@ -265,6 +265,19 @@ pub fn trials() -> Vec<Trial> {
         ("an_unknown_network_is_told_with_those_that_are_there", |place| {
             let to = Attachment::Network(String::from("nowhere"));
             place.refuses_with(place.settings(), to, None, "libvirt has no network `nowhere`; it has quorate-lab");
+        }),
+        ("a_network_that_is_not_started_is_told", |place| {
+            let name = format!("{}-idle", place.cluster);
+            let network = format!("<network><name>{name}</name></network>");
+            place.written(&network, |file| drop(virsh(&["net-define", file])));
+            let expected = format!("the network `{name}` of libvirt is not active; `virsh net-start {name}` starts it");
+            place.refuses_with(place.settings(), Attachment::Network(name.clone()), None, &expected);
+            virsh(&["net-undefine", &name]);
+        }),
+        ("a_seed_disk_of_somebody_else_is_not_overwritten", |place| {
+            let volume = format!("quorate-{}-etcd-1-cloud-init.iso", place.cluster);
+            virsh(&["vol-create-as", POOL, &volume, "4096"]);
+            place.refuses(place.settings(), "and nothing says that it is this machine's");
         }),
         ("a_mac_that_another_machine_has_is_refused", |place| {
             place.plant_mac("52:54:00:77:77:77");
@@ -367,8 +380,12 @@ impl Place {
     }
 
     fn define(&self, description: &str) {
+        self.written(description, |file| drop(virsh(&["define", file])));
+    }
+
+    fn written(&self, content: &str, use_it: impl FnOnce(&str)) {
         let file = self.directory.path().join("planted.xml");
-        fs::write(&file, description).expect("written");
-        virsh(&["define", &file.to_string_lossy()]);
+        fs::write(&file, content).expect("written");
+        use_it(&file.to_string_lossy());
     }
 }
