@@ -7,8 +7,10 @@ mod drill;
 mod etcd;
 mod host;
 mod lab;
+mod labs;
 mod lint;
 mod model;
+mod static_build;
 mod test;
 mod weed;
 
@@ -50,10 +52,19 @@ enum Verb {
         /// Run only what has this in its name
         filter: Option<String>,
     },
+    /// Build quorate as a program that needs no shared library, for machines of any kind
+    Static {
+        /// Without optimization: sooner built, and larger
+        #[arg(long)]
+        dev: bool,
+    },
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
     Drill(drill::Options),
+    /// Run a provider's conformance suite on a real system, started for it
+    #[command(subcommand)]
+    Lab(labs::Which),
     /// Measure what the project promises in figures
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -77,8 +88,10 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Lint => lint::run(),
         Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
         Verb::Model { filter } => model::run(filter.as_deref()),
+        Verb::Static { dev } => static_build::run(!dev),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
+        Verb::Lab(which) => labs::run(&which),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }

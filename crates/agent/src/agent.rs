@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
 use quorate_core::model::{DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
-use tokio::sync::Semaphore;
+use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
 use crate::enrolment::requests;
@@ -34,6 +34,10 @@ pub(crate) struct Agent {
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
     pub(crate) staging: Staging,
+    /// Whether this is a machine of its own, whose clock, firewall and logs are the agent's affair too.
+    pub(crate) keeps_host: bool,
+    /// How long the data's disk took for its slowest durable write, in microseconds.
+    pub(crate) fsync: OnceCell<Option<u64>>,
     /// For reading calls.
     pub(crate) readings: Arc<Semaphore>,
     /// Why etcd, which should run, was not brought back when the agent started.
@@ -108,8 +112,8 @@ impl Agent {
             node_config: state.node_config.as_ref().map(|known| (known.generation, known.digest.clone())),
             certificates: BTreeMap::from_iter(certificates),
             requests: requests(&state),
+            host: self.host(self.fsync_micros(&etcd.data).await),
             etcd,
-            host: self.host(),
             reaches,
         })
     }
@@ -152,7 +156,7 @@ impl Agent {
         })
     }
 
-    fn host(&self) -> Host {
+    fn host(&self, fsync_micros: Option<u64>) -> Host {
         let memory = rustix::system::sysinfo();
         let disk = rustix::fs::statvfs(self.layout.root());
         Host {
@@ -160,6 +164,7 @@ impl Agent {
             memory_bytes: memory.totalram.saturating_mul(u64::from(memory.mem_unit)),
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),
+            fsync_micros,
         }
     }
 }

@@ -4,6 +4,7 @@
 //! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
 //! way, and it holds no lasting secret.
 
+pub mod boot;
 pub(crate) mod frame;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -6,6 +6,7 @@ mod stage;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -26,6 +27,7 @@ use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStor
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
@@ -34,7 +36,7 @@ use crate::api::{
     EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
     ReadFailure, Refusal, ServedKey, path,
 };
-use crate::{hex, tls, x509};
+use crate::{channel, hex, tls, x509};
 
 pub use read::Answers;
 
@@ -83,6 +85,8 @@ pub enum Look {
 /// Speaks to one agent. Connections are kept and used again; two requests at once use two.
 pub struct AgentClient {
     address: SocketAddr,
+    /// Where the machine cannot be reached by network.
+    line: Option<PathBuf>,
     expected: Identity,
     control_ca: RootCertStore,
     connector: TlsConnector,
@@ -128,11 +132,17 @@ impl AgentClient {
         config.resumption = Resumption::disabled();
         Ok(AgentClient {
             address: SocketAddr::new(address, AGENT_PORT),
+            line: None,
             expected,
             control_ca: tls::roots_from_pem(control_ca)?,
             connector: TlsConnector::from(Arc::new(config)),
             idle: Mutex::default(),
         })
+    }
+
+    /// Speaks over the machine's virtio-serial line, at this socket on its host, instead of the network.
+    pub fn over_line(self, socket: PathBuf) -> Self {
+        AgentClient { line: Some(socket), ..self }
     }
 
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
@@ -236,9 +246,20 @@ impl AgentClient {
     }
 
     async fn connect(&self) -> Result<Connection, ClientError> {
+        if let Some(line) = &self.line {
+            let stream = in_time(CONNECTING, channel::connect(line)).await.map_err(|why| self.unreachable(why))?;
+            return self.shake_hands(stream).await;
+        }
         let stream =
             in_time(CONNECTING, TcpStream::connect(self.address)).await.map_err(|why| self.unreachable(why))?;
         let _ = stream.set_nodelay(true);
+        self.shake_hands(stream).await
+    }
+
+    async fn shake_hands<S>(&self, stream: S) -> Result<Connection, ClientError>
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
         let name = ServerName::from(self.address.ip());
         let connected = in_time(CONNECTING, self.connector.connect(name, stream)).await;
         let stream = connected.map_err(|why| self.unreachable(why))?;

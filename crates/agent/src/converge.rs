@@ -26,6 +26,7 @@ impl Agent {
         // next, and files that only an older one had are known from the state.
         let old = state.node_config.as_ref().map(|in_place| in_place.config.clone());
         self.put_files(old, config.clone()).await?;
+        self.put_host(config.host.as_deref()).await?;
         let binary = self.find_binary(&config).await;
         let in_place = InPlace { generation, digest, config };
         self.state.update(|state| (state.node_config, state.binary) = (Some(in_place), binary)).await?;
@@ -58,7 +59,10 @@ impl Agent {
                 Binary { path: Some(path), seen: BinarySeen::Version(found) }
             }
             Err(error) => {
-                let why = AgentError::from(error).in_full();
+                let mut why = AgentError::from(error).in_full();
+                if let Some(trouble) = self.network_trouble(&config.etcd.binary).await {
+                    why = format!("{why}; {trouble}");
+                }
                 tracing::warn!(why, "etcd's program is missing");
                 Binary { path: None, seen: BinarySeen::Missing { why } }
             }
@@ -70,7 +74,7 @@ impl Agent {
 /// own memory.
 fn check_path(path: &str) -> Result<(), Refusal> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    let own = ["var/lib/quorate", "var/lib/etcd", "etc/etcd/pki"];
+    let own = ["var/lib/quorate", "var/lib/etcd", "var/lib/etcd.disk", "etc/etcd/pki"];
     if plain && !path.is_empty() && !own.iter().any(|taken| Path::new(path).starts_with(taken)) {
         Ok(())
     } else {

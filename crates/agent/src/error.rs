@@ -18,6 +18,26 @@ pub enum AgentError {
     Unreadable { path: PathBuf, source: serde_json::Error },
     #[error("another agent keeps {}", path.display())]
     AlreadyRunning { path: PathBuf },
+    /// What the seed disk says of the machine cannot be.
+    #[error("{}: {field}: {why}", path.display())]
+    Machine { path: PathBuf, field: String, why: String },
+    #[error(
+        "no disk with the label {label} has shown up within {seconds} s; this machine does not know what it is to be: attach its \
+         seed disk and boot it again"
+    )]
+    NoSeedDisk { label: &'static str, seconds: u64 },
+    #[error("the data disk {serial} is missing ({}); attach it and boot this machine again", path.display())]
+    NoDataDisk { serial: String, path: PathBuf },
+    #[error(
+        "the data disk {} is not empty and has no file system for etcd's data: {found} was found. It is left as it is; if nothing \
+         on it is of use, clear it with `wipefs --all` and zeros over its first MiB, and boot this machine again", path.display()
+    )]
+    ForeignDisk { path: PathBuf, found: String },
+    #[error(
+        "{what_for} needs {program}, which this machine does not have; install the package {package} in its image, or let \
+         `host.install_dependencies` be true"
+    )]
+    NoProgram { program: &'static str, package: &'static str, what_for: &'static str },
     #[error("cannot listen at {address}")]
     Listen { address: SocketAddr, source: io::Error },
     #[error("the certificate or key cannot be used")]

@@ -43,32 +43,43 @@ impl Layout {
         self.root.join("etc/etcd/pki")
     }
 
+    /// Where a disk of its own for etcd's data is mounted. It is there on machines that have one, and on no others.
+    pub(crate) fn data_disk(&self) -> PathBuf {
+        self.root.join("var/lib/etcd.disk")
+    }
+
+    /// All that belongs to etcd's data lies on one file system, so that it can be renamed into place, and goes with the disk.
+    fn data_home(&self) -> PathBuf {
+        let disk = self.data_disk();
+        if disk.is_dir() { disk } else { self.root.join("var/lib") }
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
-        self.root.join("var/lib/etcd")
+        self.data_home().join("etcd")
     }
 
     /// What an interrupted first start left, put aside before the next.
     pub(crate) fn remnant(&self) -> PathBuf {
-        self.root.join("var/lib/etcd.remnant")
+        self.data_home().join("etcd.remnant")
     }
 
     /// Where the data of a new formation is made.
     pub(crate) fn renewal(&self) -> PathBuf {
-        self.root.join("var/lib/etcd.renewal")
+        self.data_home().join("etcd.renewal")
     }
 
     /// Where a snapshot lies that was brought here for a restore: beside the data, so that there is room for both or neither.
     pub(crate) fn staged(&self) -> PathBuf {
-        self.root.join("var/lib/etcd.staged")
+        self.data_home().join("etcd.staged")
     }
 
     /// What was there before the formation of this token was made of it.
     pub(crate) fn before(&self, token: &str) -> PathBuf {
-        self.root.join(format!("var/lib/etcd.before-{token}"))
+        self.data_home().join(format!("etcd.before-{token}"))
     }
 
     pub(crate) fn stamp(&self) -> PathBuf {
-        self.root.join("var/lib/etcd.stamp")
+        self.data_home().join("etcd.stamp")
     }
 
     pub(crate) fn etcd_log(&self) -> PathBuf {
@@ -105,6 +116,18 @@ mod tests {
         assert_eq!(machine.fill_in("{root}/etc/etcd/pki/ca.crt", v4), "/etc/etcd/pki/ca.crt");
         let local = Layout::new(Path::new("/tmp/m1/")).unwrap();
         assert_eq!(local.fill_in("{root}/etc,{root}/var", v4), "/tmp/m1/etc,/tmp/m1/var");
+    }
+
+    #[test]
+    fn with_a_disk_of_its_own_all_that_belongs_to_the_data_lies_on_it() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path()).unwrap();
+        assert_eq!(layout.data(), root.path().join("var/lib/etcd"));
+        std::fs::create_dir_all(layout.data_disk()).unwrap();
+        for path in [layout.data(), layout.stamp(), layout.staged(), layout.renewal(), layout.before("t")] {
+            assert!(path.starts_with(root.path().join("var/lib/etcd.disk")), "{}", path.display());
+        }
+        assert_eq!(layout.state_file(), root.path().join("var/lib/quorate/state.json"));
     }
 
     #[test]

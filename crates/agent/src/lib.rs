@@ -7,7 +7,9 @@
 mod agent;
 pub mod api;
 pub mod binaries;
+pub mod boot;
 mod certificates;
+pub mod channel;
 pub mod client;
 mod converge;
 mod enrolment;
@@ -15,8 +17,10 @@ mod error;
 mod etcd;
 mod files;
 mod health;
+mod host;
 mod layout;
 mod logs;
+mod preflight;
 mod reach;
 mod read;
 mod server;
@@ -59,6 +63,8 @@ pub struct Options {
     /// Where etcd's programs are kept, which agents may share; by default below the root.
     pub cache: Option<PathBuf>,
     pub supervisor: Supervisor,
+    /// A virtio-serial port to answer on as well.
+    pub channel: Option<PathBuf>,
 }
 
 /// Who keeps etcd running.
@@ -73,8 +79,11 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
     let (state, seed) = state::open(&layout, &options.seed)?;
     let address = state.get().address;
-    let orders = server::listen(SocketAddr::new(address, AGENT_PORT)).await?;
-    let health = server::listen(SocketAddr::new(address, HEALTH_PORT)).await?;
+    let (orders, health) = (SocketAddr::new(address, AGENT_PORT), SocketAddr::new(address, HEALTH_PORT));
+    let (orders, health) = match options.supervisor {
+        Supervisor::Child => (server::listen(orders).await?, server::listen(health).await?),
+        Supervisor::Systemd => (server::listen_early(orders)?, server::listen_early(health)?),
+    };
     // Whoever sees the lock held finds the ports open.
     let _lock = lock(&layout).await?;
     files::make_dir(&layout.state_dir(), 0o700)?;
@@ -96,10 +105,16 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         orders: tokio::sync::Mutex::new(()),
         staging: staging::Staging::default(),
         readings: Arc::new(Semaphore::new(read::AT_ONCE)),
+        fsync: tokio::sync::OnceCell::new(),
+        keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
         layout,
     });
     agent.put_right().await;
+    if let Some(device) = &options.channel {
+        let streams = channel::listen(device).map_err(AgentError::file("open", device))?;
+        tokio::spawn(server::serve_channel(agent.clone(), streams));
+    }
     tokio::select! {
         ended = server::serve(agent.clone(), orders) => ended,
         () = health::serve(agent, health) => Ok(()),

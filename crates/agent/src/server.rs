@@ -15,17 +15,19 @@ use hyper::service::service_fn;
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, header};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use quorate_etcd::ReadMethod;
-use rustix::net::sockopt::set_tcp_user_timeout;
+use rustix::net::sockopt::{set_ip_freebind, set_ipv6_freebind, set_tcp_user_timeout};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
 use crate::api::{self, CONTROLLER, Refusal, StageRequest, path};
-use crate::{AgentError, tls, x509};
+use crate::{AgentError, channel, tls, x509};
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const HEADERS: Duration = Duration::from_secs(60);
@@ -38,6 +40,22 @@ type Answer = Response<BoxBody<Bytes, Infallible>>;
 
 pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, AgentError> {
     TcpListener::bind(address).await.map_err(|source| AgentError::Listen { address, source })
+}
+
+/// The same also before the machine has this address: whoever boots need not wait for the network.
+pub(crate) fn listen_early(address: SocketAddr) -> Result<TcpListener, AgentError> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        if address.is_ipv4() {
+            set_ip_freebind(&socket, true)?
+        } else {
+            set_ipv6_freebind(&socket, true)?
+        }
+        socket.bind(address)?;
+        socket.listen(1024)
+    };
+    listen().map_err(|source| AgentError::Listen { address, source })
 }
 
 pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<(), AgentError> {
@@ -55,9 +73,29 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
                 continue;
             }
         };
+        let _ = stream.set_nodelay(true);
+        let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
         let (agent, acceptor) = (agent.clone(), acceptor.clone());
         strangers.admit(async move {
             let refused = move |why: String| tracing::info!(%from, why, "a connection was refused or broke off");
+            match admit(&acceptor, stream).await {
+                Ok(stream) => drop(tokio::spawn(async move { converse(agent, stream).await.unwrap_or_else(refused) })),
+                Err(why) => refused(why),
+            }
+        });
+    }
+}
+
+/// The same, on a line of its own to the machine's host.
+pub(crate) async fn serve_channel(agent: Arc<Agent>, mut streams: mpsc::Receiver<channel::Stream>) {
+    let state = agent.state.get();
+    let Ok(config) = tls::server_config(&state.control_ca, agent.shown.clone()) else { return };
+    let acceptor = TlsAcceptor::from(config);
+    let mut strangers = Crowd::default();
+    while let Some(stream) = streams.recv().await {
+        let (agent, acceptor) = (agent.clone(), acceptor.clone());
+        strangers.admit(async move {
+            let refused = move |why: String| tracing::info!(why, "a stream of the line was refused or broke off");
             match admit(&acceptor, stream).await {
                 Ok(stream) => drop(tokio::spawn(async move { converse(agent, stream).await.unwrap_or_else(refused) })),
                 Err(why) => refused(why),
@@ -86,9 +124,7 @@ impl Crowd {
 }
 
 /// Lets the controller in, and nobody else.
-async fn admit(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<TcpStream>, String> {
-    let _ = stream.set_nodelay(true);
-    let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
+async fn admit<S: AsyncRead + AsyncWrite + Unpin>(acceptor: &TlsAcceptor, stream: S) -> Result<TlsStream<S>, String> {
     let stream = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream))
         .await
         .map_err(|_| String::from("no TLS handshake in time"))?
@@ -97,7 +133,10 @@ async fn admit(acceptor: &TlsAcceptor, stream: TcpStream) -> Result<TlsStream<Tc
     Ok(stream)
 }
 
-async fn converse(agent: Arc<Agent>, stream: TlsStream<TcpStream>) -> Result<(), String> {
+async fn converse<S>(agent: Arc<Agent>, stream: TlsStream<S>) -> Result<(), String>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let service = service_fn(move |request| {
         let agent = agent.clone();
         async move { Ok::<_, Infallible>(answer(agent, request).await) }
@@ -112,7 +151,7 @@ async fn converse(agent: Arc<Agent>, stream: TlsStream<TcpStream>) -> Result<(),
 }
 
 /// The control CA signs agents too, which must not command one another.
-fn check_is_controller(stream: &TlsStream<TcpStream>) -> Result<(), String> {
+fn check_is_controller<S>(stream: &TlsStream<S>) -> Result<(), String> {
     let chain = stream.get_ref().1.peer_certificates().ok_or("no client certificate")?;
     let leaf = chain.first().ok_or("no client certificate")?;
     match x509::common_name(leaf) {

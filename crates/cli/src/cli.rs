@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use quorate_core::spec::ClientAuth;
+use quorate_core::spec::{ClientAuth, Size};
 use quorate_core::versions::Version;
 
 pub use backup::*;
@@ -48,6 +48,16 @@ pub struct AgentAlone {
     pub global: Global,
     #[command(flatten)]
     pub options: Agent,
+}
+
+/// `quorate agent boot`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent boot", version)]
+pub struct AgentBootAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentBoot,
 }
 
 #[derive(Args, Debug)]
@@ -152,6 +162,9 @@ pub enum Verb {
     /// Move or keep the whole memory of a cluster, encrypted
     #[command(subcommand)]
     Ledger(Ledger),
+    /// Make images for machines
+    #[command(subcommand)]
+    Image(Image),
     /// Print the JSON schema of the spec, for editors
     Schema,
     /// Print completions for a shell
@@ -162,6 +175,9 @@ pub enum Verb {
     /// Run the agent of a machine; providers start it, people need not
     #[command(hide = true)]
     Agent(Agent),
+    /// Make this machine what its seed disk says; on machines, as `quorate agent boot`
+    #[command(hide = true)]
+    AgentBoot(AgentBoot),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -223,6 +239,8 @@ pub struct Init {
 pub enum Provider {
     /// On this machine
     Local,
+    /// As virtual machines of libvirt
+    Libvirt,
 }
 
 #[derive(Args, Debug)]
@@ -508,6 +526,36 @@ pub struct ImportKey {
     pub passphrase_file: Option<PathBuf>,
 }
 
+#[derive(Subcommand, Debug)]
+pub enum Image {
+    /// Build a small Debian image with etcd, the agent and all that a member needs
+    ///
+    /// Needs root, mmdebstrap, extlinux and qemu-utils. A machine made of it reads its seed disk by itself, without cloud-init.
+    Build(ImageBuild),
+}
+
+#[derive(Args, Debug)]
+pub struct ImageBuild {
+    /// Write the image to FILE, in qcow2, and a manifest of what is in it beside it
+    #[arg(value_name = "FILE")]
+    pub output: PathBuf,
+    /// The static quorate that becomes the machines' agent; by default this very program
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// The release of Debian
+    #[arg(long, value_name = "NAME", default_value = "bookworm")]
+    pub suite: String,
+    /// A mirror, or a file with sources for apt, instead of Debian's own
+    #[arg(long, value_name = "URL|FILE")]
+    pub sources: Option<String>,
+    /// A further package; may be given again
+    #[arg(long = "package", value_name = "NAME")]
+    pub packages: Vec<String>,
+    /// Size of the disk; a machine's root disk may be larger, and is used whole
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub size: Size,
+}
+
 #[derive(Args, Debug)]
 pub struct Agent {
     /// Below which everything of the machine lies
@@ -522,6 +570,22 @@ pub struct Agent {
     /// Let systemd keep etcd running
     #[arg(long)]
     pub systemd: bool,
+    /// Also answer on this virtio-serial port, for controllers that cannot reach the machine by network
+    #[arg(long, value_name = "DEVICE")]
+    pub channel: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentBoot {
+    /// Below which the machine's files are written; no program is run where it is not /
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Read this directory instead of the seed disk
+    #[arg(long, value_name = "DIR")]
+    pub seed_from: Option<PathBuf>,
+    /// Leave hostname and addresses to cloud-init
+    #[arg(long)]
+    pub beside_cloud_init: bool,
 }
 
 #[cfg(test)]

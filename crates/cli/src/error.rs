@@ -13,6 +13,7 @@ use quorate_control::ControlError;
 use quorate_control::backup::BackupError;
 use quorate_control::clients::ClientError;
 use quorate_control::drill::DrillError;
+use quorate_control::image::ImageError;
 use quorate_control::ledger::{ExportError, LedgerError};
 
 use crate::exit::Exit;
@@ -37,6 +38,8 @@ pub enum Error {
     AgentClient(#[from] AgentClientError),
     #[error(transparent)]
     Binary(#[from] BinaryError),
+    #[error(transparent)]
+    Image(#[from] ImageError),
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: io::Error },
     #[error("the output cannot be written")]

@@ -18,7 +18,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{AgentAlone, Cli, Global, Verb};
+use crate::cli::{AgentAlone, AgentBootAlone, Cli, Global, Verb};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -37,7 +37,12 @@ fn main() -> ExitCode {
 
 /// An agent stays for years: it does not take all that the other verbs would be read with into its memory.
 fn command_line() -> Cli {
-    if std::env::args_os().nth(1).is_some_and(|verb| verb == "agent") {
+    let word = |at: usize, expected: &str| std::env::args_os().nth(at).is_some_and(|word| word == expected);
+    if word(1, "agent") && word(2, "boot") {
+        let AgentBootAlone { global, options } = AgentBootAlone::parse_from(std::env::args_os().skip(2));
+        return Cli { global, verb: Verb::AgentBoot(options) };
+    }
+    if word(1, "agent") {
         let AgentAlone { global, options } = AgentAlone::parse_from(std::env::args_os().skip(1));
         return Cli { global, verb: Verb::Agent(options) };
     }
@@ -46,10 +51,17 @@ fn command_line() -> Cli {
 
 fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     let level = if global.verbose { LevelFilter::DEBUG } else { LevelFilter::INFO };
-    if let Verb::Agent(options) = verb {
-        log(level);
-        return commands::agent::run(options);
-    }
+    let verb = match verb {
+        Verb::Agent(options) => {
+            log(level);
+            return commands::agent::run(options);
+        }
+        Verb::AgentBoot(options) => {
+            log(level);
+            return commands::agent::boot(options);
+        }
+        verb => verb,
+    };
     if global.verbose {
         log(level);
     }
@@ -81,9 +93,11 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Restore(options) => commands::restore::run(&context, options).await,
         Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
+        Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),
         Verb::Agent(options) => commands::agent::run(options),
+        Verb::AgentBoot(options) => commands::agent::boot(options),
     }
 }
 

@@ -19,6 +19,7 @@ use quorate_pki::{Authority, LeafWish};
 
 use crate::brought::chain_of;
 use crate::controller::{ControlError, Controller, Event, Reporter};
+use crate::providers::Data;
 use crate::secrets;
 
 /// How long a new machine has to come up and enrol.
@@ -186,7 +187,7 @@ impl Controller {
             }
             Action::DestroyMachine { member } => {
                 let (seat, incarnation) = machine_of(seen, member);
-                Ok(self.sight.provider().destroy(cluster, &seat, incarnation).await?)
+                Ok(self.sight.provider().destroy(cluster, &seat, incarnation, Data::Goes).await?)
             }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
@@ -292,7 +293,7 @@ impl Controller {
             token: enrolment.token.clone(),
             token_expires: enrolment.expires,
         };
-        Ok(self.sight.provider().create(&wish.machine, &seed, self.held.fence()).await?)
+        Ok(self.sight.provider().create(&wish.machine, &seed, Data::Goes, self.held.fence()).await?)
     }
 
     async fn enrol(&self, member: &MemberName, answers: &Answers) -> Result<(), ControlError> {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
-use quorate_core::model::{Brought, Ledger, MemberName, RestoreWish};
+use quorate_core::model::{Brought, Ledger, LogSecrets, MemberName, RestoreWish};
 use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, KeyPairFiles};
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
@@ -23,6 +23,7 @@ pub struct BroughtFiles {
     pub given: Option<Given>,
     pub root_password: Option<Secret>,
     pub passwords: BTreeMap<String, Secret>,
+    pub log_forwarding: Option<LogSecrets>,
 }
 
 #[derive(Clone, Debug)]
@@ -62,6 +63,7 @@ impl BroughtFiles {
             root: given.and_then(|g| g.root.as_ref()).map(print),
             passwords: passwords.map(|(user, p)| (user.clone(), password_fingerprint(cluster_id, p))).collect(),
             snapshot: snapshot_at_hand(home, ledger),
+            log_forwarding: self.log_forwarding.clone(),
         }
     }
 }
@@ -97,6 +99,10 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
     for user in &mut spec.auth.users {
         user.password_file.iter_mut().for_each(resolve);
     }
+    if let Some(forwarding) = spec.host.as_mut().and_then(|host| host.log_forwarding.as_mut()) {
+        resolve(&mut forwarding.forward.shared_key_file);
+        resolve(&mut forwarding.forward.ca);
+    }
     for place in spec.backup.iter_mut().flat_map(|b| [Some(&mut b.to), b.also_to.as_mut()]).flatten() {
         match place {
             Destination::Directory(path) => resolve(path),
@@ -121,6 +127,7 @@ pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<File
             .as_ref()
             .and_then(|path| reader.password("auth.root_password_file", path)),
         passwords: reader.passwords(spec),
+        log_forwarding: reader.log_forwarding(spec),
     };
     if reader.problems.is_empty() { Ok(files) } else { Err(reader.problems) }
 }
@@ -176,6 +183,19 @@ impl Reader {
             }
         }
         passwords
+    }
+
+    fn log_forwarding(&mut self, spec: &ClusterSpec) -> Option<LogSecrets> {
+        let forward = &spec.host.as_ref()?.log_forwarding.as_ref()?.forward;
+        let shared_key = self.password("host.log_forwarding.forward.shared_key_file", &forward.shared_key_file);
+        let field = "host.log_forwarding.forward.ca";
+        let ca = self.text(field, &forward.ca)?;
+        if inspect(&ca).is_err() {
+            let message = format!("{} holds no certificate in PEM", forward.ca.display());
+            self.complain(field, message, Some("name the certificate of the CA that signed the receiver's"));
+            return None;
+        }
+        Some(LogSecrets { shared_key: shared_key?, ca })
     }
 
     fn authority(&mut self, spec: &ClusterSpec, now: Timestamp) -> Option<Pair> {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
-use quorate_core::model::{Desired, Formation, Ledger, Observation};
+use quorate_core::model::{Desired, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
@@ -21,8 +21,6 @@ use crate::observe::Sight;
 use crate::process;
 use crate::providers::{self, ProviderError};
 
-/// How long a cluster may make no progress before the loop gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// More rounds than any run needs; one that has not settled by then would go on for ever.
 const MOST_ROUNDS: u32 = 1000;
 /// How many formations one run may begin.
@@ -55,12 +53,25 @@ pub enum ControlError {
     FormationFails { why: String },
     #[error("after {MOST_ROUNDS} rounds there is still something to do, which is a bug in quorate: {step}")]
     NeverSettles { step: String },
-    #[error("no progress for {} seconds; still waiting for {}", PATIENCE.as_secs(), texts(waiting).join("; "))]
-    OutOfPatience { waiting: Vec<WaitingFor> },
+    #[error("no progress for {} seconds; still waiting for {}{}", waited.as_secs(), texts(waiting).join("; "), consoles(last_words))]
+    OutOfPatience {
+        waited: Duration,
+        waiting: Vec<WaitingFor>,
+        /// What machines said last whose agents never answered.
+        last_words: Vec<(MemberName, String)>,
+    },
 }
 
 fn texts(items: &[impl ToString]) -> Vec<String> {
     items.iter().map(ToString::to_string).collect()
+}
+
+fn consoles(last_words: &[(MemberName, String)]) -> String {
+    let shown = last_words.iter().map(|(member, words)| {
+        let lines: Vec<String> = words.lines().map(|line| format!("    {line}")).collect();
+        format!("\n  the console of {member} ends with:\n{}", lines.join("\n"))
+    });
+    shown.collect()
 }
 
 impl ControlError {
@@ -197,7 +208,10 @@ impl Controller {
                 return self.forget(spent.steps + 1, seen).await;
             }
             let went = if decision.steps.is_empty() {
-                spent.wait(decision.waiting).await
+                match spent.wait(decision.waiting, self.sight.provider().patience()).await {
+                    Err(waiting) => Err(self.out_of_patience(&seen, waiting).await),
+                    Ok(()) => Ok(()),
+                }
             } else {
                 let done = self.act(&desired, &seen, &decision.steps, reporter).await;
                 spent.round(&decision.steps, done).await
@@ -211,6 +225,20 @@ impl Controller {
                 }
             }
         }
+    }
+
+    /// An agent that never answered can tell nothing, but its machine may have.
+    async fn out_of_patience(&self, seen: &Observation, waiting: Vec<WaitingFor>) -> ControlError {
+        let provider = self.sight.provider();
+        let cluster = self.held.ledger().spec.name.to_string();
+        let mut last_words = Vec::new();
+        for silent in &waiting {
+            let WaitingFor::Agent { member, .. } = silent else { continue };
+            let Some(machine) = seen.machines.get().and_then(|machines| machines.get(member)) else { continue };
+            let words = provider.last_words(&cluster, &member.seat().into(), machine.incarnation).await;
+            last_words.extend(words.ok().filter(|words| !words.is_empty()).map(|words| (member.clone(), words)));
+        }
+        ControlError::OutOfPatience { waited: provider.patience(), waiting, last_words }
     }
 
     /// What this look shows and the next run must know.
@@ -261,13 +289,13 @@ struct Spent {
 
 impl Spent {
     /// Lets time pass when there is nothing to do but wait, up to a bound.
-    async fn wait(&mut self, waiting: Vec<WaitingFor>) -> Result<(), ControlError> {
+    async fn wait(&mut self, waiting: Vec<WaitingFor>, patience: Duration) -> Result<(), Vec<WaitingFor>> {
         if is_progress(&self.waiting, &waiting) {
             self.waiting_since = None;
         }
         let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
-        if waited > PATIENCE {
-            return Err(ControlError::OutOfPatience { waiting });
+        if waited > patience {
+            return Err(waiting);
         }
         self.waiting = waiting;
         tokio::time::sleep(pause(waited)).await;

@@ -10,6 +10,7 @@ pub mod controller;
 pub mod drill;
 pub mod history;
 pub mod home;
+pub mod image;
 pub mod ledger;
 pub mod observe;
 pub mod process;

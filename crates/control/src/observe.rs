@@ -12,14 +12,14 @@ use quorate_core::model::{AgentSeen, Facts, Formation, Ledger, MachineSeen, Memb
 use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::controller::ControlError;
-use crate::providers::{Provider, ProviderError};
+use crate::providers::{Provider, ProviderError, Reach};
 use crate::secrets;
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
-    agents: BTreeMap<MemberName, (MachineSeen, AgentClient)>,
+    agents: BTreeMap<MemberName, Contact>,
     /// Machines, by seat and incarnation, whose agents told the number they remember before they heard ours.
     asked: BTreeSet<(String, u64)>,
     /// Agents that remember our number, or a higher one, though nobody told it.
@@ -44,6 +44,13 @@ fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
     age >= secrets::CONTROLLER_VALIDITY / 2 || age.is_negative()
 }
 
+/// An agent that can be spoken to, and where that is.
+struct Contact {
+    machine: MachineSeen,
+    reach: Reach,
+    client: AgentClient,
+}
+
 impl Sight {
     pub fn new(provider: Rc<dyn Provider>) -> Self {
         Sight { provider, identity: None, agents: BTreeMap::new(), asked: BTreeSet::new(), knows_more: Vec::new() }
@@ -54,17 +61,17 @@ impl Sight {
     }
 
     pub fn agent(&self, member: &MemberName) -> Option<&AgentClient> {
-        self.agents.get(member).map(|(_, client)| client)
+        self.agents.get(member).map(|contact| &contact.client)
     }
 
     /// Hands out the client of an agent, to be used apart from any look. The next look makes another.
     pub fn part_with(&mut self, member: &MemberName) -> Option<AgentClient> {
-        self.agents.remove(member).map(|(_, client)| client)
+        self.agents.remove(member).map(|contact| contact.client)
     }
 
     /// The machine of a member as it was seen last.
     pub fn machine(&self, member: &MemberName) -> Option<&MachineSeen> {
-        self.agents.get(member).map(|(machine, _)| machine)
+        self.agents.get(member).map(|contact| &contact.machine)
     }
 
     /// Looks, and tells nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
@@ -72,9 +79,9 @@ impl Sight {
     pub async fn ask_first(&mut self, ledger: &Ledger, fence: u64) -> Result<Observation, ControlError> {
         let seen = self.ask(ledger, None).await?;
         for member in seen.agents.keys() {
-            if let (Some(facts), Some((machine, _))) = (seen.facts(member), self.agents.get(member)) {
+            if let (Some(facts), Some(contact)) = (seen.facts(member), self.agents.get(member)) {
                 match safety::fence_is_current(fence - 1, member, facts) {
-                    Ok(()) => drop(self.asked.insert(key(member, machine))),
+                    Ok(()) => drop(self.asked.insert(key(member, &contact.machine))),
                     Err(because) => self.knows_more.push(because),
                 }
             }
@@ -128,9 +135,9 @@ impl Sight {
         };
         self.meet(ledger, &machines, now)?;
         let asked = &self.asked;
-        let looks = self.agents.iter().map(async |(member, (machine, agent))| {
-            let number = fence.filter(|_| !asked.contains(&key(member, machine)));
-            let seen = match look_first(agent, member, number, fence).await {
+        let looks = self.agents.iter().map(async |(member, contact)| {
+            let number = fence.filter(|_| !asked.contains(&key(member, &contact.machine)));
+            let seen = match look_first(&contact.client, member, number, fence).await {
                 Ok(Met::Agent(Look::Facts(facts))) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
                 Ok(Met::Agent(Look::Unenrolled { public_key })) => {
                     Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key })
@@ -148,9 +155,9 @@ impl Sight {
         let mut agents = BTreeMap::new();
         for (member, seen, knows_more) in looks {
             let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
-            if let (Some((machine, _)), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence)
+            if let (Some(contact), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence)
             {
-                self.asked.insert(key(&member, machine));
+                self.asked.insert(key(&member, &contact.machine));
             }
             self.knows_more.extend(knows_more);
             agents.insert(member, seen);
@@ -210,7 +217,10 @@ impl Sight {
     ) -> Result<(), ControlError> {
         self.renew(ledger, now)?;
         let (Some(shown), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
-        self.agents.retain(|member, (machine, _)| machines.get(member) == Some(machine));
+        let provider = &self.provider;
+        self.agents.retain(|member, contact| {
+            machines.get(member).is_some_and(|now| *now == contact.machine && provider.reach(member, now) == contact.reach)
+        });
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
             if !ours || machine.power == Power::Off || self.agents.contains_key(member) {
@@ -221,8 +231,13 @@ impl Sight {
                 member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
+            let reach = self.provider.reach(member, machine);
             let client = AgentClient::new(machine.address, &control.certificate, shown.identity.clone(), expected)?;
-            self.agents.insert(member.clone(), (machine.clone(), client));
+            let client = match &reach {
+                Reach::Network => client,
+                Reach::Socket(path) => client.over_line(path.clone()),
+            };
+            self.agents.insert(member.clone(), Contact { machine: machine.clone(), reach, client });
         }
         Ok(())
     }

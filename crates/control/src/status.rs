@@ -9,7 +9,6 @@ use quorate_core::model::{
     Observation, Power, Seen, ServiceState,
 };
 use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety};
-use quorate_core::spec::Provider;
 use serde::Serialize;
 
 use crate::backup::{self, BackupStatus};
@@ -129,9 +128,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
-        provider: match spec.provider {
-            Provider::Local => String::from("local"),
-        },
+        provider: spec.provider.name().to_owned(),
         formation: match ledger.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",

@@ -12,8 +12,8 @@ use crate::Secret;
 use crate::flags;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, FormedWith, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT,
-    Permission, ROOT, Restore, SecretKind, UserWish,
+    DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
+    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -46,10 +46,11 @@ struct Rendered {
 }
 
 impl Configs {
-    fn render(spec: &ClusterSpec, ledger: &Ledger, arch: &str) -> Self {
+    fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
         let binary = binary(spec, arch);
         let rendered = spec.members.iter().map(|member| {
-            let config = node_config(spec, ledger, member, binary.clone());
+            let mut config = node_config(spec, ledger, member, binary.clone());
+            config.host = host(spec, member, brought).map(Box::new);
             let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });
@@ -78,7 +79,7 @@ impl Wish<'_> {
     }
 
     pub fn configs(&self, ledger: &Ledger) -> Configs {
-        Configs::render(self.spec, ledger, self.arch)
+        Configs::render(self.spec, ledger, self.brought, self.arch)
     }
 
     /// The same with node configs that were rendered before, for this spec and these secrets.
@@ -125,6 +126,7 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::KeyAlgorithm::Rsa => String::from("rsa"),
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
         },
+        provider: spec.provider.name().to_owned(),
         network: match spec.network {
             spec::Network::Loopback => String::from("loopback"),
             spec::Network::Netns => String::from("netns"),
@@ -179,7 +181,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     DesiredMember {
         machine: spec.machine_name(member.name.as_str(), incarnation),
         incarnation,
-        address: member.address,
+        address: member.pinned(),
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },
         config,
         digest,
@@ -203,7 +205,37 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
     }
     let version = spec.etcd.version.to_string();
     let etcd = EtcdService { version, binary, flags: etcd_flags(spec, member), inputs };
-    NodeConfig { files, etcd }
+    NodeConfig { files, etcd, host: None }
+}
+
+/// Local machines are processes of this one, whose clock, firewall and logs are none of our affair.
+fn host(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> Option<HostConfig> {
+    (!matches!(spec.provider, spec::Provider::Local)).then(|| host_config(spec, member, brought))
+}
+
+fn host_config(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> HostConfig {
+    let settings = spec.host.clone().unwrap_or_default();
+    let spec::HostSettings { chrony, node_exporter, firewall, install_dependencies, log_forwarding } = settings;
+    let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
+    let log_forwarding = log_forwarding.zip(brought.log_forwarding.clone()).map(|(settings, secrets)| {
+        let spec::Forward { host, port, hostname, .. } = settings.forward;
+        LogForwardingConfig {
+            etcd_tag: settings.etcd_tag,
+            node_exporter_tag: settings.node_exporter_tag,
+            host,
+            port,
+            hostname: hostname.unwrap_or_else(|| spec.machine_name(member.name.as_str(), 1)),
+            shared_key: secrets.shared_key,
+            ca: secrets.ca,
+        }
+    });
+    HostConfig {
+        chrony,
+        node_exporter: node_exporter.enabled,
+        firewall: firewall.enabled.then_some(FirewallConfig { rules: firewall, scrape_from }),
+        install_dependencies,
+        log_forwarding,
+    }
 }
 
 /// The flags with which etcd runs, apart from those that matter only at its first start.
@@ -338,5 +370,43 @@ fn permission(permission: &spec::Permission) -> Permission {
     match &permission.keys {
         Keys::Key(key) => Permission::on_key(key, access),
         Keys::Prefix(prefix) => Permission::on_prefix(prefix, access),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::LogSecrets;
+
+    fn spec(host: &str) -> ClusterSpec {
+        let text = format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    host: {host}\n");
+        let document = spec::Document::parse("a.yaml", &text).expect("it is YAML");
+        let checked = document.spec(&spec::HostFacts::default());
+        checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0)
+    }
+
+    #[test]
+    fn a_machine_keeps_out_whom_nobody_named_unless_told_otherwise() {
+        let spec = spec("{}");
+        let config = host_config(&spec, &spec.members[0], &Brought::default());
+        assert!(config.node_exporter && config.install_dependencies && config.chrony.is_none());
+        assert!(config.firewall.is_some_and(|firewall| firewall.scrape_from.is_empty()));
+        assert_eq!(host(&spec, &spec.members[0], &Brought::default()), None, "a local machine is left alone");
+    }
+
+    #[test]
+    fn nobody_may_ask_an_exporter_that_does_not_run() {
+        let spec = spec("{node_exporter: {enabled: false, scrape_from: [10.0.0.0/8]}}");
+        let config = host_config(&spec, &spec.members[0], &Brought::default());
+        assert!(!config.node_exporter && config.firewall.unwrap().scrape_from.is_empty());
+    }
+
+    #[test]
+    fn logs_go_with_what_the_operator_brought() {
+        let spec = spec("{log_forwarding: {forward: {host: logs, shared_key_file: key, ca: ca.pem}}}");
+        let secrets = LogSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
+        let brought = Brought { log_forwarding: Some(secrets), ..Brought::default() };
+        let config = host_config(&spec, &spec.members[0], &brought).log_forwarding.unwrap();
+        assert_eq!((config.hostname.as_str(), config.port, config.ca.as_str()), ("etcd-1", 24224, "pem"));
     }
 }

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use quorate_core::spec::{
-    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Provider, Severity, Spec, json_schema,
+    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Severity, Spec, Template, json_schema,
 };
 use quorate_core::versions;
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn with_defaults_written_out(template: &str) -> String {
 
 #[test]
 fn the_template_is_accepted_and_the_defaults_it_shows_are_the_defaults() {
-    let template = spec::template(Provider::Local);
+    let template = spec::template(Template::Local);
     let plain = accepted(&template);
     let written_out = with_defaults_written_out(&template);
     assert_ne!(template, written_out);
@@ -38,11 +38,22 @@ fn the_template_is_accepted_and_the_defaults_it_shows_are_the_defaults() {
 }
 
 #[test]
+fn the_template_for_libvirt_differs_from_the_defaults_in_nothing_but_what_must_be_said() {
+    let template = spec::template(Template::Libvirt);
+    let plain = accepted(&template);
+    let mut explicit = accepted(&with_defaults_written_out(&template));
+    explicit.clusters[0].etcd.auto_compaction.retention = None;
+    assert_eq!(plain, explicit);
+    assert_eq!(plain.clusters[0].members[0].pinned(), "192.168.122.11".parse().ok());
+}
+
+#[test]
 fn the_template_shows_every_field_that_has_a_default() {
-    let shown: Value =
-        serde_json::to_value(accepted(&with_defaults_written_out(&spec::template(Provider::Local)))).unwrap();
-    let default: Value = serde_json::to_value(accepted(&spec::template(Provider::Local))).unwrap();
-    let template = spec::template(Provider::Local);
+    let local = spec::template(Template::Local);
+    let shown: Value = serde_json::to_value(accepted(&with_defaults_written_out(&local))).unwrap();
+    let default: Value = serde_json::to_value(accepted(&local)).unwrap();
+    // What belongs to one provider is shown by its own template.
+    let template = format!("{local}{}", spec::template(Template::Libvirt));
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(map) => map.iter().for_each(|(key, value)| {
@@ -79,7 +90,10 @@ fn every_field_of_the_schema_is_described_and_settings_have_defaults() {
     let mut count = 0;
     visit_properties(&schema, &mut |name, property| {
         count += 1;
-        assert!(property["description"].as_str().is_some_and(|text| text.len() > 8), "`{name}` has no description");
+        let meant = property["$ref"].as_str().and_then(|at| schema.pointer(at.trim_start_matches('#')));
+        let description = property.get("description").or_else(|| meant?.get("description"));
+        let described = description.and_then(Value::as_str).is_some_and(|text| text.len() > 8);
+        assert!(described, "`{name}` has no description");
     });
     assert!(count > 40, "{count} fields");
     assert_eq!(schema["$defs"]["EtcdSettings"]["properties"]["quota"]["default"], "8GiB");
@@ -129,6 +143,26 @@ clusters:
     etcd: {binary: {path: /usr/bin/etcd}}
     tls: {given: {ca: ca.pem, members: {a: {certificate: a.pem, key: a.key}}, root: {certificate: r.pem, key: r.key}}}
   - {name: d, members: [{name: a}], backup: {to: {s3: {bucket: aaa, credentials: machine_role}}, recipients: [age1zvkyg2lqzraa2lnjvqej32nkuu0ues2s82hzrye869xeexvn73equnujwj]}}
+  - name: l
+    provider:
+      libvirt:
+        uri: "qemu+ssh://host/system"
+        pool: etcd
+        image: {volume: images/debian.qcow2, root_size: 30GiB, has_agent: true}
+        data_size: 20GiB
+        vcpus: 4
+        memory: 16GiB
+        acceleration: kvm
+        cloud_init: {pool: seeds, name: "<name>.img"}
+        admin: {user: ada, ssh_keys: ["ssh-ed25519 AAAAC3Nza ada"], console_password_hash: "$6$a$b"}
+    members:
+      - name: a
+        root_volume: own.qcow2
+        data_volume: disks/a
+        interfaces:
+          - {network: default, address: 192.168.122.11, prefix: 24, gateway: 192.168.122.1, dns: [192.168.122.1], mac: "52:54:00:DE:E3:64"}
+          - {network_id: 6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3c, address: "fd00::2", prefix: 64}
+          - {macvtap: ens3, address: 192.168.21.200, prefix: 24}
   - {name: p, members: [{name: a}], etcd: {binary: {package: debian}}, auth: {bootstrap: false}}
   - {name: m, members: [{name: a}], etcd: {binary: {mirror: "http://mirror.example.org/etcd"}}}
 "#;
@@ -144,6 +178,29 @@ fn a_spec_with_everything_reads_back_equal() {
     let flags = &spec.clusters[0].etcd.flags;
     assert_eq!((flags["enable-pprof"].0.as_str(), flags["max-txn-ops"].0.as_str()), ("true", "256"));
     assert_eq!(spec.clusters[0].machine_name("etcd-1", 1), "etcd-1-dev");
+}
+
+/// Under the provider `local` it is read, and warned about.
+#[test]
+fn what_machines_run_beside_etcd_reads_back_equal() {
+    let text = r#"
+quorate: 1
+clusters:
+  - name: full
+    members: [{name: etcd-1}]
+    host:
+      chrony: {servers: [{address: 192.0.2.1, options: [iburst, "maxpoll 10"]}], makestep: {threshold: 50ms, always: true}}
+      node_exporter: {enabled: false}
+      firewall: {peers_from: [127.0.0.0/8], clients_from: [], ssh_from: ["fd00::/8", 10.0.0.1]}
+      install_dependencies: false
+      log_forwarding: {etcd_tag: e, forward: {host: logs, port: 1, hostname: h, shared_key_file: "a b", ca: ca.pem}}
+"#;
+    let read = |text: &str| Document::parse("a.yaml", text).unwrap().spec(&HostFacts::default()).spec.unwrap();
+    let spec = read(text);
+    assert_eq!(read(&spec.to_yaml()), spec, "{}", spec.to_yaml());
+    let host = spec.clusters[0].host.as_ref().unwrap();
+    assert!(host.firewall.enabled && host.firewall.clients_from.as_ref().unwrap().is_empty());
+    assert_eq!(host.log_forwarding.as_ref().unwrap().node_exporter_tag, "node-exporter");
 }
 
 #[test]

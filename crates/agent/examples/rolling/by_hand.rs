@@ -66,7 +66,7 @@ impl Cluster {
         let subject = AuthoritySubject { common_name: String::from("by hand"), organization: None };
         let authority = Authority::generate(&subject, KeyAlgorithm::P256, ONE_DAY, Timestamp::now())?;
         let root = issue(&authority, "root", None)?;
-        let spare = MemberSpec { name: "spare".parse()?, address: None };
+        let spare = MemberSpec::named("spare".parse()?);
         let seats: Vec<MemberSpec> = spec.members.iter().cloned().chain([spare]).collect();
         let addresses = free_addresses(ADDRESSES, seats.len())?;
         let prepare = |(seat, address): (MemberSpec, IpAddr)| {

@@ -1,5 +1,5 @@
-//! etcd from Debian's package `etcd-server`: downloaded and unpacked beside the agent, never installed, so that Debian's
-//! own service does not come with it.
+//! etcd from Debian's or Ubuntu's packages `etcd-server` and `etcd-client`: downloaded and unpacked beside the agent, never
+//! installed, so that the package's own service does not come with it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,9 @@ use tokio::process::Command;
 use super::{BinaryError, once, run};
 
 const PACKAGE: &str = "etcd-server";
+/// The programs for people and for restores. etcd runs without them.
+const CLIENT: &str = "etcd-client";
+const PROGRAMS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
 
 pub(super) async fn fetch(version: &str, cache: &Path) -> Result<PathBuf, BinaryError> {
     let name = format!("{version}-debian");
@@ -19,24 +22,33 @@ pub(super) async fn fetch(version: &str, cache: &Path) -> Result<PathBuf, Binary
             wanted: version.to_owned(),
             offered: if offered.is_empty() { String::from("nothing") } else { offered.join(", ") },
         })?;
-        let package = format!("{PACKAGE}={full}");
-        run(Command::new("apt-get").args(["download", &package]).current_dir(directory)).await?;
-        unpack(directory).await
+        download(PACKAGE, full, directory).await?;
+        if let Err(error) = download(CLIENT, full, directory).await {
+            tracing::warn!(%error, "etcdctl and etcdutl do not come with etcd");
+        }
+        let program = directory.join("etcd");
+        if program.exists() { Ok(()) } else { Err(BinaryError::Missing { path: program }) }
     });
     Ok(directory.await?.join("etcd"))
 }
 
-async fn unpack(directory: &Path) -> Result<(), BinaryError> {
+async fn download(package: &str, version: &str, directory: &Path) -> Result<(), BinaryError> {
+    let full = format!("{package}={version}");
+    run(Command::new("apt-get").args(["download", &full]).current_dir(directory)).await?;
     let listing = fs::read_dir(directory).map_err(BinaryError::file("list", directory))?;
     let is_package = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "deb");
-    let package = listing.flatten().map(|entry| entry.path()).find(is_package);
-    let package = package.ok_or_else(|| BinaryError::Missing { path: directory.join("*.deb") })?;
+    let archive = listing.flatten().map(|entry| entry.path()).find(is_package);
+    let archive = archive.ok_or_else(|| BinaryError::Missing { path: directory.join("*.deb") })?;
     let tree = directory.join("tree");
-    run(Command::new("dpkg-deb").arg("-x").arg(&package).arg(&tree)).await?;
-    let program = directory.join("etcd");
-    fs::rename(tree.join("usr/bin/etcd"), &program).map_err(BinaryError::file("take out", &program))?;
+    run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree)).await?;
+    for name in PROGRAMS {
+        let (from, to) = (tree.join("usr/bin").join(name), directory.join(name));
+        if from.exists() {
+            fs::rename(&from, &to).map_err(BinaryError::file("take out", &to))?;
+        }
+    }
     fs::remove_dir_all(&tree).map_err(BinaryError::file("remove", &tree))?;
-    fs::remove_file(&package).map_err(BinaryError::file("remove", &package))
+    fs::remove_file(&archive).map_err(BinaryError::file("remove", &archive))
 }
 
 /// The versions in `apt-cache madison`: lines of `package | version | source`.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::{MetadataExt, lchown};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,12 +62,11 @@ impl Systemd {
         let (data, log) = (self.layout.data(), self.layout.etcd_log());
         files::make_dir(&data, 0o700)?;
         files::open_log(&log)?;
-        let Some((user, group)) = self.owner()? else { return Ok(()) };
-        for path in [data, log] {
-            let given = std::os::unix::fs::chown(&path, Some(user), Some(group));
-            given.map_err(AgentError::file("give to etcd", &path))?;
-        }
-        Ok(())
+        let Some(owner) = self.owner()? else { return Ok(()) };
+        give(&log, owner)?;
+        // Data that came with its disk from another machine may be another user's there.
+        let is_foreign = fs::metadata(&data).is_ok_and(|found| (found.uid(), found.gid()) != owner);
+        if is_foreign { give_all(&data, owner) } else { Ok(()) }
     }
 }
 
@@ -122,6 +122,21 @@ impl Service for Systemd {
     fn owner(&self) -> Result<Option<Owner>, AgentError> {
         find_owner()?.map(Some).ok_or_else(|| AgentError::NoUser { user: USER.to_owned() })
     }
+}
+
+fn give(path: &Path, (user, group): Owner) -> Result<(), AgentError> {
+    lchown(path, Some(user), Some(group)).map_err(AgentError::file("give to etcd", path))
+}
+
+/// The directory itself last: as long as it is another's, the rest may be too.
+fn give_all(directory: &Path, owner: Owner) -> Result<(), AgentError> {
+    for entry in fs::read_dir(directory).map_err(AgentError::file("list", directory))?.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => give_all(&entry.path(), owner)?,
+            _ => give(&entry.path(), owner)?,
+        }
+    }
+    give(directory, owner)
 }
 
 /// In a place that no reboot survives.
@@ -231,11 +246,11 @@ fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
     }
 }
 
-async fn systemctl(args: &[&str]) -> Result<String, AgentError> {
+pub(crate) async fn systemctl(args: &[&str]) -> Result<String, AgentError> {
     run(Command::new("systemctl").args(args)).await
 }
 
-async fn run(command: &mut Command) -> Result<String, AgentError> {
+pub(crate) async fn run(command: &mut Command) -> Result<String, AgentError> {
     let program = command.as_std().get_program().to_string_lossy().into_owned();
     let output = command.kill_on_drop(true).output().await;
     let output = output.map_err(|source| AgentError::Spawn { program: program.clone(), source })?;

@@ -137,6 +137,7 @@ impl Machine {
             seed: self.seed_file(),
             cache: Some(self.directory.path().join("cache")),
             supervisor: Supervisor::Child,
+            channel: None,
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -362,6 +363,7 @@ pub fn config_of(version: &str) -> NodeConfig {
             flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             inputs: BTreeSet::new(),
         },
+        host: None,
     }
 }
 

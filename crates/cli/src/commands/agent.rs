@@ -1,5 +1,6 @@
 //! `quorate agent`: the agent of one machine, until it is killed.
 
+use quorate_agent::boot::BootOptions;
 use quorate_agent::{Options, Supervisor};
 
 use crate::cli;
@@ -7,7 +8,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 
 pub fn run(options: cli::Agent) -> Result<Exit, Error> {
-    let cli::Agent { root, seed, cache, systemd } = options;
+    let cli::Agent { root, seed, cache, systemd, channel } = options;
     let supervisor = if systemd { Supervisor::Systemd } else { Supervisor::Child };
     if let (Supervisor::Child, Err(error)) = (supervisor, quorate_agent::detach()) {
         // So it is when somebody starts it by hand in a shell.
@@ -16,6 +17,13 @@ pub fn run(options: cli::Agent) -> Result<Exit, Error> {
     // It fails only when one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
-    runtime.block_on(quorate_agent::run(Options { root, seed, cache, supervisor }))?;
+    runtime.block_on(quorate_agent::run(Options { root, seed, cache, supervisor, channel }))?;
+    Ok(Exit::Done)
+}
+
+/// `quorate agent boot`: the machine becomes what its seed disk says.
+pub fn boot(options: cli::AgentBoot) -> Result<Exit, Error> {
+    let cli::AgentBoot { root, seed_from, beside_cloud_init } = options;
+    quorate_agent::boot::boot(&BootOptions { root, seed_from, beside_cloud_init })?;
     Ok(Exit::Done)
 }

@@ -8,6 +8,7 @@ pub mod clients;
 pub mod destroy;
 pub mod drill;
 pub mod history;
+pub mod image;
 pub mod ledger;
 pub mod logs;
 pub mod plan;

@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use quorate_core::spec::{Problem, Provider, json_schema, template};
+use quorate_core::spec::{Problem, Template, json_schema, template};
 use serde::Serialize;
 
 use crate::cli::{self, Cli, Format};
@@ -12,10 +12,11 @@ use crate::load;
 use crate::output::{self, count};
 
 pub fn init(options: cli::Init) -> Result<Exit, Error> {
-    let provider = match options.provider {
-        cli::Provider::Local => Provider::Local,
+    let which = match options.provider {
+        cli::Provider::Local => Template::Local,
+        cli::Provider::Libvirt => Template::Libvirt,
     };
-    output::print(&template(provider))?;
+    output::print(&template(which))?;
     Ok(Exit::Done)
 }
 

@@ -1,17 +1,24 @@
 //! Providers: where machines are made. A provider knows machines and their marks, nothing of etcd; it never touches
 //! what does not bear this cluster's mark.
 
+mod fat;
+mod libvirt;
 mod local;
+mod seed_disk;
 
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
+pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, netns};
 
 use crate::home::Home;
@@ -25,6 +32,11 @@ pub trait Provider {
         Ok(())
     }
 
+    /// For how long nothing may come of waiting for its machines.
+    fn patience(&self) -> Duration {
+        Duration::from_secs(60)
+    }
+
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 
@@ -36,18 +48,51 @@ pub trait Provider {
     /// The controller with this fencing number makes no more machines.
     async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
 
-    /// Makes a machine and switches it on. The address must be settled before: see `address`.
-    async fn create(&self, machine: &str, seed: &Seed, fence: u64) -> Result<(), ProviderError>;
+    /// Makes a machine and switches it on. The address must be settled before: see `address`. Where data `Stays`, it gets what
+    /// the member's last machine left.
+    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError>;
 
     /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
 
     async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
     async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
-    async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
 
-    /// The cluster has no machine any more: removes what interrupted calls left of them.
+    /// Removes a machine. Where data `Stays`, it is kept for the member's next one.
+    async fn destroy(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+        data: Data,
+    ) -> Result<(), ProviderError>;
+
+    /// What a machine said last on its console, for people: all that there is to see of one whose agent never answers.
+    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError>;
+
+    /// How the agent of a machine is reached that `machines` has shown.
+    fn reach(&self, _member: &MemberName, _machine: &MachineSeen) -> Reach {
+        Reach::Network
+    }
+
+    /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;
+}
+
+/// What becomes of a member's data when its machine goes, and what its next machine begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Data {
+    Goes,
+    Stays,
+}
+
+/// How the agent of a machine is reached.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// At its address.
+    Network,
+    /// Through a socket of this host, where no packet of the host comes to the machine.
+    Socket(PathBuf),
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -74,11 +119,38 @@ pub enum ProviderError {
     OnLoopback { member: MemberName },
     #[error("`{command}` failed: {said}")]
     Command { command: String, said: String },
+    #[error(transparent)]
+    Libvirt(#[from] LibvirtError),
+    #[error(
+        "{} is not statically linked, so it may not start on a machine: name one that is in {}, or use an image that has the \
+         agent and say `has_agent: true`",
+        path.display(),
+        seed_disk::PROGRAM_VARIABLE
+    )]
+    NotStatic { path: PathBuf },
+    #[error("{} has {bytes} bytes, too many for a seed disk: strip it of its symbols", path.display())]
+    ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
 /// The provider of one cluster's machines.
 pub fn provider(ledger: &Ledger, home: &Home) -> Rc<dyn Provider> {
-    match ledger.spec.provider {
+    match &ledger.spec.provider {
         spec::Provider::Local => Rc::new(Local::new(home, ledger)),
+        spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(home, ledger, settings)),
     }
+}
+
+/// The end of a log, if there is any.
+fn last_lines(path: &Path, most: usize) -> String {
+    let tail = || -> io::Result<String> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(8192)))?;
+        let mut bytes = Vec::new();
+        file.read_to_end(&mut bytes)?;
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.trim_end().lines().collect();
+        Ok(lines[lines.len().saturating_sub(most)..].join("\n"))
+    };
+    tail().unwrap_or_default()
 }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    AuthRecord, BackupNote, Enrolment, Formation, FormedWith, MemberName, NodeConfig, Permission, Power, SecretKind,
+    AuthRecord, BackupNote, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission, Power,
+    SecretKind,
 };
 
 /// All that `decide` knows of the operator's wish and of what was known before.
@@ -139,4 +140,6 @@ pub struct Brought {
     pub passwords: BTreeMap<String, String>,
     /// The SHA-256 of the snapshot that lies ready for a restore.
     pub snapshot: Option<String>,
+    /// For log forwarding: a part of the node config.
+    pub log_forwarding: Option<LogSecrets>,
 }

@@ -241,4 +241,7 @@ pub struct Host {
     pub memory_bytes: u64,
     pub disk_free_bytes: u64,
     pub clock: Option<Timestamp>,
+    /// The slowest of some durable writes on the disk for etcd's data, before etcd had any there.
+    #[serde(default)]
+    pub fsync_micros: Option<u64>,
 }

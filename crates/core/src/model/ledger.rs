@@ -234,11 +234,17 @@ pub struct FormedWith {
     pub key_algorithm: String,
     #[serde(default = "first_network")]
     pub network: String,
+    #[serde(default = "first_provider")]
+    pub provider: String,
 }
 
 /// Clusters of a ledger that does not say were formed when there was no other.
 fn first_network() -> String {
     String::from("loopback")
+}
+
+fn first_provider() -> String {
+    String::from("local")
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]

@@ -5,6 +5,7 @@
 mod auth;
 mod desired;
 mod facts;
+mod host;
 mod ledger;
 mod name;
 mod node_config;
@@ -16,6 +17,7 @@ pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
     Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Staged, Stamp,
 };
+pub use host::{FirewallConfig, HostConfig, LogForwardingConfig, LogSecrets};
 pub use ledger::{
     AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith,
     FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,

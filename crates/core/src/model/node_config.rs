@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::HostConfig;
 use crate::Secret;
 
 /// Replaced by the agent with its own root directory.
@@ -17,6 +18,9 @@ pub const ADDRESS: &str = "{address}";
 pub struct NodeConfig {
     pub files: Vec<ConfigFile>,
     pub etcd: EtcdService,
+    /// What the machine runs beside etcd; absent where it is none of our affair.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<Box<HostConfig>>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

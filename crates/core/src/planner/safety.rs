@@ -247,6 +247,7 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
         ("namespace", &then.namespace, &now.namespace),
         ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
         ("network", &then.network, &now.network),
+        ("provider", &then.provider, &now.provider),
     ];
     let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
     let all = settings.into_iter().filter(|(_, was, wanted)| was != wanted);

@@ -4,6 +4,8 @@
 
 mod backup;
 mod check;
+mod host;
+mod libvirt;
 mod problem;
 mod recipient;
 mod shape;
@@ -13,6 +15,10 @@ mod units;
 mod write;
 
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
+pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, MakeStep, NodeExporter, TimeSource};
+pub use libvirt::{
+    Acceleration, AdminSettings, Attachment, CloudInitSettings, ImageSettings, InterfaceSpec, LibvirtSettings,
+};
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
@@ -21,8 +27,11 @@ pub use types::{
     GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider,
     RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
 };
-pub use units::{AuthName, LONGEST_NAME, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
-pub use write::{generated, template};
+pub use units::{
+    AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
+    VolumeName,
+};
+pub use write::{Template, generated, template};
 
 /// The format of the file that this program reads and writes.
 pub const FORMAT: u32 = 1;

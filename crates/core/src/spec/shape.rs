@@ -251,8 +251,17 @@ impl Walk<'_> {
                 self.report(node.span, format!("expected text, found {}", found(node)), hint);
             }
             Shape::Choice(known) | Shape::WordOr(known, _) if known.iter().any(|choice| choice == text) => {}
+            Shape::WordOr(_, fields) if fields.known.contains_key(text) => {
+                let hint = format!("give them below it: `{text}: …`");
+                self.report(node.span, format!("`{text}` needs settings"), Some(hint));
+            }
             Shape::Choice(known) | Shape::WordOr(known, _) => {
-                let hint = suggestion(text, known.iter().map(String::as_str), "known are");
+                let mappings = match shape {
+                    Shape::WordOr(_, fields) => Some(fields.known.keys()),
+                    _ => None,
+                };
+                let known = known.iter().chain(mappings.into_iter().flatten()).map(String::as_str);
+                let hint = suggestion(text, known, "known are");
                 self.report(node.span, format!("unknown value `{text}`"), Some(hint));
             }
             Shape::Whole => match text.parse::<u64>().ok().filter(|_| meaning == Meaning::Number) {

@@ -9,7 +9,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::backup::BackupSettings;
-use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
+use super::host::HostSettings;
+use super::libvirt::{InterfaceSpec, LibvirtSettings};
+use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity, VolumeName};
 use crate::versions::{self, Version};
 
 /// A quorate spec: the clusters that should exist.
@@ -62,6 +64,9 @@ pub struct ClusterSpec {
     /// Backups. When absent, none are made.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<BackupSettings>,
+    /// What machines run beside etcd, and whom they let in. When absent, all as by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<HostSettings>,
 }
 
 impl ClusterSpec {
@@ -93,11 +98,23 @@ pub enum Kind {
 }
 
 /// Where machines are made.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Provider {
+    /// On this machine, as processes.
     #[default]
     Local,
+    /// As virtual machines of libvirt.
+    Libvirt(Box<LibvirtSettings>),
+}
+
+impl Provider {
+    pub fn name(&self) -> &'static str {
+        match self {
+            Provider::Local => "local",
+            Provider::Libvirt(_) => "libvirt",
+        }
+    }
 }
 
 /// How machines of the provider `local` are connected.
@@ -120,6 +137,27 @@ pub struct MemberSpec {
     /// A pinned address. When absent, the provider chooses one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
+    /// Under the provider `libvirt`: its network interfaces, in order. etcd is at the address of the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<InterfaceSpec>,
+    /// Under the provider `libvirt`: a volume of the operator's own to boot from, `NAME` or `POOL/NAME`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_volume: Option<VolumeName>,
+    /// Under the provider `libvirt`: a volume of the operator's own for etcd's data. It is formatted when empty, never otherwise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_volume: Option<VolumeName>,
+}
+
+impl MemberSpec {
+    /// A member of which nothing but the name is said.
+    pub fn named(name: Name) -> Self {
+        MemberSpec { name, address: None, interfaces: Vec::new(), root_volume: None, data_volume: None }
+    }
+
+    /// The address that it must have, where the spec says.
+    pub fn pinned(&self) -> Option<IpAddr> {
+        self.address.or_else(|| Some(self.interfaces.first()?.address))
+    }
 }
 
 /// Settings of etcd.

@@ -49,6 +49,10 @@ written_as_text!(Name, "name", "string");
 written_as_text!(AuthName, "auth-name", "string");
 written_as_text!(Sha256, "sha256", "string");
 written_as_text!(San, "san", "string");
+written_as_text!(AddressRange, "address-range", "string");
+written_as_text!(Mac, "mac", "string");
+written_as_text!(Uuid, "uuid", "string");
+written_as_text!(VolumeName, "volume", "string");
 
 /// Checks a text against the format that the schema names. Formats that are not ours pass.
 pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
@@ -64,6 +68,10 @@ pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
         "auth-name" => read::<AuthName>(text),
         "sha256" => read::<Sha256>(text),
         "san" => read::<San>(text),
+        "address-range" => read::<AddressRange>(text),
+        "mac" => read::<Mac>(text),
+        "uuid" => read::<Uuid>(text),
+        "volume" => read::<VolumeName>(text),
         "age-recipient" => read::<super::Recipient>(text),
         "etcd-version" => read::<crate::versions::Version>(text),
         "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| format!("expected an IP address, found `{text}`")),
@@ -109,6 +117,62 @@ fn in_largest_unit(f: &mut fmt::Formatter<'_>, value: u64, units: &[(&str, u64)]
     let exact = units.iter().find(|(_, scale)| value.is_multiple_of(*scale));
     let (unit, scale) = exact.copied().unwrap_or(("", 1));
     write!(f, "{}{unit}", value / scale)
+}
+
+/// Addresses with a common beginning, such as `10.0.0.0/8`, or a single one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AddressRange {
+    pub address: IpAddr,
+    pub prefix: u8,
+}
+
+impl AddressRange {
+    pub fn contains(&self, address: IpAddr) -> bool {
+        first_of(address, self.prefix) == Some(self.address)
+    }
+}
+
+/// The first address of the range that an address is in; none where the prefix is too long for it.
+fn first_of(address: IpAddr, prefix: u8) -> Option<IpAddr> {
+    let prefix = u32::from(prefix);
+    match address {
+        IpAddr::V4(address) => {
+            let mask = u32::MAX.checked_shl(32_u32.checked_sub(prefix)?).unwrap_or_default();
+            Some(IpAddr::from((address.to_bits() & mask).to_be_bytes()))
+        }
+        IpAddr::V6(address) => {
+            let mask = u128::MAX.checked_shl(128_u32.checked_sub(prefix)?).unwrap_or_default();
+            Some(IpAddr::from((address.to_bits() & mask).to_be_bytes()))
+        }
+    }
+}
+
+impl FromStr for AddressRange {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let wrong = || Malformed(format!("expected a range such as 10.0.0.0/8 or an IP address, found `{text}`"));
+        let (address, prefix) = match text.split_once('/') {
+            Some((address, prefix)) => (address, Some(prefix)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let all = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            Some(prefix) => prefix.parse::<u8>().ok().filter(|prefix| *prefix <= all).ok_or_else(wrong)?,
+            None => all,
+        };
+        match first_of(address, prefix) {
+            Some(first) if first == address => Ok(Self { address, prefix }),
+            Some(first) => malformed(format!("`{text}` begins inside of its range; expected {first}/{prefix}")),
+            None => Err(wrong()),
+        }
+    }
+}
+
+impl fmt::Display for AddressRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
 }
 
 /// A number of bytes, such as `8GiB`.
@@ -327,6 +391,72 @@ impl FromStr for Sha256 {
     }
 }
 
+/// A MAC address, in lower case with colons.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Mac(String);
+checked_text!(Mac);
+
+impl FromStr for Mac {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let bytes: Vec<&str> = text.split(':').collect();
+        let pair = |pair: &&str| pair.len() == 2 && pair.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if bytes.len() != 6 || !bytes.iter().all(pair) {
+            return malformed(format!("expected a MAC address such as 52:54:00:de:e3:64, found `{text}`"));
+        }
+        // The lowest bit of the first byte.
+        if u8::from_str_radix(bytes[0], 16).is_ok_and(|first| first & 1 == 1) {
+            return malformed(format!(
+                "the MAC address `{text}` is of a group, not of one interface; begin it with 52:54:00"
+            ));
+        }
+        Ok(Self(text.to_ascii_lowercase()))
+    }
+}
+
+/// A UUID, in lower case with hyphens.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Uuid(String);
+checked_text!(Uuid);
+
+impl FromStr for Uuid {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let groups: Vec<usize> = text.split('-').map(str::len).collect();
+        let hexadecimal = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
+        if groups != [8, 4, 4, 4, 12] || !hexadecimal {
+            return malformed(format!("expected a UUID such as 6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3c, found `{text}`"));
+        }
+        Ok(Self(text.to_ascii_lowercase()))
+    }
+}
+
+/// A volume of libvirt: `NAME` in the pool that is meant anyway, or `POOL/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct VolumeName(String);
+checked_text!(VolumeName);
+
+impl VolumeName {
+    /// Its pool and its name.
+    pub fn within<'a>(&'a self, pool: &'a str) -> (&'a str, &'a str) {
+        self.0.split_once('/').unwrap_or((pool, &self.0))
+    }
+}
+
+impl FromStr for VolumeName {
+    type Err = Malformed;
+    fn from_str(text: &str) -> Result<Self, Malformed> {
+        let parts: Vec<&str> = text.split('/').collect();
+        if text.starts_with('/') {
+            return malformed(format!("expected the name of a volume, not the path of a file, found `{text}`"));
+        }
+        if parts.len() > 2 || parts.iter().any(|part| part.is_empty() || part.contains(char::is_control)) {
+            return malformed(format!("expected a volume as NAME or POOL/NAME, found `{text}`"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
 /// A further name or address in the certificates of members.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum San {
@@ -406,6 +536,16 @@ mod tests {
         assert!(matches!("*.example.org".parse(), Ok(San::Dns(_))));
         assert!(matches!("::1".parse(), Ok(San::Ip(_))));
         assert!("a:b".parse::<AuthName>().is_err());
+        assert_eq!("52:54:00:DE:E3:64".parse::<Mac>().unwrap(), "52:54:00:de:e3:64");
+        for wrong in ["", "52:54:00:de:e3", "52-54-00-de-e3-64", "52:54:00:de:e3:6g", "53:54:00:de:e3:64"] {
+            assert!(wrong.parse::<Mac>().is_err(), "{wrong:?}");
+        }
+        for wrong in ["", "/srv/a.img", "a/b/c", "a/", "a\nb"] {
+            assert!(wrong.parse::<VolumeName>().is_err(), "{wrong:?}");
+        }
+        let volume: VolumeName = "images/debian.qcow2".parse().unwrap();
+        assert_eq!(volume.within("etcd"), ("images", "debian.qcow2"));
+        assert!("6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3".parse::<Uuid>().is_err());
         assert!(check_format("uri", "https://mirror.example.org/etcd").is_ok());
         assert!(check_format("uri", "ftp://mirror.example.org").is_err() && check_format("uri", "https:///x").is_err());
     }
@@ -422,7 +562,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_reading_panic(text in ".{0,12}") {
-            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "age-recipient", "uri", "etcd-version"] {
+            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "mac", "uuid", "volume", "age-recipient", "uri", "etcd-version"] {
                 let _ = check_format(format, &text);
             }
         }

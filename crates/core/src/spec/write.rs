@@ -11,16 +11,31 @@ use super::{
 };
 use crate::versions::Version;
 
+/// Which provider a template is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Template {
+    Local,
+    Libvirt,
+}
+
+const LOCAL: &str = include_str!("template.yaml");
+/// Where machines are done with, and settings begin that are the same for every provider.
+const SETTINGS: &str = "\n    etcd:\n";
+
 /// A commented spec to start from, with every option and its default.
-pub fn template(provider: Provider) -> String {
-    match provider {
-        Provider::Local => include_str!("template.yaml").to_owned(),
+pub fn template(which: Template) -> String {
+    match which {
+        Template::Local => LOCAL.to_owned(),
+        Template::Libvirt => {
+            let (_, settings) = LOCAL.split_once(SETTINGS).expect("the template has settings of etcd");
+            format!("{}{SETTINGS}{settings}", include_str!("template-libvirt.yaml"))
+        }
     }
 }
 
 /// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
 pub fn generated(name: &str, members: usize, version: Version, client_auth: ClientAuth) -> Result<Spec, Malformed> {
-    let members = (1..=members).map(|number| Ok(MemberSpec { name: format!("etcd-{number}").parse()?, address: None }));
+    let members = (1..=members).map(|number| Ok(MemberSpec::named(format!("etcd-{number}").parse()?)));
     let cluster = ClusterSpec {
         name: name.parse::<Name>()?,
         kind: Kind::Etcd,
@@ -34,6 +49,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         tls: TlsSettings::default(),
         auth: AuthSettings::default(),
         backup: None,
+        host: None,
     };
     Ok(Spec { quorate: FORMAT, clusters: vec![cluster] })
 }

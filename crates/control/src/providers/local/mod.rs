@@ -7,6 +7,8 @@
 //!   seed.json        what a cloud would hand over as user data
 //!   agent.log
 //!   root/            the machine's own files; the agent writes nowhere else
+//! machines/CLUSTER/.MEMBER.kept/
+//!                    the data of a machine that went, for the member's next one
 //! ```
 //! A machine runs while its agent holds its lock. To switch it off is to end every process that
 //! was started in it, as pulling a plug would, only more gently.
@@ -17,7 +19,7 @@ pub mod netns;
 
 use std::cell::RefCell;
 use std::fs::{self, OpenOptions};
-use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -30,7 +32,7 @@ use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::Network;
 use serde::{Deserialize, Serialize};
 
-use super::{Provider, ProviderError};
+use super::{Data, Provider, ProviderError, last_lines};
 use crate::home::{Home, one_private_directory, private_directory};
 use crate::process::{self, Process};
 
@@ -45,6 +47,15 @@ const STOP_PATIENCE: Duration = Duration::from_secs(3);
 /// How the names of hidden directories end: of machines that are being made, and of those that are being removed.
 const DRAFTS: &str = ".new";
 const GONE: &str = ".gone";
+/// And of data that outlives its machine.
+const KEPT: &str = ".kept";
+
+/// Where the agent has etcd's data, and what belongs to it.
+const DATA_PLACE: &str = "root/var/lib";
+const DATA: [&str; 2] = ["etcd", "etcd.stamp"];
+
+/// How much of a log is shown when there is nothing else to show.
+const LAST_LINES: usize = 20;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Mark {
@@ -90,7 +101,9 @@ impl Local {
         member: &MemberName,
         incarnation: u64,
     ) -> Result<Option<(PathBuf, Mark)>, ProviderError> {
-        let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
+        // One of another cluster's may have the same name.
+        let ours = |mark: &Mark| mark.cluster_id == self.cluster_id;
+        let meant = |mark: &Mark| ours(mark) && mark.member == *member && mark.incarnation == incarnation;
         Ok(marked(&self.machines, cluster)?.into_iter().find(|(_, mark)| meant(mark)))
     }
 
@@ -101,7 +114,7 @@ impl Local {
     }
 
     /// The machine's directory, complete with mark and seed, appears all at once.
-    fn lay_out(&self, machine: &str, seed: &Seed, fence: u64) -> Result<PathBuf, ProviderError> {
+    fn lay_out(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<PathBuf, ProviderError> {
         let parent = self.machines.join(&seed.cluster);
         let directory = parent.join(machine);
         match read_mark(&directory)? {
@@ -126,8 +139,17 @@ impl Local {
         };
         write_private(&draft.join("machine.json"), &mark)?;
         write_private(&draft.join("seed.json"), seed)?;
+        let kept = self.kept(&seed.cluster, &seed.member);
+        match data {
+            Data::Goes => remove(&kept)?,
+            Data::Stays => link_data(&kept, &draft.join(DATA_PLACE))?,
+        }
         fs::rename(&draft, &directory).map_err(failed("made", &directory))?;
         Ok(directory)
+    }
+
+    fn kept(&self, cluster: &str, member: &MemberName) -> PathBuf {
+        self.machines.join(cluster).join(format!(".{member}{KEPT}"))
     }
 
     /// Removes the hidden directories that these words fit, and that of the cluster if it is empty then.
@@ -209,7 +231,7 @@ impl Local {
         while !is_running(directory) {
             let ended = agent.try_wait().map_err(failed("watched", &program))?.is_some();
             if ended || Instant::now() >= deadline {
-                return Err(ProviderError::AgentDied { member, last_words: last_line(&log_path) });
+                return Err(ProviderError::AgentDied { member, last_words: last_lines(&log_path, 1) });
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -259,8 +281,10 @@ impl Provider for Local {
         self.sweep(cluster, |name| name.strip_suffix(DRAFTS).is_some_and(|n| n == fence.to_string()))
     }
 
-    async fn create(&self, machine: &str, seed: &Seed, fence: u64) -> Result<(), ProviderError> {
-        let directory = self.lay_out(machine, seed, fence)?;
+    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
+        let directory = self.lay_out(machine, seed, data, fence)?;
+        // What was kept is the machine's own from here on.
+        remove(&self.kept(&seed.cluster, &seed.member))?;
         self.switch_on(&directory).await
     }
 
@@ -302,9 +326,21 @@ impl Provider for Local {
         netns::Place::of(&mark).map_or(Ok(()), |place| place.remove())
     }
 
-    async fn destroy(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+    async fn destroy(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+        data: Data,
+    ) -> Result<(), ProviderError> {
         if let Some((directory, _)) = self.find(cluster, member, incarnation)? {
-            end_all(directory.join("root"), Duration::ZERO).await;
+            let patience = if data == Data::Stays { STOP_PATIENCE } else { Duration::ZERO };
+            end_all(directory.join("root"), patience).await;
+            if data == Data::Stays {
+                let kept = self.kept(cluster, member);
+                remove(&kept)?;
+                link_data(&directory.join(DATA_PLACE), &kept)?;
+            }
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let doomed = directory.with_file_name(format!(".{name}{GONE}"));
             bury(&doomed)?;
@@ -316,7 +352,12 @@ impl Provider for Local {
     }
 
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
-        self.sweep(cluster, |name| name.ends_with(GONE) || name.ends_with(DRAFTS))
+        self.sweep(cluster, |name| [GONE, DRAFTS, KEPT].iter().any(|end| name.ends_with(end)))
+    }
+
+    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError> {
+        let Some((directory, _)) = self.find(cluster, member, incarnation)? else { return Ok(String::new()) };
+        Ok(last_lines(&directory.join("agent.log"), LAST_LINES))
     }
 }
 
@@ -396,20 +437,31 @@ fn remove(path: &Path) -> Result<(), ProviderError> {
     }
 }
 
-fn gone(directory: &Path) -> ProviderError {
-    failed("found", directory)(io::ErrorKind::NotFound.into())
+/// Has etcd's data in a second place as well. They are links, so either may go at any moment and the other stays whole.
+fn link_data(from: &Path, to: &Path) -> Result<(), ProviderError> {
+    for name in DATA {
+        if from.join(name).exists() {
+            private_directory(to).map_err(failed("made", to))?;
+            link_all(&from.join(name), &to.join(name)).map_err(failed("kept", &from.join(name)))?;
+        }
+    }
+    Ok(())
 }
 
-fn last_line(path: &Path) -> String {
-    let tail = || -> io::Result<String> {
-        let mut file = fs::File::open(path)?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(2048)))?;
-        let mut bytes = Vec::new();
-        file.read_to_end(&mut bytes)?;
-        Ok(String::from_utf8_lossy(&bytes).trim_end().lines().last().unwrap_or_default().to_owned())
-    };
-    tail().unwrap_or_default()
+fn link_all(from: &Path, to: &Path) -> io::Result<()> {
+    if !from.is_dir() {
+        return fs::hard_link(from, to);
+    }
+    one_private_directory(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        link_all(&entry.path(), &to.join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+fn gone(directory: &Path) -> ProviderError {
+    failed("found", directory)(io::ErrorKind::NotFound.into())
 }
 
 fn failed(what: &'static str, path: &Path) -> impl Fn(io::Error) -> ProviderError {

@@ -2,7 +2,7 @@
 
 use super::{Cluster, Findings};
 use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
-use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Retention, Severity, Size};
+use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Provider, Retention, Severity, Size};
 use crate::versions::{self, Gate, Version};
 
 /// The largest database that etcd's own documentation advises.
@@ -47,14 +47,16 @@ fn binary(cluster: &Cluster, found: &mut Findings) {
 
 fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     let quota = cluster.spec.etcd.quota;
-    if let Some(memory) = host.memory.filter(|memory| quota.0 > *memory) {
+    let (memory, whose) = match &cluster.spec.provider {
+        Provider::Local => (host.memory, "this machine"),
+        Provider::Libvirt(settings) => (Some(settings.memory.0), "its machines"),
+    };
+    if let Some(memory) = memory.filter(|memory| quota.0 > *memory) {
         // Whole mebibytes read better than the exact number of bytes.
         let memory = Size((memory >> 20) << 20);
         found.warning(
             cluster.at("etcd.quota"),
-            format!(
-                "the quota {quota} is more than the memory of this machine ({memory}), where etcd maps its database"
-            ),
+            format!("the quota {quota} is more than the memory of {whose} ({memory}), where etcd maps its database"),
             "lower the quota, or expect slow reads once the database has outgrown the memory",
         );
     }

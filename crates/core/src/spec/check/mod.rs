@@ -1,9 +1,11 @@
-//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth and backups. A
+//! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth, backups and hosts. A
 //! check gives the facts and the way out, and never stops the ones after it.
 
 mod auth;
 mod backup;
 mod etcd;
+mod host;
+mod libvirt;
 mod tls;
 
 use std::collections::HashMap;
@@ -20,14 +22,17 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
     }
     cluster_names(spec, &mut found);
     addresses(spec, &mut found);
+    libvirt::check_all(spec, &mut found);
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
         members(&cluster, &mut found);
         network(&cluster, &mut found);
+        libvirt::check(&cluster, &mut found);
         etcd::check(&cluster, host, &mut found);
         tls::check(&cluster, &mut found);
         auth::check(&cluster, &mut found);
         backup::check(&cluster, &mut found);
+        host::check(&cluster, &mut found);
     }
     found.problems
 }
@@ -169,9 +174,11 @@ fn addresses(spec: &Spec, found: &mut Findings) {
                     "give each member an address of its own, or leave `address` out",
                 );
             }
-            match (cluster.provider, cluster.network) {
+            match (&cluster.provider, cluster.network) {
                 (Provider::Local, Network::Loopback) => local_address(address, path(cluster_index, index), found),
                 (Provider::Local, Network::Netns) => private_address(address, path(cluster_index, index), found),
+                // Told about with the interfaces.
+                (Provider::Libvirt(_), _) => {}
             }
         }
     }
@@ -223,7 +230,7 @@ fn private_address(address: IpAddr, path: String, found: &mut Findings) {
 }
 
 fn network(cluster: &Cluster, found: &mut Findings) {
-    if cluster.spec.network != Network::Netns {
+    if cluster.spec.network != Network::Netns || cluster.spec.provider != Provider::Local {
         return;
     }
     if let Some(Binary::Package(_) | Binary::Archive { .. } | Binary::Mirror(_)) = &cluster.spec.etcd.binary {

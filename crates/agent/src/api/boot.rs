@@ -1,0 +1,67 @@
+//! What a machine reads of its seed disk when it boots: `seed.json`, which is the agent's, and `machine.json`, which says
+//! what the machine itself is to be. The provider writes both. No secret is in `machine.json` but a password's hash, which
+//! opens the console alone.
+
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+/// The label of the seed disk, by which cloud-init's NoCloud finds it as well.
+pub const SEED_LABEL: &str = "cidata";
+/// Files on the seed disk.
+pub const SEED_FILE: &str = "seed.json";
+pub const MACHINE_FILE: &str = "machine.json";
+/// The static program, for images that do not carry it.
+pub const PROGRAM_FILE: &str = "quorate";
+/// The virtio-serial port that the agent answers on where it cannot be reached by network.
+pub const CHANNEL_PORT: &str = "io.quorate.agent";
+
+/// `machine.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub hostname: String,
+    /// In order; etcd and the agent listen on the address of the first.
+    pub interfaces: Vec<Interface>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admin: Option<Admin>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_disk: Option<DataDisk>,
+    /// Whether the agent also answers on the virtio-serial port.
+    #[serde(default)]
+    pub channel: bool,
+}
+
+/// A network interface, known by its MAC address.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Interface {
+    /// In lower case, with colons.
+    pub mac: String,
+    pub address: IpAddr,
+    pub prefix: u8,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub dns: Vec<IpAddr>,
+}
+
+/// Who may log in. Root may not, and nobody by password over ssh.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Admin {
+    pub user: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<String>,
+    /// As `crypt` makes it, such as `$6$…`; for the console alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub console_password_hash: Option<String>,
+}
+
+/// The disk that holds etcd's data, and outlives the machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataDisk {
+    /// Of the virtio disk: at most 20 characters.
+    pub serial: String,
+}

@@ -1,0 +1,131 @@
+//! What a machine does when it boots, before its agent: it becomes what its seed disk says. Hostname, addresses, who may log
+//! in, the disk for etcd's data, and the units of the agent. It is done again at each boot and changes only what differs. On
+//! our own image nothing else is in the way; beside cloud-init, hostname and addresses are cloud-init's affair.
+
+mod admin;
+mod check;
+mod disk;
+mod render;
+mod seed;
+mod tools;
+
+use std::path::{Path, PathBuf};
+
+use crate::AgentError;
+use crate::api::boot::{CHANNEL_PORT, Machine};
+use crate::files;
+use crate::layout::Layout;
+use tools::{Tools, system_tools};
+
+/// Where the program lies on a machine.
+pub const PROGRAM: &str = "usr/lib/quorate/quorate";
+const BOOT_UNIT: &str = "quorate-boot.service";
+const AGENT_UNIT: &str = "quorate-agent.service";
+
+#[derive(Clone, Debug)]
+pub struct BootOptions {
+    /// `/` on a machine. Elsewhere files are written below it, and no program is run.
+    pub root: PathBuf,
+    /// A directory to read instead of the seed disk.
+    pub seed_from: Option<PathBuf>,
+    pub beside_cloud_init: bool,
+}
+
+/// The units that an image needs so that its machines read their seed disk by themselves: path below the root, and content.
+pub fn image_units() -> Vec<(String, String)> {
+    [(BOOT_UNIT, render::boot_unit(false)), (AGENT_UNIT, render::agent_unit())]
+        .map(|(name, text)| (format!("etc/systemd/system/{name}"), text))
+        .to_vec()
+}
+
+/// Makes the machine what its seed disk says, and starts its agent.
+pub fn boot(options: &BootOptions) -> Result<(), AgentError> {
+    let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
+    let tools = system_tools(layout.root());
+    Boot { layout, tools: tools.as_ref(), beside_cloud_init: options.beside_cloud_init }
+        .run(options.seed_from.as_deref())
+}
+
+struct Boot<'a> {
+    layout: Layout,
+    tools: &'a dyn Tools,
+    beside_cloud_init: bool,
+}
+
+impl Boot<'_> {
+    fn run(&self, seed_from: Option<&Path>) -> Result<(), AgentError> {
+        let machine = self.read_seed(seed_from)?;
+        if !self.beside_cloud_init {
+            self.set_hostname(&machine.hostname)?;
+            self.set_network(&machine)?;
+        }
+        self.set_admin(machine.admin.as_ref())?;
+        if let Some(disk) = &machine.data_disk {
+            self.mount_data(&disk.serial)?;
+        }
+        self.put("etc/profile.d/quorate.sh", &render::profile(machine.interfaces[0].address), 0o644)?;
+        self.put("run/quorate/agent.env", &render::agent_environment(&machine), 0o644)?;
+        self.start_agent()
+    }
+
+    fn path(&self, below: &str) -> PathBuf {
+        self.layout.root().join(below)
+    }
+
+    fn put(&self, below: &str, content: &str, mode: u32) -> Result<(), AgentError> {
+        files::ensure(&self.path(below), content.as_bytes(), mode, None)
+    }
+
+    fn set_hostname(&self, hostname: &str) -> Result<(), AgentError> {
+        self.put("etc/hostname", &format!("{hostname}\n"), 0o644)?;
+        let path = self.path("etc/hosts");
+        let hosts = std::fs::read_to_string(&path).unwrap_or_default();
+        self.put("etc/hosts", &render::hosts(&hosts, hostname), 0o644)?;
+        self.tools.run("hostname", &[hostname], None).map(drop)
+    }
+
+    /// networkd starts after this, so nothing has to be reloaded. Files of an earlier list that was longer go.
+    fn set_network(&self, machine: &Machine) -> Result<(), AgentError> {
+        let directory = self.path("etc/systemd/network");
+        let wanted: Vec<String> = (0..machine.interfaces.len()).map(render::network_file).collect();
+        for (at, interface) in machine.interfaces.iter().enumerate() {
+            let text = render::network(interface, at);
+            self.put(&format!("etc/systemd/network/{}", wanted[at]), &text, 0o644)?;
+        }
+        for entry in std::fs::read_dir(&directory).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if render::is_network_file(&name) && !wanted.contains(&name) {
+                files::remove(&entry.path())?;
+            }
+        }
+        match render::resolv_conf(machine) {
+            Some(text) => self.put("etc/resolv.conf", &text, 0o644),
+            None => Ok(()),
+        }
+    }
+
+    fn start_agent(&self) -> Result<(), AgentError> {
+        let units = [(BOOT_UNIT, render::boot_unit(self.beside_cloud_init)), (AGENT_UNIT, render::agent_unit())];
+        let mut changed = false;
+        for (name, text) in &units {
+            let below = format!("etc/systemd/system/{name}");
+            changed |= std::fs::read_to_string(self.path(&below)).ok().as_ref() != Some(text);
+            self.put(&below, text, 0o644)?;
+            let wants = self.path("etc/systemd/system/multi-user.target.wants");
+            files::make_dir(&wants, 0o755)?;
+            files::link(&wants.join(name), &format!("../{name}"))?;
+        }
+        if changed {
+            self.tools.run("systemctl", &["daemon-reload"], None)?;
+        }
+        self.tools.run("systemctl", &["start", "--no-block", AGENT_UNIT], None).map(drop)
+    }
+}
+
+/// The device of the virtio-serial port.
+fn channel_device() -> String {
+    format!("/dev/virtio-ports/{CHANNEL_PORT}")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,197 @@
+//! What a machine runs beside etcd: the time, the node exporter, the firewall and the forwarding of logs. Configurations are made
+//! of the node config and checked by the very programs that will read them before they are put in place; a service is started
+//! again only when what it reads has changed.
+
+mod chrony;
+mod firewall;
+mod fluent_bit;
+mod node_exporter;
+
+use std::path::{Path, PathBuf};
+
+use quorate_core::model::HostConfig;
+use tokio::process::Command;
+
+use crate::agent::Agent;
+use crate::services::systemd::{run, systemctl};
+use crate::{AgentError, files};
+
+/// A program of the machine that something needs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Need {
+    program: &'static str,
+    package: &'static str,
+    what_for: &'static str,
+}
+
+const CHRONY: Need = Need { program: "chronyd", package: "chrony", what_for: "host.chrony" };
+const NFT: Need = Need { program: "nft", package: "nftables", what_for: "host.firewall" };
+const NODE_EXPORTER: Need =
+    Need { program: "prometheus-node-exporter", package: "prometheus-node-exporter", what_for: "host.node_exporter" };
+const FLUENT_BIT: Need = Need { program: "fluent-bit", package: "fluent-bit", what_for: "host.log_forwarding" };
+
+/// Where programs of a system lie; an agent's own PATH may be shorter. fluent-bit's own packages put it elsewhere.
+const PLACES: [&str; 5] = ["/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/opt/fluent-bit/bin"];
+
+impl Agent {
+    /// The firewall comes last: whatever fails before it leaves the machine reachable.
+    pub(crate) async fn put_host(&self, config: Option<&HostConfig>) -> Result<(), AgentError> {
+        let Some(config) = config.filter(|_| self.keeps_host) else { return Ok(()) };
+        let host = Host { root: self.layout.root().to_owned() };
+        host.supply(config).await?;
+        let address = self.state.get().address;
+        host.put_chrony(config).await?;
+        host.put_node_exporter(config, address).await?;
+        host.put_log_forwarding(config).await?;
+        host.put_firewall(config).await
+    }
+}
+
+struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// Installs what is missing, or says what is.
+    async fn supply(&self, config: &HostConfig) -> Result<(), AgentError> {
+        let missing: Vec<Need> = needs(config).into_iter().filter(|need| find(need.program).is_none()).collect();
+        let Some(first) = missing.first() else { return Ok(()) };
+        if !config.install_dependencies {
+            return Err(AgentError::NoProgram {
+                program: first.program,
+                package: first.package,
+                what_for: first.what_for,
+            });
+        }
+        tracing::info!(packages = ?missing.iter().map(|need| need.package).collect::<Vec<_>>(), "installing");
+        let apt_get = || {
+            let mut command = Command::new("apt-get");
+            command.env("DEBIAN_FRONTEND", "noninteractive").args(["-qq", "-o", "DPkg::Lock::Timeout=120"]);
+            command
+        };
+        run(apt_get().arg("update")).await?;
+        let packages = missing.iter().map(|need| need.package);
+        run(apt_get().args(["install", "-y", "--no-install-recommends"]).args(packages)).await.map(drop)
+    }
+
+    async fn put_chrony(&self, config: &HostConfig) -> Result<(), AgentError> {
+        let Some(chrony) = &config.chrony else { return Ok(()) };
+        let text = chrony::render(chrony);
+        let path = self.root.join("etc/chrony/chrony.conf");
+        if self.is_in_place(&path, &text) {
+            return Ok(());
+        }
+        let draft = self.draft("chrony.conf", &text)?;
+        run(Command::new(program(&CHRONY)).arg("-p").arg("-f").arg(&draft)).await?;
+        files::write(&path, text.as_bytes(), 0o644, None)?;
+        restart("chrony.service").await
+    }
+
+    async fn put_node_exporter(&self, config: &HostConfig, address: std::net::IpAddr) -> Result<(), AgentError> {
+        let unit = "prometheus-node-exporter.service";
+        if !config.node_exporter {
+            // Where it is not installed there is nothing to stop.
+            return match find(NODE_EXPORTER.program) {
+                Some(_) => systemctl(&["disable", "--quiet", "--now", unit]).await.map(drop),
+                None => Ok(()),
+            };
+        }
+        let text = node_exporter::render(address);
+        let path = self.root.join("etc/default/prometheus-node-exporter");
+        let in_place = self.is_in_place(&path, &text);
+        files::ensure(&path, text.as_bytes(), 0o644, None)?;
+        if in_place && systemctl(&["is-active", "--quiet", unit]).await.is_ok() { Ok(()) } else { restart(unit).await }
+    }
+
+    async fn put_log_forwarding(&self, config: &HostConfig) -> Result<(), AgentError> {
+        let pieces = config.log_forwarding.as_ref().map(fluent_bit::render).unwrap_or_default();
+        if pieces.is_empty() {
+            return self.end_log_forwarding().await;
+        }
+        let changed = pieces.iter().any(|piece| !self.is_in_place(&self.root.join(piece.path), &piece.content));
+        for piece in &pieces {
+            files::ensure(&self.root.join(piece.path), piece.content.as_bytes(), piece.mode, None)?;
+        }
+        if changed { restart("fluent-bit.service").await } else { Ok(()) }
+    }
+
+    /// Only what we began is ended.
+    async fn end_log_forwarding(&self) -> Result<(), AgentError> {
+        let ours = self.root.join(fluent_bit::OUTPUT);
+        if !ours.exists() {
+            return Ok(());
+        }
+        systemctl(&["disable", "--quiet", "--now", "fluent-bit.service"]).await?;
+        files::remove(&ours)
+    }
+
+    /// Other tables of the machine are not ours, and stay.
+    async fn put_firewall(&self, config: &HostConfig) -> Result<(), AgentError> {
+        let path = self.root.join("etc/nftables.conf");
+        let ours = std::fs::read_to_string(&path).is_ok_and(|text| firewall::is_ours(&text));
+        let text = match &config.firewall {
+            Some(firewall) => firewall::render(firewall, config.node_exporter),
+            None if ours => firewall::none(),
+            None => return Ok(()),
+        };
+        let draft = self.draft("nftables.conf", &text)?;
+        run(Command::new(program(&NFT)).arg("-c").arg("-f").arg(&draft)).await?;
+        files::ensure(&path, text.as_bytes(), 0o644, None)?;
+        // Loaded each time: somebody may have changed it, and to load what is there changes nothing.
+        run(Command::new(program(&NFT)).arg("-f").arg(&path)).await?;
+        systemctl(&["enable", "--quiet", "nftables.service"]).await.map(drop)
+    }
+
+    fn is_in_place(&self, path: &Path, text: &str) -> bool {
+        std::fs::read_to_string(path).is_ok_and(|found| found == text)
+    }
+
+    /// For the program that checks it.
+    fn draft(&self, name: &str, text: &str) -> Result<PathBuf, AgentError> {
+        let path = self.root.join("run/quorate/drafts").join(name);
+        files::write(&path, text.as_bytes(), 0o644, None)?;
+        Ok(path)
+    }
+}
+
+fn needs(config: &HostConfig) -> Vec<Need> {
+    let needs = [
+        (config.chrony.is_some(), CHRONY),
+        (config.firewall.is_some(), NFT),
+        (config.node_exporter, NODE_EXPORTER),
+        (config.log_forwarding.is_some(), FLUENT_BIT),
+    ];
+    needs.into_iter().filter(|(wanted, _)| *wanted).map(|(_, need)| need).collect()
+}
+
+fn find(program: &str) -> Option<PathBuf> {
+    PLACES.iter().map(|place| Path::new(place).join(program)).find(|path| path.exists())
+}
+
+fn program(need: &Need) -> PathBuf {
+    find(need.program).unwrap_or_else(|| PathBuf::from(need.program))
+}
+
+async fn restart(unit: &str) -> Result<(), AgentError> {
+    systemctl(&["enable", "--quiet", unit]).await?;
+    systemctl(&["restart", "--no-block", unit]).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_wanted_is_needed() {
+        let none = HostConfig {
+            chrony: None,
+            node_exporter: false,
+            firewall: None,
+            install_dependencies: true,
+            log_forwarding: None,
+        };
+        assert_eq!(needs(&none), []);
+        let some = HostConfig { chrony: Some(Default::default()), node_exporter: true, ..none };
+        assert_eq!(needs(&some), [CHRONY, NODE_EXPORTER]);
+    }
+}

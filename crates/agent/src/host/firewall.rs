@@ -1,0 +1,126 @@
+//! The rules of nftables: a table of our own, replaced as a whole in one instant. What is not named is refused, and told so, so
+//! that whoever is kept out does not wait.
+
+use quorate_core::model::{AGENT_PORT, CLIENT_PORT, FirewallConfig, HEALTH_PORT, PEER_PORT};
+use quorate_core::spec::AddressRange;
+
+use super::node_exporter;
+
+const MARK: &str = "# Written by quorate; changes are lost.\n";
+/// A table that is not there cannot be deleted: it is made first.
+const BEGIN: &str = "table inet quorate\ndelete table inet quorate\n";
+
+pub(super) fn is_ours(text: &str) -> bool {
+    text.contains(MARK)
+}
+
+/// No rules of ours.
+pub(super) fn none() -> String {
+    format!("#!/usr/sbin/nft -f\n{MARK}{BEGIN}")
+}
+
+pub(super) fn render(config: &FirewallConfig, node_exporter: bool) -> String {
+    let FirewallConfig { rules, scrape_from } = config;
+    let health = format!("{{ {CLIENT_PORT}, {HEALTH_PORT} }}");
+    let named = [
+        (PEER_PORT.to_string(), rules.peers_from.as_deref()),
+        (health, rules.clients_from.as_deref()),
+        (String::from("22"), rules.ssh_from.as_deref()),
+        (AGENT_PORT.to_string(), rules.controller_from.as_deref()),
+        (node_exporter::PORT.to_string(), Some(if node_exporter { scrape_from } else { &[] })),
+    ];
+    let rules: String = named.iter().flat_map(|(ports, from)| lines(ports, *from)).collect();
+    format!(
+        "#!/usr/sbin/nft -f\n\
+         {MARK}\
+         {BEGIN}\
+         table inet quorate {{\n\
+         \x20 chain input {{\n\
+         \x20   type filter hook input priority filter; policy drop;\n\
+         \x20   ct state established,related accept\n\
+         \x20   ct state invalid drop\n\
+         \x20   iif lo accept\n\
+         \x20   icmp type {{ echo-request, destination-unreachable, time-exceeded, parameter-problem }} accept\n\
+         \x20   meta l4proto ipv6-icmp accept\n\
+         {rules}\
+         \x20   meta l4proto tcp reject with tcp reset\n\
+         \x20   reject\n\
+         \x20 }}\n\
+         }}\n"
+    )
+}
+
+/// Absent ranges: from anywhere.
+fn lines(ports: &str, from: Option<&[AddressRange]>) -> Vec<String> {
+    let accept = |from: String| format!("    {from}tcp dport {ports} accept\n");
+    let Some(ranges) = from else { return vec![accept(String::new())] };
+    [("ip", true), ("ip6", false)]
+        .into_iter()
+        .filter_map(|(family, is_v4)| {
+            let of_family: Vec<String> =
+                ranges.iter().filter(|range| range.address.is_ipv4() == is_v4).map(ToString::to_string).collect();
+            (!of_family.is_empty()).then(|| accept(format!("{family} saddr {{ {} }} ", of_family.join(", "))))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use quorate_core::spec::Firewall;
+
+    use super::*;
+
+    fn ranges(text: &[&str]) -> Vec<AddressRange> {
+        text.iter().map(|range| range.parse().unwrap()).collect()
+    }
+
+    fn full() -> FirewallConfig {
+        let rules = Firewall {
+            peers_from: Some(ranges(&["10.0.0.0/24", "10.0.1.7"])),
+            clients_from: Some(ranges(&["10.0.0.0/8", "fd00::/8"])),
+            ssh_from: Some(Vec::new()),
+            ..Firewall::default()
+        };
+        FirewallConfig { rules, scrape_from: ranges(&["10.9.0.0/16"]) }
+    }
+
+    #[test]
+    fn each_port_is_open_to_those_who_are_named() {
+        let text = render(&full(), true);
+        let rules: Vec<&str> = text.lines().map(str::trim).filter(|line| line.contains("tcp dport")).collect();
+        let client = format!("{{ {CLIENT_PORT}, {HEALTH_PORT} }}");
+        let expected = [
+            String::from("ip saddr { 10.0.0.0/24, 10.0.1.7/32 } tcp dport 2380 accept"),
+            format!("ip saddr {{ 10.0.0.0/8 }} tcp dport {client} accept"),
+            format!("ip6 saddr {{ fd00::/8 }} tcp dport {client} accept"),
+            format!("tcp dport {AGENT_PORT} accept"),
+            String::from("ip saddr { 10.9.0.0/16 } tcp dport 9100 accept"),
+        ];
+        assert_eq!(rules, expected);
+        assert!(!render(&full(), false).contains("9100"), "an exporter that does not run has no open port");
+        let open = render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new() }, true);
+        assert!(open.contains("\n    tcp dport 22 accept\n") && !open.contains("9100"));
+        assert!(is_ours(&text) && is_ours(&none()) && !is_ours("flush ruleset\n"));
+    }
+
+    #[test]
+    fn nft_itself_understands_it() {
+        let Some(nft) = super::super::find("nft") else { return };
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("rules");
+        let check = |text: &str| {
+            std::fs::write(&file, text).unwrap();
+            Command::new(&nft).arg("-c").arg("-f").arg(&file).output().unwrap()
+        };
+        // It asks the kernel, and may not be allowed to.
+        if !check("table inet a\n").status.success() {
+            return;
+        }
+        for text in [render(&full(), true), none()] {
+            let output = check(&text);
+            assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
+        }
+    }
+}

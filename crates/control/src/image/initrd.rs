@@ -1,0 +1,224 @@
+//! The first file system of a boot: busybox, the modules of virtio disks, and a script that finds the root disk by its label. It
+//! does nothing else, so it is done in a fraction of a second even under software emulation.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::tools::run;
+use super::{ImageError, disk, system};
+
+pub(super) const INITRD: &str = "boot/initrd.img";
+
+/// In the order in which they are loaded; those that are built into the kernel are not found and not needed.
+const MODULES: &[&str] = &[
+    "virtio",
+    "virtio_ring",
+    "virtio_pci_modern_dev",
+    "virtio_pci_legacy_dev",
+    "virtio_pci",
+    "virtio_mmio",
+    "virtio_blk",
+    "scsi_common",
+    "scsi_mod",
+    "sd_mod",
+    "virtio_scsi",
+    "crc16",
+    "crc32c_generic",
+    "libcrc32c",
+    "mbcache",
+    "jbd2",
+    "ext4",
+];
+
+/// Puts it into the image and returns the kernel's path below the root.
+pub(super) fn put(root: &Path) -> Result<String, ImageError> {
+    let release = only_name(&root.join("lib/modules"), "kernel", |_| true)?;
+    let kernel = only_name(&root.join("boot"), "kernel", |name| name.starts_with("vmlinuz-"))?;
+    let busybox =
+        ["bin/busybox", "usr/bin/busybox"].map(|below| root.join(below)).into_iter().find(|path| path.exists());
+    let busybox = busybox.ok_or_else(|| ImageError::Incomplete {
+        what: "busybox",
+        why: String::from("it is in neither bin nor usr/bin"),
+    })?;
+    let mut archive = Archive::default();
+    for directory in ["bin", "modules", "dev", "proc", "sys", "root"] {
+        archive.add(directory, 0o040_755, &[]);
+    }
+    let program = fs::read(&busybox).map_err(ImageError::file("read", &busybox))?;
+    archive.add("bin/busybox", 0o100_755, &program);
+    let mut loaded = Vec::new();
+    let modules = all_files(&root.join("lib/modules").join(&release));
+    for name in MODULES {
+        if let Some(content) = module(&modules, name)? {
+            archive.add(&format!("modules/{name}.ko"), 0o100_644, &content);
+            loaded.push(*name);
+        }
+    }
+    archive.add("init", 0o100_755, script(&loaded).as_bytes());
+    system::put(root, INITRD, &archive.end(), 0o644)?;
+    compress(&root.join(INITRD))?;
+    Ok(format!("boot/{kernel}"))
+}
+
+/// Also because the boot loader cannot read a file with holes, which is what long zeros become in the image.
+fn compress(file: &Path) -> Result<(), ImageError> {
+    run(Command::new("gzip").args(["--no-name", "--best", "--force"]).arg(file))?;
+    let mut compressed = file.as_os_str().to_owned();
+    compressed.push(".gz");
+    fs::rename(&compressed, file).map_err(ImageError::file("put in place", file))
+}
+
+/// When the root disk does not show up, it says so on the console, and the machine starts again.
+fn script(modules: &[&str]) -> String {
+    let label = disk::LABEL;
+    format!(
+        "#!/bin/busybox sh\n\
+         B=/bin/busybox\n\
+         $B mount -t devtmpfs dev /dev\n\
+         $B mount -t proc proc /proc\n\
+         $B mount -t sysfs sys /sys\n\
+         for m in {modules}; do $B insmod /modules/$m.ko 2>/dev/null; done\n\
+         n=0\n\
+         while ! disk=$($B findfs LABEL={label} 2>/dev/null); do\n\
+         \x20 n=$((n+1))\n\
+         \x20 if [ $n -gt 1500 ]; then echo 'no disk with the label {label}: the machine starts again'; $B reboot -f; fi\n\
+         \x20 $B usleep 20000\n\
+         done\n\
+         $B mount -t ext4 -o rw,noatime $disk /root\n\
+         $B umount /sys\n\
+         $B umount /proc\n\
+         $B mount --move /dev /root/dev\n\
+         exec $B switch_root /root /sbin/init\n",
+        modules = modules.join(" "),
+    )
+}
+
+fn only_name(directory: &Path, what: &'static str, is_one: impl Fn(&str) -> bool) -> Result<String, ImageError> {
+    let names = fs::read_dir(directory).map_err(ImageError::file("list", directory))?.flatten();
+    let mut names: Vec<String> = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.retain(|name| is_one(name));
+    match &names[..] {
+        [name] => Ok(name.clone()),
+        _ => Err(ImageError::Incomplete { what, why: format!("{} holds {names:?}", directory.display()) }),
+    }
+}
+
+fn all_files(directory: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    let mut open = vec![directory.to_owned()];
+    while let Some(directory) = open.pop() {
+        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => open.push(entry.path()),
+                _ => files.push(entry.path()),
+            }
+        }
+    }
+    files
+}
+
+/// busybox loads no compressed module.
+fn module(files: &[PathBuf], name: &str) -> Result<Option<Vec<u8>>, ImageError> {
+    let find = |ending: &str| {
+        let wanted = format!("{name}.ko{ending}");
+        files.iter().find(|path| path.file_name().is_some_and(|found| found == wanted.as_str()))
+    };
+    if let Some(path) = find("") {
+        return fs::read(path).map(Some).map_err(ImageError::file("read", path));
+    }
+    let Some(path) = find(".xz") else { return Ok(None) };
+    let plain = path.with_extension("");
+    run(Command::new("xz").args(["--decompress", "--keep", "--force"]).arg(path))?;
+    let content = fs::read(&plain).map_err(ImageError::file("read", &plain))?;
+    fs::remove_file(&plain).map_err(ImageError::file("remove", &plain))?;
+    Ok(Some(content))
+}
+
+/// A cpio archive as the kernel unpacks it ("newc").
+#[derive(Default)]
+struct Archive {
+    bytes: Vec<u8>,
+    count: u32,
+}
+
+impl Archive {
+    fn add(&mut self, name: &str, mode: u32, content: &[u8]) {
+        self.count += 1;
+        self.entry(name, self.count, mode, content);
+    }
+
+    fn entry(&mut self, name: &str, number: u32, mode: u32, content: &[u8]) {
+        let (size, name_size) = (content.len() as u32, name.len() as u32 + 1);
+        // Number, mode, owner, group, links, time, size, four of devices, length of the name, checksum.
+        let fields = [number, mode, 0, 0, 1, 0, size, 0, 0, 0, 0, name_size, 0];
+        self.bytes.extend(b"070701");
+        for field in fields {
+            self.bytes.extend(format!("{field:08x}").bytes());
+        }
+        self.bytes.extend(name.bytes());
+        self.bytes.push(0);
+        self.pad();
+        self.bytes.extend(content);
+        self.pad();
+    }
+
+    fn pad(&mut self) {
+        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    }
+
+    fn end(mut self) -> Vec<u8> {
+        self.entry("TRAILER!!!", 0, 0, &[]);
+        self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_archive_is_one_that_cpio_reads() {
+        let mut archive = Archive::default();
+        archive.add("bin", 0o040_755, &[]);
+        archive.add("bin/a", 0o100_755, b"hello");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("a.cpio");
+        fs::write(&file, archive.end()).unwrap();
+        // Where there is no cpio, busybox may have one; else the kernel is the only one to ask.
+        let Ok(output) = Command::new("sh").arg("-c").arg(format!("cpio -t < {}", file.display())).output() else {
+            return;
+        };
+        if output.status.code() == Some(127) {
+            return;
+        }
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "bin\nbin/a\n");
+    }
+
+    #[test]
+    fn it_is_compressed_in_its_place() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("initrd.img");
+        fs::write(&file, [0; 100_000]).unwrap();
+        compress(&file).unwrap();
+        let compressed = fs::read(&file).unwrap();
+        assert!(compressed.starts_with(&[0x1f, 0x8b]) && compressed.len() < 4096, "{} bytes", compressed.len());
+    }
+
+    #[test]
+    fn the_script_is_one_that_a_shell_reads() {
+        let text = script(&["virtio", "virtio_blk"]);
+        assert!(text.contains("for m in virtio virtio_blk; do"));
+        assert!(Command::new("sh").args(["-n", "-c", &text]).status().unwrap().success(), "{text}");
+    }
+
+    #[test]
+    fn a_module_is_found_by_its_whole_name() {
+        let directory = tempfile::tempdir().unwrap();
+        fs::create_dir_all(directory.path().join("kernel/drivers")).unwrap();
+        fs::write(directory.path().join("kernel/drivers/virtio_blk.ko"), "code").unwrap();
+        let files = all_files(directory.path());
+        assert_eq!(module(&files, "virtio_blk").unwrap(), Some(b"code".to_vec()));
+        assert_eq!(module(&files, "virtio").unwrap(), None);
+    }
+}

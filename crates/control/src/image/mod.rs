@@ -1,0 +1,117 @@
+//! `quorate image build`: a small Debian image on which a machine is up without cloud-init. Everything is from packages; the
+//! agent's unit reads the seed disk itself. The image is one disk with a boot loader in it, so that a volume of it is all that a
+//! provider needs.
+
+mod disk;
+mod initrd;
+mod manifest;
+mod system;
+mod tools;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+pub use manifest::{Manifest, Package};
+
+/// What an image is built of.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Where the image goes; its manifest goes beside it.
+    pub output: PathBuf,
+    /// The agent: a static program.
+    pub program: PathBuf,
+    /// Debian's name of the release.
+    pub suite: String,
+    /// A mirror, or a file with sources of packages, instead of Debian's own.
+    pub sources: Option<String>,
+    /// Further packages, such as fluent-bit where the sources have it.
+    pub packages: Vec<String>,
+    /// Of the disk. A machine's root disk may be larger: the file system grows into it.
+    pub bytes: u64,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    #[error("{program} is missing on this machine; install the package {package}")]
+    NoTool { program: &'static str, package: &'static str },
+    #[error("an image can be built by root alone, since its files belong to many users")]
+    NotRoot,
+    #[error("{} is not a static program; build one with `cargo xtask static` and pass it with --program", path.display())]
+    NotStatic { path: PathBuf },
+    #[error("cannot {doing} {}", path.display())]
+    File { doing: &'static str, path: PathBuf, source: std::io::Error },
+    #[error("{command} failed: {said}")]
+    Command { command: String, said: String },
+    #[error("the image has no {what}: {}", why)]
+    Incomplete { what: &'static str, why: String },
+}
+
+impl ImageError {
+    fn file(doing: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| ImageError::File { doing, path, source }
+    }
+}
+
+/// Builds the image and says how far it is. What an interrupted build left is removed first; the image is there whole or not
+/// at all.
+pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageError> {
+    check(options)?;
+    let scratch = Scratch::new(&options.output)?;
+    let root = scratch.0.join("root");
+    say("installing packages (a minute or more)");
+    let packages = system::install(options, &root, &scratch.0)?;
+    let manifest = Manifest::new(options, packages)?;
+    system::furnish(&root, options, &manifest)?;
+    say("making the first file system");
+    let kernel = initrd::put(&root)?;
+    disk::put_boot_menu(&root, &kernel)?;
+    say("making the disk");
+    let image = disk::make(&root, options.bytes, &scratch.0)?;
+    let manifest = manifest.of_image(&image)?;
+    manifest.write(&manifest_path(&options.output))?;
+    fs::rename(&image, &options.output).map_err(ImageError::file("put in place", &options.output))?;
+    Ok(manifest)
+}
+
+/// Beside the image.
+pub fn manifest_path(image: &Path) -> PathBuf {
+    let mut name = image.file_name().unwrap_or_default().to_os_string();
+    name.push(".manifest.json");
+    image.with_file_name(name)
+}
+
+fn check(options: &Options) -> Result<(), ImageError> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(ImageError::NotRoot);
+    }
+    tools::check_all()?;
+    let program = fs::read(&options.program).map_err(ImageError::file("read", &options.program))?;
+    match tools::needs_a_loader(&program) {
+        Some(false) => Ok(()),
+        _ => Err(ImageError::NotStatic { path: options.program.clone() }),
+    }
+}
+
+/// Beside the output, so that a rename ends the build. It goes when the build ends, however that is.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(output: &Path) -> Result<Self, ImageError> {
+        let mut name = output.file_name().unwrap_or_default().to_os_string();
+        name.push(".building");
+        let place = output.with_file_name(name);
+        disk::release(&place);
+        let _ = fs::remove_dir_all(&place);
+        fs::create_dir_all(&place).map_err(ImageError::file("make", &place))?;
+        let place = std::path::absolute(&place).map_err(ImageError::file("find", &place))?;
+        Ok(Scratch(place))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        disk::release(&self.0);
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,152 @@
+//! The system in the image: Debian's packages, and the few files that make it ours.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use super::tools::run;
+use super::{ImageError, Manifest, Options, Package, manifest};
+
+/// All that a member needs, so that nothing has to be fetched when a machine boots.
+const PACKAGES: &[&str] = &[
+    "linux-image-cloud-amd64",
+    "systemd-sysv",
+    "udev",
+    "dbus",
+    "kmod",
+    "iproute2",
+    "netbase",
+    "hostname",
+    "openssh-server",
+    "sudo",
+    "etcd-server",
+    "etcd-client",
+    "chrony",
+    "prometheus-node-exporter",
+    "nftables",
+    "ca-certificates",
+    "e2fsprogs",
+    "busybox-static",
+    "qemu-guest-agent",
+];
+
+/// The agent starts these when a cluster wants them, or they are of no use on a machine that is replaced rather than tended.
+const NOT_AT_BOOT: &[&str] = &[
+    "etcd.service",
+    "prometheus-node-exporter.service",
+    "nftables.service",
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "prometheus-node-exporter-apt.timer",
+    "prometheus-node-exporter-ipmitool-sensor.timer",
+    "prometheus-node-exporter-mellanox-hca-temp.timer",
+    "prometheus-node-exporter-nvme.timer",
+    "prometheus-node-exporter-smartmon.timer",
+];
+
+const SSH_KEYS_UNIT: &str = "\
+[Unit]
+Description=Makes this machine's own ssh key
+ConditionPathExists=!/etc/ssh/ssh_host_ed25519_key
+Before=ssh.service
+
+[Service]
+Type=oneshot
+ExecStart=/usr/bin/ssh-keygen -q -t ed25519 -N \"\" -f /etc/ssh/ssh_host_ed25519_key
+
+[Install]
+WantedBy=multi-user.target
+";
+
+/// Installs the packages below `root`, and says which they are.
+pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<Vec<Package>, ImageError> {
+    let listing = scratch.join("packages");
+    let packages: Vec<&str> = PACKAGES.iter().copied().chain(options.packages.iter().map(String::as_str)).collect();
+    let list = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show --no-all-versions";
+    let mut command = Command::new("mmdebstrap");
+    command.args(["--mode=root", "--variant=minbase", "--quiet"]);
+    command.arg(format!("--include={}", packages.join(",")));
+    for place in ["man", "locale", "doc", "info", "lintian"] {
+        command.arg(format!("--dpkgopt=path-exclude=/usr/share/{place}/*"));
+    }
+    command.arg("--aptopt=Apt::Install-Recommends \"0\"");
+    // While apt still knows where they came from.
+    command.arg(format!("--customize-hook=chroot \"$1\" sh -c \"$QUORATE_LIST\" > '{}'", listing.display()));
+    command.env("QUORATE_LIST", list);
+    command.arg(&options.suite).arg(root);
+    command.args(options.sources.as_deref());
+    run(&mut command)?;
+    let text = fs::read_to_string(&listing).map_err(ImageError::file("read", &listing))?;
+    let found = manifest::packages_in(&text);
+    if found.is_empty() {
+        return Err(ImageError::Incomplete { what: "packages", why: String::from("apt lists none of them") });
+    }
+    Ok(found)
+}
+
+pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Result<(), ImageError> {
+    let put = |below: &str, content: &[u8], mode: u32| put(root, below, content, mode);
+    let program = fs::read(&options.program).map_err(ImageError::file("read", &options.program))?;
+    put(quorate_agent::boot::PROGRAM, &program, 0o755)?;
+    for (below, text) in quorate_agent::boot::image_units() {
+        put(&below, text.as_bytes(), 0o644)?;
+        enable(root, &below)?;
+    }
+    put("etc/systemd/system/quorate-ssh-keys.service", SSH_KEYS_UNIT.as_bytes(), 0o644)?;
+    enable(root, "etc/systemd/system/quorate-ssh-keys.service")?;
+    put("etc/fstab", format!("LABEL={} / ext4 noatime,x-systemd.growfs 0 1\n", super::disk::LABEL).as_bytes(), 0o644)?;
+    put("etc/quorate-image", format!("{}\n", manifest.version).as_bytes(), 0o644)?;
+    put("etc/hostname", b"machine\n", 0o644)?;
+    // Made anew by each machine.
+    put("etc/machine-id", b"", 0o444)?;
+    put("etc/resolv.conf", b"", 0o644)?;
+    remove_matching(&root.join("etc/ssh"), |name| name.starts_with("ssh_host_"))?;
+    remove_matching(&root.join("boot"), |name| name.starts_with("initrd."))?;
+    let mut systemctl = Command::new("chroot");
+    systemctl.arg(root).args(["systemctl", "--quiet", "enable", "systemd-networkd.service"]);
+    run(&mut systemctl)?;
+    disable(root)
+}
+
+fn disable(root: &Path) -> Result<(), ImageError> {
+    let is_there = |unit: &str| {
+        ["etc/systemd/system", "lib/systemd/system", "usr/lib/systemd/system"]
+            .iter()
+            .any(|directory| root.join(directory).join(unit).exists())
+    };
+    let units: Vec<&str> = NOT_AT_BOOT.iter().copied().filter(|unit| is_there(unit)).collect();
+    let mut command = Command::new("chroot");
+    run(command.arg(root).args(["systemctl", "--quiet", "disable"]).args(units)).map(drop)
+}
+
+fn enable(root: &Path, unit: &str) -> Result<(), ImageError> {
+    let name = Path::new(unit).file_name().unwrap_or_default();
+    let wants = root.join("etc/systemd/system/multi-user.target.wants");
+    fs::create_dir_all(&wants).map_err(ImageError::file("make", &wants))?;
+    let link = wants.join(name);
+    let _ = fs::remove_file(&link);
+    symlink(Path::new("..").join(name), &link).map_err(ImageError::file("link", &link))
+}
+
+pub(super) fn put(root: &Path, below: &str, content: &[u8], mode: u32) -> Result<(), ImageError> {
+    let path = root.join(below);
+    let parent = path.parent().unwrap_or(root);
+    fs::create_dir_all(parent).map_err(ImageError::file("make", parent))?;
+    // What is a link there may lead out of the image.
+    let _ = fs::remove_file(&path);
+    let written = fs::write(&path, content).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(mode)));
+    written.map_err(ImageError::file("write", &path))
+}
+
+fn remove_matching(directory: &Path, is_one: impl Fn(&str) -> bool) -> Result<(), ImageError> {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if entry.file_name().to_str().is_some_and(&is_one) {
+            fs::remove_file(entry.path()).map_err(ImageError::file("remove", entry.path()))?;
+        }
+    }
+    Ok(())
+}

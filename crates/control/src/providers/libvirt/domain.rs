@@ -1,0 +1,257 @@
+//! A machine as libvirt knows it: a domain. It carries quorate's mark as metadata, and from the mark follows all that belongs to
+//! it, so that what exists is found by looking.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use quorate_agent::api::boot::CHANNEL_PORT;
+use quorate_core::model::MemberName;
+use quorate_core::spec::Attachment;
+use serde::{Deserialize, Serialize};
+
+/// The name space of the mark, and the prefix that stands for it.
+pub(super) const MARK_URI: &str = "urn:quorate:machine:1";
+pub(super) const MARK_KEY: &str = "quorate";
+const MARK_ELEMENT: &str = "machine";
+
+/// The serials by which a machine tells its disks apart.
+pub(super) const DATA_SERIAL: &str = "quorate-data";
+const ROOT_SERIAL: &str = "quorate-root";
+const SEED_SERIAL: &str = "quorate-seed";
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Mark {
+    pub(super) cluster: String,
+    pub(super) cluster_id: String,
+    pub(super) member: MemberName,
+    pub(super) incarnation: u64,
+    pub(super) address: IpAddr,
+    /// Of the controller that makes it.
+    pub(super) fence: u64,
+    pub(super) state: State,
+    /// What was made for this machine alone, and goes with it.
+    pub(super) volumes: Vec<Volume>,
+    /// What was made for its member, and may stay.
+    pub(super) data: Option<Volume>,
+    /// Where its console is written to.
+    pub(super) console: PathBuf,
+    /// Whether its agent is reached over the serial port alone.
+    pub(super) line_only: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum State {
+    /// Its disks are being made. It is nobody's machine yet.
+    Draft,
+    Whole,
+    /// Its disks are being removed.
+    Going,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(super) struct Volume {
+    pub(super) pool: String,
+    pub(super) name: String,
+}
+
+impl Mark {
+    /// As `virsh metadata` takes it.
+    pub(super) fn element(&self) -> String {
+        let mark = serde_json::to_string(self).expect("plain data serializes");
+        format!("<{MARK_ELEMENT}>{}</{MARK_ELEMENT}>", escaped(&mark))
+    }
+
+    /// As it stands in a domain's description.
+    fn metadata(&self) -> String {
+        let mark = serde_json::to_string(self).expect("plain data serializes");
+        let name = format!("{MARK_KEY}:{MARK_ELEMENT}");
+        format!("<metadata><{name} xmlns:{MARK_KEY}='{MARK_URI}'>{}</{name}></metadata>", escaped(&mark))
+    }
+
+    fn read(description: &str) -> Option<Self> {
+        let (_, rest) = description.split_once(MARK_URI)?;
+        let (text, _) = rest.split_once('>')?.1.split_once('<')?;
+        serde_json::from_str(&unescaped(text)).ok()
+    }
+}
+
+/// A domain as it was found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) name: String,
+    pub(super) uuid: String,
+    pub(super) on: bool,
+    pub(super) macs: Vec<String>,
+    pub(super) mark: Option<Mark>,
+    /// The host's end of the serial port that the agent answers on, while it is on.
+    pub(super) line: Option<PathBuf>,
+}
+
+impl Found {
+    pub(super) fn read(description: &str) -> Option<Self> {
+        let head = description.split_once("<domain")?.1.split_once('>')?.0;
+        let text = |tag: &str| {
+            let rest = description.split_once(&format!("<{tag}>"))?.1;
+            Some(unescaped(rest.split_once('<')?.0))
+        };
+        let macs = description.split("<mac ").skip(1).filter_map(|rest| attribute(rest, "address"));
+        let channel = description.split("<channel").skip(1).find(|rest| {
+            let element = rest.split("</channel>").next().unwrap_or_default();
+            element.contains(&format!("name='{CHANNEL_PORT}'"))
+        });
+        let line = channel.and_then(|rest| attribute(rest.split_once("<source")?.1, "path")).map(PathBuf::from);
+        Some(Found {
+            name: text("name")?,
+            uuid: text("uuid")?,
+            on: head.contains(" id="),
+            macs: macs.collect(),
+            mark: Mark::read(description),
+            line,
+        })
+    }
+}
+
+/// An attribute of the element that the text begins in.
+pub(super) fn attribute(element: &str, name: &str) -> Option<String> {
+    let inside = element.split_once('>')?.0;
+    let rest = inside.split_once(&format!("{name}="))?.1;
+    let quote = rest.chars().next()?;
+    Some(unescaped(rest[1..].split(quote).next()?))
+}
+
+/// What a machine is to be.
+pub(super) struct Wanted<'a> {
+    pub(super) name: &'a str,
+    pub(super) uuid: &'a str,
+    pub(super) mark: &'a Mark,
+    pub(super) kvm: bool,
+    pub(super) vcpus: u32,
+    pub(super) memory: u64,
+    pub(super) root: Disk,
+    pub(super) data: Option<Disk>,
+    pub(super) seed: Volume,
+    pub(super) interfaces: Vec<(Attachment, String)>,
+}
+
+pub(super) struct Disk {
+    pub(super) volume: Volume,
+    pub(super) format: String,
+}
+
+impl Wanted<'_> {
+    pub(super) fn description(&self) -> String {
+        let Wanted { name, uuid, mark, kvm, vcpus, memory, .. } = self;
+        let (kind, cpu) = match kvm {
+            true => ("kvm", "<cpu mode='host-passthrough'/>"),
+            false => ("qemu", "<cpu mode='custom' match='exact'><model>qemu64</model></cpu>"),
+        };
+        let mut disks = disk(&self.root.volume, &self.root.format, "vda", ROOT_SERIAL, false);
+        if let Some(data) = &self.data {
+            disks += &disk(&data.volume, &data.format, "vdb", DATA_SERIAL, false);
+        }
+        disks += &disk(&self.seed, "raw", "vdc", SEED_SERIAL, true);
+        let interfaces: String = self.interfaces.iter().map(|(to, mac)| interface(to, mac)).collect();
+        format!(
+            "<domain type='{kind}'>\
+             <name>{}</name><uuid>{uuid}</uuid>{}\
+             <memory unit='b'>{memory}</memory><vcpu>{vcpus}</vcpu>{cpu}\
+             <os><type arch='x86_64' machine='q35'>hvm</type><boot dev='hd'/></os>\
+             <features><acpi/><apic/></features><clock offset='utc'/>\
+             <on_poweroff>destroy</on_poweroff><on_reboot>restart</on_reboot><on_crash>restart</on_crash>\
+             <devices>{disks}{interfaces}\
+             <serial type='pty'><log file='{}' append='off'/><target port='0'/></serial>\
+             <console type='pty'><target type='serial' port='0'/></console>\
+             <channel type='unix'><source mode='bind'/><target type='virtio' name='{CHANNEL_PORT}'/></channel>\
+             <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>\
+             <memballoon model='none'/>\
+             </devices></domain>",
+            escaped(name),
+            mark.metadata(),
+            escaped(&mark.console.to_string_lossy()),
+        )
+    }
+}
+
+fn disk(volume: &Volume, format: &str, target: &str, serial: &str, read_only: bool) -> String {
+    let read_only = if read_only { "<readonly/>" } else { "" };
+    format!(
+        "<disk type='volume' device='disk'><driver name='qemu' type='{}'/>\
+         <source pool='{}' volume='{}'/><target dev='{target}' bus='virtio'/>{read_only}<serial>{serial}</serial></disk>",
+        escaped(format),
+        escaped(&volume.pool),
+        escaped(&volume.name),
+    )
+}
+
+fn interface(to: &Attachment, mac: &str) -> String {
+    let (kind, source) = match to {
+        Attachment::Network(name) => ("network", format!("network='{}'", escaped(name))),
+        Attachment::NetworkId(id) => ("network", format!("network='{id}'")),
+        Attachment::Macvtap(device) => ("direct", format!("dev='{}' mode='bridge'", escaped(device))),
+    };
+    format!("<interface type='{kind}'><mac address='{mac}'/><source {source}/><model type='virtio'/></interface>")
+}
+
+const ESCAPES: [(&str, &str); 5] = [("&", "&amp;"), ("<", "&lt;"), (">", "&gt;"), ("\"", "&quot;"), ("'", "&apos;")];
+
+/// A text as it stands in XML, in an attribute too.
+pub(super) fn escaped(text: &str) -> String {
+    ESCAPES.iter().fold(text.to_owned(), |text, (plain, escape)| text.replace(plain, escape))
+}
+
+fn unescaped(text: &str) -> String {
+    ESCAPES.iter().rev().fold(text.to_owned(), |text, (plain, escape)| text.replace(escape, plain))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mark() -> Mark {
+        Mark {
+            cluster: String::from("demo"),
+            cluster_id: String::from("abc"),
+            member: "etcd-1".into(),
+            incarnation: 2,
+            address: "192.168.122.11".parse().unwrap(),
+            fence: 3,
+            state: State::Draft,
+            volumes: vec![Volume { pool: String::from("a&b"), name: String::from("<'\">&amp;") }],
+            data: None,
+            console: PathBuf::from("/var/log/it's"),
+            line_only: false,
+        }
+    }
+
+    #[test]
+    fn a_domain_reads_back_with_its_mark() {
+        let mark = mark();
+        let wanted = Wanted {
+            name: "quorate-demo-etcd-1",
+            uuid: "6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3c",
+            mark: &mark,
+            kvm: false,
+            vcpus: 2,
+            memory: 1 << 30,
+            root: Disk { volume: mark.volumes[0].clone(), format: String::from("qcow2") },
+            data: None,
+            seed: mark.volumes[0].clone(),
+            interfaces: vec![(Attachment::Macvtap(String::from("ens3")), String::from("52:54:00:00:00:01"))],
+        };
+        let found = Found::read(&wanted.description()).unwrap();
+        assert_eq!((found.name.as_str(), found.uuid.as_str(), found.on), (wanted.name, wanted.uuid, false));
+        assert_eq!(found.mark, Some(mark));
+        assert_eq!((found.macs, found.line), (vec![String::from("52:54:00:00:00:01")], None));
+    }
+
+    #[test]
+    fn a_running_domain_tells_its_line() {
+        let description = "<domain type='qemu' id='7'>\n  <name>a</name>\n  <uuid>u</uuid>\n<channel type='unix'>\
+            <source mode='bind' path='/run/x'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>\n\
+            <channel type='unix'><source mode='bind' path='/run/y'/><target type='virtio' name='io.quorate.agent'/></channel>";
+        let found = Found::read(description).unwrap();
+        assert!(found.on && found.mark.is_none());
+        assert_eq!(found.line, Some(PathBuf::from("/run/y")));
+    }
+}

@@ -1,0 +1,566 @@
+//! The provider `libvirt`: a machine is a domain with a root disk, a seed disk and perhaps a data disk.
+//!
+//! The domain comes first and goes last, and its mark names every volume that was made for it. While disks are made it is a
+//! draft, which is nobody's machine; whoever is admitted next removes it with all that is its own. Only volumes that bear the
+//! cluster's id, or that such a mark names, are ever removed; what an operator brought never is.
+
+mod domain;
+mod probe;
+mod virsh;
+mod volumes;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use quorate_agent::api::Seed;
+use quorate_agent::api::boot;
+use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
+use quorate_core::spec::{Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
+use sha2::{Digest, Sha256};
+
+use super::seed_disk::{seed_disk, static_program};
+use super::{Data, Provider, ProviderError, Reach, last_lines};
+use crate::home::Home;
+use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
+pub use virsh::LibvirtError;
+use virsh::{STDIN, Virsh};
+
+/// How the names of all our domains and volumes begin.
+const PREFIX: &str = "quorate-";
+const ROOT_SUFFIX: &str = "-root.qcow2";
+const DATA_SUFFIX: &str = "-data.qcow2";
+/// How long a machine may take to shut down before its plug is pulled.
+const STOP_PATIENCE: Duration = Duration::from_secs(60);
+/// A machine that boots under emulation, with cloud-init at work, takes minutes.
+const BOOT_PATIENCE: Duration = Duration::from_secs(600);
+const PAUSE: Duration = Duration::from_millis(200);
+/// How much of a console is shown when there is nothing else to show.
+const LAST_LINES: usize = 20;
+
+pub struct Libvirt {
+    virsh: Virsh,
+    settings: LibvirtSettings,
+    spec: ClusterSpec,
+    cluster_id: String,
+    cache: PathBuf,
+    /// Where consoles are written that libvirt's own log directory is not for.
+    logs: PathBuf,
+    stop_patience: Duration,
+    /// Serial ports of machines that no network leads to, as `machines` last saw them.
+    lines: RefCell<BTreeMap<(MemberName, u64), PathBuf>>,
+}
+
+impl Libvirt {
+    pub fn new(home: &Home, ledger: &Ledger, settings: &LibvirtSettings) -> Self {
+        Libvirt {
+            virsh: Virsh::new(PathBuf::from("virsh"), settings.uri.clone()),
+            settings: settings.clone(),
+            spec: ledger.spec.clone(),
+            cluster_id: ledger.cluster_id.clone(),
+            cache: home.root().join("cache/libvirt"),
+            logs: home.machines().join(ledger.spec.name.as_str()),
+            stop_patience: STOP_PATIENCE,
+            lines: RefCell::default(),
+        }
+    }
+
+    /// Speaks to libvirt through another program than the `virsh` of the PATH.
+    pub fn through(self, program: PathBuf) -> Self {
+        let uri = self.settings.uri.clone();
+        Libvirt { virsh: Virsh::new(program, uri), ..self }
+    }
+
+    /// Pulls the plug earlier of machines that do not shut down.
+    pub fn stopping_within(self, stop_patience: Duration) -> Self {
+        Libvirt { stop_patience, ..self }
+    }
+
+    fn domain_name(&self, machine: &str) -> String {
+        format!("{PREFIX}{}-{machine}", self.spec.name)
+    }
+
+    /// Every domain with this beginning of its name.
+    async fn domains(&self, beginning: &str) -> Result<Vec<Found>, LibvirtError> {
+        let names = self.virsh.names(&["list", "--all", "--name"]).await?;
+        let looks = names.iter().filter(|name| name.starts_with(beginning)).map(async |name| self.domain(name).await);
+        let found: Result<Vec<_>, _> = join_all(looks).await.into_iter().collect();
+        Ok(found?.into_iter().flatten().collect())
+    }
+
+    /// One that vanishes meanwhile is not there.
+    async fn domain(&self, name: &str) -> Result<Option<Found>, LibvirtError> {
+        match self.virsh.run(&["dumpxml", name]).await {
+            Ok(description) => Ok(Found::read(&description)),
+            Err(error) if error.is_absent() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Those of this cluster's name, with their marks.
+    async fn marked(&self, cluster: &str) -> Result<Vec<(Found, Mark)>, LibvirtError> {
+        let found = self.domains(&format!("{PREFIX}{cluster}-")).await?;
+        let marked = found.into_iter().filter_map(|found| Some((found.clone(), found.mark?)));
+        Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
+    }
+
+    /// Those that this very cluster has made or begun.
+    async fn ours(&self, cluster: &str) -> Result<Vec<(Found, Mark)>, LibvirtError> {
+        let marked = self.marked(cluster).await?;
+        Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
+    }
+
+    async fn find(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+    ) -> Result<Option<(Found, Mark)>, LibvirtError> {
+        let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
+        Ok(self.ours(cluster).await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
+    }
+
+    async fn power_off(&self, found: &Found) -> Result<(), LibvirtError> {
+        match self.virsh.run(&["destroy", &found.uuid]).await {
+            Err(LibvirtError::Failed { said, .. }) if said.contains("domain is not running") => Ok(()),
+            Err(error) if error.is_absent() => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    async fn power_on(&self, found_by: &str) -> Result<(), LibvirtError> {
+        match self.virsh.run(&["start", found_by]).await {
+            Err(LibvirtError::Failed { said, .. }) if said.contains("already active") => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    async fn undefine(&self, found: &Found) -> Result<(), LibvirtError> {
+        match self.virsh.run(&["undefine", &found.uuid, "--managed-save", "--snapshots-metadata"]).await {
+            Err(error) if error.is_absent() => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
+    /// Lets a machine shut down, up to a bound.
+    async fn shut_down(&self, found: &Found) -> Result<(), LibvirtError> {
+        let begun = Instant::now();
+        let mut asked = false;
+        while begun.elapsed() < self.stop_patience {
+            match self.domain(&found.uuid).await? {
+                Some(now) if now.on => {}
+                _ => return Ok(()),
+            }
+            if !asked {
+                // One that is paused or still in its firmware cannot hear it.
+                let _ = self.virsh.run(&["shutdown", &found.uuid, "--mode", "acpi"]).await;
+                asked = true;
+            }
+            tokio::time::sleep(PAUSE).await;
+        }
+        self.power_off(found).await
+    }
+
+    /// Changes a mark, of exactly the domain that was seen: one that has its name by now is another.
+    async fn set_mark(&self, found: &Found, mark: &Mark) -> Result<(), LibvirtError> {
+        let element = mark.element();
+        let mut words =
+            vec!["metadata", &found.uuid, "--uri", MARK_URI, "--key", MARK_KEY, "--set", &element, "--config"];
+        if found.on {
+            words.push("--live");
+        }
+        self.virsh.run(&words).await.map(drop)
+    }
+
+    /// Removes a domain with all that was made for it.
+    async fn clear(&self, found: &Found, mark: &Mark, data: Data) -> Result<(), ProviderError> {
+        let doomed = mark.data.clone().filter(|_| data == Data::Goes);
+        if mark.state == State::Whole {
+            // From now on it is nobody's machine, wherever this may be interrupted.
+            self.set_mark(found, &Mark { state: State::Going, data: doomed.clone(), ..mark.clone() }).await?;
+        }
+        self.power_off(found).await?;
+        for volume in mark.volumes.iter().chain(&doomed) {
+            self.virsh.delete_volume(volume).await?;
+        }
+        self.undefine(found).await?;
+        if self.settings.is_here() {
+            match fs::remove_file(&mark.console) {
+                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(ProviderError::Io { what: "removed", path: mark.console.clone(), source });
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what is half made or half removed, where these words fit its mark, and root disks that belong to no domain.
+    async fn sweep(&self, cluster: &str, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
+        let mut roots = self.volumes_of_cluster(ROOT_SUFFIX).await?;
+        for (found, mark) in self.ours(cluster).await? {
+            if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
+                // Data that is to stay is not in such a mark.
+                self.clear(&found, &mark, Data::Goes).await?;
+            }
+            roots.retain(|root| !mark.volumes.contains(root));
+        }
+        for root in roots {
+            self.virsh.delete_volume(&root).await?;
+        }
+        Ok(())
+    }
+
+    async fn volumes_of_cluster(&self, suffix: &str) -> Result<Vec<Volume>, LibvirtError> {
+        let pool = &self.settings.pool;
+        let names = match self.virsh.volumes(pool).await {
+            // A spec that names a wrong pool is told about when a machine is made.
+            Err(error) if error.is_absent() => Vec::new(),
+            names => names?,
+        };
+        let beginning = format!("{PREFIX}{}-", self.cluster_id);
+        let ours = names.into_iter().filter(|name| name.starts_with(&beginning) && name.ends_with(suffix));
+        Ok(ours.map(|name| Volume { pool: pool.clone(), name }).collect())
+    }
+
+    fn console(&self, domain: &str) -> PathBuf {
+        // Confined as it may be, libvirt can always write here.
+        let system = Path::new("/var/log/libvirt/qemu");
+        let directory = if self.settings.uri.ends_with("/session") { &self.logs } else { system };
+        directory.join(format!("{domain}-console.log"))
+    }
+
+    fn mac(&self, member: &MemberSpec, number: usize, interface: &InterfaceSpec) -> String {
+        interface.mac.as_ref().map_or_else(|| generated_mac(&self.cluster_id, member, number), ToString::to_string)
+    }
+
+    /// What is in the way of a new machine, or missing for it, told before anything is made.
+    async fn prepare(&self, domain: &str, member: &MemberSpec, draft: &Mark) -> Result<Prepared, ProviderError> {
+        let name = member.name.to_string();
+        let pool = self.settings.pool.clone();
+        let left = self.virsh.left_in(&pool).await?;
+        let image = match (&member.root_volume, &self.settings.image) {
+            (None, Some(image)) => Some(self.virsh.volume(&self.volume(&image.volume)).await?),
+            _ => None,
+        };
+        let root = image.as_ref().map_or(Ok(0), |image| self.root_size(image))?;
+        let needed = root + draft.data.as_ref().and(self.settings.data_size).map_or(0, |size| size.0);
+        if needed > left {
+            return Err(
+                LibvirtError::NoSpace { pool, member: name, needed: rounded(needed), left: rounded(left) }.into()
+            );
+        }
+        let mut interfaces = Vec::new();
+        for (number, interface) in member.interfaces.iter().enumerate() {
+            let to = match &interface.to {
+                Attachment::Network(name) => Attachment::Network(self.virsh.network(name).await?),
+                Attachment::NetworkId(id) => Attachment::Network(self.virsh.network(id.as_str()).await?),
+                Attachment::Macvtap(device) => {
+                    if self.settings.is_here() && !Path::new("/sys/class/net").join(device).exists() {
+                        return Err(LibvirtError::NoDevice { name: device.clone() }.into());
+                    }
+                    interface.to.clone()
+                }
+            };
+            interfaces.push((to, self.mac(member, number, interface)));
+        }
+        for other in self.domains("").await?.into_iter().filter(|other| other.name != domain) {
+            if let Some((_, mac)) = interfaces.iter().find(|(_, mac)| other.macs.contains(mac)) {
+                return Err(LibvirtError::MacTaken { mac: mac.clone(), member: name, by: other.name }.into());
+            }
+        }
+        let seed = draft.volumes.last().expect("every machine has a seed disk").clone();
+        if seed.pool != self.settings.pool {
+            self.virsh.left_in(&seed.pool).await?;
+        }
+        if self.virsh.find_volume(&seed).await?.is_some() {
+            return Err(LibvirtError::VolumeTaken { pool: seed.pool, name: seed.name }.into());
+        }
+        Ok(Prepared { interfaces, seed, image })
+    }
+
+    /// As the spec has it, or that of the image.
+    fn root_size(&self, image: &volumes::Details) -> Result<u64, LibvirtError> {
+        let wanted = self.settings.image.as_ref().and_then(|image| image.root_size);
+        match wanted {
+            Some(wanted) if wanted.0 < image.capacity => Err(LibvirtError::ImageLarger {
+                image: image.path.clone(),
+                has: rounded(image.capacity),
+                wanted: wanted.to_string(),
+            }),
+            Some(wanted) => Ok(wanted.0),
+            None => Ok(image.capacity),
+        }
+    }
+
+    fn volume(&self, name: &quorate_core::spec::VolumeName) -> Volume {
+        let (pool, name) = name.within(&self.settings.pool);
+        Volume { pool: pool.to_owned(), name: name.to_owned() }
+    }
+
+    /// The disk of an operator's own volume.
+    async fn brought(&self, name: &quorate_core::spec::VolumeName) -> Result<Disk, LibvirtError> {
+        let volume = self.volume(name);
+        let format = self.virsh.volume(&volume).await?.format;
+        Ok(Disk { volume, format })
+    }
+
+    fn mark(&self, domain: &str, machine: &str, member: &MemberSpec, seed: &Seed, fence: u64) -> Mark {
+        let own = |name: String| Volume { pool: self.settings.pool.clone(), name };
+        let named = |what: &str, suffix: &str| own(format!("{PREFIX}{}-{what}{suffix}", self.cluster_id));
+        let cloud_init = &self.settings.cloud_init;
+        let mut volumes = Vec::new();
+        if member.root_volume.is_none() {
+            volumes.push(named(machine, ROOT_SUFFIX));
+        }
+        volumes.push(Volume {
+            pool: cloud_init.pool.clone().unwrap_or_else(|| self.settings.pool.clone()),
+            name: cloud_init.name.replace("<name>", domain),
+        });
+        let makes_data = member.data_volume.is_none() && self.settings.data_size.is_some();
+        Mark {
+            cluster: seed.cluster.clone(),
+            cluster_id: seed.cluster_id.clone(),
+            member: seed.member.clone(),
+            incarnation: seed.incarnation,
+            address: seed.address,
+            fence,
+            state: State::Draft,
+            volumes,
+            data: makes_data.then(|| named(member.name.as_str(), DATA_SUFFIX)),
+            console: self.console(domain),
+            line_only: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
+        }
+    }
+
+    /// Makes the disks of a draft, and only then lets it be a machine.
+    async fn make(
+        &self,
+        domain: &str,
+        machine: &str,
+        member: &MemberSpec,
+        seed: &Seed,
+        data: Data,
+        fence: u64,
+    ) -> Result<(), ProviderError> {
+        let mark = self.mark(domain, machine, member, seed, fence);
+        let kept = match &mark.data {
+            Some(volume) if data == Data::Stays => self.virsh.find_volume(volume).await?.is_some(),
+            _ => false,
+        };
+        // Data that is to stay is not the draft's to lose.
+        let draft = Mark { data: mark.data.clone().filter(|_| !kept), ..mark.clone() };
+        let prepared = self.prepare(domain, member, &draft).await?;
+        let brings_program = self.settings.image.as_ref().is_none_or(|image| !image.has_agent);
+        let program = if brings_program { Some(static_program()?) } else { None };
+        let root = match &member.root_volume {
+            Some(name) => self.brought(name).await?,
+            None => Disk { volume: mark.volumes[0].clone(), format: String::from("qcow2") },
+        };
+        let data_disk = match (&member.data_volume, &mark.data) {
+            (Some(name), _) => Some(self.brought(name).await?),
+            (None, Some(volume)) => Some(Disk { volume: volume.clone(), format: String::from("qcow2") }),
+            (None, None) => None,
+        };
+        let described = self.machine(machine, member, data_disk.is_some());
+        let uuid = uuid();
+        let wanted = Wanted {
+            name: domain,
+            uuid: &uuid,
+            mark: &draft,
+            kvm: self.uses_kvm(&self.settings).await?,
+            vcpus: self.settings.vcpus,
+            memory: self.settings.memory.0,
+            root,
+            data: data_disk,
+            seed: prepared.seed.clone(),
+            interfaces: prepared.interfaces,
+        };
+        self.virsh.tell(&["define", STDIN], &wanted.description()).await?;
+        if let Some(image) = &prepared.image {
+            // An interrupted attempt may have left one that no mark names any more.
+            self.virsh.delete_volume(&mark.volumes[0]).await?;
+            self.virsh.make_root(&mark.volumes[0], image, self.root_size(image)?).await?;
+        }
+        if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size) {
+            self.virsh.delete_volume(volume).await?;
+            self.virsh.make_empty(volume, size.0).await?;
+        }
+        self.virsh.make_raw(&prepared.seed, &seed_disk(seed, &described, program.as_deref())).await?;
+        let found = Found { uuid, name: domain.to_owned(), on: false, macs: Vec::new(), mark: None, line: None };
+        self.set_mark(&found, &Mark { state: State::Whole, ..mark }).await?;
+        Ok(self.power_on(&found.uuid).await?)
+    }
+
+    /// What the machine is told that it is.
+    fn machine(&self, machine: &str, member: &MemberSpec, data_disk: bool) -> boot::Machine {
+        let admin = &self.settings.admin;
+        let interfaces = member.interfaces.iter().enumerate().map(|(number, interface)| boot::Interface {
+            mac: self.mac(member, number, interface),
+            address: interface.address,
+            prefix: u8::try_from(interface.prefix).unwrap_or(u8::MAX),
+            gateway: interface.gateway,
+            dns: interface.dns.clone(),
+        });
+        boot::Machine {
+            // A dot would begin a domain.
+            hostname: machine.replace('.', "-"),
+            interfaces: interfaces.collect(),
+            admin: Some(boot::Admin {
+                user: admin.user.clone(),
+                ssh_keys: admin.ssh_keys.clone(),
+                console_password_hash: admin.console_password_hash.clone(),
+            }),
+            data_disk: data_disk.then(|| boot::DataDisk { serial: DATA_SERIAL.to_owned() }),
+            channel: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
+        }
+    }
+}
+
+struct Prepared {
+    interfaces: Vec<(Attachment, String)>,
+    seed: Volume,
+    /// What the root disk is made of.
+    image: Option<volumes::Details>,
+}
+
+#[async_trait(?Send)]
+impl Provider for Libvirt {
+    fn patience(&self) -> Duration {
+        BOOT_PATIENCE
+    }
+
+    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
+        let whole = self.marked(cluster).await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+        let mut lines = BTreeMap::new();
+        let machines = whole.map(|(found, mark)| {
+            if let (true, true, Some(line)) = (mark.line_only, mark.cluster_id == self.cluster_id, found.line) {
+                lines.insert((mark.member.clone(), mark.incarnation), line);
+            }
+            let power = if found.on { Power::On } else { Power::Off };
+            let Mark { cluster_id, member, incarnation, address, .. } = mark;
+            (member, MachineSeen { cluster_id, incarnation, power, headless: false, address })
+        });
+        let machines = machines.collect();
+        *self.lines.borrow_mut() = lines;
+        Ok(machines)
+    }
+
+    fn reach(&self, member: &MemberName, machine: &MachineSeen) -> Reach {
+        let seat: MemberName = member.seat().into();
+        match self.lines.borrow().get(&(seat, machine.incarnation)) {
+            Some(line) => Reach::Socket(line.clone()),
+            None => Reach::Network,
+        }
+    }
+
+    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(cluster, |mark| mark.fence < fence).await
+    }
+
+    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(cluster, |mark| mark.fence == fence).await
+    }
+
+    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
+        let domain = self.domain_name(machine);
+        if let Some(found) = self.domain(&domain).await? {
+            match &found.mark {
+                Some(mark) if mark.cluster_id != seed.cluster_id => {
+                    return Err(ProviderError::NotOurs { path: domain.into(), found: mark.cluster_id.clone() });
+                }
+                Some(mark) if mark.state == State::Whole => return Ok(self.power_on(&found.uuid).await?),
+                Some(mark) => self.clear(&found, mark, Data::Goes).await?,
+                None => return Err(LibvirtError::NameTaken { name: domain }.into()),
+            }
+        }
+        let member = self.spec.members.iter().find(|member| member.name.as_str() == seed.member.seat());
+        let missing = || LibvirtError::NotInSpec { member: seed.member.to_string() };
+        let member = member.ok_or_else(missing)?;
+        self.make(&domain, machine, member, seed, data, fence).await
+    }
+
+    async fn address(&self, wanted: Option<IpAddr>, _salt: &str) -> Result<IpAddr, ProviderError> {
+        let wanted = wanted.ok_or_else(|| ProviderError::NoAddress { range: String::from("the spec") })?;
+        let taken = self.domains(PREFIX).await?.into_iter().filter_map(|found| found.mark);
+        let taken = taken.filter(|mark| mark.state != State::Draft);
+        match taken.into_iter().find(|mark| mark.address == wanted) {
+            Some(Mark { cluster, member, .. }) => {
+                let by = Some(format!("{member} of cluster {cluster}"));
+                Err(ProviderError::AddressTaken { address: wanted, port: CLIENT_PORT, by })
+            }
+            None => Ok(wanted),
+        }
+    }
+
+    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        match self.find(cluster, member, incarnation).await? {
+            Some((found, _)) => Ok(self.power_on(&found.uuid).await?),
+            None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
+        }
+    }
+
+    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        match self.find(cluster, member, incarnation).await? {
+            Some((found, _)) if found.on => Ok(self.shut_down(&found).await?),
+            _ => Ok(()),
+        }
+    }
+
+    async fn destroy(
+        &self,
+        cluster: &str,
+        member: &MemberName,
+        incarnation: u64,
+        data: Data,
+    ) -> Result<(), ProviderError> {
+        let Some((found, mark)) = self.find(cluster, member, incarnation).await? else {
+            return self.sweep(cluster, |_| false).await;
+        };
+        if data == Data::Stays && found.on {
+            self.shut_down(&found).await?;
+        }
+        self.clear(&found, &mark, data).await
+    }
+
+    async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
+        self.sweep(cluster, |_| true).await?;
+        let still_used: Vec<Volume> = self.ours(cluster).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        for volume in self.volumes_of_cluster(DATA_SUFFIX).await? {
+            if !still_used.contains(&volume) {
+                self.virsh.delete_volume(&volume).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError> {
+        let Some((_, mark)) = self.find(cluster, member, incarnation).await? else { return Ok(String::new()) };
+        if !self.settings.is_here() {
+            return Ok(format!("(its console is in {} on the host of {})", mark.console.display(), self.settings.uri));
+        }
+        Ok(last_lines(&mark.console, LAST_LINES))
+    }
+}
+
+/// A MAC in the range that is QEMU's own. It follows from cluster, member and place, so that a member's next machine has it too.
+fn generated_mac(cluster_id: &str, member: &MemberSpec, number: usize) -> String {
+    let hash = Sha256::digest(format!("{cluster_id}/{}/{number}", member.name));
+    format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
+}
+
+fn uuid() -> String {
+    let hex = quorate_pki::random_hex(16);
+    // The bits that say that it is random.
+    format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
+}
+
+/// In whole mebibytes, which read better than bytes.
+fn rounded(bytes: u64) -> String {
+    Size(((bytes >> 20).max(1)) << 20).to_string()
+}

@@ -1,0 +1,172 @@
+//! libvirt, spoken to through `virsh`: no shell in between, and what it complains about told in our own words.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::io::AsyncWriteExt;
+use tokio::process::Command;
+
+/// For one call. Copying a seed disk to another host is the slowest.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Where a document is read from.
+pub(super) const STDIN: &str = "/dev/stdin";
+
+#[derive(Debug, thiserror::Error)]
+pub enum LibvirtError {
+    #[error("the command `virsh` is missing; it is in the package libvirt-clients")]
+    NoVirsh,
+    #[error("libvirt at {uri} cannot be reached: {said}")]
+    Unreachable { uri: String, said: String },
+    #[error("libvirt at {uri} does not let this user in: {said}; be root, or a member of the group `libvirt`")]
+    Denied { uri: String, said: String },
+    #[error("libvirt has no {what} `{name}`{}", listed(known))]
+    Missing { what: &'static str, name: String, known: Vec<String> },
+    #[error("the {what} `{name}` of libvirt is not active; `virsh {verb} {name}` starts it")]
+    Inactive { what: &'static str, name: String, verb: &'static str },
+    #[error("the storage pool `{pool}` has {left} left, and the machine of {member} needs {needed}")]
+    NoSpace { pool: String, member: String, needed: String, left: String },
+    #[error("the image `{image}` has {has}, more than the `root_size` of {wanted}")]
+    ImageLarger { image: String, has: String, wanted: String },
+    #[error("the volume `{name}` is already in the storage pool `{pool}`, and nothing says that it is this machine's")]
+    VolumeTaken { pool: String, name: String },
+    #[error("the MAC {mac} of {member} is already that of the machine `{by}`")]
+    MacTaken { mac: String, member: String, by: String },
+    #[error("this host has no network interface `{name}` for macvtap")]
+    NoDevice { name: String },
+    #[error("the machine `{name}` of libvirt is not quorate's, and stands in the way")]
+    NameTaken { name: String },
+    #[error("the spec says nothing of {member} any more, so its machine cannot be made")]
+    NotInSpec { member: String },
+    #[error("libvirt did not answer `virsh {command}` within {} s", PATIENCE.as_secs())]
+    Silent { command: String },
+    #[error("`virsh {command}` failed: {said}")]
+    Failed { command: String, said: String },
+}
+
+fn listed(known: &[String]) -> String {
+    if known.is_empty() { String::new() } else { format!("; it has {}", known.join(", ")) }
+}
+
+impl LibvirtError {
+    /// Whether what was asked about is not there.
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, LibvirtError::Missing { .. })
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Virsh {
+    program: PathBuf,
+    uri: String,
+}
+
+impl Virsh {
+    pub(super) fn new(program: PathBuf, uri: String) -> Self {
+        Virsh { program, uri }
+    }
+
+    /// Runs one command and gives back what it printed.
+    pub(super) async fn run(&self, arguments: &[&str]) -> Result<String, LibvirtError> {
+        self.tell(arguments, "").await
+    }
+
+    /// Runs one command that reads a document from `STDIN`.
+    pub(super) async fn tell(&self, arguments: &[&str], document: &str) -> Result<String, LibvirtError> {
+        match tokio::time::timeout(PATIENCE, self.exchange(arguments, document)).await {
+            Ok(answer) => answer,
+            Err(_) => Err(LibvirtError::Silent { command: arguments.join(" ") }),
+        }
+    }
+
+    async fn exchange(&self, arguments: &[&str], document: &str) -> Result<String, LibvirtError> {
+        let unable = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound => LibvirtError::NoVirsh,
+            _ => LibvirtError::Failed { command: arguments.join(" "), said: error.to_string() },
+        };
+        let mut command = Command::new(&self.program);
+        command.args(["--quiet", "--connect", &self.uri]).args(arguments);
+        // Messages are recognized by their words.
+        command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.kill_on_drop(true).spawn().map_err(unable)?;
+        if let Some(mut stdin) = child.stdin.take() {
+            // One that has ended before it read all tells why by itself.
+            let _ = stdin.write_all(document.as_bytes()).await;
+        }
+        let output = child.wait_with_output().await.map_err(unable)?;
+        if output.status.success() {
+            return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+        }
+        let complaint = String::from_utf8_lossy(&output.stderr);
+        if complaint.trim().is_empty() {
+            let said = format!("it says nothing, and ends with {}", output.status);
+            return Err(LibvirtError::Failed { command: arguments.join(" "), said });
+        }
+        Err(self.understand(arguments, &complaint))
+    }
+
+    /// A list, one name a line.
+    pub(super) async fn names(&self, arguments: &[&str]) -> Result<Vec<String>, LibvirtError> {
+        let printed = self.run(arguments).await?;
+        Ok(printed.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
+    }
+
+    /// What virsh's complaint is about. libvirt gives it no number on the command line, so its words must do.
+    fn understand(&self, arguments: &[&str], complaint: &str) -> LibvirtError {
+        let lines = complaint.lines().map(|line| line.trim().trim_start_matches("error: "));
+        let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+        let said = lines.join("; ");
+        let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
+        let uri = self.uri.clone();
+        let missing = |what| LibvirtError::Missing { what, name: quoted(&said), known: Vec::new() };
+        if has(&["Permission denied", "authentication unavailable", "authentication failed", "access denied", "polkit"])
+            && has(&["failed to connect", "authentication"])
+        {
+            LibvirtError::Denied { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
+        } else if has(&["failed to connect to the hypervisor", "client socket is closed", "Connection refused"]) {
+            LibvirtError::Unreachable { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
+        } else if has(&["Storage pool not found", "no storage pool with matching name"]) {
+            missing("storage pool")
+        } else if has(&["Storage volume not found", "no storage vol with matching"]) {
+            missing("volume")
+        } else if has(&["Network not found", "no network with matching"]) {
+            missing("network")
+        } else if has(&["Domain not found", "no domain with matching", "failed to get domain"]) {
+            missing("machine")
+        } else {
+            LibvirtError::Failed { command: arguments.join(" "), said }
+        }
+    }
+}
+
+/// The last word in quotes, which is what a complaint is about.
+fn quoted(said: &str) -> String {
+    said.rsplit('\'').nth(1).unwrap_or_default().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn understood(complaint: &str) -> LibvirtError {
+        Virsh::new(PathBuf::from("virsh"), String::from("qemu:///system")).understand(&["pool-info", "x"], complaint)
+    }
+
+    #[test]
+    fn complaints_are_understood() {
+        let away = "error: failed to connect to the hypervisor\nerror: Failed to connect socket to '/var/run/libvirt/libvirt-sock': No such file or directory\n";
+        assert!(matches!(understood(away), LibvirtError::Unreachable { .. }));
+        let denied = "error: failed to connect to the hypervisor\nerror: Failed to connect socket to '/var/run/libvirt/libvirt-sock': Permission denied\n";
+        assert!(matches!(understood(denied), LibvirtError::Denied { .. }));
+        let polkit = "error: failed to connect to the hypervisor\nerror: authentication unavailable: no polkit agent available to authenticate action 'org.libvirt.unix.manage'\n";
+        assert!(matches!(understood(polkit), LibvirtError::Denied { .. }));
+        let pool =
+            "error: failed to get pool 'x'\nerror: Storage pool not found: no storage pool with matching name 'x'\n";
+        assert_eq!(understood(pool).to_string(), "libvirt has no storage pool `x`");
+        let other = "error: Failed to start domain 'a'\nerror: internal error: qemu unexpectedly closed the monitor\n";
+        assert_eq!(
+            understood(other).to_string(),
+            "`virsh pool-info x` failed: Failed to start domain 'a'; internal error: qemu unexpectedly closed the monitor"
+        );
+    }
+}

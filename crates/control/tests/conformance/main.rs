@@ -1,0 +1,39 @@
+//! The conformance suite of providers: what every one of them must do, written against the trait alone. `local` passes it here;
+//! the others do where their lab is: `cargo xtask lab NAME` says where by environment variables.
+//!
+//! Local machines run the agent of the program that makes them, so this program is one too.
+
+mod libvirt;
+mod local;
+mod suite;
+
+use std::path::PathBuf;
+
+use libtest_mimic::Arguments;
+use quorate_agent::{Options, Supervisor};
+
+fn main() {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if let [agent, root_flag, root, seed_flag, seed, ..] = &words[..]
+        && (agent.as_str(), root_flag.as_str(), seed_flag.as_str()) == ("agent", "--root", "--seed")
+    {
+        return run_agent(root.into(), seed.into());
+    }
+    let arguments = Arguments::from_args();
+    let mut trials = suite::trials("local", local::Place::new);
+    if libvirt::is_there() {
+        trials.extend(suite::trials("libvirt", libvirt::Place::new));
+        trials.extend(libvirt::trials());
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn run_agent(root: PathBuf, seed: PathBuf) {
+    // Its console.
+    eprintln!("an agent begins");
+    let _ = quorate_agent::detach();
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let runtime = suite::runtime();
+    let options = Options { root, seed, cache: None, supervisor: Supervisor::Child, channel: None };
+    runtime.block_on(quorate_agent::run(options)).expect("the agent runs until it is killed");
+}

@@ -1,0 +1,412 @@
+//! The suite, and what a provider's ground must offer so that it can be run there.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use async_trait::async_trait;
+use jiff::{SignedDuration, Timestamp};
+use libtest_mimic::Trial;
+use quorate_agent::api::Seed;
+use quorate_control::providers::{Data, Provider, ProviderError};
+use quorate_core::Secret;
+use quorate_core::model::{MachineSeen, MemberName, Power};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
+
+/// A place of one provider that belongs to one test alone: a cluster, another of the same name, and other people's things.
+#[async_trait(?Send)]
+pub trait Ground {
+    fn cluster(&self) -> &str;
+    fn cluster_id(&self) -> &str;
+
+    /// The provider of the cluster, as the next run of quorate would have it.
+    fn provider(&self) -> Rc<dyn Provider>;
+
+    /// The provider of another cluster that has the same name.
+    fn stranger(&self) -> (Rc<dyn Provider>, String);
+
+    /// The address that the spec pins for a member, where the provider needs that.
+    fn pinned(&self, member: &str) -> Option<IpAddr>;
+
+    /// All that there is in this place, by name, whoever made it.
+    async fn inventory(&self) -> BTreeSet<String>;
+
+    /// Begins to make a machine and is killed after so many of the things that it does; `false` when that was all.
+    async fn interrupt_create(&self, machine: &str, seed: &Seed, fence: u64, after: usize) -> bool;
+
+    /// The same for removing one.
+    async fn interrupt_destroy(&self, machine: &str, member: &MemberName, incarnation: u64, after: usize) -> bool;
+
+    /// Puts something of somebody else's where a machine of this name would be.
+    async fn plant(&self, machine: &str);
+
+    /// Writes into a machine's data, as etcd would.
+    async fn write_data(&self, machine: &str, text: &str);
+
+    /// What was written there.
+    async fn read_data(&self, machine: &str) -> Option<String>;
+
+    /// A provider of the same cluster whose machines are larger than the place, if it has a bound.
+    fn greedy(&self) -> Option<Rc<dyn Provider>>;
+}
+
+type Case = (&'static str, fn(Rc<dyn Ground>) -> futures_util::future::LocalBoxFuture<'static, ()>);
+
+macro_rules! cases {
+    ($($name:ident),* $(,)?) => {
+        [$((stringify!($name), |ground| Box::pin($name(ground)))),*]
+    };
+}
+
+const CASES: [Case; 12] = cases![
+    a_machine_is_made_found_and_removed,
+    every_call_may_be_repeated,
+    a_machine_is_switched_off_and_on,
+    machines_stand_side_by_side,
+    what_is_not_there_is_told_or_left,
+    a_crash_while_a_machine_is_made_leaves_nothing_unfound,
+    a_crash_while_a_machine_is_removed_leaves_nothing_unfound,
+    what_belongs_to_others_is_not_touched,
+    an_address_that_is_taken_is_refused,
+    a_successor_gets_the_same_address,
+    data_stays_when_it_is_to_stay_and_goes_when_not,
+    what_does_not_fit_is_refused_and_leaves_nothing,
+];
+
+/// The suite for one provider. Each case gets a ground of its own.
+pub fn trials<G: Ground + 'static>(provider: &str, ground: fn() -> G) -> Vec<Trial> {
+    // Where there is no bound, there is nothing that does not fit.
+    let bounded = ground().greedy().is_some();
+    let applies = |(name, _): &Case| bounded || !name.starts_with("what_does_not_fit");
+    let trial = |(name, case): Case| {
+        Trial::test(format!("{provider}::{name}"), move || {
+            runtime().block_on(case(Rc::new(ground())));
+            Ok(())
+        })
+    };
+    CASES.into_iter().filter(applies).map(trial).collect()
+}
+
+pub fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+const MEMBER: &str = "etcd-1";
+
+/// What a machine of this incarnation is called.
+fn machine(member: &str, incarnation: u64) -> String {
+    if incarnation == 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
+}
+
+pub fn seed(cluster: &str, cluster_id: &str, member: &str, incarnation: u64, address: IpAddr) -> Seed {
+    let subject = AuthoritySubject { common_name: String::from("control"), organization: None };
+    let year = SignedDuration::from_hours(24 * 365);
+    let authority = Authority::generate(&subject, KeyAlgorithm::P256, year, Timestamp::now()).expect("a CA");
+    Seed {
+        cluster: cluster.to_owned(),
+        cluster_id: cluster_id.to_owned(),
+        member: member.into(),
+        incarnation,
+        address,
+        control_ca: authority.certificate_pem().to_owned(),
+        token: Secret::new("token"),
+        token_expires: Timestamp::now() + SignedDuration::from_hours(1),
+    }
+}
+
+/// A controller's doings, in short.
+struct Run {
+    ground: Rc<dyn Ground>,
+    provider: Rc<dyn Provider>,
+    fence: u64,
+}
+
+impl Run {
+    async fn begin(ground: &Rc<dyn Ground>, fence: u64) -> Self {
+        let run = Run { ground: ground.clone(), provider: ground.provider(), fence };
+        run.provider.admit(ground.cluster(), fence).await.expect("admitted");
+        run
+    }
+
+    async fn seed(&self, member: &str, incarnation: u64) -> Result<Seed, ProviderError> {
+        let salt = format!("{}/{member}/{incarnation}", self.ground.cluster_id());
+        let address = self.provider.address(self.ground.pinned(member), &salt).await?;
+        Ok(seed(self.ground.cluster(), self.ground.cluster_id(), member, incarnation, address))
+    }
+
+    async fn create(&self, member: &str, incarnation: u64, data: Data) -> Seed {
+        let seed = self.seed(member, incarnation).await.expect("an address");
+        self.create_with(&seed, data).await.expect("a machine");
+        seed
+    }
+
+    async fn create_with(&self, seed: &Seed, data: Data) -> Result<(), ProviderError> {
+        self.provider.create(&machine(seed.member.seat(), seed.incarnation), seed, data, self.fence).await
+    }
+
+    async fn destroy(&self, member: &str, incarnation: u64, data: Data) {
+        let cluster = self.ground.cluster();
+        self.provider.destroy(cluster, &member.into(), incarnation, data).await.expect("destroyed");
+    }
+
+    async fn machines(&self) -> Vec<(MemberName, MachineSeen)> {
+        let mut machines = self.provider.machines(self.ground.cluster()).await.expect("a look");
+        machines.sort_by(|a, b| (&a.0, a.1.incarnation).cmp(&(&b.0, b.1.incarnation)));
+        machines
+    }
+
+    async fn ours(&self) -> Vec<(MemberName, MachineSeen)> {
+        let mut machines = self.machines().await;
+        machines.retain(|(_, machine)| machine.cluster_id == self.ground.cluster_id());
+        machines
+    }
+
+    /// Ends the run, and the cluster with it.
+    async fn forget(&self) {
+        self.provider.dismiss(self.ground.cluster(), self.fence).await.expect("dismissed");
+        self.provider.forget(self.ground.cluster()).await.expect("forgotten");
+    }
+}
+
+fn seen(seed: &Seed, power: Power) -> (MemberName, MachineSeen) {
+    let Seed { cluster_id, member, incarnation, address, .. } = seed.clone();
+    (member, MachineSeen { cluster_id, incarnation, power, headless: false, address })
+}
+
+async fn a_machine_is_made_found_and_removed(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let run = Run::begin(&ground, 1).await;
+    assert_eq!(run.machines().await, []);
+    let seed = run.create(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    assert_ne!(ground.inventory().await, before);
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.machines().await, []);
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+}
+
+async fn every_call_may_be_repeated(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let run = Run::begin(&ground, 1).await;
+    run.provider.admit(ground.cluster(), 1).await.expect("admitted again");
+    let seed = run.create(MEMBER, 1, Data::Goes).await;
+    let made = ground.inventory().await;
+    run.create_with(&seed, Data::Goes).await.expect("made again");
+    assert_eq!(ground.inventory().await, made);
+    for _ in 0..2 {
+        run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+        assert_eq!(run.machines().await, [seen(&seed, Power::Off)]);
+    }
+    for _ in 0..2 {
+        run.provider.start(ground.cluster(), &seed.member, 1).await.expect("started");
+        assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    }
+    run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+    run.create_with(&seed, Data::Goes).await.expect("one that is off is switched on");
+    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    run.forget().await;
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+}
+
+async fn a_machine_is_switched_off_and_on(ground: Rc<dyn Ground>) {
+    let run = Run::begin(&ground, 1).await;
+    let seed = run.create(MEMBER, 1, Data::Goes).await;
+    let words = || async { run.provider.last_words(ground.cluster(), &seed.member, 1).await.expect("a console") };
+    for _ in 0..100 {
+        if !words().await.is_empty() {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    }
+    assert!(!words().await.is_empty(), "it said nothing on its console");
+    run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+    // Another run finds it as it is.
+    let next = Run::begin(&ground, 2).await;
+    assert_eq!(next.machines().await, [seen(&seed, Power::Off)]);
+    next.provider.start(ground.cluster(), &seed.member, 1).await.expect("started");
+    assert_eq!(next.machines().await, [seen(&seed, Power::On)]);
+    next.destroy(MEMBER, 1, Data::Goes).await;
+    next.forget().await;
+}
+
+async fn machines_stand_side_by_side(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let run = Run::begin(&ground, 1).await;
+    let first = run.create(MEMBER, 1, Data::Goes).await;
+    let second = run.create("etcd-2", 1, Data::Goes).await;
+    assert_ne!(first.address, second.address);
+    assert_eq!(run.machines().await, [seen(&first, Power::On), seen(&second, Power::On)]);
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.machines().await, [seen(&second, Power::On)]);
+    run.destroy("etcd-2", 1, Data::Goes).await;
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+}
+
+async fn what_is_not_there_is_told_or_left(ground: Rc<dyn Ground>) {
+    let run = Run::begin(&ground, 1).await;
+    let member = MemberName::from(MEMBER);
+    let missing = run.provider.start(ground.cluster(), &member, 1).await;
+    assert!(matches!(missing, Err(ProviderError::NoSuchMachine { .. })), "{missing:?}");
+    run.provider.stop(ground.cluster(), &member, 1).await.expect("nothing to stop");
+    let seed = run.create(MEMBER, 2, Data::Goes).await;
+    // Another incarnation is another machine.
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    run.provider.stop(ground.cluster(), &member, 1).await.expect("nothing to stop");
+    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    assert_eq!(run.provider.last_words(ground.cluster(), &member, 1).await.expect("no console"), "");
+    run.destroy(MEMBER, 2, Data::Goes).await;
+    run.forget().await;
+}
+
+async fn a_crash_while_a_machine_is_made_leaves_nothing_unfound(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let mut cut_short = true;
+    for after in 0.. {
+        if !cut_short {
+            assert!(after > 3, "nothing was ever interrupted");
+            break;
+        }
+        let fence = 2 * after as u64 + 1;
+        let run = Run::begin(&ground, fence).await;
+        let seed = run.seed(MEMBER, 1).await.expect("an address");
+        cut_short = ground.interrupt_create(&machine(MEMBER, 1), &seed, fence, after).await;
+        let next = Run::begin(&ground, fence + 1).await;
+        if next.machines().await.is_empty() {
+            next.provider.dismiss(ground.cluster(), fence + 1).await.expect("dismissed");
+            assert_eq!(ground.inventory().await, before, "after {after}");
+            next.provider.admit(ground.cluster(), fence + 1).await.expect("admitted");
+        }
+        next.create_with(&seed, Data::Goes).await.unwrap_or_else(|e| panic!("made after {after}: {e}"));
+        assert_eq!(next.machines().await, [seen(&seed, Power::On)], "after {after}");
+        next.destroy(MEMBER, 1, Data::Goes).await;
+        next.forget().await;
+        assert_eq!(ground.inventory().await, before, "after {after}");
+    }
+}
+
+async fn a_crash_while_a_machine_is_removed_leaves_nothing_unfound(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let mut cut_short = true;
+    for after in 0.. {
+        if !cut_short {
+            assert!(after > 1, "nothing was ever interrupted");
+            break;
+        }
+        let fence = 2 * after as u64 + 1;
+        let run = Run::begin(&ground, fence).await;
+        let seed = run.create(MEMBER, 1, Data::Goes).await;
+        cut_short = ground.interrupt_destroy(&machine(MEMBER, 1), &seed.member, 1, after).await;
+        let next = Run::begin(&ground, fence + 1).await;
+        let left = next.machines().await;
+        assert!(left.is_empty() || left[0].1.incarnation == 1, "after {after}: {left:?}");
+        next.destroy(MEMBER, 1, Data::Goes).await;
+        assert_eq!(next.machines().await, [], "after {after}");
+        next.forget().await;
+        assert_eq!(ground.inventory().await, before, "after {after}");
+    }
+}
+
+async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
+    let (stranger, strange_id) = ground.stranger();
+    stranger.admit(ground.cluster(), 7).await.expect("admitted");
+    let address = stranger.address(ground.pinned("etcd-2"), "strange").await.expect("an address");
+    let theirs = seed(ground.cluster(), &strange_id, "etcd-2", 1, address);
+    stranger.create("etcd-2", &theirs, Data::Goes, 7).await.expect("a machine");
+    ground.plant("etcd-3").await;
+    let before = ground.inventory().await;
+
+    let run = Run::begin(&ground, 1).await;
+    assert_eq!(run.machines().await, [seen(&theirs, Power::On)], "a look shows whose it is");
+    let own = run.create(MEMBER, 1, Data::Goes).await;
+    for member in ["etcd-2", "etcd-3"] {
+        let ours = Seed { member: member.into(), ..own.clone() };
+        let refused = run.create_with(&ours, Data::Goes).await;
+        assert!(refused.is_err(), "{member} is somebody else's");
+        let member = MemberName::from(member);
+        let _ = run.provider.stop(ground.cluster(), &member, 1).await;
+        let _ = run.provider.destroy(ground.cluster(), &member, 1, Data::Goes).await;
+    }
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+    assert_eq!(run.machines().await, [seen(&theirs, Power::On)]);
+    stranger.destroy(ground.cluster(), &theirs.member, 1, Data::Goes).await.expect("destroyed");
+    stranger.dismiss(ground.cluster(), 7).await.expect("dismissed");
+    stranger.forget(ground.cluster()).await.expect("forgotten");
+}
+
+async fn an_address_that_is_taken_is_refused(ground: Rc<dyn Ground>) {
+    let run = Run::begin(&ground, 1).await;
+    let seed = run.create(MEMBER, 1, Data::Goes).await;
+    // A machine that is off keeps its address.
+    for _ in 0..2 {
+        match run.provider.address(Some(seed.address), "salt").await {
+            Err(ProviderError::AddressTaken { address, by: Some(by), .. }) => {
+                assert!(address == seed.address && by.contains(MEMBER), "{by}");
+            }
+            other => panic!("{other:?}"),
+        }
+        run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+    }
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.provider.address(Some(seed.address), "salt").await.expect("free again"), seed.address);
+    run.forget().await;
+}
+
+async fn a_successor_gets_the_same_address(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let run = Run::begin(&ground, 1).await;
+    let first = run.create(MEMBER, 1, Data::Goes).await;
+    run.destroy(MEMBER, 1, Data::Goes).await;
+    let address = run.provider.address(Some(first.address), "salt").await.expect("free again");
+    let second = Seed { incarnation: 2, address, ..first };
+    run.create_with(&second, Data::Goes).await.expect("a machine");
+    assert_eq!(run.machines().await, [seen(&second, Power::On)]);
+    run.destroy(MEMBER, 2, Data::Goes).await;
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+}
+
+async fn data_stays_when_it_is_to_stay_and_goes_when_not(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let run = Run::begin(&ground, 1).await;
+    let write = async |incarnation| {
+        run.provider.stop(ground.cluster(), &MEMBER.into(), incarnation).await.expect("stopped");
+        ground.write_data(&machine(MEMBER, incarnation), "precious").await;
+    };
+    run.create(MEMBER, 1, Data::Goes).await;
+    write(1).await;
+    run.destroy(MEMBER, 1, Data::Stays).await;
+    run.destroy(MEMBER, 1, Data::Stays).await;
+    assert_eq!(run.ours().await, []);
+    // Whoever comes next does not take it for a leftover.
+    let next = Run::begin(&ground, 2).await;
+    next.create(MEMBER, 2, Data::Stays).await;
+    assert_eq!(ground.read_data(&machine(MEMBER, 2)).await.as_deref(), Some("precious"));
+    next.destroy(MEMBER, 2, Data::Stays).await;
+    next.create(MEMBER, 3, Data::Goes).await;
+    assert_eq!(ground.read_data(&machine(MEMBER, 3)).await, None);
+    write(3).await;
+    next.destroy(MEMBER, 3, Data::Goes).await;
+    next.create(MEMBER, 4, Data::Stays).await;
+    assert_eq!(ground.read_data(&machine(MEMBER, 4)).await, None, "what went does not come back");
+    next.destroy(MEMBER, 4, Data::Stays).await;
+    next.forget().await;
+    assert_eq!(ground.inventory().await, before, "a cluster that is forgotten keeps no data");
+}
+
+async fn what_does_not_fit_is_refused_and_leaves_nothing(ground: Rc<dyn Ground>) {
+    let before = ground.inventory().await;
+    let greedy = ground.greedy().expect("a bound");
+    let run = Run { provider: greedy, ..Run::begin(&ground, 1).await };
+    let seed = run.seed(MEMBER, 1).await.expect("an address");
+    let refused = run.create_with(&seed, Data::Goes).await.expect_err("there is no room").to_string();
+    assert!(refused.contains(" left, and ") && refused.contains(MEMBER), "{refused}");
+    run.forget().await;
+    assert_eq!(ground.inventory().await, before);
+}

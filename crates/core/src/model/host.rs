@@ -1,0 +1,44 @@
+//! What a machine runs beside etcd, as a part of its node config. The agent makes files of it and lets the programs themselves
+//! check them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::Secret;
+use crate::spec::{AddressRange, Chrony, Firewall};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HostConfig {
+    /// Absent: the image's own time setting stays.
+    pub chrony: Option<Chrony>,
+    pub node_exporter: bool,
+    /// Absent: none is made, and one of ours goes.
+    pub firewall: Option<FirewallConfig>,
+    pub install_dependencies: bool,
+    pub log_forwarding: Option<LogForwardingConfig>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct FirewallConfig {
+    pub rules: Firewall,
+    /// From where the node exporter may be asked.
+    pub scrape_from: Vec<AddressRange>,
+}
+
+/// With the contents of the operator's files.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogForwardingConfig {
+    pub etcd_tag: String,
+    pub node_exporter_tag: String,
+    pub host: String,
+    pub port: u16,
+    pub hostname: String,
+    pub shared_key: Secret,
+    pub ca: String,
+}
+
+/// What the operator brought for log forwarding.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogSecrets {
+    pub shared_key: Secret,
+    pub ca: String,
+}

@@ -1,0 +1,135 @@
+//! Checks of the `host` settings: where the time comes from, who would be cut off, and what goes into files that other
+//! programs read.
+
+use super::{Cluster, Findings};
+use crate::spec::{AddressRange, Firewall, HostSettings, Provider, TimeSource};
+
+pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
+    let Some(host) = &cluster.spec.host else { return };
+    if matches!(cluster.spec.provider, Provider::Local) {
+        found.warning(
+            cluster.at("host"),
+            "nothing of `host` is used under the provider `local`, whose machines are processes of this one",
+            "remove it, or name a provider of real machines",
+        );
+    }
+    chrony(cluster, host, found);
+    firewall(cluster, host, found);
+    log_forwarding(cluster, host, found);
+}
+
+fn chrony(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
+    let Some(chrony) = &host.chrony else { return };
+    if chrony.servers.is_empty() && chrony.pools.is_empty() {
+        found.error(
+            cluster.at("host.chrony"),
+            "chrony has neither servers nor pools, and would let the clock drift",
+            "name some, such as `pools: [{address: pool.ntp.org, options: [iburst]}]`, or remove `chrony`",
+        );
+    }
+    for (field, sources) in [("servers", &chrony.servers), ("pools", &chrony.pools)] {
+        for (at, source) in sources.iter().enumerate() {
+            time_source(cluster, &format!("host.chrony.{field}[{at}]"), source, found);
+        }
+    }
+}
+
+fn time_source(cluster: &Cluster, field: &str, source: &TimeSource, found: &mut Findings) {
+    if !is_host(&source.address) {
+        found.error(
+            cluster.at(&format!("{field}.address")),
+            format!("`{}` is neither a host's name nor an address", source.address),
+            "write it such as `ntp.example.org` or `192.0.2.1`",
+        );
+    }
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, ' ' | '.' | '-');
+    for (at, option) in source.options.iter().enumerate() {
+        if option.trim().is_empty() || !option.chars().all(plain) {
+            found.error(
+                cluster.at(&format!("{field}.options[{at}]")),
+                format!("{option:?} cannot be an option of chrony"),
+                "one option each, such as `iburst` or `maxpoll 10`",
+            );
+        }
+    }
+}
+
+/// Members that the rules would cut off from one another are told before it happens.
+fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
+    let Firewall { enabled, peers_from, clients_from, ssh_from, controller_from } = &host.firewall;
+    if !enabled {
+        let ranges = [peers_from, clients_from, ssh_from, controller_from];
+        if ranges.iter().any(|ranges| ranges.is_some()) {
+            found.warning(
+                cluster.at("host.firewall"),
+                "the firewall is off, so its ranges keep nobody out",
+                "remove `enabled: false`, or the ranges",
+            );
+        }
+        return;
+    }
+    if let Some(ranges) = peers_from {
+        for member in &cluster.spec.members {
+            let Some(address) = member.pinned().filter(|address| !is_in(ranges, *address)) else { continue };
+            found.error(
+                cluster.at("host.firewall.peers_from"),
+                format!(
+                    "{} ({address}) is in none of these ranges, and the other members would be cut off from it",
+                    member.name
+                ),
+                "add its address, or a range that holds all members",
+            );
+        }
+    }
+    for (field, ranges, who) in [
+        ("clients_from", clients_from, "no client could reach etcd"),
+        ("controller_from", controller_from, "quorate itself could not reach the machines by network"),
+    ] {
+        if ranges.as_ref().is_some_and(Vec::is_empty) {
+            let message = format!("no range is given: {who}");
+            found.warning(
+                cluster.at(&format!("host.firewall.{field}")),
+                message,
+                "name a range, or remove the list: then all may",
+            );
+        }
+    }
+}
+
+fn is_in(ranges: &[AddressRange], address: std::net::IpAddr) -> bool {
+    ranges.iter().any(|range| range.contains(address))
+}
+
+fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
+    let Some(forwarding) = &host.log_forwarding else { return };
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    for (field, tag) in [("etcd_tag", &forwarding.etcd_tag), ("node_exporter_tag", &forwarding.node_exporter_tag)] {
+        if !tag.chars().all(plain) {
+            found.error(
+                cluster.at(&format!("host.log_forwarding.{field}")),
+                format!("`{tag}` cannot be a tag"),
+                "letters, digits, dots, hyphens and underscores",
+            );
+        }
+    }
+    if forwarding.etcd_tag == forwarding.node_exporter_tag {
+        let message = format!("both kinds of logs have the tag `{}`, and could not be told apart", forwarding.etcd_tag);
+        found.error(cluster.at("host.log_forwarding"), message, "give them two tags");
+    }
+    let forward = &forwarding.forward;
+    for (field, name) in [("host", Some(&forward.host)), ("hostname", forward.hostname.as_ref())] {
+        if let Some(name) = name.filter(|name| !is_host(name)) {
+            found.error(
+                cluster.at(&format!("host.log_forwarding.forward.{field}")),
+                format!("`{name}` is neither a host's name nor an address"),
+                "write it such as `logs.example.org` or `192.0.2.1`",
+            );
+        }
+    }
+}
+
+fn is_host(text: &str) -> bool {
+    let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
+    text.parse::<std::net::IpAddr>().is_ok()
+        || (!text.is_empty() && text.chars().all(name) && !text.starts_with(['-', '.']))
+}

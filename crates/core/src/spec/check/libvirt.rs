@@ -1,0 +1,284 @@
+//! Checks of machines that libvirt makes: interfaces and addresses, disks, who may log in. What only libvirt itself knows, such
+//! as whether a pool exists, is found when machines are made.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use super::{Cluster, Findings};
+use crate::spec::{
+    AdminSettings, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Network, Provider, Size, Spec,
+};
+
+/// Less does not boot.
+const LEAST_MEMORY: Size = Size(256 << 20);
+/// The longest name of a network interface in Linux.
+const LONGEST_DEVICE: usize = 15;
+
+pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
+    let Provider::Libvirt(settings) = &cluster.spec.provider else { return not_libvirt(cluster, found) };
+    if cluster.spec.network != Network::Loopback {
+        let message = "`network` is about the provider `local`; here each member's `interfaces` say where it is";
+        found.error(cluster.at("network"), message, "leave it out");
+    }
+    size(cluster, settings, found);
+    admin(cluster, &settings.admin, found);
+    cloud_init(cluster, settings, found);
+    for (index, member) in cluster.spec.members.iter().enumerate() {
+        let at = |field: &str| cluster.at(&format!("members[{index}].{field}"));
+        disks(settings, member, &at, found);
+        interfaces(settings, member, &at, found);
+    }
+    brought_volumes(cluster, settings, found);
+}
+
+/// The same address or MAC twice in one file, whichever clusters they are in.
+pub(super) fn check_all(spec: &Spec, found: &mut Findings) {
+    let mut addresses: HashMap<IpAddr, String> = HashMap::new();
+    let mut macs: HashMap<String, String> = HashMap::new();
+    for (path, interface) in spec.clusters.iter().enumerate().flat_map(|(index, cluster)| all_of(index, cluster)) {
+        let at = format!("{path}.address");
+        if let Some(first) = addresses.insert(interface.address, at.clone()) {
+            let line = found.line_of(&first);
+            let message = format!("the address {} is given twice; the first is in line {line}", interface.address);
+            found.error(at, message, "give each interface an address of its own");
+        }
+        let Some(mac) = &interface.mac else { continue };
+        let at = format!("{path}.mac");
+        if let Some(first) = macs.insert(mac.to_string(), at.clone()) {
+            let line = found.line_of(&first);
+            let message = format!("the MAC {mac} is given twice; the first is in line {line}");
+            found.error(at, message, "give each interface one of its own, or leave `mac` out and quorate makes one");
+        }
+    }
+}
+
+fn all_of(index: usize, cluster: &ClusterSpec) -> impl Iterator<Item = (String, &InterfaceSpec)> {
+    let members = cluster.members.iter().enumerate();
+    members.flat_map(move |(member, spec)| {
+        let path = move |n: usize| format!("clusters[{index}].members[{member}].interfaces[{n}]");
+        spec.interfaces.iter().enumerate().map(move |(n, interface)| (path(n), interface))
+    })
+}
+
+fn not_libvirt(cluster: &Cluster, found: &mut Findings) {
+    for (index, member) in cluster.spec.members.iter().enumerate() {
+        let given = [
+            ("interfaces", !member.interfaces.is_empty()),
+            ("root_volume", member.root_volume.is_some()),
+            ("data_volume", member.data_volume.is_some()),
+        ];
+        for (field, _) in given.into_iter().filter(|(_, given)| *given) {
+            found.error(
+                cluster.at(&format!("members[{index}].{field}")),
+                format!("`{field}` is for machines of the provider `libvirt`"),
+                "leave it out, or write `provider: {libvirt: {pool: NAME, …}}`",
+            );
+        }
+    }
+}
+
+fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.libvirt.{field}"));
+    if settings.vcpus == 0 {
+        found.error(at("vcpus"), "a machine without processors does not run", "give it 2, the default");
+    }
+    if settings.memory < LEAST_MEMORY {
+        found.error(
+            at("memory"),
+            format!("{} is too little to boot with; a bare number counts bytes", settings.memory),
+            format!("give it at least {LEAST_MEMORY}; {} is the default", Size::gibibytes(8)),
+        );
+    }
+}
+
+fn admin(cluster: &Cluster, admin: &AdminSettings, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("provider.libvirt.admin.{field}"));
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
+    let begins_well = admin.user.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
+    if !begins_well || admin.user.len() > 32 || !admin.user.bytes().all(plain) {
+        let message = format!("`{}` is no name of a user", admin.user);
+        found.error(at("user"), message, "use lower case letters, digits, `-` and `_`, 32 at most");
+    } else if admin.user == "root" {
+        found.error(at("user"), "root does not log in to machines", "name another user, who may become root by sudo");
+    }
+    for (index, key) in admin.ssh_keys.iter().enumerate() {
+        if !is_public_key(key) {
+            // What stands there may be a private key.
+            found.error(
+                at(&format!("ssh_keys[{index}]")),
+                "this is not a public key as ssh writes it",
+                "give one line such as `ssh-ed25519 AAAA… name`, the content of a .pub file",
+            );
+        }
+    }
+    if admin.console_password_hash.as_ref().is_some_and(|hash| !is_crypt_hash(hash)) {
+        found.error(
+            at("console_password_hash"),
+            "this is not the hash of a password",
+            "make one with `openssl passwd -6`; it begins with `$6$`",
+        );
+    }
+}
+
+fn is_public_key(key: &str) -> bool {
+    let mut words = key.split_whitespace();
+    let kind = words.next().unwrap_or_default();
+    let known = kind.starts_with("ssh-") || kind.starts_with("ecdsa-sha2-") || kind.starts_with("sk-");
+    let base64 =
+        |word: &str| word.starts_with("AAAA") && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
+    known && !key.contains('\n') && words.next().is_some_and(base64)
+}
+
+fn is_crypt_hash(hash: &str) -> bool {
+    let fields: Vec<&str> = hash.split('$').collect();
+    fields.len() >= 4
+        && fields[0].is_empty()
+        && fields[1..].iter().all(|field| !field.is_empty())
+        && !hash.contains([':', '\n'])
+}
+
+fn cloud_init(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
+    let name = &settings.cloud_init.name;
+    let at = cluster.at("provider.libvirt.cloud_init.name");
+    if name.contains('/') {
+        found.error(
+            at,
+            format!("`{name}` has a slash, which no volume's name can have"),
+            "put the pool in `cloud_init.pool`",
+        );
+    } else if !name.contains("<name>") {
+        found.error(
+            at,
+            format!("`{name}` would be the name of the disk of every machine"),
+            "write `<name>` where the machine's name goes, as in `<name>-cloud-init.iso`",
+        );
+    }
+}
+
+fn disks(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> String, found: &mut Findings) {
+    if settings.image.is_none() && member.root_volume.is_none() {
+        found.error(
+            at("root_volume"),
+            format!("`{}` has nothing to boot from: the provider has no `image`, and it no `root_volume`", member.name),
+            "give the provider `image: {volume: NAME}`, or each member a volume of its own",
+        );
+    }
+}
+
+/// A volume belongs to one machine, so no two may bring the same.
+fn brought_volumes(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
+    let members = cluster.spec.members.iter().enumerate();
+    let brought: Vec<(String, String)> = members
+        .flat_map(|(index, member)| {
+            let both = [("root_volume", &member.root_volume), ("data_volume", &member.data_volume)];
+            both.into_iter().filter_map(move |(field, volume)| Some((index, field, volume.as_ref()?)))
+        })
+        .map(|(index, field, volume)| {
+            let (pool, name) = volume.within(&settings.pool);
+            (cluster.at(&format!("members[{index}].{field}")), format!("{pool}/{name}"))
+        })
+        .collect();
+    found.repeated(
+        brought.iter().map(|(_, volume)| volume),
+        |n| brought[n].0.clone(),
+        |volume| format!("the volume `{volume}`"),
+    );
+}
+
+fn interfaces(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> String, found: &mut Findings) {
+    if member.address.is_some() {
+        found.error(
+            at("address"),
+            "the address of a member that libvirt makes is that of its first interface",
+            "leave `address` out here, and give one in `interfaces`",
+        );
+    }
+    if member.interfaces.is_empty() {
+        found.error(
+            at("interfaces"),
+            format!("`{}` has no network interface", member.name),
+            "give it `interfaces: [{network: default, address: 192.168.122.11, prefix: 24}]`",
+        );
+    }
+    let macvtap = |interface: &InterfaceSpec| matches!(interface.to, Attachment::Macvtap(_));
+    if !settings.is_here() && !member.interfaces.is_empty() && member.interfaces.iter().all(macvtap) {
+        found.error(
+            at("interfaces"),
+            format!(
+                "`{}` is on macvtap alone, and then only its host reaches its agent, over a serial port; libvirt is on \
+                 another host here",
+                member.name
+            ),
+            "run quorate on that host, or add an interface on a libvirt network that leads here",
+        );
+    }
+    for (index, interface) in member.interfaces.iter().enumerate() {
+        let at = |field: &str| at(&format!("interfaces[{index}].{field}"));
+        addresses(interface, &at, found);
+        if let Attachment::Macvtap(device) = &interface.to
+            && (device.len() > LONGEST_DEVICE || device.contains(['/', ' ', '\'']))
+        {
+            let message = format!("`{device}` is no name of a network interface");
+            found.error(at("macvtap"), message, "`ip link` on the host lists them, such as `eth0` or `ens3`");
+        }
+    }
+}
+
+fn addresses(interface: &InterfaceSpec, at: &impl Fn(&str) -> String, found: &mut Findings) {
+    let InterfaceSpec { address, prefix, gateway, .. } = interface;
+    let most = if address.is_ipv4() { 32 } else { 128 };
+    if *prefix == 0 || *prefix > most {
+        let message = format!("the prefix of {address} can have 1 to {most} bits, not {prefix}");
+        return found.error(at("prefix"), message, "24 is usual for IPv4, 64 for IPv6");
+    }
+    let hint = format!("choose another in {}/{prefix}", network_of(*address, *prefix));
+    if address.is_unspecified() || address.is_loopback() || address.is_multicast() {
+        found.error(
+            at("address"),
+            format!("{address} is no address of a machine on a network"),
+            "use one of its network",
+        );
+    } else if is_first_or_last(*address, *prefix) {
+        let message = format!("{address} is the first or last address of its network, which no host can have");
+        found.error(at("address"), message, hint);
+    }
+    let Some(gateway) = gateway else { return };
+    if gateway.is_ipv4() != address.is_ipv4() {
+        let message = format!("{address} and its gateway {gateway} are not both IPv4 or both IPv6");
+        found.error(at("gateway"), message, "give a gateway of the same kind, or none");
+    } else if network_of(*gateway, *prefix) != network_of(*address, *prefix) {
+        found.error(
+            at("address"),
+            format!(
+                "{address} is outside the network of its gateway {gateway}, {}/{prefix}",
+                network_of(*gateway, *prefix)
+            ),
+            "change the address, the gateway or the prefix, so that they fit",
+        );
+    } else if gateway == address {
+        found.error(
+            at("gateway"),
+            format!("{gateway} is the machine's own address"),
+            "give the address of the router there",
+        );
+    }
+}
+
+/// The address with all bits after the prefix cleared.
+fn network_of(address: IpAddr, prefix: u32) -> IpAddr {
+    match address {
+        IpAddr::V4(v4) => {
+            IpAddr::V4((u32::from(v4) & u32::MAX.checked_shl(32_u32.saturating_sub(prefix)).unwrap_or(0)).into())
+        }
+        IpAddr::V6(v6) => {
+            IpAddr::V6((u128::from(v6) & u128::MAX.checked_shl(128_u32.saturating_sub(prefix)).unwrap_or(0)).into())
+        }
+    }
+}
+
+/// Of a network that has more than two addresses.
+fn is_first_or_last(address: IpAddr, prefix: u32) -> bool {
+    let IpAddr::V4(v4) = address else { return false };
+    let host = u32::MAX.checked_shr(prefix).unwrap_or(0);
+    prefix < 31 && [0, host].contains(&(u32::from(v4) & host))
+}

@@ -1,0 +1,222 @@
+//! The provider `libvirt` as types: where machines, their disks and their network interfaces come from.
+
+use std::net::IpAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::units::{Mac, Malformed, Size, Uuid, VolumeName};
+
+/// Machines made by libvirt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LibvirtSettings {
+    /// How libvirt is reached, as `virsh --connect` takes it.
+    #[serde(default = "default_uri")]
+    #[schemars(length(min = 1))]
+    pub uri: String,
+    /// The storage pool that volumes are made in.
+    #[schemars(length(min = 1))]
+    pub pool: String,
+    /// The image that root disks are made from. Not needed where every member brings a `root_volume`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<ImageSettings>,
+    /// When set, each member gets a data volume of this size, which outlives its machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data_size: Option<Size>,
+    /// Virtual processors of each machine.
+    #[serde(default = "default_vcpus")]
+    pub vcpus: u32,
+    /// Memory of each machine.
+    #[serde(default = "default_memory")]
+    pub memory: Size,
+    /// Whether machines run on the processor itself or are emulated.
+    #[serde(default)]
+    pub acceleration: Acceleration,
+    /// The small disk from which a machine learns what it is.
+    #[serde(default)]
+    pub cloud_init: CloudInitSettings,
+    /// Who may log in to the machines.
+    #[serde(default)]
+    pub admin: AdminSettings,
+}
+
+fn default_uri() -> String {
+    "qemu:///system".to_owned()
+}
+
+fn default_vcpus() -> u32 {
+    2
+}
+
+fn default_memory() -> Size {
+    Size::gibibytes(8)
+}
+
+impl LibvirtSettings {
+    /// Whether libvirt runs on this very host: its URI names no other.
+    pub fn is_here(&self) -> bool {
+        let Some((_, rest)) = self.uri.split_once("://") else { return true };
+        rest.starts_with('/') || rest.is_empty()
+    }
+}
+
+/// Where root disks come from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ImageSettings {
+    /// A volume with the image, `NAME` in the pool or `POOL/NAME`: a stock cloud image, or one that quorate built.
+    pub volume: VolumeName,
+    /// The size of a root disk. When absent, that of the image.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub root_size: Option<Size>,
+    /// Whether the image carries quorate's agent, so that the seed disk need not.
+    #[serde(default)]
+    pub has_agent: bool,
+}
+
+/// Whether machines run on the processor itself or are emulated.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Acceleration {
+    /// On the processor where a trial machine boots so, else emulated.
+    #[default]
+    Probe,
+    /// On the processor.
+    Kvm,
+    /// Emulated, many times slower.
+    Emulation,
+}
+
+/// The small disk from which a machine learns what it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CloudInitSettings {
+    /// The storage pool for these disks. When absent, that of the other volumes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub pool: Option<String>,
+    /// The name of each; `<name>` in it stands for the machine's.
+    #[schemars(length(min = 1))]
+    pub name: String,
+}
+
+impl Default for CloudInitSettings {
+    fn default() -> Self {
+        Self { pool: None, name: String::from("<name>-cloud-init.iso") }
+    }
+}
+
+/// Who may log in to the machines.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct AdminSettings {
+    /// Name of a user who may become root.
+    #[schemars(length(min = 1))]
+    pub user: String,
+    /// Public keys with which that user may log in by ssh.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub ssh_keys: Vec<String>,
+    /// Hash of a password for the console, as `openssl passwd -6` makes it; it never opens ssh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub console_password_hash: Option<String>,
+}
+
+impl Default for AdminSettings {
+    fn default() -> Self {
+        Self { user: String::from("ubuntu"), ssh_keys: Vec::new(), console_password_hash: None }
+    }
+}
+
+/// A network interface of a machine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "InterfaceFields", into = "InterfaceFields")]
+pub struct InterfaceSpec {
+    pub to: Attachment,
+    pub address: IpAddr,
+    /// At most 32 or 128, which a check makes sure of.
+    pub prefix: u32,
+    pub gateway: Option<IpAddr>,
+    pub dns: Vec<IpAddr>,
+    pub mac: Option<Mac>,
+}
+
+/// What an interface is connected to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Attachment {
+    /// A libvirt network, by its name.
+    Network(String),
+    /// A libvirt network, by its id.
+    NetworkId(Uuid),
+    /// A network interface of the host, through macvtap in bridge mode.
+    Macvtap(String),
+}
+
+impl JsonSchema for InterfaceSpec {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "Interface".into()
+    }
+    fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        InterfaceFields::json_schema(generator)
+    }
+}
+
+/// A network interface, connected to one of `network`, `network_id` or `macvtap`.
+#[derive(Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+#[schemars(extend("oneOf" = [
+    {"required": ["network"]}, {"required": ["network_id"]}, {"required": ["macvtap"]}
+]))]
+struct InterfaceFields {
+    /// Name of a libvirt network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    network: Option<String>,
+    /// Id (UUID) of a libvirt network.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network_id: Option<Uuid>,
+    /// Network interface of the host, to connect to in macvtap's bridge mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    macvtap: Option<String>,
+    /// Address of the machine there.
+    address: IpAddr,
+    /// Length of the network's prefix, such as 24.
+    prefix: u32,
+    /// Address of the network's gateway.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    gateway: Option<IpAddr>,
+    /// Addresses of DNS servers.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    dns: Vec<IpAddr>,
+    /// The interface's MAC address. When absent, one that follows from the cluster and the member.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mac: Option<Mac>,
+}
+
+impl TryFrom<InterfaceFields> for InterfaceSpec {
+    type Error = Malformed;
+    fn try_from(fields: InterfaceFields) -> Result<Self, Malformed> {
+        let to = match (fields.network, fields.network_id, fields.macvtap) {
+            (Some(name), None, None) => Attachment::Network(name),
+            (None, Some(id), None) => Attachment::NetworkId(id),
+            (None, None, Some(device)) => Attachment::Macvtap(device),
+            _ => return Err(Malformed("an interface has one of network, network_id or macvtap".to_owned())),
+        };
+        let InterfaceFields { address, prefix, gateway, dns, mac, .. } = fields;
+        Ok(Self { to, address, prefix, gateway, dns, mac })
+    }
+}
+
+impl From<InterfaceSpec> for InterfaceFields {
+    fn from(spec: InterfaceSpec) -> Self {
+        let InterfaceSpec { to, address, prefix, gateway, dns, mac } = spec;
+        let (network, network_id, macvtap) = match to {
+            Attachment::Network(name) => (Some(name), None, None),
+            Attachment::NetworkId(id) => (None, Some(id), None),
+            Attachment::Macvtap(device) => (None, None, Some(device)),
+        };
+        Self { network, network_id, macvtap, address, prefix, gateway, dns, mac }
+    }
+}

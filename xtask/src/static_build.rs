@@ -1,0 +1,68 @@
+//! `cargo xtask static`: quorate as one program that needs no library of the machine it runs on, so that the agent starts on any
+//! Linux. It is linked against musl, and is looked at before it is called static.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::host::{self, Need};
+
+/// zstd and ring are C in part.
+const COMPILER: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
+
+/// Builds it, and returns where it lies. Without `release` it is built sooner, for tests, and larger.
+pub fn build(release: bool) -> Result<PathBuf> {
+    let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
+    host::install_missing(&COMPILER)?;
+    if host::find("rustup").is_some() {
+        host::read(Command::new("rustup").args(["target", "add", &target]))?;
+    }
+    eprintln!("building quorate for {target}");
+    let mut cargo = host::cargo()?;
+    cargo.args(["build", "--locked", "--package", "quorate", "--target", &target]);
+    if release {
+        cargo.arg("--release");
+    } else {
+        // Tables for debuggers would be most of it.
+        cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");
+    }
+    host::run(&mut cargo)?;
+    let kind = if release { "release" } else { "debug" };
+    let program = host::target_directory()?.join(&target).join(kind).join("quorate");
+    check_static(&program)?;
+    Ok(program)
+}
+
+pub fn run(release: bool) -> Result<()> {
+    let program = build(release)?;
+    let size = fs::metadata(&program).with_context(|| format!("cannot look at {}", program.display()))?.len();
+    println!("{}  static, {:.1} MiB", program.display(), size as f64 / f64::from(1 << 20));
+    Ok(())
+}
+
+/// A loader that finds nothing to load says so, in one way or another.
+fn check_static(program: &Path) -> Result<()> {
+    let output = Command::new("ldd").arg(program).output().context("cannot start `ldd`")?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).trim().to_owned();
+    if is_static(&said) { Ok(()) } else { bail!("{} is not static:\n{said}", program.display()) }
+}
+
+fn is_static(said: &str) -> bool {
+    ["statically linked", "not a dynamic executable"].iter().any(|word| said.contains(word))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_needs_libraries_is_not_static() {
+        // This very test was linked the usual way.
+        let own = std::env::current_exe().unwrap();
+        assert_eq!(check_static(&own).is_ok(), cfg!(target_feature = "crt-static"));
+        assert!(is_static("\tstatically linked") && is_static("\tnot a dynamic executable"));
+    }
+}
