@@ -155,8 +155,7 @@ impl Sight {
         let mut agents = BTreeMap::new();
         for (member, seen, knows_more) in looks {
             let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
-            if let (Some(contact), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence)
-            {
+            if let (Some(contact), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence) {
                 self.asked.insert(key(&member, &contact.machine));
             }
             self.knows_more.extend(knows_more);
@@ -219,7 +218,9 @@ impl Sight {
         let (Some(shown), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
         let provider = &self.provider;
         self.agents.retain(|member, contact| {
-            machines.get(member).is_some_and(|now| *now == contact.machine && provider.reach(member, now) == contact.reach)
+            machines
+                .get(member)
+                .is_some_and(|now| *now == contact.machine && provider.reach(member, now) == contact.reach)
         });
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
