@@ -31,21 +31,28 @@ pub fn install_missing(needs: &[Need]) -> Result<()> {
     if packages.is_empty() {
         return Ok(());
     }
-    let privilege = privilege(&packages)?;
+    privilege(&packages)?;
     eprintln!("installing {}", packages.join(", "));
-    let apt_get = || {
-        // `env` keeps the variable where sudo would drop it.
-        let mut words = privilege.iter().chain(&["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]);
-        let mut command = Command::new(words.next().expect("the list is not empty"));
-        command.args(words);
-        command
-    };
-    run(apt_get().arg("update"))?;
-    run(apt_get().args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
+    update_packages()?;
+    run(apt_get(&packages)?.args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
     match needs.iter().find_map(Need::missing_package) {
         None => Ok(()),
         Some(package) => bail!("package {package} was installed, yet what it should bring is not there"),
     }
+}
+
+/// Has apt look for what there is today.
+pub fn update_packages() -> Result<()> {
+    run(apt_get(&[])?.arg("update"))
+}
+
+fn apt_get(packages: &[&str]) -> Result<Command> {
+    // `env` keeps the variable where sudo would drop it.
+    let words = ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300"];
+    let mut words = privilege(packages)?.iter().chain(&words);
+    let mut command = Command::new(words.next().expect("the list is not empty"));
+    command.args(words);
+    Ok(command)
 }
 
 /// The words to put before a command that only root may run.

@@ -2,6 +2,7 @@
 //! machine, so it depends on little, and installs only what a verb turns out to miss.
 
 mod bench;
+mod chrony;
 mod demo;
 mod drill;
 mod etcd;

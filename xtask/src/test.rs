@@ -13,9 +13,13 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use crate::{etcd, weed};
+use crate::{chrony, etcd, weed};
 
-const NEEDS: [Need; 3] = [
+const NEEDS: [Need; 7] = [
+    Need::Command { name: "age", package: "age" },
+    Need::Command { name: "cpio", package: "cpio" },
+    Need::Command { name: "nft", package: "nftables" },
+    Need::Command { name: "zstd", package: "zstd" },
     Need::Command { name: "openssl", package: "openssl" },
     Need::Command { name: "ip", package: "iproute2" },
     Need::Command { name: "ps", package: "procps" },
@@ -32,6 +36,7 @@ pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> 
     host::install_missing(&NEEDS)?;
     etcd::run(lab, false)?;
     weed::run(lab)?;
+    chrony::ensure(lab)?;
 
     let mut cargo = cargo_test(lab)?;
     cargo.args(["--workspace", "--no-fail-fast"]).args(filter);
