@@ -42,8 +42,12 @@ impl Booted {
         let description = r#"{"hostname": "etcd-1", "channel": true, "data_disk": {"serial": "data"},
             "interfaces": [{"mac": "52:54:00:00:00:01", "address": "10.0.2.15", "prefix": 24, "gateway": "10.0.2.2"}]}"#;
         fs::write(place.join("machine.json"), description).unwrap();
-        run("mkfs.vfat", &["-C", "-n", "cidata", "seed.img", "4096"], &place);
+        run("mkfs.vfat", &["-C", "-n", "cidata", "seed.img", "131072"], &place);
         run("mcopy", &["-i", "seed.img", "seed.json", "machine.json", "::"], &place);
+        // A newer agent than the image's, brought by the seed disk.
+        if let Some(program) = std::env::var_os("QUORATE_MACHINE_PROGRAM") {
+            run("mcopy", &["-i", "seed.img", &program.to_string_lossy(), "::quorate"], &place);
+        }
         let backing = format!("backing_file={},backing_fmt=qcow2", image.display());
         run("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &backing, "root.qcow2", "4G"], &place);
         run("qemu-img", &["create", "-q", "-f", "qcow2", "data.qcow2", "1G"], &place);

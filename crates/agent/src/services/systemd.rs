@@ -74,7 +74,8 @@ impl Service for Systemd {
     fn start(&self, launch: Launch, _: Gate) -> Doing<'_, Result<(), AgentError>> {
         Box::pin(async move {
             self.put_unit(&launch).await?;
-            systemctl(&["reset-failed", UNIT]).await?;
+            // A unit that was never started is not known yet, and has not failed either.
+            let _ = systemctl(&["reset-failed", UNIT]).await;
             systemctl(&["start", "--no-block", UNIT]).await.map(drop)
         })
     }
