@@ -42,8 +42,12 @@ impl Booted {
         let description = r#"{"hostname": "etcd-1", "channel": true, "data_disk": {"serial": "data"},
             "interfaces": [{"mac": "52:54:00:00:00:01", "address": "10.0.2.15", "prefix": 24, "gateway": "10.0.2.2"}]}"#;
         fs::write(place.join("machine.json"), description).unwrap();
-        run("mkfs.vfat", &["-C", "-n", "cidata", "seed.img", "4096"], &place);
+        run("mkfs.vfat", &["-C", "-n", "cidata", "seed.img", "131072"], &place);
         run("mcopy", &["-i", "seed.img", "seed.json", "machine.json", "::"], &place);
+        // A newer agent than the image's, brought by the seed disk.
+        if let Some(program) = std::env::var_os("QUORATE_MACHINE_PROGRAM") {
+            run("mcopy", &["-i", "seed.img", &program.to_string_lossy(), "::quorate"], &place);
+        }
         let backing = format!("backing_file={},backing_fmt=qcow2", image.display());
         run("qemu-img", &["create", "-q", "-f", "qcow2", "-o", &backing, "root.qcow2", "4G"], &place);
         run("qemu-img", &["create", "-q", "-f", "qcow2", "data.qcow2", "1G"], &place);
@@ -155,11 +159,10 @@ async fn healthy(booted: &Booted, client: &AgentClient, what: &str) {
 }
 
 #[tokio::test]
+#[ignore = "needs an image of a machine, and the patience to emulate it"]
 async fn a_machine_comes_from_its_seed_disk_to_a_serving_member_and_survives_a_reset() {
-    let Some(image) = std::env::var_os("QUORATE_MACHINE_IMAGE").map(PathBuf::from) else {
-        eprintln!("QUORATE_MACHINE_IMAGE names no image: machines are not covered");
-        return;
-    };
+    let image =
+        std::env::var_os("QUORATE_MACHINE_IMAGE").map(PathBuf::from).expect("QUORATE_MACHINE_IMAGE names an image");
     let booted = Booted::new(&image);
     let client = booted.client();
     let request = quorate_agent::api::FactsRequest { fence: None, auth: false, reach: Default::default() };
