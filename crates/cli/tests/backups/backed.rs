@@ -150,8 +150,8 @@ impl Backed {
     /// Takes one and names it.
     #[track_caller]
     pub fn create(&self) -> String {
-        self.backup("create", &[]).ok();
-        self.list().last().and_then(|newest| newest["id"].as_str()).expect("an id").to_owned()
+        let created = self.backup("create", &["--output", "json"]).ok().json();
+        created["id"].as_str().expect("an id").to_owned()
     }
 
     pub fn etcdctl(&self, arguments: &[&str]) -> Run {
