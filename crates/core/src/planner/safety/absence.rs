@@ -72,12 +72,12 @@ impl Peers {
         let members: BTreeSet<&MemberName> = desired.formation.members().into_iter().flat_map(|m| m.keys()).collect();
         let others: Vec<&MemberName> = members.into_iter().filter(|peer| *peer != member).collect();
         let all = voters(desired, seen).all.max(1);
-        let of = |word: Option<bool>| others.iter().copied().filter(move |peer| told(peer) == word);
+        // Whoever tells counts, a member or not yet: where a machine is gone, its successor speaks for it.
+        let telling = |word: bool| seen.agents.keys().filter(move |peer| *peer != member && told(peer) == Some(word));
         Peers {
-            // Whoever reaches it counts, a member or not yet.
-            reach: seen.agents.keys().filter(|peer| *peer != member && told(peer) == Some(true)).cloned().collect(),
-            miss: of(Some(false)).count(),
-            untold: of(None).cloned().collect(),
+            reach: telling(true).cloned().collect(),
+            miss: telling(false).count(),
+            untold: others.iter().copied().filter(|peer| told(peer).is_none()).cloned().collect(),
             needed: (quorum(all) - 1).min(others.len()),
         }
     }
