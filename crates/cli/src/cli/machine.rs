@@ -1,0 +1,90 @@
+//! What runs on a machine, and the image that it is made of.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use quorate_core::spec::Size;
+
+use super::Global;
+
+/// `quorate agent` without the other verbs.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent", version)]
+pub struct AgentAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: Agent,
+}
+
+/// `quorate agent boot`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent boot", version)]
+pub struct AgentBootAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentBoot,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Image {
+    /// Build a small Debian image with etcd, the agent and all that a member needs
+    ///
+    /// Needs root, mmdebstrap, extlinux and qemu-utils. A machine made of it reads its seed disk by itself, without cloud-init.
+    Build(ImageBuild),
+}
+
+#[derive(Args, Debug)]
+pub struct ImageBuild {
+    /// Write the image to FILE, in qcow2, and a manifest of what is in it beside it
+    #[arg(value_name = "FILE")]
+    pub output: PathBuf,
+    /// The static quorate that becomes the machines' agent; by default this very program
+    #[arg(long, value_name = "FILE")]
+    pub program: Option<PathBuf>,
+    /// The release of Debian
+    #[arg(long, value_name = "NAME", default_value = "bookworm")]
+    pub suite: String,
+    /// A mirror, or a file with sources for apt, instead of Debian's own
+    #[arg(long, value_name = "URL|FILE")]
+    pub sources: Option<String>,
+    /// A further package; may be given again
+    #[arg(long = "package", value_name = "NAME")]
+    pub packages: Vec<String>,
+    /// Size of the disk; a machine's root disk may be larger, and is used whole
+    #[arg(long, value_name = "SIZE", default_value = "2GiB")]
+    pub size: Size,
+}
+
+#[derive(Args, Debug)]
+pub struct Agent {
+    /// Below which everything of the machine lies
+    #[arg(long, value_name = "DIR")]
+    pub root: PathBuf,
+    /// What the provider wrote at the machine's creation
+    #[arg(long, value_name = "FILE")]
+    pub seed: PathBuf,
+    /// Where etcd's programs are kept; by default below the root
+    #[arg(long, value_name = "DIR")]
+    pub cache: Option<PathBuf>,
+    /// Let systemd keep etcd running
+    #[arg(long)]
+    pub systemd: bool,
+    /// Also answer on this virtio-serial port, for controllers that cannot reach the machine by network
+    #[arg(long, value_name = "DEVICE")]
+    pub channel: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentBoot {
+    /// Below which the machine's files are written; no program is run where it is not /
+    #[arg(long, value_name = "DIR", default_value = "/")]
+    pub root: PathBuf,
+    /// Read this directory instead of the seed disk
+    #[arg(long, value_name = "DIR")]
+    pub seed_from: Option<PathBuf>,
+    /// Leave hostname and addresses to cloud-init
+    #[arg(long)]
+    pub beside_cloud_init: bool,
+}
