@@ -94,6 +94,7 @@ impl Wish<'_> {
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
             grace: ledger.without_grace.is_none().then(|| grace(spec)),
+            boots_within: boots_within(spec),
             recovery: ledger.recovery.is_some(),
             restore: restore(ledger, brought),
             last_change: ledger.last_change,
@@ -145,6 +146,14 @@ fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
 
 fn grace(spec: &ClusterSpec) -> SignedDuration {
     SignedDuration::from_millis(i64::try_from(spec.replace_after.0).unwrap_or(i64::MAX))
+}
+
+/// Machines boot, and slowly where they are emulated; processes are there at once.
+fn boots_within(spec: &ClusterSpec) -> SignedDuration {
+    match spec.provider {
+        spec::Provider::Local => SignedDuration::ZERO,
+        spec::Provider::Libvirt(_) => SignedDuration::from_mins(10),
+    }
 }
 
 fn destruction(ledger: &Ledger) -> Option<Destruction> {

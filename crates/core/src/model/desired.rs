@@ -24,6 +24,8 @@ pub struct Desired {
     /// For how long a machine may be unseen before it counts as dead; `None`: the operator gave the word that it does at
     /// once.
     pub grace: Option<SignedDuration>,
+    /// How long a new machine may take before it is expected to answer.
+    pub boots_within: SignedDuration,
     /// The operator gave the word that the majority is lost for good.
     pub recovery: bool,
     /// The operator gave the word that the data of all members is replaced.

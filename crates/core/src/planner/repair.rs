@@ -155,8 +155,9 @@ fn used_up(
     }
 }
 
-/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the grace
-/// time tells it from one that is still coming up, whatever the operator said of the members.
+/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the time
+/// tells it from one that is still coming up, whatever the operator said of the members. If that were less than it takes, each
+/// would be given up for the next, without end.
 fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<String> {
     if desired.formation.has_member(member) {
         return None;
@@ -164,7 +165,7 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
     let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
     safety::peers_miss(desired, seen, member).ok()?;
-    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?);
+    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?.max(desired.boots_within));
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
     let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
     (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
