@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::eventually;
-use crate::ground::{MEMBERS, Machines, NETWORK, Wanted, chapter, virsh};
+use crate::ground::{MEMBERS, Machines, NETWORK, Wanted, chapter, virsh, volumes};
 use crate::seed_disk;
 
 pub fn address(member: usize) -> String {
@@ -43,6 +43,7 @@ fn settings_change_under_writers_machines_reboot_and_seed_disks_are_worth_nothin
     chapter("each machine reboots", || each_reboots(&machines));
     chapter("all machines lose their power at once, and come back by themselves", || all_reboot(&machines));
     chapter("nobody enrols with the seed disk of a machine", || seed_disk::is_worth_nothing(&machines, &address(2)));
+    chapter("a machine is replaced, and each member has one data volume", || replaced(&machines));
     chapter("everything is destroyed, and nothing is left", || machines.destroy());
 }
 
@@ -153,4 +154,12 @@ fn all_reboot(machines: &Machines) {
     eventually("all are well after all have lost their power", 240, || healthy(machines));
     machines.assert_healthy();
     machines.assert_reads("kept", "as it was");
+}
+
+fn replaced(machines: &Machines) {
+    machines.sandbox.quorate(&["replace", "--yes", machines.name, "etcd-3"]).ok();
+    machines.assert_healthy();
+    machines.assert_reads("kept", "as it was");
+    let disks = volumes().into_iter().filter(|name| name.ends_with("-data.qcow2")).count();
+    assert_eq!(disks, MEMBERS.len(), "{:?}", volumes());
 }
