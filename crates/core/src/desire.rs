@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
-    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish,
+    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile,
+    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
+    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -197,6 +197,9 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         etcd_digest,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
+        build: Build::of(spec, member),
+        data: kept_data(spec, member),
+        renewing: record.renewing,
         join_failed: record.join_failed,
     }
 }

@@ -231,7 +231,7 @@ fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
     let is_coming = !["", "0"].contains(&get("Job"));
     let restarts = get("NRestarts").parse().unwrap_or_default();
     match (get("ActiveState"), get("SubState")) {
-        (_, "auto-restart" | "auto-restart-queued") => {
+        (_, "auto-restart" | "auto-restart-queued" | "dead-before-auto-restart" | "failed-before-auto-restart") => {
             let how = match get("ExecMainCode") {
                 "1" => format!("exit status: {}", get("ExecMainStatus")),
                 _ => format!("signal: {}", get("ExecMainStatus")),
@@ -323,6 +323,10 @@ mod tests {
             panic!("not backing off")
         };
         assert_eq!((last_exit.how.as_str(), last_exit.last_words.as_str()), ("signal: 9", "bye"));
+        // Newer ones are dead for a moment before they are started again.
+        let between =
+            "ActiveState=failed\nSubState=failed-before-auto-restart\nNRestarts=1\nExecMainCode=1\nExecMainStatus=1\n";
+        assert!(matches!(state_in(between, String::new), ServiceState::BackingOff { restarts: 1, .. }));
         assert_eq!(state_in("ActiveState=inactive\nSubState=dead\n", String::new), ServiceState::Stopped);
         assert_eq!(state_in("", String::new), ServiceState::Stopped);
     }

@@ -3,7 +3,7 @@
 
 use super::cluster::{Cluster, peer_url};
 use super::safety::{self, Absence, DataVerdict};
-use super::{Action, Decision, WaitingFor};
+use super::{Action, Decision, WaitingFor, renewal};
 use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
@@ -36,22 +36,20 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
             continue;
         }
-        let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
-            None => continue,
-            Some(Loss::Known(why)) => why,
+        match loss(desired, seen, cluster.as_ref(), token, member, wish) {
+            None => {}
+            Some(Loss::Known(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
+            // It is about to go in any case (`renewal`).
+            Some(Loss::Unseen(_)) if wish.renewing.is_some_and(|to| to > wish.incarnation) => {}
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
-                Ok(Absence::Dead(why)) => why,
-                Ok(Absence::Brief) => {
-                    decision.wait(WaitingFor::Agent { member: member.clone(), why: what });
-                    continue;
+                Ok(Absence::Dead(why)) if renewal::keeps_data(seen, member, wish) => {
+                    renew(desired, seen, decision, cluster.as_ref(), member, &why);
                 }
-                Err(because) => {
-                    decision.block(because);
-                    continue;
-                }
+                Ok(Absence::Dead(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
+                Ok(Absence::Brief) => decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
+                Err(because) => decision.block(because),
             },
-        };
-        replace(desired, seen, decision, cluster.as_ref(), member, &why);
+        }
     }
 }
 
@@ -64,23 +62,50 @@ fn replace(
     member: &MemberName,
     why: &str,
 ) {
+    if let Some(left) = others_can_do_without(desired, seen, decision, cluster, member) {
+        let incarnation = desired.members[member].incarnation + 1;
+        decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, format!("{why}; {left}"));
+    }
+}
+
+/// Gives the member another machine with the data of the one that is lost. Should that data not be there, the seat is lost like any
+/// other. Where there is no machine at all, a new one takes nothing from anybody.
+fn renew(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+    why: &str,
+) {
+    let is_there = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
+    if is_there && others_can_do_without(desired, seen, decision, cluster, member).is_none() {
+        return;
+    }
+    let incarnation = desired.members[member].incarnation + 1;
+    let why = format!("{why}; where its data outlived it, {member} keeps it and its seat");
+    decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
+}
+
+/// What is left without it, if that is enough. Else it is told what is missing.
+fn others_can_do_without(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+) -> Option<String> {
     let Some(cluster) = cluster else {
-        return match safety::majority_is_there(desired, seen) {
+        match safety::majority_is_there(desired, seen) {
             Ok(()) => {
                 let why = String::from("the others must agree on its successor, and do not answer yet");
                 decision.wait(WaitingFor::Health { member: member.clone(), why });
             }
             Err(because) => decision.block(because),
-        };
-    };
-    match safety::may_lose(cluster, member) {
-        Ok(left) => {
-            let incarnation = desired.members[member].incarnation + 1;
-            let action = Action::RecordReplacement { member: member.clone(), incarnation };
-            decision.step(action, format!("{why}; {left}"));
         }
-        Err(because) => decision.block(because),
-    }
+        return None;
+    };
+    safety::may_lose(cluster, member).map_err(|because| decision.block(because)).ok()
 }
 
 fn loss(
@@ -96,7 +121,8 @@ fn loss(
     }
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
-        let what = format!("the machine of {member} is gone, and its data with it");
+        let with_it = if wish.data.is_some() { "" } else { ", and its data with it" };
+        let what = format!("the machine of {member} is gone{with_it}");
         return Some(Loss::Unseen(what));
     };
     if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
