@@ -1,6 +1,8 @@
 //! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
+use jiff::SignedDuration;
+
 use super::cluster::{Cluster, peer_url};
 use super::safety::{self, Absence, DataVerdict};
 use super::{Action, Decision, WaitingFor, renewal};
@@ -41,6 +43,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(Loss::Known(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
             // It is about to go in any case (`renewal`).
             Some(Loss::Unseen(_)) if wish.renewing.is_some_and(|to| to > wish.incarnation) => {}
+            Some(Loss::Unseen(why)) if is_booting(desired, seen, member, wish) => {
+                decision.wait(WaitingFor::Agent { member: member.clone(), why });
+            }
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
                 Ok(Absence::Dead(why)) if renewal::keeps_data(seen, member, wish) => {
                     renew(desired, seen, decision, cluster.as_ref(), member, &why);
@@ -179,6 +184,14 @@ fn used_up(
             "the machine of {member} was a member before, and etcd does not take its data back"
         ))),
     }
+}
+
+/// A new machine that has not had the time to come up: its agent was never heard of.
+fn is_booting(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let is_on = seen.machines.get().and_then(|m| m.get(member)).is_some_and(|machine| machine.power == Power::On);
+    let is_new = wish.enrolment.as_ref().is_some_and(|enrolment| enrolment.bound_key.is_none());
+    let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    is_on && is_new && unseen < desired.boots_within
 }
 
 /// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the time
