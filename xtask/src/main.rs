@@ -63,7 +63,7 @@ enum Verb {
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
     Drill(drill::Options),
-    /// Run a provider's conformance suite on a real system, started for it
+    /// Run a provider's conformance suite, and stories of clusters, on a real system that is started for it
     #[command(subcommand)]
     Lab(labs::Which),
     /// Measure what the project promises in figures
@@ -92,7 +92,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Static { dev } => static_build::run(!dev),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
-        Verb::Lab(which) => labs::run(&which),
+        Verb::Lab(which) => labs::run(&lab, &which),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
 }

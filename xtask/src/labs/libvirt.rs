@@ -1,6 +1,8 @@
 //! libvirtd without systemd, in namespaces of its own for processes, mounts and network: its directories are in memory, its
 //! bridges are on no other network, and when the first process of the namespace ends, all the others do and nothing is left.
 
+pub mod machine;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -11,9 +13,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use crate::etcd;
 use crate::host::{self, Need};
+use crate::lab::Lab;
+use machine::Machine;
 
-const NEEDS: [Need; 12] = [
+const NEEDS: [Need; 14] = [
     Need::Command { name: "libvirtd", package: "libvirt-daemon" },
     Need::File {
         path: "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
@@ -32,6 +37,8 @@ const NEEDS: [Need; 12] = [
     Need::Command { name: "iptables", package: "iptables" },
     Need::Command { name: "fsck.vfat", package: "dosfstools" },
     Need::Command { name: "mtype", package: "mtools" },
+    Need::Command { name: "ssh", package: "openssh-client" },
+    Need::Command { name: "ip", package: "iproute2" },
 ];
 
 const URI: &str = "qemu:///system";
@@ -39,6 +46,8 @@ const URI: &str = "qemu:///system";
 const URI_VARIABLE: &str = "QUORATE_LAB_LIBVIRT_URI";
 const NAME: &str = "quorate-lab";
 const IMAGE: &str = "boot.img";
+/// The image of real machines, as a volume.
+const MACHINE_IMAGE: &str = "machine.qcow2";
 const MACVTAP: &str = "quorate-lab0";
 const DIRECTORIES: [&str; 5] =
     ["/etc/libvirt", "/run/libvirt", "/var/cache/libvirt", "/var/lib/libvirt", "/var/log/libvirt"];
@@ -46,32 +55,95 @@ const POOL: &str = "/var/lib/libvirt/images";
 /// Without it `virsh define` takes minutes where KVM opens and does not work.
 const QEMU_CONF: &str =
     "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\nremember_owner = 0\ncgroup_controllers = []\n";
+/// libvirt asks for it before it reads that machines are to run as somebody else. Its own package would make it for good.
+const USER: &str = "libvirt-qemu:x:64055:64055::/nonexistent:/usr/sbin/nologin";
+const USER_GROUP: &str = "libvirt-qemu:x:64055:";
 const PATIENCE: Duration = Duration::from_secs(30);
 /// What machines of the suite say on their console before they rest.
 const GREETING: &str = "quorate lab\r\n";
 
-pub fn run(filter: Option<&str>) -> Result<()> {
+/// What is to be run: what has the word in its name, and of the stories perhaps only the first.
+#[derive(Clone, Default, clap::Args)]
+pub struct Options {
+    /// Run only what has this in its name
+    filter: Option<String>,
+    /// Of the stories on real machines, run only the first: create, kill, replace, destroy
+    #[arg(long)]
+    core: bool,
+}
+
+impl Options {
+    /// The same in words of the command line.
+    fn words(&self) -> impl Iterator<Item = &str> {
+        self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
+    }
+
+    fn stories(&self) -> String {
+        match (&self.filter, self.core) {
+            (Some(filter), _) => filter.clone(),
+            (None, true) => String::from("one_network::"),
+            (None, false) => String::new(),
+        }
+    }
+}
+
+pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+    let machine = prepare(lab)?;
+    for (_, suite) in suites(options)? {
+        host::run({ suite }.arg("--no-run"))?;
+    }
+    let words: Vec<&str> = ["lab", "libvirt", "--inside"].into_iter().chain(options.words()).collect();
+    enter(&machine, &words)
+}
+
+/// Everything that the lab needs of packages, programs and images: inside there is no network.
+pub fn prepare(lab: &Lab) -> Result<Machine> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("libvirt's lab needs root: its namespaces are made with `unshare` and `mount`");
     }
     host::install_missing(&NEEDS)?;
-    // Inside there is no network.
-    host::run(suite()?.arg("--no-run"))?;
+    etcd::run(lab, false)?;
+    Machine::prepare(lab)
+}
+
+/// Runs this program once more, with these words, in the lab's namespaces. It has to call [`start`] there.
+pub fn enter(machine: &Machine, words: &[&str]) -> Result<()> {
     let this = std::env::current_exe().context("cannot tell where this program lies")?;
     let mut lab = host::tethered("unshare");
     lab.args(["--mount", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]);
     // The first process must take leave of others' children, or libvirt waits for machines that have long ended.
-    lab.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).arg(this).args(["lab", "libvirt", "--inside"]).args(filter);
+    lab.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).arg(this).args(words);
+    machine.tell(&mut lab);
     host::run(&mut lab)
 }
 
-fn suite() -> Result<Command> {
-    let mut cargo = host::cargo()?;
-    cargo.args(["test", "--locked", "--offline", "--package", "quorate-control", "--test", "conformance"]);
-    Ok(cargo)
+/// The provider's conformance suite, and stories of clusters on real machines, one after another: emulation has use for every
+/// core. With each, the arguments for its tests.
+fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
+    let test = |package: &str, name: &str| -> Result<Command> {
+        let mut cargo = host::cargo()?;
+        cargo.args(["test", "--locked", "--offline", "--package", package, "--test", name]);
+        Ok(cargo)
+    };
+    let conformance = options.filter.clone().unwrap_or_else(|| String::from("libvirt::"));
+    let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
+    Ok([
+        (vec![conformance], test("quorate-control", "conformance")?),
+        (stories.into_iter().chain([options.stories()]).collect(), test("quorate", "machines")?),
+    ])
 }
 
-pub fn inside(filter: Option<&str>) -> Result<()> {
+pub fn inside(options: &Options) -> Result<()> {
+    start()?;
+    for (arguments, suite) in suites(options)? {
+        host::run({ suite }.env(URI_VARIABLE, URI).arg("--").args(arguments))?;
+        nothing_is_left()?;
+    }
+    Ok(())
+}
+
+/// libvirt, with a pool, a network and an interface for macvtap, in the namespaces that this process is in.
+pub fn start() -> Result<()> {
     prepare_directories()?;
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     for daemon in ["virtlogd", "libvirtd"] {
@@ -79,10 +151,7 @@ pub fn inside(filter: Option<&str>) -> Result<()> {
     }
     wait_for_libvirt()?;
     make_pool()?;
-    make_network()?;
-    let filter = filter.map_or_else(|| String::from("libvirt::"), str::to_owned);
-    host::run(suite()?.env(URI_VARIABLE, URI).args(["--", &filter]))?;
-    nothing_is_left()
+    make_network()
 }
 
 fn prepare_directories() -> Result<()> {
@@ -96,7 +165,17 @@ fn prepare_directories() -> Result<()> {
     for directory in [POOL, "/var/lib/libvirt/qemu", "/var/log/libvirt/qemu"] {
         fs::create_dir_all(directory).with_context(|| format!("cannot create {directory}"))?;
     }
-    fs::write("/etc/libvirt/qemu.conf", QEMU_CONF).context("cannot write qemu.conf")
+    fs::write("/etc/libvirt/qemu.conf", QEMU_CONF).context("cannot write qemu.conf")?;
+    know("/etc/passwd", USER)?;
+    know("/etc/group", USER_GROUP)
+}
+
+/// Shows a list of users or groups with one more in it, to those who are in this namespace.
+fn know(list: &str, line: &str) -> Result<()> {
+    let known = fs::read_to_string(list).with_context(|| format!("cannot read {list}"))?;
+    let copy = Path::new("/etc/libvirt").join(Path::new(list).file_name().unwrap_or_default());
+    fs::write(&copy, format!("{}\n{line}\n", known.trim_end())).with_context(|| format!("cannot copy {list}"))?;
+    host::run(Command::new("mount").arg("--bind").arg(copy).arg(list))
 }
 
 fn virsh() -> Command {
@@ -118,8 +197,17 @@ fn wait_for_libvirt() -> Result<()> {
 
 fn make_pool() -> Result<()> {
     fs::write(Path::new(POOL).join(IMAGE), image()).context("cannot write the image")?;
+    show_machine_image()?;
     host::read(virsh().args(["pool-define-as", NAME, "dir", "--target", POOL]))?;
     host::read(virsh().args(["pool-start", NAME])).map(drop)
+}
+
+/// The image itself, for reading: a copy would take memory and time.
+fn show_machine_image() -> Result<()> {
+    let image = std::env::var_os(machine::IMAGE_VARIABLE).context("nothing says where the machine image lies")?;
+    let volume = Path::new(POOL).join(MACHINE_IMAGE);
+    fs::write(&volume, "").context("cannot make a place for the machine image")?;
+    host::run(Command::new("mount").args(["--bind", "-o", "ro"]).arg(image).arg(volume))
 }
 
 fn make_network() -> Result<()> {
@@ -159,7 +247,8 @@ fn nothing_is_left() -> Result<()> {
     let domains = host::read(virsh().args(["list", "--all", "--name"]))?;
     let volumes = host::read(virsh().args(["vol-list", NAME]))?;
     let volumes = volumes.lines().filter_map(|line| line.split_whitespace().next());
-    let left: Vec<&str> = domains.split_whitespace().chain(volumes.filter(|volume| *volume != IMAGE)).collect();
+    let left: Vec<&str> =
+        domains.split_whitespace().chain(volumes.filter(|volume| ![IMAGE, MACHINE_IMAGE].contains(volume))).collect();
     if !left.is_empty() {
         bail!("the suite has left {}", left.join(", "));
     }

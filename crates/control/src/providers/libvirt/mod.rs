@@ -5,6 +5,7 @@
 //! cluster's id, or that such a mark names, are ever removed; what an operator brought never is.
 
 mod domain;
+mod orphans;
 mod probe;
 mod virsh;
 mod volumes;
@@ -189,29 +190,39 @@ impl Libvirt {
             self.virsh.delete_volume(volume).await?;
         }
         self.undefine(found).await?;
-        if self.settings.is_here() {
-            match fs::remove_file(&mark.console) {
-                Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                    return Err(ProviderError::Io { what: "removed", path: mark.console.clone(), source });
-                }
-                _ => {}
-            }
-        }
-        Ok(())
+        self.remove_console(&mark.console)
     }
 
-    /// Removes what is half made or half removed, where these words fit its mark, and root disks that belong to no domain.
+    fn remove_console(&self, console: &Path) -> Result<(), ProviderError> {
+        if !self.settings.is_here() {
+            return Ok(());
+        }
+        match fs::remove_file(console) {
+            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
+                Err(ProviderError::Io { what: "removed", path: console.to_owned(), source })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes what is half made or half removed, where these words fit its mark, and disks that belong to no domain any more.
     async fn sweep(&self, cluster: &str, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
+        // Looked for before the domains: who makes a disk has defined its domain by then.
         let mut roots = self.volumes_of_cluster(ROOT_SUFFIX).await?;
+        let mut seeds = self.seeds_by_name(cluster).await?;
         for (found, mark) in self.ours(cluster).await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
                 // Data that is to stay is not in such a mark.
                 self.clear(&found, &mark, Data::Goes).await?;
             }
             roots.retain(|root| !mark.volumes.contains(root));
+            seeds.retain(|(seed, _)| !mark.volumes.contains(seed));
         }
         for root in roots {
             self.virsh.delete_volume(&root).await?;
+        }
+        for (seed, domain) in seeds {
+            self.remove_orphan(&seed, &domain).await?;
         }
         Ok(())
     }
