@@ -7,6 +7,7 @@ mod backup;
 mod bringup;
 mod figures;
 mod filled;
+mod machines;
 mod plan;
 mod process;
 mod restore;
@@ -42,6 +43,8 @@ pub enum Bench {
     Backup(backup::Arguments),
     /// Time a restore of a cluster of which nothing is left against the same done by hand
     Restore(filled::Options),
+    /// Time a cluster on new, emulated machines against the same machines started by a bare script and by cloud-init
+    Machines(machines::Options),
 }
 
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
@@ -52,6 +55,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Agent => agent::run(lab),
         Bench::Backup(arguments) => backup::run(lab, arguments),
         Bench::Restore(options) => restore::run(lab, options),
+        Bench::Machines(options) => machines::run(lab, options),
     }
 }
 

@@ -84,7 +84,7 @@ impl Host {
         let draft = self.draft("chrony.conf", &text)?;
         run(Command::new(program(&CHRONY)).arg("-p").arg("-f").arg(&draft)).await?;
         files::write(&path, text.as_bytes(), 0o644, None)?;
-        restart("chrony.service").await
+        self.restart("chrony.service").await
     }
 
     async fn put_node_exporter(&self, config: &HostConfig, address: std::net::IpAddr) -> Result<(), AgentError> {
@@ -100,7 +100,11 @@ impl Host {
         let path = self.root.join("etc/default/prometheus-node-exporter");
         let in_place = self.is_in_place(&path, &text);
         files::ensure(&path, text.as_bytes(), 0o644, None)?;
-        if in_place && systemctl(&["is-active", "--quiet", unit]).await.is_ok() { Ok(()) } else { restart(unit).await }
+        if in_place && systemctl(&["is-active", "--quiet", unit]).await.is_ok() {
+            Ok(())
+        } else {
+            self.restart(unit).await
+        }
     }
 
     async fn put_log_forwarding(&self, config: &HostConfig) -> Result<(), AgentError> {
@@ -112,7 +116,7 @@ impl Host {
         for piece in &pieces {
             files::ensure(&self.root.join(piece.path), piece.content.as_bytes(), piece.mode, None)?;
         }
-        if changed { restart("fluent-bit.service").await } else { Ok(()) }
+        if changed { self.restart("fluent-bit.service").await } else { Ok(()) }
     }
 
     /// Only what we began is ended.
@@ -135,11 +139,28 @@ impl Host {
             None => return Ok(()),
         };
         let draft = self.draft("nftables.conf", &text)?;
-        run(Command::new(program(&NFT)).arg("-c").arg("-f").arg(&draft)).await?;
+        // All of it or nothing. Each time: somebody may have changed it, and to load what is there changes nothing.
+        run(Command::new(program(&NFT)).arg("-f").arg(&draft)).await?;
         files::ensure(&path, text.as_bytes(), 0o644, None)?;
-        // Loaded each time: somebody may have changed it, and to load what is there changes nothing.
-        run(Command::new(program(&NFT)).arg("-f").arg(&path)).await?;
-        systemctl(&["enable", "--quiet", "nftables.service"]).await.map(drop)
+        self.start_at_boot("nftables.service", "sysinit.target")
+    }
+
+    /// What `systemctl enable` does, which first has scripts of another age look at it, and systemd read all units again.
+    fn start_at_boot(&self, unit: &str, target: &str) -> Result<(), AgentError> {
+        let own = |directory: &&str| self.root.join(directory).join(unit).exists();
+        let directory = ["etc/systemd/system", "usr/lib/systemd/system", "lib/systemd/system"].into_iter().find(own);
+        let directory = directory.ok_or_else(|| AgentError::Command {
+            command: format!("systemctl enable {unit}"),
+            said: String::from("there is no such unit on this machine"),
+        })?;
+        let wants = self.root.join(format!("etc/systemd/system/{target}.wants"));
+        files::make_dir(&wants, 0o755)?;
+        files::link(&wants.join(unit), &format!("/{directory}/{unit}"))
+    }
+
+    async fn restart(&self, unit: &str) -> Result<(), AgentError> {
+        self.start_at_boot(unit, "multi-user.target")?;
+        systemctl(&["restart", "--no-block", unit]).await.map(drop)
     }
 
     fn is_in_place(&self, path: &Path, text: &str) -> bool {
@@ -170,11 +191,6 @@ fn find(program: &str) -> Option<PathBuf> {
 
 fn program(need: &Need) -> PathBuf {
     find(need.program).unwrap_or_else(|| PathBuf::from(need.program))
-}
-
-async fn restart(unit: &str) -> Result<(), AgentError> {
-    systemctl(&["enable", "--quiet", unit]).await?;
-    systemctl(&["restart", "--no-block", unit]).await.map(drop)
 }
 
 #[cfg(test)]

@@ -5,13 +5,11 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
-use std::sync::{Arc, Mutex};
 
+use common::releases::{self, Server};
 use common::{OLDEST, Run, Sandbox, lab, spec};
 
 const VERSION: &str = "3.5.30";
@@ -26,58 +24,6 @@ fn program(pid: u32) -> PathBuf {
     fs::read_link(format!("/proc/{pid}/exe")).expect("a process of ours")
 }
 
-/// A file server on this machine that knows a few paths and notes every visit.
-struct Server {
-    base: String,
-    visits: Arc<Mutex<Vec<String>>>,
-}
-
-impl Server {
-    fn new(files: BTreeMap<String, Vec<u8>>) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
-        let base = format!("http://{}", listener.local_addr().expect("its address"));
-        let visits = Arc::new(Mutex::new(Vec::new()));
-        let noted = visits.clone();
-        std::thread::spawn(move || {
-            for stream in listener.incoming() {
-                let mut stream = stream.expect("a visitor");
-                let mut request = [0; 4096];
-                let read = stream.read(&mut request).unwrap_or(0);
-                let text = String::from_utf8_lossy(&request[..read]).into_owned();
-                let path = text.split(' ').nth(1).unwrap_or_default().to_owned();
-                let (status, body) = match files.get(&path) {
-                    Some(body) => ("200 OK", body.as_slice()),
-                    None => ("404 Not Found", &b"no such file"[..]),
-                };
-                noted.lock().unwrap().push(path);
-                let head = format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
-                let _ = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(body));
-            }
-        });
-        Server { base, visits }
-    }
-
-    fn visits(&self) -> Vec<String> {
-        self.visits.lock().unwrap().clone()
-    }
-}
-
-/// An archive laid out as etcd's releases are, and its SHA-256.
-fn release(sandbox: &Sandbox, etcd: &Path) -> (Vec<u8>, String) {
-    let name = format!("etcd-v{VERSION}-linux-amd64");
-    let directory = sandbox.path().join(&name);
-    fs::create_dir_all(directory.join("Documentation")).unwrap();
-    fs::write(directory.join("README.md"), "words").unwrap();
-    fs::copy(etcd, directory.join("etcd")).unwrap();
-    let archive = format!("{name}.tar.gz");
-    let mut tar = Command::new("tar");
-    tar.args(["--use-compress-program=gzip -1", "-cf", &archive, &name]).current_dir(sandbox.path());
-    Run::from(tar.output().expect("tar runs")).ok();
-    let sum = sandbox.openssl(&["dgst", "-sha256", "-r", &archive]);
-    let sum = sum.split_whitespace().next().expect("a checksum").to_owned();
-    (fs::read(sandbox.path().join(archive)).unwrap(), sum)
-}
-
 /// A small program that says it is etcd of this version.
 fn pretender(sandbox: &Sandbox, version: &str) -> PathBuf {
     let path = sandbox.file("pretender", &format!("#!/bin/sh\necho 'etcd Version: {version}'\n"));
@@ -88,7 +34,7 @@ fn pretender(sandbox: &Sandbox, version: &str) -> PathBuf {
 #[test]
 fn an_archive_is_fetched_once_and_only_with_its_checksum() {
     let sandbox = Sandbox::new(OLDEST);
-    let (archive, sum) = release(&sandbox, &lab(VERSION).join("etcd"));
+    let (archive, sum) = releases::archive(&sandbox, VERSION, &lab(VERSION).join("etcd"));
     let server = Server::new(BTreeMap::from([(String::from("/etcd.tar.gz"), archive)]));
     let binary = |path: &str, sum: &str| format!("binary: {{archive: \"{}{path}\", sha256: {sum}}}", server.base);
 
@@ -121,7 +67,7 @@ fn an_archive_is_fetched_once_and_only_with_its_checksum() {
 #[test]
 fn an_archive_of_another_version_is_not_started() {
     let sandbox = Sandbox::new(OLDEST);
-    let (archive, sum) = release(&sandbox, &pretender(&sandbox, "3.5.29"));
+    let (archive, sum) = releases::archive(&sandbox, VERSION, &pretender(&sandbox, "3.5.29"));
     let server = Server::new(BTreeMap::from([(String::from("/etcd.tar.gz"), archive)]));
     let told = apply(&sandbox, &format!("binary: {{archive: \"{}/etcd.tar.gz\", sha256: {sum}}}", server.base));
     let told = told.expect(3).text();
@@ -132,7 +78,7 @@ fn an_archive_of_another_version_is_not_started() {
 #[test]
 fn a_mirror_is_held_to_the_checksums_of_etcds_releases() {
     let sandbox = Sandbox::new(OLDEST);
-    let (archive, sum) = release(&sandbox, &pretender(&sandbox, VERSION));
+    let (archive, sum) = releases::archive(&sandbox, VERSION, &pretender(&sandbox, VERSION));
     let arch = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let path = format!("/etcd/v{VERSION}/etcd-v{VERSION}-linux-{arch}.tar.gz");
     let server = Server::new(BTreeMap::from([(path.clone(), archive)]));

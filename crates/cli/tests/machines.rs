@@ -1,6 +1,8 @@
 //! Stories of clusters on real machines that libvirt boots, told at the command line. `cargo xtask lab libvirt` brings the libvirt, the
 //! image and the patience for it; elsewhere they are passed over.
 
+#[path = "machines/cloud_init.rs"]
+mod cloud_init;
 mod common;
 #[path = "machines/data_volumes.rs"]
 mod data_volumes;

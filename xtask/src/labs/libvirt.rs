@@ -6,7 +6,7 @@ pub mod machine;
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use anyhow::{Context, Result, bail};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use machine::Machine;
+use machine::{Machine, Wanted};
 
 const NEEDS: [Need; 14] = [
     Need::Command { name: "libvirtd", package: "libvirt-daemon" },
@@ -44,10 +44,12 @@ const NEEDS: [Need; 14] = [
 const URI: &str = "qemu:///system";
 /// Where the suite looks for it, and the names that it expects there.
 const URI_VARIABLE: &str = "QUORATE_LAB_LIBVIRT_URI";
-const NAME: &str = "quorate-lab";
+/// Of the pool and of the network.
+pub const NAME: &str = "quorate-lab";
 const IMAGE: &str = "boot.img";
-/// The image of real machines, as a volume.
-const MACHINE_IMAGE: &str = "machine.qcow2";
+/// The images of real machines, as volumes.
+pub const MACHINE_IMAGE: &str = "machine.qcow2";
+pub const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
 const MACVTAP: &str = "quorate-lab0";
 const DIRECTORIES: [&str; 5] =
     ["/etc/libvirt", "/run/libvirt", "/var/cache/libvirt", "/var/lib/libvirt", "/var/log/libvirt"];
@@ -88,7 +90,7 @@ impl Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let machine = prepare(lab)?;
+    let machine = prepare(lab, Wanted { release: false, cloud_init: !options.core })?;
     for (_, suite) in suites(options)? {
         host::run({ suite }.arg("--no-run"))?;
     }
@@ -97,13 +99,13 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 }
 
 /// Everything that the lab needs of packages, programs and images: inside there is no network.
-pub fn prepare(lab: &Lab) -> Result<Machine> {
+pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Machine> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("libvirt's lab needs root: its namespaces are made with `unshare` and `mount`");
     }
     host::install_missing(&NEEDS)?;
     etcd::run(lab, false)?;
-    Machine::prepare(lab)
+    Machine::prepare(lab, wanted)
 }
 
 /// Runs this program once more, with these words, in the lab's namespaces. It has to call [`start`] there.
@@ -178,7 +180,7 @@ fn know(list: &str, line: &str) -> Result<()> {
     host::run(Command::new("mount").arg("--bind").arg(copy).arg(list))
 }
 
-fn virsh() -> Command {
+pub fn virsh() -> Command {
     let mut virsh = Command::new("virsh");
     virsh.args(["--quiet", "--connect", URI]);
     virsh
@@ -197,17 +199,37 @@ fn wait_for_libvirt() -> Result<()> {
 
 fn make_pool() -> Result<()> {
     fs::write(Path::new(POOL).join(IMAGE), image()).context("cannot write the image")?;
-    show_machine_image()?;
+    show_images()?;
     host::read(virsh().args(["pool-define-as", NAME, "dir", "--target", POOL]))?;
     host::read(virsh().args(["pool-start", NAME])).map(drop)
 }
 
-/// The image itself, for reading: a copy would take memory and time.
-fn show_machine_image() -> Result<()> {
-    let image = std::env::var_os(machine::IMAGE_VARIABLE).context("nothing says where the machine image lies")?;
-    let volume = Path::new(POOL).join(MACHINE_IMAGE);
-    fs::write(&volume, "").context("cannot make a place for the machine image")?;
-    host::run(Command::new("mount").args(["--bind", "-o", "ro"]).arg(image).arg(volume))
+/// The images themselves, for reading: copies would take memory and time.
+fn show_images() -> Result<()> {
+    for (variable, name) in [(machine::IMAGE_VARIABLE, MACHINE_IMAGE), (machine::CLOUD_INIT_VARIABLE, CLOUD_INIT_IMAGE)]
+    {
+        let Some(image) = std::env::var_os(variable) else { continue };
+        let volume = volume_path(name);
+        fs::write(&volume, "").with_context(|| format!("cannot make a place for {name}"))?;
+        host::run(Command::new("mount").args(["--bind", "-o", "ro"]).arg(image).arg(volume))?;
+    }
+    Ok(())
+}
+
+/// Where a volume of the lab's pool lies.
+pub fn volume_path(name: &str) -> PathBuf {
+    Path::new(POOL).join(name)
+}
+
+/// Has libvirt read a description.
+pub fn define(verb: &str, description: &str) -> Result<()> {
+    let mut virsh = virsh().args([verb, "/dev/stdin"]).stdin(Stdio::piped()).spawn().context("no virsh")?;
+    virsh.stdin.take().context("virsh reads nothing")?.write_all(description.as_bytes())?;
+    let status = virsh.wait()?;
+    if !status.success() {
+        bail!("`virsh {verb}` failed: {status}\n{description}");
+    }
+    Ok(())
 }
 
 fn make_network() -> Result<()> {
@@ -215,11 +237,7 @@ fn make_network() -> Result<()> {
         "<network><name>{NAME}</name><bridge name='quorate-lab' stp='off' delay='0'/>\
          <ip address='10.77.0.1' netmask='255.255.0.0'/></network>"
     );
-    let mut define = virsh().args(["net-define", "/dev/stdin"]).stdin(Stdio::piped()).spawn().context("no virsh")?;
-    define.stdin.take().context("virsh reads nothing")?.write_all(network.as_bytes())?;
-    if !define.wait()?.success() {
-        bail!("the lab's network cannot be defined");
-    }
+    define("net-define", &network)?;
     host::read(virsh().args(["net-start", NAME]))?;
     // For macvtap: an interface of the host that leads nowhere.
     let link = ["link", "add", MACVTAP, "type", "veth", "peer", "name", "quorate-lab1"];
@@ -247,8 +265,10 @@ fn nothing_is_left() -> Result<()> {
     let domains = host::read(virsh().args(["list", "--all", "--name"]))?;
     let volumes = host::read(virsh().args(["vol-list", NAME]))?;
     let volumes = volumes.lines().filter_map(|line| line.split_whitespace().next());
-    let left: Vec<&str> =
-        domains.split_whitespace().chain(volumes.filter(|volume| ![IMAGE, MACHINE_IMAGE].contains(volume))).collect();
+    let left: Vec<&str> = domains
+        .split_whitespace()
+        .chain(volumes.filter(|volume| ![IMAGE, MACHINE_IMAGE, CLOUD_INIT_IMAGE].contains(volume)))
+        .collect();
     if !left.is_empty() {
         bail!("the suite has left {}", left.join(", "));
     }

@@ -315,7 +315,7 @@ fn boot_id() -> String {
 }
 
 /// When the process started; none if there is no such process, or only its remains.
-fn start_ticks(pid: i32) -> Option<u64> {
+pub(super) fn start_ticks(pid: i32) -> Option<u64> {
     start_ticks_in(&fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?)
 }
 

@@ -5,12 +5,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, lchown};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
+use super::child::start_ticks;
 use super::{Doing, Gate, Launch, NEVER_NEW, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
@@ -18,7 +20,7 @@ use crate::{AgentError, logs};
 
 const UNIT: &str = "etcd.service";
 const USER: &str = "etcd";
-const PROPERTIES: &str = "ActiveState,SubState,NRestarts,ExecMainStartTimestamp,ExecMainExitTimestamp,ExecMainCode,\
+const PROPERTIES: &str = "ActiveState,SubState,MainPID,NRestarts,ExecMainStartTimestamp,ExecMainExitTimestamp,ExecMainCode,\
                           ExecMainStatus,Environment,Job";
 /// Variables of the unit: the digest of the inputs, and what differs between the first start and later ones.
 const DIGEST: &str = "QUORATE_INPUTS";
@@ -26,6 +28,29 @@ const FORMATION: &str = "QUORATE_FORMATION";
 
 pub(crate) struct Systemd {
     layout: Layout,
+    seen: Mutex<Option<Running>>,
+}
+
+/// The process that was last seen running, and as what: as long as it lives, systemd has no more to tell.
+struct Running {
+    pid: i32,
+    start: u64,
+    state: ServiceState,
+}
+
+impl Running {
+    fn of(shown: &str, state: &ServiceState) -> Option<Self> {
+        let says = |line: &str| shown.lines().any(|found| found == line);
+        let pid = shown.lines().find_map(|line| line.strip_prefix("MainPID=")?.parse().ok())?;
+        if !says("ActiveState=active") || !matches!(state, ServiceState::Running { .. }) {
+            return None;
+        }
+        Some(Running { pid, start: start_ticks(pid)?, state: state.clone() })
+    }
+
+    fn is_alive(&self) -> bool {
+        start_ticks(self.pid) == Some(self.start)
+    }
 }
 
 impl Systemd {
@@ -37,7 +62,7 @@ impl Systemd {
             command.args(["--system", "--no-create-home", "--shell", "/usr/sbin/nologin", "--home-dir"]);
             run(command.arg(home).arg(USER)).await?;
         }
-        Ok(Systemd { layout })
+        Ok(Systemd { layout, seen: Mutex::default() })
     }
 
     fn unit_file(&self) -> PathBuf {
@@ -54,7 +79,14 @@ impl Systemd {
         }
         files::ensure(&self.unit_file(), unit(launch, &self.layout).as_bytes(), 0o644, None)?;
         self.give_away()?;
-        systemctl(&["daemon-reload"]).await.map(drop)
+        // systemd reads a unit that it has no use for anew by itself, and reading all of them takes it a while.
+        let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", UNIT]).await?;
+        if is_current(&known, &self.unit_file()) { Ok(()) } else { systemctl(&["daemon-reload"]).await.map(drop) }
+    }
+
+    fn still_running(&self) -> Option<ServiceState> {
+        let seen = self.seen.lock().expect("no holder panics");
+        seen.as_ref().filter(|running| running.is_alive()).map(|running| running.state.clone())
     }
 
     /// Data directory and log must belong to the user that etcd runs as.
@@ -74,10 +106,14 @@ impl Service for Systemd {
     /// systemd starts it again by itself, and asks nobody: only a boot comes by here.
     fn start(&self, launch: Launch, _: Gate) -> Doing<'_, Result<(), AgentError>> {
         Box::pin(async move {
+            // Of a unit that never ran, systemd knows nothing that could be reset.
+            let has_run = self.unit_file().exists();
             self.put_unit(&launch).await?;
-            // Of a unit that never ran, systemd knows nothing that could be reset, and complains.
-            let _ = systemctl(&["reset-failed", UNIT]).await;
-            systemctl(&["start", "--no-block", UNIT]).await.map(drop)
+            if has_run {
+                let _ = systemctl(&["reset-failed", UNIT]).await;
+            }
+            // Until it has begun: whoever looks before would take it for one that has ended.
+            systemctl(&["start", UNIT]).await.map(drop)
         })
     }
 
@@ -104,8 +140,19 @@ impl Service for Systemd {
 
     fn look(&self) -> Doing<'_, ServiceState> {
         Box::pin(async {
+            // Nothing of ours was ever started. Looks come often while a machine is made, and a process each time adds up.
+            if !self.unit_file().exists() {
+                return ServiceState::Stopped;
+            }
+            if let Some(state) = self.still_running() {
+                return state;
+            }
             match systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, UNIT]).await {
-                Ok(shown) => state_in(&shown, || logs::last_words(&self.layout.etcd_log())),
+                Ok(shown) => {
+                    let state = state_in(&shown, || logs::last_words(&self.layout.etcd_log()));
+                    *self.seen.lock().expect("no holder panics") = Running::of(&shown, &state);
+                    state
+                }
                 Err(error) => {
                     tracing::warn!(error = error.in_full(), "systemd does not answer");
                     ServiceState::Stopped
@@ -167,8 +214,7 @@ fn unit(launch: &Launch, layout: &Layout) -> String {
         "# Written by quorate at each start of etcd; changes are lost.\n\
          [Unit]\n\
          Description=etcd, kept by quorate\n\
-         After=network-online.target\n\
-         Wants=network-online.target\n\
+         After=network.target\n\
          StartLimitIntervalSec=0\n\
          ConditionPathExists=|{wal}\n\
          ConditionPathExists=|{first}\n\
@@ -250,6 +296,12 @@ fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
     }
 }
 
+/// Whether systemd knows the unit as it lies there.
+fn is_current(shown: &str, unit_file: &Path) -> bool {
+    let path = format!("FragmentPath={}", unit_file.display());
+    shown.lines().any(|line| line == path) && shown.lines().any(|line| line == "NeedDaemonReload=no")
+}
+
 pub(crate) async fn systemctl(args: &[&str]) -> Result<String, AgentError> {
     run(Command::new("systemctl").args(args)).await
 }
@@ -313,6 +365,28 @@ mod tests {
             let ServiceState::Running { since, .. } = state_in(shown, String::new) else { panic!("{shown}") };
             assert!(Timestamp::now().duration_since(since).as_secs() < 60, "{shown}: since {since}");
         }
+    }
+
+    #[test]
+    fn a_process_is_known_by_its_pid_for_as_long_as_it_lives() {
+        let state = ServiceState::Running { since: Timestamp::default(), digest: String::from("abc"), restarts: 0 };
+        let (own, nobody) = (std::process::id(), u32::MAX >> 1);
+        let shown = |active: &str, pid: u32| format!("ActiveState={active}\nSubState=running\nMainPID={pid}\n");
+        let running = Running::of(&shown("active", own), &state).unwrap();
+        assert!(running.is_alive() && running.state == state);
+        let another = Running { start: running.start + 1, ..running };
+        assert!(!another.is_alive(), "the number was given out again");
+        assert!(Running::of(&shown("active", nobody), &state).is_none());
+        assert!(Running::of(&shown("deactivating", own), &state).is_none(), "it is about to end");
+        assert!(Running::of(&shown("active", own), &ServiceState::Stopped).is_none());
+    }
+
+    #[test]
+    fn systemd_reads_units_again_only_when_it_knows_another() {
+        let file = Path::new("/etc/systemd/system/etcd.service");
+        assert!(is_current("FragmentPath=/etc/systemd/system/etcd.service\nNeedDaemonReload=no\n", file));
+        assert!(!is_current("FragmentPath=/etc/systemd/system/etcd.service\nNeedDaemonReload=yes\n", file));
+        assert!(!is_current("FragmentPath=/lib/systemd/system/etcd.service\nNeedDaemonReload=no\n", file));
     }
 
     #[test]

@@ -43,6 +43,9 @@ pub struct ImageBuild {
     /// The static quorate that becomes the machines' agent; by default this very program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
+    /// An image as clouds have it: with cloud-init, without agent and etcd
+    #[arg(long, conflicts_with = "program")]
+    pub cloud_init: bool,
     /// The release of Debian
     #[arg(long, value_name = "NAME", default_value = "bookworm")]
     pub suite: String,

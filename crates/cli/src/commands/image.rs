@@ -10,10 +10,12 @@ use crate::exit::Exit;
 use crate::output;
 
 pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
-    let cli::ImageBuild { output: file, program, suite, sources, packages, size } = options;
+    let cli::ImageBuild { output: file, program, cloud_init, suite, sources, packages, size } = options;
     let program = match program {
-        Some(program) => program,
-        None => std::env::current_exe().map_err(Error::file("found", PathBuf::from("this program")))?,
+        None if !cloud_init => {
+            Some(std::env::current_exe().map_err(Error::file("found", PathBuf::from("this program")))?)
+        }
+        given => given,
     };
     let bytes = size.0;
     let options = Options { output: file.clone(), program, suite, sources, packages, bytes };

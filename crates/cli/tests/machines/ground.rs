@@ -68,7 +68,6 @@ impl Machines {
 
     /// Writes the spec.
     pub fn want(&self, wanted: &Wanted) {
-        let key = fs::read_to_string(self.sandbox.path().join(format!("{ADMIN_KEY}.pub"))).expect("a public key");
         let members = MEMBERS.iter().take(wanted.members).enumerate();
         let members = members.map(|(at, name)| format!("      - {{name: {name}, {}}}\n", (wanted.member)(at + 1)));
         let spec = format!(
@@ -89,12 +88,18 @@ clusters:
 {}    etcd: {{version: {OLDEST}, heartbeat: 500ms, election: 5s{}}}
 ",
             wanted.name,
-            key.trim(),
+            self.admin_key(),
             wanted.libvirt,
             members.collect::<String>(),
             wanted.etcd
         );
         self.sandbox.file("cluster.yaml", &spec);
+    }
+
+    /// The public key with which the admin logs in.
+    pub fn admin_key(&self) -> String {
+        let key = fs::read_to_string(self.sandbox.path().join(format!("{ADMIN_KEY}.pub"))).expect("a public key");
+        key.trim().to_owned()
     }
 
     pub fn apply(&self) -> Run {

@@ -19,8 +19,8 @@ pub struct Manifest {
     pub built: Timestamp,
     pub suite: String,
     pub quorate: String,
-    /// SHA-256 of the agent's program.
-    pub program_sha256: String,
+    /// SHA-256 of the agent's program, where there is one.
+    pub program_sha256: Option<String>,
     pub packages: Vec<Package>,
     /// SHA-256 of the image.
     pub image_sha256: String,
@@ -37,9 +37,9 @@ pub struct Package {
 
 impl Manifest {
     pub(super) fn new(options: &Options, packages: Vec<Package>) -> Result<Self, ImageError> {
-        let (program_sha256, _) = digest(&options.program)?;
+        let program_sha256 = options.program.as_deref().map(digest).transpose()?.map(|(sha256, _)| sha256);
         let mut all = Sha256::new();
-        all.update(format!("{} {program_sha256}\n", options.suite));
+        all.update(format!("{} {program_sha256:?}\n", options.suite));
         for package in &packages {
             all.update(format!("{} {} {:?}\n", package.name, package.version, package.sha256));
         }

@@ -1,6 +1,7 @@
 //! `quorate image build`: a small Debian image on which a machine is up without cloud-init. Everything is from packages; the
 //! agent's unit reads the seed disk itself. The image is one disk with a boot loader in it, so that a volume of it is all that a
-//! provider needs.
+//! provider needs. Without an agent it is an image as clouds have it: cloud-init sets the machine up, and the agent comes from the
+//! seed disk.
 
 mod disk;
 mod initrd;
@@ -18,8 +19,8 @@ pub use manifest::{Manifest, Package};
 pub struct Options {
     /// Where the image goes; its manifest goes beside it.
     pub output: PathBuf,
-    /// The agent: a static program.
-    pub program: PathBuf,
+    /// The agent: a static program. None for an image with cloud-init, and with nothing of ours.
+    pub program: Option<PathBuf>,
     /// Debian's name of the release.
     pub suite: String,
     /// A mirror, or a file with sources of packages, instead of Debian's own.
@@ -86,10 +87,11 @@ fn check(options: &Options) -> Result<(), ImageError> {
         return Err(ImageError::NotRoot);
     }
     tools::check_all()?;
-    let program = fs::read(&options.program).map_err(ImageError::file("read", &options.program))?;
+    let Some(path) = &options.program else { return Ok(()) };
+    let program = fs::read(path).map_err(ImageError::file("read", path))?;
     match tools::needs_a_loader(&program) {
         Some(false) => Ok(()),
-        _ => Err(ImageError::NotStatic { path: options.program.clone() }),
+        _ => Err(ImageError::NotStatic { path: path.clone() }),
     }
 }
 

@@ -8,8 +8,8 @@ use std::process::Command;
 use super::tools::run;
 use super::{ImageError, Manifest, Options, Package, manifest};
 
-/// All that a member needs, so that nothing has to be fetched when a machine boots.
-const PACKAGES: &[&str] = &[
+/// What every machine needs.
+const BASE: &[&str] = &[
     "linux-image-cloud-amd64",
     "systemd-sysv",
     "udev",
@@ -20,16 +20,15 @@ const PACKAGES: &[&str] = &[
     "hostname",
     "openssh-server",
     "sudo",
-    "etcd-server",
-    "etcd-client",
-    "chrony",
-    "prometheus-node-exporter",
-    "nftables",
     "ca-certificates",
     "e2fsprogs",
     "busybox-static",
     "qemu-guest-agent",
 ];
+/// All that a member needs, so that nothing has to be fetched when a machine boots.
+const MEMBER: &[&str] = &["etcd-server", "etcd-client", "chrony", "prometheus-node-exporter", "nftables"];
+/// Where another sets the machine up.
+const CLOUD_INIT: &[&str] = &["cloud-init"];
 
 /// The agent starts these when a cluster wants them, or they are of no use on a machine that is replaced rather than tended.
 const NOT_AT_BOOT: &[&str] = &[
@@ -65,7 +64,9 @@ WantedBy=multi-user.target
 /// Installs the packages below `root`, and says which they are.
 pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<Vec<Package>, ImageError> {
     let listing = scratch.join("packages");
-    let packages: Vec<&str> = PACKAGES.iter().copied().chain(options.packages.iter().map(String::as_str)).collect();
+    let own = if options.program.is_some() { MEMBER } else { CLOUD_INIT };
+    let further = options.packages.iter().map(String::as_str);
+    let packages: Vec<&str> = BASE.iter().chain(own).copied().chain(further).collect();
     let list = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show --no-all-versions";
     let mut command = Command::new("mmdebstrap");
     command.args(["--mode=root", "--variant=minbase", "--quiet"]);
@@ -90,14 +91,9 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
 
 pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Result<(), ImageError> {
     let put = |below: &str, content: &[u8], mode: u32| put(root, below, content, mode);
-    let program = fs::read(&options.program).map_err(ImageError::file("read", &options.program))?;
-    put(quorate_agent::boot::PROGRAM, &program, 0o755)?;
-    for (below, text) in quorate_agent::boot::image_units() {
-        put(&below, text.as_bytes(), 0o644)?;
-        enable(root, &below)?;
+    if let Some(program) = &options.program {
+        put_agent(root, program)?;
     }
-    put("etc/systemd/system/quorate-ssh-keys.service", SSH_KEYS_UNIT.as_bytes(), 0o644)?;
-    enable(root, "etc/systemd/system/quorate-ssh-keys.service")?;
     put("etc/fstab", format!("LABEL={} / ext4 noatime,x-systemd.growfs 0 1\n", super::disk::LABEL).as_bytes(), 0o644)?;
     put("etc/quorate-image", format!("{}\n", manifest.version).as_bytes(), 0o644)?;
     put("etc/hostname", b"machine\n", 0o644)?;
@@ -110,6 +106,19 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
     systemctl.arg(root).args(["systemctl", "--quiet", "enable", "systemd-networkd.service"]);
     run(&mut systemctl)?;
     disable(root)
+}
+
+/// With it the machine sets itself up, its ssh key too, which is cloud-init's affair elsewhere.
+fn put_agent(root: &Path, program: &Path) -> Result<(), ImageError> {
+    let program = fs::read(program).map_err(ImageError::file("read", program))?;
+    put(root, quorate_agent::boot::PROGRAM, &program, 0o755)?;
+    let mut units = quorate_agent::boot::image_units();
+    units.push((String::from("etc/systemd/system/quorate-ssh-keys.service"), SSH_KEYS_UNIT.to_owned()));
+    for (below, text) in units {
+        put(root, &below, text.as_bytes(), 0o644)?;
+        enable(root, &below)?;
+    }
+    Ok(())
 }
 
 fn disable(root: &Path) -> Result<(), ImageError> {

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use quorate_agent::api::Seed;
-use quorate_agent::api::boot::{MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
+use quorate_agent::api::boot::{Admin, MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
 use serde_json::{Map, Value, json};
 
 use super::{ProviderError, fat};
@@ -20,7 +20,7 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>) 
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("plain data serializes");
     let seed_file = serde_json::to_vec_pretty(seed).expect("plain data serializes");
     let machine_file = serde_json::to_vec_pretty(machine).expect("plain data serializes");
-    let user_data = user_data(program.is_some());
+    let user_data = user_data(machine.admin.as_ref(), program.is_some());
     // YAML reads JSON, and nothing in JSON needs care with indentation.
     let network_config = pretty(&network_config(machine));
     let meta_data = pretty(&json!({
@@ -38,8 +38,8 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>) 
     fat::disk(SEED_LABEL, &files)
 }
 
-/// For stock images: has cloud-init do no more than hand over to the agent.
-fn user_data(brings_program: bool) -> String {
+/// For stock images: has cloud-init let the admin in, and hand over to the agent.
+fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
     let mut commands = Vec::new();
     if brings_program {
         let copy = format!(
@@ -51,17 +51,30 @@ fn user_data(brings_program: bool) -> String {
         commands.push(json!(["sh", "-c", copy]));
     }
     commands.push(json!(["/usr/lib/quorate/quorate", "agent", "boot", "--beside-cloud-init"]));
-    // The agent says who may log in; cloud-init's own ways in stay shut.
-    let config = json!({ "ssh_pwauth": false, "disable_root": true, "users": [], "runcmd": commands });
+    // The agent says who may log in, and the same is said here, for the case that it does not come up. cloud-init's own ways in stay shut.
+    let users: Vec<Value> = admin.map(cloud_user).into_iter().collect();
+    let config = json!({ "ssh_pwauth": false, "disable_root": true, "users": users, "runcmd": commands });
     format!("#cloud-config\n{}\n", serde_json::to_string_pretty(&config).expect("plain data serializes"))
+}
+
+fn cloud_user(admin: &Admin) -> Value {
+    let sudo = "ALL=(ALL:ALL) NOPASSWD:ALL";
+    let mut user = json!({ "name": admin.user, "shell": "/bin/bash", "sudo": sudo, "lock_passwd": true });
+    if !admin.ssh_keys.is_empty() {
+        user["ssh_authorized_keys"] = json!(admin.ssh_keys);
+    }
+    user
 }
 
 /// cloud-init's network configuration, version 2.
 fn network_config(machine: &Machine) -> Value {
     let mut interfaces = Map::new();
     for (number, interface) in machine.interfaces.iter().enumerate() {
+        let name = format!("quorate{number}");
         let mut config = json!({
             "match": { "macaddress": interface.mac },
+            // Where cloud-init writes for ifupdown or networkd, it does so by name, and an interface of another name gets nothing.
+            "set-name": name,
             "dhcp4": false,
             "dhcp6": false,
             "addresses": [format!("{}/{}", interface.address, interface.prefix)],
@@ -73,7 +86,7 @@ fn network_config(machine: &Machine) -> Value {
         if !interface.dns.is_empty() {
             config["nameservers"] = json!({ "addresses": interface.dns });
         }
-        interfaces.insert(format!("quorate{number}"), config);
+        interfaces.insert(name, config);
     }
     json!({ "version": 2, "ethernets": interfaces })
 }
@@ -147,14 +160,33 @@ mod tests {
         let config = network_config(&machine());
         let first = &config["ethernets"]["quorate0"];
         assert_eq!(first["match"]["macaddress"], "52:54:00:00:00:01");
+        assert_eq!(first["set-name"], "quorate0");
         assert_eq!(first["addresses"][0], "192.168.122.11/24");
         assert_eq!(first["routes"][0]["via"], "192.168.122.1");
     }
 
     #[test]
     fn user_data_names_the_program_only_where_it_is_brought() {
-        assert!(user_data(true).starts_with("#cloud-config\n{"));
-        assert!(user_data(true).contains("install -m 0755") && !user_data(false).contains("install"));
+        assert!(user_data(None, true).starts_with("#cloud-config\n{"));
+        assert!(user_data(None, true).contains("install -m 0755") && !user_data(None, false).contains("install"));
+    }
+
+    #[test]
+    fn user_data_names_the_admin_and_nobody_else() {
+        let admin = Admin {
+            user: String::from("ada"),
+            ssh_keys: vec![String::from("ssh-ed25519 AAAA ada")],
+            console_password_hash: Some(String::from("$6$secret")),
+        };
+        let text = user_data(Some(&admin), true);
+        let config: Value = serde_json::from_str(text.strip_prefix("#cloud-config\n").unwrap()).unwrap();
+        let users = config["users"].as_array().unwrap();
+        assert_eq!(users.len(), 1);
+        assert_eq!(
+            (&users[0]["name"], &users[0]["ssh_authorized_keys"][0]),
+            (&json!("ada"), &json!("ssh-ed25519 AAAA ada"))
+        );
+        assert!(!text.contains("$6$"), "user data is there for every process to read");
     }
 
     #[test]

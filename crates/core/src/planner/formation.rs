@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::SignedDuration;
+
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
@@ -115,7 +117,11 @@ pub(super) fn broken(
     })
 }
 
-/// A member that asks a peer whose port is open but silent waits a second; so each starts when the one before answers.
+/// A member that asks a peer whose port is open but silent waits that long.
+const PEERS_RETRY: SignedDuration = SignedDuration::from_secs(1);
+
+/// Each starts when the one before answers its peers. On machines so slow that this takes longer than what it saves, they start beside
+/// each other.
 pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
@@ -140,8 +146,12 @@ pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mu
                 );
             }
             ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
-            ServiceState::Running { .. } if !facts.etcd.peer_serving => {
-                return decision.wait(WaitingFor::PeerPort { member: member.clone() });
+            ServiceState::Running { since, .. } if !facts.etcd.peer_serving => {
+                decision.wait(WaitingFor::PeerPort { member: member.clone() });
+                // By the machine's own clock.
+                if facts.host.clock.is_none_or(|clock| clock.duration_since(*since) < PEERS_RETRY) {
+                    return;
+                }
             }
             ServiceState::Running { .. } => wait_for_etcd(decision, member, facts),
         }

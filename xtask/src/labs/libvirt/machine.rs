@@ -1,4 +1,4 @@
-//! What real machines are made of: an image of `quorate image build`, and quorate as a static program, which each machine takes
+//! What real machines are made of: images of `quorate image build`, and quorate as a static program, which each machine takes
 //! from its seed disk. So the image is as old as what reads that disk, and is not built anew for every change of the program.
 
 use std::fs;
@@ -27,46 +27,65 @@ const SOURCES: [&str; 5] = [
     "crates/agent/src/api/boot.rs",
 ];
 const IMAGE: &str = "machine.qcow2";
+const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
+/// What machines with cloud-init need of packages: they have nowhere to fetch them from.
+const CLOUD_INIT_PACKAGES: [&str; 5] = ["etcd-server", "etcd-client", "chrony", "prometheus-node-exporter", "nftables"];
 /// Other checkouts have images of their own in the lab.
 const KEPT: usize = 4;
 /// quorate itself puts this program on seed disks.
 const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
-/// Tells what runs inside where the image lies.
+/// Tell what runs inside where the images lie.
 pub(super) const IMAGE_VARIABLE: &str = "QUORATE_LAB_MACHINE_IMAGE";
+pub(super) const CLOUD_INIT_VARIABLE: &str = "QUORATE_LAB_CLOUD_INIT_IMAGE";
+
+/// What of it is wanted.
+#[derive(Clone, Copy)]
+pub struct Wanted {
+    /// Built for release, which takes longer.
+    pub release: bool,
+    pub cloud_init: bool,
+}
 
 pub struct Machine {
     /// quorate as a static program.
     pub program: PathBuf,
     pub image: PathBuf,
+    /// As clouds have it.
+    pub cloud_init: Option<PathBuf>,
 }
 
 impl Machine {
     /// Builds what is not there yet. It needs the network, so it is done outside of the lab's namespaces.
-    pub fn prepare(lab: &Lab) -> Result<Self> {
-        let program = static_build::build(false)?;
-        let image = image(lab, &program)?;
-        Ok(Self { program, image })
+    pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Self> {
+        let program = static_build::build(wanted.release)?;
+        let image = image(lab, &program, IMAGE, &[])?;
+        let packages: Vec<&str> = CLOUD_INIT_PACKAGES.iter().flat_map(|name| ["--package", name]).collect();
+        let options = [&["--cloud-init"], &packages[..]].concat();
+        let cloud_init =
+            wanted.cloud_init.then(|| self::image(lab, &program, CLOUD_INIT_IMAGE, &options)).transpose()?;
+        Ok(Self { program, image, cloud_init })
     }
 
     /// The same as it is told to what runs inside.
     pub fn tell(&self, command: &mut Command) {
         command.env(PROGRAM_VARIABLE, &self.program).env(IMAGE_VARIABLE, &self.image);
+        command.envs(self.cloud_init.iter().map(|image| (CLOUD_INIT_VARIABLE, image)));
     }
 }
 
-fn image(lab: &Lab, program: &Path) -> Result<PathBuf> {
+fn image(lab: &Lab, program: &Path, name: &str, options: &[&str]) -> Result<PathBuf> {
     let all = lab.root().join("images");
     let place = all.join(key()?);
-    let image = place.join(IMAGE);
+    let image = place.join(name);
     if image.is_file() {
         return Ok(image);
     }
     let _filling = lab.lock()?;
     if !image.is_file() {
         host::install_missing(&NEEDS)?;
-        eprintln!("building a machine image");
+        eprintln!("building the image {name}");
         fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
-        host::run(Command::new(program).args(["image", "build"]).arg(&image))?;
+        host::run(Command::new(program).args(["image", "build"]).arg(&image).args(options))?;
         keep_newest(&all)?;
     }
     Ok(image)

@@ -1,0 +1,66 @@
+//! cloud-init, trimmed: it looks for one kind of seed alone and runs only the modules that are needed here. User data has the same files
+//! as the bare script's seed disk.
+
+use anyhow::Result;
+
+use super::trio::{PREFIX, Seeds, Trio, address, mac, name};
+use super::{bare, image};
+use crate::labs::libvirt;
+
+const IMAGE: &str = "bench-cloud-init.qcow2";
+/// Where cloud-init puts what came with the user data.
+const FILES: &str = "/run/bench";
+const TRIMMED: &str = "\
+datasource_list: [NoCloud]
+cloud_init_modules: [write-files, set_hostname, users-groups, ssh]
+cloud_config_modules: [runcmd]
+cloud_final_modules: [scripts-user]
+ssh_genkeytypes: [ed25519]
+";
+
+pub fn prepare(trio: &Trio) -> Result<Seeds> {
+    image::vary(IMAGE, libvirt::CLOUD_INIT_IMAGE, |root| root.put("etc/cloud/cloud.cfg.d/99-trimmed.cfg", TRIMMED))?;
+    let certificates = trio.certificates("cloud-init")?;
+    let disk = |number: usize| -> Result<_> {
+        let member = name(number);
+        let written = [
+            ("etcd.service", bare::etcd_unit(number)),
+            ("nftables.conf", bare::FIREWALL.to_owned()),
+            ("ca.crt", certificates.read("ca.crt")?),
+            ("server.crt", certificates.read(&format!("{member}.crt"))?),
+            ("server.key", certificates.read(&format!("{member}.key"))?),
+        ];
+        let files = [
+            ("user-data", user_data(&written)),
+            ("meta-data", format!("instance-id: {member}\nlocal-hostname: {member}\n")),
+            ("network-config", network_config(number)),
+        ];
+        trio.seed_disk("cloud-init", number, &files)
+    };
+    let disks = (1..=3).map(disk).collect::<Result<_>>()?;
+    Ok(Seeds { image: IMAGE, certificates, disks })
+}
+
+fn user_data(written: &[(&str, String)]) -> String {
+    let indented = |text: &str| text.lines().map(|line| format!("      {line}\n")).collect::<String>();
+    let file = |(name, text): &(&str, String)| format!("  - path: {FILES}/{name}\n    content: |\n{}", indented(text));
+    let files: String = written.iter().map(file).collect();
+    format!(
+        "#cloud-config\n\
+         users:\n\
+         \x20 - {{name: ubuntu, shell: /bin/bash, sudo: \"ALL=(ALL:ALL) NOPASSWD:ALL\"}}\n\
+         write_files:\n\
+         {files}\
+         runcmd:\n\
+         \x20 - |\n{}",
+        indented(&bare::services(FILES))
+    )
+}
+
+fn network_config(number: usize) -> String {
+    format!(
+        "version: 2\nethernets:\n  bench:\n    match: {{macaddress: \"{}\"}}\n    dhcp4: false\n    addresses: [{}/{PREFIX}]\n",
+        mac(number),
+        address(number)
+    )
+}

@@ -1,0 +1,82 @@
+//! quorate's side: a spec, `apply`, and `destroy` when the time is taken.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::image;
+use super::trio::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address, name};
+use crate::bench::CLUSTER;
+use crate::host;
+use crate::labs::libvirt;
+
+const IMAGE: &str = "bench-quorate.qcow2";
+
+pub struct Quorate {
+    program: PathBuf,
+    ground: PathBuf,
+}
+
+impl Quorate {
+    /// The lab's image may carry an older agent, or one that is not made for speed.
+    pub fn prepare(ground: &Path, program: &Path) -> Result<Self> {
+        image::vary(IMAGE, libvirt::MACHINE_IMAGE, |root| root.copy(program, "usr/lib/quorate/quorate"))?;
+        let own = Self { program: program.to_owned(), ground: ground.to_owned() };
+        fs::write(own.spec(), spec()).with_context(|| format!("cannot write {}", own.spec().display()))?;
+        Ok(own)
+    }
+
+    fn spec(&self) -> PathBuf {
+        self.ground.join("bench.yaml")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.env("QUORATE_HOME", self.ground.join("home"));
+        command
+    }
+
+    pub fn sample(&self) -> Result<Duration> {
+        let begun = Instant::now();
+        host::read(self.command().arg("apply").arg(self.spec()).arg("--yes"))?;
+        let time = begun.elapsed();
+        host::read(self.command().args(["destroy", CLUSTER, "--yes", "--without-backup"]))?;
+        Ok(time)
+    }
+}
+
+fn spec() -> String {
+    let network = libvirt::NAME;
+    let member = |number: usize| {
+        let (name, address) = (name(number), address(number));
+        format!(
+            "\x20     - name: {name}\n\
+             \x20       interfaces: [{{network: {network}, address: {address}, prefix: {PREFIX}}}]\n"
+        )
+    };
+    let members: String = (1..=3).map(member).collect();
+    format!(
+        "quorate: 1\n\
+         clusters:\n\
+         \x20 - name: {CLUSTER}\n\
+         \x20   provider:\n\
+         \x20     libvirt:\n\
+         \x20       pool: {network}\n\
+         \x20       image: {{volume: {IMAGE}, has_agent: true}}\n\
+         \x20       vcpus: 1\n\
+         \x20       memory: {MEMORY}MiB\n\
+         \x20       acceleration: emulation\n\
+         \x20       admin: {{ssh_keys: [\"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBenchBenchBenchBenchBenchBenchBenchBenchBenc bench\"]}}\n\
+         \x20   members:\n\
+         {members}\
+         \x20   etcd:\n\
+         \x20     version: 3.4.23\n\
+         \x20     binary: {{path: /usr/bin/etcd}}\n\
+         \x20     heartbeat: {HEARTBEAT}ms\n\
+         \x20     election: {ELECTION}ms\n\
+         \x20   host: {{install_dependencies: false}}\n"
+    )
+}

@@ -1,0 +1,177 @@
+//! Three machines that are defined and started by hand, each with a disk over the same image and a seed disk that was made before, and
+//! the question whether etcd on all of them is well.
+
+use std::fs;
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::certificates::Certificates;
+use crate::host;
+use crate::labs::libvirt::{self, virsh};
+
+pub const MEMORY: u32 = 512;
+pub const PREFIX: u8 = 16;
+/// In milliseconds. Emulated machines that share two cores are late more often than others.
+pub const HEARTBEAT: u32 = 500;
+pub const ELECTION: u32 = 5000;
+const PAUSE: Duration = Duration::from_millis(100);
+const PATIENCE: Duration = Duration::from_secs(600);
+
+pub fn name(number: usize) -> String {
+    format!("etcd-{number}")
+}
+
+pub fn address(number: usize) -> String {
+    format!("10.77.9.{number}")
+}
+
+pub fn mac(number: usize) -> String {
+    format!("52:54:00:09:00:{number:02x}")
+}
+
+/// What three machines are made of.
+pub struct Seeds {
+    /// A volume in the lab's pool.
+    pub image: &'static str,
+    pub certificates: Certificates,
+    /// A disk for each.
+    pub disks: Vec<PathBuf>,
+}
+
+pub struct Trio {
+    pub etcdctl: PathBuf,
+    pub ground: PathBuf,
+}
+
+impl Trio {
+    pub fn certificates(&self, of: &str) -> Result<Certificates> {
+        let members: Vec<_> = (1..=3).map(|number| (name(number), address(number))).collect();
+        Certificates::make(self.ground.join(of).join("certificates"), &members)
+    }
+
+    /// A disk that cloud-init and scripts find by its label.
+    pub fn seed_disk(&self, of: &str, number: usize, files: &[(&str, String)]) -> Result<PathBuf> {
+        let directory = self.ground.join(of).join(name(number));
+        fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        let disk = directory.with_extension("seed");
+        host::read(Command::new("mkfs.vfat").args(["-n", "cidata", "-C"]).arg(&disk).arg("1440"))?;
+        for (name, text) in files {
+            let file = directory.join(name);
+            fs::write(&file, text).with_context(|| format!("cannot write {}", file.display()))?;
+            host::read(Command::new("mcopy").arg("-i").arg(&disk).arg(&file).arg("::"))?;
+        }
+        Ok(disk)
+    }
+
+    /// From the first disk to the moment at which all are well. Nothing is left of them then.
+    pub fn sample(&self, seeds: &Seeds) -> Result<Duration> {
+        let begun = Instant::now();
+        let started = (1..=3).try_for_each(|number| start(seeds, number));
+        let well = started.and_then(|()| self.until_well(seeds, begun));
+        let time = begun.elapsed();
+        let left: Vec<Result<()>> = (1..=3).map(remove).collect();
+        well?;
+        left.into_iter().collect::<Result<()>>()?;
+        Ok(time)
+    }
+
+    fn until_well(&self, seeds: &Seeds, begun: Instant) -> Result<()> {
+        // etcdctl asked too early waits longer than needed.
+        while !((1..=3).all(answers) && self.is_well(seeds)) {
+            if begun.elapsed() > PATIENCE {
+                bail!("etcd was not well within {PATIENCE:?}\n{}", last_words());
+            }
+            sleep(PAUSE);
+        }
+        Ok(())
+    }
+
+    fn is_well(&self, seeds: &Seeds) -> bool {
+        let endpoints: Vec<String> = (1..=3).map(|number| format!("https://{}:2379", address(number))).collect();
+        let mut command = Command::new(&self.etcdctl);
+        command.args(["endpoint", "health", "--endpoints", &endpoints.join(",")]).env("ETCDCTL_API", "3");
+        for (flag, file) in [("--cacert", "ca.crt"), ("--cert", "root.crt"), ("--key", "root.key")] {
+            command.arg(flag).arg(seeds.certificates.file(file));
+        }
+        command.output().is_ok_and(|output| output.status.success())
+    }
+}
+
+fn answers(number: usize) -> bool {
+    let Ok(address) = format!("{}:2379", address(number)).parse::<SocketAddr>() else { return false };
+    TcpStream::connect_timeout(&address, PAUSE).is_ok()
+}
+
+fn domain(number: usize) -> String {
+    format!("bench-{number}")
+}
+
+fn root_disk(number: usize) -> PathBuf {
+    libvirt::volume_path(&format!("bench-{number}-root.qcow2"))
+}
+
+fn start(seeds: &Seeds, number: usize) -> Result<()> {
+    let root = root_disk(number);
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2", "-F", "qcow2", "-b"]).arg(libvirt::volume_path(seeds.image)).arg(&root);
+    host::read(&mut create)?;
+    libvirt::define("define", &description(number, &root, &seeds.disks[number - 1]))?;
+    host::read(virsh().args(["start", &domain(number)])).map(drop)
+}
+
+fn remove(number: usize) -> Result<()> {
+    // What never came to be cannot be removed.
+    let _ = host::read(virsh().args(["destroy", &domain(number)]));
+    host::read(virsh().args(["undefine", &domain(number)]))?;
+    let root = root_disk(number);
+    fs::remove_file(&root).with_context(|| format!("cannot remove {}", root.display()))
+}
+
+/// The same machine as quorate's provider makes.
+fn description(number: usize, root: &Path, seed: &Path) -> String {
+    let disk = |file: &Path, format: &str, target: &str, more: &str| {
+        format!(
+            "<disk type='file' device='disk'><driver name='qemu' type='{format}'/><source file='{}'/>\
+             <target dev='{target}' bus='virtio'/>{more}</disk>",
+            file.display()
+        )
+    };
+    format!(
+        "<domain type='qemu'><name>{}</name><memory unit='MiB'>{MEMORY}</memory><vcpu>1</vcpu>\
+         <cpu mode='custom' match='exact'><model>qemu64</model></cpu>\
+         <os><type arch='x86_64' machine='q35'>hvm</type><boot dev='hd'/></os>\
+         <features><acpi/><apic/></features><clock offset='utc'/>\
+         <devices>{}{}\
+         <interface type='network'><mac address='{}'/><source network='{}'/><model type='virtio'/></interface>\
+         <serial type='pty'><log file='{}' append='off'/><target port='0'/></serial>\
+         <console type='pty'><target type='serial' port='0'/></console>\
+         <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>\
+         <memballoon model='none'/>\
+         </devices></domain>",
+        domain(number),
+        disk(root, "qcow2", "vda", ""),
+        disk(seed, "raw", "vdc", "<readonly/>"),
+        mac(number),
+        libvirt::NAME,
+        console(number),
+    )
+}
+
+fn console(number: usize) -> String {
+    format!("/var/log/libvirt/qemu/bench-{number}-console.log")
+}
+
+fn last_words() -> String {
+    let last = |number| {
+        let text = fs::read(console(number)).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        format!("the console of {}:\n{}\n", name(number), lines[lines.len().saturating_sub(20)..].join("\n"))
+    };
+    (1..=3).map(last).collect()
+}
