@@ -165,6 +165,7 @@ impl Agent {
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),
             fsync_micros,
+            log_source_trouble: crate::follow::trouble(&self.layout),
         }
     }
 }

@@ -16,6 +16,7 @@ mod enrolment;
 mod error;
 mod etcd;
 mod files;
+pub mod follow;
 mod health;
 mod host;
 mod layout;

@@ -80,6 +80,8 @@ pub struct MemberStatus {
     pub certificate_days_left: Option<i64>,
     pub generation: Option<u64>,
     pub restarts: Option<u32>,
+    /// Why the configuration for forwarding its logs is not followed, where it is not.
+    pub log_source_trouble: Option<String>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -260,6 +262,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
             ServiceState::Running { restarts, .. } | ServiceState::BackingOff { restarts, .. } => Some(*restarts),
             ServiceState::Stopped => None,
         }),
+        log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
         member,
     }
 }

@@ -1,13 +1,17 @@
 //! fluent-bit's configuration, in pieces at places of their own, so that a configuration from elsewhere can include them.
 
-use quorate_core::model::LogForwardingConfig;
+use quorate_core::model::{ForwardConfig, LogForwardingConfig};
 
-pub(super) const OUTPUT: &str = "etc/fluent-bit-customization/default-config/fluent-bit-output.conf";
+use crate::follow;
+
+const OUTPUT: &str = "etc/fluent-bit-customization/default-config/fluent-bit-output.conf";
 const SERVICE: &str = "etc/fluent-bit-customization/default-config/fluent-bit-service.conf";
-const INPUTS: &str = "etc/fluent-bit-customization/default-config/fluent-bit-inputs.conf";
+pub(super) const INPUTS: &str = "etc/fluent-bit-customization/default-config/fluent-bit-inputs.conf";
 const CA: &str = "etc/fluent-bit-customization/forward-ca.crt";
 /// Where fluent-bit's own packages look.
 const MAIN: &str = "etc/fluent-bit/fluent-bit.conf";
+/// All that may be written.
+pub(super) const PIECES: [&str; 5] = [SERVICE, INPUTS, CA, OUTPUT, MAIN];
 const MARK: &str = "# Written by quorate; changes are lost.\n";
 
 pub(super) struct Piece {
@@ -19,13 +23,24 @@ pub(super) struct Piece {
 /// The output holds the shared key: it is root's alone.
 pub(super) fn render(config: &LogForwardingConfig) -> Vec<Piece> {
     let piece = |path, content: String, mode| Piece { path, content, mode };
-    vec![
+    let mut pieces = vec![
         piece(SERVICE, section("SERVICE", &[("Flush", "1"), ("Daemon", "off"), ("Log_Level", "info")]), 0o644),
         piece(INPUTS, inputs(config), 0o644),
-        piece(CA, config.ca.clone(), 0o644),
-        piece(OUTPUT, output(config), 0o600),
-        piece(MAIN, format!("{MARK}@INCLUDE /{SERVICE}\n@INCLUDE /{INPUTS}\n@INCLUDE /{OUTPUT}\n"), 0o644),
-    ]
+        piece(MAIN, main(config), 0o644),
+    ];
+    if let Some(forward) = &config.forward {
+        pieces.push(piece(CA, forward.ca.clone(), 0o644));
+        pieces.push(piece(OUTPUT, output(forward), 0o600));
+    }
+    pieces
+}
+
+/// A configuration that is kept elsewhere includes of the pieces what it likes.
+fn main(config: &LogForwardingConfig) -> String {
+    match config.from_etcd {
+        Some(_) => format!("{MARK}@INCLUDE /{}/{}\n", follow::DIRECTORY, follow::INDEX),
+        None => format!("{MARK}@INCLUDE /{SERVICE}\n@INCLUDE /{INPUTS}\n@INCLUDE /{OUTPUT}\n"),
+    }
 }
 
 /// etcd logs to a file; the node exporter to the journal.
@@ -52,7 +67,7 @@ fn inputs(config: &LogForwardingConfig) -> String {
     format!("{etcd}\n{exporter}")
 }
 
-fn output(config: &LogForwardingConfig) -> String {
+fn output(config: &ForwardConfig) -> String {
     section(
         "OUTPUT",
         &[
@@ -77,6 +92,7 @@ fn section(name: &str, entries: &[(&str, &str)]) -> String {
 #[cfg(test)]
 mod tests {
     use quorate_core::Secret;
+    use quorate_core::model::{LogSourceConfig, SourceLogin};
 
     use super::*;
 
@@ -84,6 +100,13 @@ mod tests {
         LogForwardingConfig {
             etcd_tag: String::from("etcd"),
             node_exporter_tag: String::from("exporter"),
+            forward: Some(forward()),
+            from_etcd: None,
+        }
+    }
+
+    fn forward() -> ForwardConfig {
+        ForwardConfig {
             host: String::from("logs.example.org"),
             port: 24284,
             hostname: String::from("etcd-1"),
@@ -121,6 +144,19 @@ mod tests {
         for piece in [SERVICE, INPUTS, OUTPUT] {
             assert!(of(MAIN).contains(&format!("@INCLUDE /{piece}\n")));
         }
+    }
+
+    #[test]
+    fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_included() {
+        let login = SourceLogin::Password { user: String::from("u"), password: Secret::new("p") };
+        let source = LogSourceConfig { prefix: String::from("/l/"), endpoints: Vec::new(), ca: String::new(), login };
+        let pieces = render(&LogForwardingConfig { from_etcd: Some(source), ..config() });
+        let of = |path: &str| pieces.iter().find(|piece| piece.path == path).map(|piece| piece.content.as_str());
+        let main: Vec<&str> = of(MAIN).unwrap().lines().filter(|line| !line.starts_with('#')).collect();
+        assert_eq!(main, ["@INCLUDE /etc/fluent-bit-customization/dynamic-config/index.conf"]);
+        assert!([SERVICE, INPUTS, OUTPUT].iter().all(|path| of(path).is_some()));
+        let none = render(&LogForwardingConfig { forward: None, ..config() });
+        assert!(!none.iter().any(|piece| piece.path == OUTPUT || piece.path == CA));
     }
 
     #[test]

@@ -37,6 +37,11 @@ pub fn full(status: &Status) -> String {
     for member in status.members.iter().filter(|m| m.leaving) {
         let _ = writeln!(text, "{} leaves: {}", member.member, leaves(member));
     }
+    for member in &status.members {
+        if let Some(trouble) = &member.log_source_trouble {
+            let _ = writeln!(text, "{}: the configuration for its logs is not followed: {trouble}", member.member);
+        }
+    }
     for alarm in &status.alarms {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
@@ -122,6 +127,7 @@ mod tests {
             certificate_days_left: healthy.then_some(364),
             generation: healthy.then_some(1),
             restarts: None,
+            log_source_trouble: None,
         }
     }
 
