@@ -11,6 +11,7 @@ pub mod boot;
 mod certificates;
 pub mod channel;
 pub mod client;
+mod clients;
 mod converge;
 mod enrolment;
 mod error;

@@ -68,15 +68,17 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
         }
         return;
     }
-    if let Some(ranges) = peers_from {
+    // Before a member starts again, its agent asks the others on the client port how far it had followed them.
+    for (field, ranges, what) in [
+        ("peers_from", peers_from, "the other members would be cut off from it"),
+        ("clients_from", clients_from, "it could not ask the other members how much of its data they remember"),
+    ] {
         for member in &cluster.spec.members {
+            let Some(ranges) = ranges else { continue };
             let Some(address) = member.pinned().filter(|address| !is_in(ranges, *address)) else { continue };
             found.error(
-                cluster.at("host.firewall.peers_from"),
-                format!(
-                    "{} ({address}) is in none of these ranges, and the other members would be cut off from it",
-                    member.name
-                ),
+                cluster.at(&format!("host.firewall.{field}")),
+                format!("{} ({address}) is in none of these ranges, and {what}", member.name),
                 "add its address, or a range that holds all members",
             );
         }
