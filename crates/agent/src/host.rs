@@ -161,6 +161,20 @@ async fn restart(unit: &str) -> Result<(), AgentError> {
     systemctl(&["restart", "--no-block", unit]).await.map(drop)
 }
 
+/// Where xtask puts what tests need.
+#[cfg(test)]
+fn lab() -> PathBuf {
+    let lab = std::env::var_os("QUORATE_LAB").map(PathBuf::from);
+    lab.unwrap_or_else(|| std::env::home_dir().expect("a home").join(".cache/quorate-lab"))
+}
+
+/// A program of the lab, or of this machine.
+#[cfg(test)]
+fn of_the_lab(need: &Need) -> PathBuf {
+    let there = find_below(&lab().join(need.package), need.program).or_else(|| find(need.program));
+    there.unwrap_or_else(|| panic!("{} is needed: `cargo xtask test` brings it", need.program))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
