@@ -3,7 +3,7 @@
 //! two runs beside each other wait for one another.
 
 mod debian;
-mod go;
+pub mod go;
 
 use std::fs;
 use std::path::Path;

@@ -2,10 +2,10 @@
 //! machine, so it depends on little, and installs only what a verb turns out to miss.
 
 mod bench;
-mod chrony;
 mod demo;
 mod drill;
 mod etcd;
+mod forward;
 mod host;
 mod lab;
 mod labs;
@@ -13,6 +13,7 @@ mod lint;
 mod model;
 mod static_build;
 mod test;
+mod unpacked;
 mod weed;
 
 use std::process::ExitCode;

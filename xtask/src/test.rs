@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use crate::{chrony, etcd, weed};
+use crate::{etcd, forward, unpacked, weed};
 
 const NEEDS: [Need; 7] = [
     Need::Command { name: "age", package: "age" },
@@ -36,7 +36,8 @@ pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> 
     host::install_missing(&NEEDS)?;
     etcd::run(lab, false)?;
     weed::run(lab)?;
-    chrony::ensure(lab)?;
+    unpacked::ensure(lab)?;
+    forward::ensure(lab)?;
 
     let mut cargo = cargo_test(lab)?;
     cargo.args(["--workspace", "--no-fail-fast"]).args(filter);

@@ -1,7 +1,7 @@
 //! One agent: what it knows, the facts it gives, and the orders it obeys, one at a time and none that is older than the
 //! newest it has seen.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
@@ -165,6 +165,8 @@ impl Agent {
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),
             fsync_micros,
+            clients: if self.keeps_host { crate::clients::connected() } else { BTreeSet::new() },
+            log_source_trouble: crate::follow::trouble(&self.layout),
         }
     }
 }

@@ -34,6 +34,11 @@ pub enum AgentError {
     )]
     ForeignDisk { path: PathBuf, found: String },
     #[error(
+        "the data disk {} holds etcd's data at its top (`member/`), of a cluster that quorate did not make. It is left as it is. To \
+         go on with its keys, save a snapshot of that cluster, bring an empty disk, and say `quorate restore --snapshot`", path.display()
+    )]
+    OthersData { path: PathBuf },
+    #[error(
         "{what_for} needs {program}, which this machine does not have; install the package {package} in its image, or let \
          `host.install_dependencies` be true"
     )]

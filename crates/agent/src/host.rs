@@ -5,6 +5,7 @@
 mod chrony;
 mod firewall;
 mod fluent_bit;
+mod log_forwarding;
 mod node_exporter;
 
 use std::path::{Path, PathBuf};
@@ -31,7 +32,7 @@ const NODE_EXPORTER: Need =
 const FLUENT_BIT: Need = Need { program: "fluent-bit", package: "fluent-bit", what_for: "host.log_forwarding" };
 
 /// Where programs of a system lie; an agent's own PATH may be shorter. fluent-bit's own packages put it elsewhere.
-const PLACES: [&str; 5] = ["/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/opt/fluent-bit/bin"];
+const PLACES: [&str; 6] = ["usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin", "opt/fluent-bit/bin"];
 
 impl Agent {
     /// The firewall comes last: whatever fails before it leaves the machine reachable.
@@ -107,28 +108,6 @@ impl Host {
         }
     }
 
-    async fn put_log_forwarding(&self, config: &HostConfig) -> Result<(), AgentError> {
-        let pieces = config.log_forwarding.as_ref().map(fluent_bit::render).unwrap_or_default();
-        if pieces.is_empty() {
-            return self.end_log_forwarding().await;
-        }
-        let changed = pieces.iter().any(|piece| !self.is_in_place(&self.root.join(piece.path), &piece.content));
-        for piece in &pieces {
-            files::ensure(&self.root.join(piece.path), piece.content.as_bytes(), piece.mode, None)?;
-        }
-        if changed { self.restart("fluent-bit.service").await } else { Ok(()) }
-    }
-
-    /// Only what we began is ended.
-    async fn end_log_forwarding(&self) -> Result<(), AgentError> {
-        let ours = self.root.join(fluent_bit::OUTPUT);
-        if !ours.exists() {
-            return Ok(());
-        }
-        systemctl(&["disable", "--quiet", "--now", "fluent-bit.service"]).await?;
-        files::remove(&ours)
-    }
-
     /// Other tables of the machine are not ours, and stay.
     async fn put_firewall(&self, config: &HostConfig) -> Result<(), AgentError> {
         let path = self.root.join("etc/nftables.conf");
@@ -186,11 +165,30 @@ fn needs(config: &HostConfig) -> Vec<Need> {
 }
 
 fn find(program: &str) -> Option<PathBuf> {
-    PLACES.iter().map(|place| Path::new(place).join(program)).find(|path| path.exists())
+    find_below(Path::new("/"), program)
+}
+
+/// A program of the system that begins at this root.
+pub(crate) fn find_below(root: &Path, program: &str) -> Option<PathBuf> {
+    PLACES.iter().map(|place| root.join(place).join(program)).find(|path| path.exists())
 }
 
 fn program(need: &Need) -> PathBuf {
     find(need.program).unwrap_or_else(|| PathBuf::from(need.program))
+}
+
+/// Where xtask puts what tests need.
+#[cfg(test)]
+fn lab() -> PathBuf {
+    let lab = std::env::var_os("QUORATE_LAB").map(PathBuf::from);
+    lab.unwrap_or_else(|| std::env::home_dir().expect("a home").join(".cache/quorate-lab"))
+}
+
+/// A program of the lab, or of this machine.
+#[cfg(test)]
+fn of_the_lab(need: &Need) -> PathBuf {
+    let there = find_below(&lab().join(need.package), need.program).or_else(|| find(need.program));
+    there.unwrap_or_else(|| panic!("{} is needed: `cargo xtask test` brings it", need.program))
 }
 
 #[cfg(test)]

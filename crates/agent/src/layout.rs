@@ -38,6 +38,16 @@ impl Layout {
         self.state_dir().join("etcd.process.json")
     }
 
+    /// From where the configuration for forwarding logs is taken, and as whom; there while one is followed.
+    pub(crate) fn log_source(&self) -> PathBuf {
+        self.state_dir().join("log-source.json")
+    }
+
+    /// Why that cannot be followed now. No reboot survives it.
+    pub(crate) fn log_source_trouble(&self) -> PathBuf {
+        self.root.join("run/quorate/log-source-trouble")
+    }
+
     /// A link to the set of certificates in use.
     pub(crate) fn certificates(&self) -> PathBuf {
         self.root.join("etc/etcd/pki")

@@ -161,6 +161,9 @@ pub enum Verb {
     /// Make this machine what its seed disk says; on machines, as `quorate agent boot`
     #[command(hide = true)]
     AgentBoot(AgentBoot),
+    /// Follow a machine's configuration for forwarding logs; on machines, as `quorate agent follow`
+    #[command(hide = true)]
+    AgentFollow(AgentFollow),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

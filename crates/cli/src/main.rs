@@ -18,7 +18,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{AgentAlone, AgentBootAlone, Cli, Global, Verb};
+use crate::cli::{AgentAlone, AgentBootAlone, AgentFollowAlone, Cli, Global, Verb};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -42,6 +42,10 @@ fn command_line() -> Cli {
         let AgentBootAlone { global, options } = AgentBootAlone::parse_from(std::env::args_os().skip(2));
         return Cli { global, verb: Verb::AgentBoot(options) };
     }
+    if word(1, "agent") && word(2, "follow") {
+        let AgentFollowAlone { global, options } = AgentFollowAlone::parse_from(std::env::args_os().skip(2));
+        return Cli { global, verb: Verb::AgentFollow(options) };
+    }
     if word(1, "agent") {
         let AgentAlone { global, options } = AgentAlone::parse_from(std::env::args_os().skip(1));
         return Cli { global, verb: Verb::Agent(options) };
@@ -59,6 +63,10 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
         Verb::AgentBoot(options) => {
             log(level);
             return commands::agent::boot(options);
+        }
+        Verb::AgentFollow(options) => {
+            log(level);
+            return commands::agent::follow(options);
         }
         verb => verb,
     };
@@ -98,6 +106,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Completions { shell } => commands::spec::completions(shell),
         Verb::Agent(options) => commands::agent::run(options),
         Verb::AgentBoot(options) => commands::agent::boot(options),
+        Verb::AgentFollow(options) => commands::agent::follow(options),
     }
 }
 

@@ -58,7 +58,7 @@ fn what_scripts_read_keeps_its_shape() {
     let plan = json(&["plan", "c.yaml"]);
     assert_eq!(keys(&plan), of("clusters summary"));
     assert_eq!(keys(&plan["summary"]), of("clusters steps waiting blocked"));
-    assert_eq!(keys(&plan["clusters"][0]), of("cluster steps waiting blocked"));
+    assert_eq!(keys(&plan["clusters"][0]), of("cluster remarks steps waiting blocked"));
     assert_eq!(keys(&plan["clusters"][0]["steps"][0]), of("number kind member action because strength"));
     assert_eq!(keys(&json(&["validate", "c.yaml"])), of("file valid problems"));
 
@@ -68,7 +68,7 @@ fn what_scripts_read_keeps_its_shape() {
                   failures_survived members alarms pending renew_by backup";
     assert_eq!(keys(&status), of(fields));
     let fields = "member machine leaving address endpoint role health why version db_size db_quota raft_index raft_lag \
-                  certificate_days_left generation restarts fsync_micros";
+                  certificate_days_left generation restarts fsync_micros log_source_trouble";
     assert_eq!(keys(&status["members"][0]), of(fields));
     assert_eq!(json(&["status"])[0]["cluster"], "c");
     assert_eq!(keys(&json(&["env", "c"])), of("ETCDCTL_API ETCDCTL_CACERT ETCDCTL_CERT ETCDCTL_ENDPOINTS ETCDCTL_KEY"));

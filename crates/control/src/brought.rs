@@ -9,8 +9,10 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
-use quorate_core::model::{Brought, Ledger, LogSecrets, MemberName, RestoreWish};
-use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, KeyPairFiles};
+use quorate_core::model::{
+    Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, RestoreWish, SourceLogin, SourceSecrets,
+};
+use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
 use crate::home::Home;
@@ -100,8 +102,17 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
         user.password_file.iter_mut().for_each(resolve);
     }
     if let Some(forwarding) = spec.host.as_mut().and_then(|host| host.log_forwarding.as_mut()) {
-        resolve(&mut forwarding.forward.shared_key_file);
-        resolve(&mut forwarding.forward.ca);
+        if let Some(forward) = &mut forwarding.forward {
+            resolve(&mut forward.shared_key_file);
+            resolve(&mut forward.ca);
+        }
+        if let Some(source) = &mut forwarding.from_etcd {
+            resolve(&mut source.ca);
+            [&mut source.certificate, &mut source.key, &mut source.password_file]
+                .into_iter()
+                .flatten()
+                .for_each(resolve);
+        }
     }
     for place in spec.backup.iter_mut().flat_map(|b| [Some(&mut b.to), b.also_to.as_mut()]).flatten() {
         match place {
@@ -186,16 +197,44 @@ impl Reader {
     }
 
     fn log_forwarding(&mut self, spec: &ClusterSpec) -> Option<LogSecrets> {
-        let forward = &spec.host.as_ref()?.log_forwarding.as_ref()?.forward;
+        let forwarding = spec.host.as_ref()?.log_forwarding.as_ref()?;
+        let forward = forwarding.forward.as_ref().and_then(|forward| self.forward(forward));
+        let source = forwarding.from_etcd.as_ref().and_then(|source| self.log_source(source));
+        Some(LogSecrets { forward, source })
+    }
+
+    fn forward(&mut self, forward: &Forward) -> Option<ForwardSecrets> {
         let shared_key = self.password("host.log_forwarding.forward.shared_key_file", &forward.shared_key_file);
-        let field = "host.log_forwarding.forward.ca";
-        let ca = self.text(field, &forward.ca)?;
-        if inspect(&ca).is_err() {
-            let message = format!("{} holds no certificate in PEM", forward.ca.display());
-            self.complain(field, message, Some("name the certificate of the CA that signed the receiver's"));
+        let ca = self.certificates("host.log_forwarding.forward.ca", &forward.ca, "the CA that signed the receiver's");
+        Some(ForwardSecrets { shared_key: shared_key?, ca: ca? })
+    }
+
+    fn log_source(&mut self, source: &LogSource) -> Option<SourceSecrets> {
+        let at = |field: &str| format!("host.log_forwarding.from_etcd.{field}");
+        let ca = self.certificates(&at("ca"), &source.ca, "the CA that signed that etcd's");
+        let login = match (&source.certificate, &source.key, &source.username, &source.password_file) {
+            (Some(certificate), Some(key), ..) => {
+                let chain = self.certificates(&at("certificate"), certificate, "whoever logs in there");
+                let key = self.text(&at("key"), key);
+                SourceLogin::Certificate { chain: chain?, key: Secret::new(key?) }
+            }
+            (.., Some(user), Some(password)) => {
+                SourceLogin::Password { user: user.clone(), password: self.password(&at("password_file"), password)? }
+            }
+            // The check of the spec has refused it.
+            _ => return None,
+        };
+        Some(SourceSecrets { ca: ca?, login })
+    }
+
+    fn certificates(&mut self, field: &str, path: &Path, of: &str) -> Option<String> {
+        let text = self.text(field, path)?;
+        if inspect(&text).is_err() {
+            let message = format!("{} holds no certificate in PEM", path.display());
+            self.complain(field, message, Some(&format!("name the certificate of {of}")));
             return None;
         }
-        Some(LogSecrets { shared_key: shared_key?, ca })
+        Some(text)
     }
 
     fn authority(&mut self, spec: &ClusterSpec, now: Timestamp) -> Option<Pair> {

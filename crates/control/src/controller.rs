@@ -1,16 +1,18 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
+use std::collections::BTreeMap;
 use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
-use quorate_core::model::{Desired, Formation, Ledger, MemberName, Observation};
+use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
-use quorate_core::planner::{Action, Decision, Plan, Step, UnsafeBecause, WaitingFor, decide};
+use quorate_core::planner::{Action, Decision, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide};
 use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
@@ -356,12 +358,30 @@ pub async fn plan(
     let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
     begin_run(&mut ledger, spec);
     change(&mut ledger);
-    let seen = Sight::new(providers::provider(&ledger, home)).look(&ledger, None).await?;
+    let provider = providers::provider(&ledger, home);
+    let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
     ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);
     let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
     remember::sighting(&mut ledger, &desired, &seen);
-    Ok(planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen))
+    let mut plan = planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen);
+    let makes = |step: &Step| matches!(step.action, Action::CreateMachine { .. });
+    let machines = if plan.steps.iter().any(makes) { provider.how_machines_run().await } else { None };
+    let around = Surroundings { comes_from: comes_from(spec), machines };
+    plan.remarks = planner::remarks(spec, &plan.steps, &seen, &around);
+    Ok(plan)
+}
+
+/// As which address of this host its packets leave for each member. None is sent.
+fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
+    let from = |to: IpAddr| -> io::Result<IpAddr> {
+        let any: IpAddr = if to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+        let socket = UdpSocket::bind((any, 0))?;
+        socket.connect((to, AGENT_PORT))?;
+        Ok(socket.local_addr()?.ip())
+    };
+    let members = spec.members.iter();
+    members.filter_map(|member| Some((member.name.as_str().into(), from(member.pinned()?).ok()?))).collect()
 }
 
 /// The number that was given out last. Whoever only reads asks for it after the look: a controller that came meanwhile has written its own

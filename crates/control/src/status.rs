@@ -82,6 +82,8 @@ pub struct MemberStatus {
     pub restarts: Option<u32>,
     /// The slowest of some durable writes on its disk, before etcd had data there; not told of local machines.
     pub fsync_micros: Option<u64>,
+    /// Why the configuration for forwarding its logs is not followed, where it is not.
+    pub log_source_trouble: Option<String>,
 }
 
 impl MemberStatus {
@@ -273,6 +275,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
             ServiceState::Stopped => None,
         }),
         fsync_micros: facts.and_then(|f| f.host.fsync_micros),
+        log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
         member,
     }
 }

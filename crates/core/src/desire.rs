@@ -11,9 +11,10 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile,
-    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
-    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish, kept_data,
+    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
+    DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys, Ledger,
+    LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore,
+    SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -229,18 +230,9 @@ fn host_config(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> Ho
     let settings = spec.host.clone().unwrap_or_default();
     let spec::HostSettings { chrony, node_exporter, firewall, install_dependencies, log_forwarding } = settings;
     let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
-    let log_forwarding = log_forwarding.zip(brought.log_forwarding.clone()).map(|(settings, secrets)| {
-        let spec::Forward { host, port, hostname, .. } = settings.forward;
-        LogForwardingConfig {
-            etcd_tag: settings.etcd_tag,
-            node_exporter_tag: settings.node_exporter_tag,
-            host,
-            port,
-            hostname: hostname.unwrap_or_else(|| spec.machine_name(member.name.as_str(), 1)),
-            shared_key: secrets.shared_key,
-            ca: secrets.ca,
-        }
-    });
+    let secrets = brought.log_forwarding.clone().unwrap_or_default();
+    let log_forwarding = log_forwarding
+        .map(|settings| log_forwarding_config(settings, secrets, spec.machine_name(member.name.as_str(), 1)));
     HostConfig {
         chrony,
         node_exporter: node_exporter.enabled,
@@ -248,6 +240,24 @@ fn host_config(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> Ho
         install_dependencies,
         log_forwarding,
     }
+}
+
+fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, machine: String) -> LogForwardingConfig {
+    let forward = settings.forward.zip(secrets.forward).map(|(forward, secrets)| ForwardConfig {
+        host: forward.host,
+        port: forward.port,
+        hostname: forward.hostname.unwrap_or(machine),
+        shared_key: secrets.shared_key,
+        ca: secrets.ca,
+    });
+    let from_etcd = settings.from_etcd.zip(secrets.source).map(|(source, secrets)| LogSourceConfig {
+        prefix: source.prefix,
+        endpoints: source.endpoints,
+        ca: secrets.ca,
+        login: secrets.login,
+    });
+    let spec::LogForwarding { etcd_tag, node_exporter_tag, .. } = settings;
+    LogForwardingConfig { etcd_tag, node_exporter_tag, forward, from_etcd }
 }
 
 /// The flags with which etcd runs, apart from those that matter only at its first start.
@@ -388,7 +398,7 @@ fn permission(permission: &spec::Permission) -> Permission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::LogSecrets;
+    use crate::model::ForwardSecrets;
 
     fn spec(host: &str) -> ClusterSpec {
         let text = format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    host: {host}\n");
@@ -416,9 +426,12 @@ mod tests {
     #[test]
     fn logs_go_with_what_the_operator_brought() {
         let spec = spec("{log_forwarding: {forward: {host: logs, shared_key_file: key, ca: ca.pem}}}");
-        let secrets = LogSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
+        let forward = ForwardSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
+        let secrets = LogSecrets { forward: Some(forward), source: None };
         let brought = Brought { log_forwarding: Some(secrets), ..Brought::default() };
         let config = host_config(&spec, &spec.members[0], &brought).log_forwarding.unwrap();
-        assert_eq!((config.hostname.as_str(), config.port, config.ca.as_str()), ("etcd-1", 24224, "pem"));
+        let forward = config.forward.unwrap();
+        assert_eq!((forward.hostname.as_str(), forward.port, forward.ca.as_str()), ("etcd-1", 24224, "pem"));
+        assert_eq!(config.from_etcd, None);
     }
 }

@@ -66,19 +66,23 @@ struct Toolchain {
     fetches_newer: bool,
 }
 
-/// An empty module in which etcd's programs are dependencies.
-struct Module {
+/// An empty module in which the programs that are wanted are dependencies.
+pub struct Module {
     directory: PathBuf,
 }
 
 impl Module {
-    fn new(directory: PathBuf) -> Result<Self> {
+    pub fn new(directory: PathBuf) -> Result<Self> {
         let module = Self { directory };
         host::read(module.go().args(["mod", "init", "lab"]))?;
         Ok(module)
     }
 
-    fn go(&self) -> Command {
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    pub fn go(&self) -> Command {
         let mut command = Command::new("go");
         command.current_dir(&self.directory);
         // Settings of the surroundings (a workspace, vendoring, a version control system) are not for this module.

@@ -119,18 +119,20 @@ pub fn enter(machine: &Machine, words: &[&str]) -> Result<()> {
     host::run(&mut lab)
 }
 
-/// The provider's conformance suite, and stories of clusters on real machines, one after another: emulation has use for every
-/// core. With each, the arguments for its tests.
-fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
+/// The provider's conformance suite, what the command line says where libvirt cannot do as a spec asks, and stories of clusters on
+/// real machines, one after another: emulation has use for every core. With each, the arguments for its tests.
+fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     let test = |package: &str, name: &str| -> Result<Command> {
         let mut cargo = host::cargo()?;
         cargo.args(["test", "--locked", "--offline", "--package", package, "--test", name]);
         Ok(cargo)
     };
     let conformance = options.filter.clone().unwrap_or_else(|| String::from("libvirt::"));
+    let refusals = [String::from("--ignored")];
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
     Ok([
         (vec![conformance], test("quorate-control", "conformance")?),
+        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate", "machine_refusals")?),
         (stories.into_iter().chain([options.stories()]).collect(), test("quorate", "machines")?),
     ])
 }

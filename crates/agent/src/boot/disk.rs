@@ -37,7 +37,18 @@ impl Boot<'_> {
         let device = self.await_device(serial)?;
         let disk = device.to_string_lossy().into_owned();
         self.ensure_file_system(serial, &device)?;
-        self.tools.run("mount", &["-o", "noatime,nosuid,nodev", &disk, &to], None).map(drop)
+        self.tools.run("mount", &["-o", "noatime,nosuid,nodev", &disk, &to], None)?;
+        self.refuse_others_data(&device, &place)
+    }
+
+    /// Ours lies in a directory of its own. At the top it is that of a cluster that quorate did not make: its members and their addresses
+    /// are written in it, so no member of ours could begin with it, and beside it one would begin with nothing.
+    fn refuse_others_data(&self, device: &Path, place: &Path) -> Result<(), AgentError> {
+        if !place.join("member").exists() {
+            return Ok(());
+        }
+        self.tools.run("umount", &[&place.to_string_lossy()], None)?;
+        Err(AgentError::OthersData { path: device.to_owned() })
     }
 
     fn await_device(&self, serial: &str) -> Result<PathBuf, AgentError> {

@@ -200,6 +200,25 @@ fn an_empty_disk_gets_a_file_system_and_no_other_ever_does() {
 }
 
 #[test]
+fn a_disk_with_the_data_of_another_cluster_is_refused_and_let_go() {
+    let scene = Scene::new(WITH_DISK);
+    scene.disk(b"ext4");
+    let formatted = &[("mountpoint", (1, "")), ("blkid", (0, "USAGE=filesystem\nTYPE=ext4\n"))];
+    let place = scene.root().join("var/lib/etcd.disk");
+    fs::create_dir_all(place.join("member/wal")).unwrap();
+    let tools = Noted::answering(formatted);
+    let error = scene.boot(&tools, false).unwrap_err().in_full();
+    assert!(error.contains("holds etcd's data at its top (`member/`)"), "{error}");
+    assert_eq!(tools.calls_of("umount"), [format!("umount {}", place.display())]);
+    assert!(tools.calls_of("mkfs.ext4").is_empty() && place.join("member/wal").exists());
+    assert!(tools.calls_of("systemctl").is_empty(), "no agent begins with nothing beside it");
+
+    fs::remove_dir_all(place.join("member")).unwrap();
+    fs::create_dir_all(place.join("etcd/member/wal")).unwrap();
+    scene.boot(&Noted::answering(formatted), false).unwrap();
+}
+
+#[test]
 fn a_disk_whose_file_system_was_half_made_is_made_anew() {
     let scene = Scene::new(WITH_DISK);
     scene.disk(&[0; 4096]);

@@ -27,8 +27,6 @@ pub(super) fn render(chrony: &Chrony) -> String {
 mod tests {
     use quorate_core::spec::{MakeStep, Millis};
 
-    use std::path::Path;
-
     use super::*;
 
     fn full() -> Chrony {
@@ -54,9 +52,7 @@ mod tests {
 
     #[test]
     fn chrony_itself_understands_it() {
-        let lab = std::env::var_os("QUORATE_LAB").map(|lab| Path::new(&lab).join("chrony/usr/sbin/chronyd"));
-        let chronyd = lab.filter(|path| path.exists()).or_else(|| super::super::find("chronyd"));
-        let chronyd = chronyd.expect("chronyd is needed: `cargo xtask test` brings it");
+        let chronyd = super::super::of_the_lab(&super::super::CHRONY);
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("chrony.conf");
         std::fs::write(&file, render(&full())).unwrap();

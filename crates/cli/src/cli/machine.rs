@@ -27,6 +27,16 @@ pub struct AgentBootAlone {
     pub options: AgentBoot,
 }
 
+/// `quorate agent follow`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent follow", version)]
+pub struct AgentFollowAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentFollow,
+}
+
 #[derive(Subcommand, Debug)]
 pub enum Image {
     /// Build a small Debian image with etcd, the agent and all that a member needs
@@ -90,4 +100,11 @@ pub struct AgentBoot {
     /// Leave hostname and addresses to cloud-init
     #[arg(long)]
     pub beside_cloud_init: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentFollow {
+    /// Below which everything of the machine lies
+    #[arg(long, value_name = "DIR")]
+    pub root: PathBuf,
 }

@@ -1,7 +1,7 @@
 //! `quorate agent`: the agent of one machine, until it is killed.
 
 use quorate_agent::boot::BootOptions;
-use quorate_agent::{Options, Supervisor};
+use quorate_agent::{AgentError, Options, Supervisor};
 
 use crate::cli;
 use crate::error::Error;
@@ -14,10 +14,19 @@ pub fn run(options: cli::Agent) -> Result<Exit, Error> {
         // So it is when somebody starts it by hand in a shell.
         tracing::info!(%error, "the agent stays in the session it was started in");
     }
+    on_one_thread(quorate_agent::run(Options { root, seed, cache, supervisor, channel }))
+}
+
+/// `quorate agent follow`: keeps the configuration for forwarding logs as it is kept elsewhere.
+pub fn follow(options: cli::AgentFollow) -> Result<Exit, Error> {
+    on_one_thread(quorate_agent::follow::follow(&options.root))
+}
+
+fn on_one_thread(work: impl Future<Output = Result<(), AgentError>>) -> Result<Exit, Error> {
     // It fails only when one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
-    runtime.block_on(quorate_agent::run(Options { root, seed, cache, supervisor, channel }))?;
+    runtime.block_on(work)?;
     Ok(Exit::Done)
 }
 

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use quorate_core::planner::safety::Strength;
-use quorate_core::planner::{Plan, Step, UnsafeBecause, WaitingFor};
+use quorate_core::planner::{Plan, Remark, Step, UnsafeBecause, WaitingFor};
 use serde::Serialize;
 
 use super::count;
@@ -50,12 +50,15 @@ impl Summary {
 
 /// One cluster's plan, for people.
 pub fn text(cluster: &str, plan: &Plan, detail: Detail) -> String {
-    let Plan { steps, strengths, end } = plan;
+    let Plan { steps, strengths, end, remarks } = plan;
     let mut text = match steps.len() {
         0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
         0 => format!("cluster {cluster}: no step can be taken\n"),
         number => format!("cluster {cluster}: {}\n", count(number, "step")),
     };
+    for remark in remarks {
+        let _ = writeln!(text, "  note: {}", remark.text);
+    }
     let width = steps.len().to_string().len();
     let margin = " ".repeat(width + 2);
     for (index, (Step { action, why, .. }, strength)) in steps.iter().zip(strengths).enumerate() {
@@ -97,6 +100,7 @@ pub fn blocked(refusals: &[UnsafeBecause]) -> String {
 #[derive(Debug, Serialize)]
 pub struct PlanJson {
     cluster: String,
+    remarks: Vec<Remark>,
     steps: Vec<StepJson>,
     waiting: Vec<WaitingJson>,
     blocked: Vec<BlockedJson>,
@@ -149,6 +153,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
     };
     PlanJson {
         cluster: cluster.to_owned(),
+        remarks: plan.remarks.clone(),
         steps: plan.steps.iter().zip(&plan.strengths).enumerate().map(step).collect(),
         waiting: plan.end.waiting.iter().map(waiting).collect(),
         blocked: plan.end.blocked.iter().map(blocked).collect(),
@@ -157,7 +162,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::planner::{Action, Decision, Precondition, Reason};
+    use quorate_core::planner::{Action, Decision, Precondition, Reason, RemarkKind};
 
     use super::*;
 
@@ -173,13 +178,16 @@ mod tests {
         let waiting = vec![WaitingFor::PeerPort { member: "etcd-2".into() }];
         let blocked = vec![UnsafeBecause::Outage { member: "etcd-1".into(), voters: 1 }];
         let strengths = vec![None, Some(Strength { voters: 3, healthy: 2, quorum: 2, failures_survived: 0 })];
-        Plan { steps, strengths, end: Decision { steps: Vec::new(), waiting, blocked } }
+        let text = String::from("machines are emulated");
+        let remarks = vec![Remark { kind: RemarkKind::Machines, text }];
+        Plan { steps, strengths, end: Decision { steps: Vec::new(), waiting, blocked }, remarks }
     }
 
     #[test]
     fn a_plan_numbers_its_steps_and_tells_what_remains() {
         let expected = "\
 cluster demo: 2 steps
+  note: machines are emulated
   1. enrol the agent of etcd-1
      because its agent has no certificate yet
   2. forget the cluster
@@ -210,7 +218,7 @@ cluster demo: 2 steps
 
     #[test]
     fn a_settled_cluster_is_said_to_be_so() {
-        let settled = Plan { steps: Vec::new(), strengths: Vec::new(), end: Decision::default() };
+        let settled = Plan { steps: Vec::new(), strengths: Vec::new(), end: Decision::default(), remarks: Vec::new() };
         assert_eq!(text("demo", &settled, Detail::Explained), "cluster demo: nothing to do\n");
     }
 
@@ -220,6 +228,7 @@ cluster demo: 2 steps
         assert_eq!(value["steps"][0]["kind"], "enrol");
         assert_eq!(value["steps"][1]["member"], serde_json::Value::Null);
         assert_eq!(value["blocked"][0]["kind"], "outage");
+        assert_eq!(value["remarks"][0], serde_json::json!({"kind": "machines", "text": "machines are emulated"}));
         assert_eq!(value["steps"][0]["strength"], serde_json::Value::Null);
         assert_eq!(value["steps"][1]["strength"]["failures_survived"], 0);
     }

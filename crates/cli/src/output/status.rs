@@ -45,6 +45,11 @@ pub fn full(status: &Status) -> String {
             micros / 1000
         );
     }
+    for member in &status.members {
+        if let Some(trouble) = &member.log_source_trouble {
+            let _ = writeln!(text, "{}: the configuration for its logs is not followed: {trouble}", member.member);
+        }
+    }
     for alarm in &status.alarms {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
@@ -131,6 +136,7 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
+            log_source_trouble: None,
         }
     }
 

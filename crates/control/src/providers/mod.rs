@@ -38,6 +38,11 @@ pub trait Provider {
         Duration::from_secs(60)
     }
 
+    /// How machines that it makes would run, for people; absent where there is nothing to say.
+    async fn how_machines_run(&self) -> Option<String> {
+        None
+    }
+
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 

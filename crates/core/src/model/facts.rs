@@ -244,4 +244,10 @@ pub struct Host {
     /// The slowest of some durable writes on the disk for etcd's data, before etcd had any there.
     #[serde(default)]
     pub fsync_micros: Option<u64>,
+    /// From where etcd's clients are connected now.
+    #[serde(default)]
+    pub clients: BTreeSet<IpAddr>,
+    /// Why the configuration for forwarding logs, which is kept in an etcd elsewhere, is not followed.
+    #[serde(default)]
+    pub log_source_trouble: Option<String>,
 }

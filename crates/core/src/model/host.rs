@@ -29,6 +29,13 @@ pub struct FirewallConfig {
 pub struct LogForwardingConfig {
     pub etcd_tag: String,
     pub node_exporter_tag: String,
+    pub forward: Option<ForwardConfig>,
+    pub from_etcd: Option<LogSourceConfig>,
+}
+
+/// Who takes the logs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ForwardConfig {
     pub host: String,
     pub port: u16,
     pub hostname: String,
@@ -36,9 +43,37 @@ pub struct LogForwardingConfig {
     pub ca: String,
 }
 
+/// An etcd elsewhere whose keys below a prefix become fluent-bit's configuration.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LogSourceConfig {
+    pub prefix: String,
+    pub endpoints: Vec<String>,
+    pub ca: String,
+    pub login: SourceLogin,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceLogin {
+    Certificate { chain: String, key: Secret },
+    Password { user: String, password: Secret },
+}
+
 /// What the operator brought for log forwarding.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LogSecrets {
+    pub forward: Option<ForwardSecrets>,
+    pub source: Option<SourceSecrets>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ForwardSecrets {
     pub shared_key: Secret,
     pub ca: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SourceSecrets {
+    pub ca: String,
+    pub login: SourceLogin,
 }

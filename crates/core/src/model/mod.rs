@@ -19,7 +19,10 @@ pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,
     Facts, Host, LogEnd, MemberEntry, Membership, OlderData, ServiceState, Staged, Stamp,
 };
-pub use host::{FirewallConfig, HostConfig, LogForwardingConfig, LogSecrets};
+pub use host::{
+    FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
+    SourceLogin, SourceSecrets,
+};
 pub use ledger::{
     AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith,
     FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,

@@ -15,6 +15,7 @@ mod machines;
 mod membership;
 mod plan;
 mod recovery;
+mod remarks;
 pub mod remember;
 mod renewal;
 mod repair;
@@ -28,6 +29,7 @@ mod waiting;
 pub use blocked::{Change, UnsafeBecause};
 pub use certificates::{renewal_window, sans as certificate_sans};
 pub use plan::{Plan, plan};
+pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use step::{Action, Precondition, Reason, Step};
 pub use waiting::WaitingFor;
 

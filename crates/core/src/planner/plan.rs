@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::safety::{Strength, strength_during};
 use super::simulate::World;
-use super::{Action, Decision, Step, decide};
+use super::{Action, Decision, Remark, Step, decide};
 use crate::desire::Wish;
 use crate::model::{Ledger, Observation};
 
@@ -21,6 +21,8 @@ pub struct Plan {
     /// For each step, how strong the cluster is while it runs.
     pub strengths: Vec<Option<Strength>>,
     pub end: Decision,
+    /// What should be known before.
+    pub remarks: Vec<Remark>,
 }
 
 /// Runs `decide` against an imagined world that begins as the real one was seen.
@@ -36,7 +38,7 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
         let mut seen = world.observe();
         let decision = decide(&desired, &seen);
         if decision.steps.is_empty() {
-            return Plan { steps, strengths, end: decision };
+            return Plan { steps, strengths, end: decision, remarks: Vec::new() };
         }
         for step in decision.steps {
             strengths.push(strength_during(&desired, &seen, &step.action));
@@ -45,8 +47,9 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
             steps.push(step);
         }
         if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
-            return Plan { steps, strengths, end: Decision::default() };
+            return Plan { steps, strengths, end: Decision::default(), remarks: Vec::new() };
         }
     }
-    Plan { steps, strengths, end: decide(&wish.desire(&world.ledger, IMAGINED), &world.observe()) }
+    let end = decide(&wish.desire(&world.ledger, IMAGINED), &world.observe());
+    Plan { steps, strengths, end, remarks: Vec::new() }
 }

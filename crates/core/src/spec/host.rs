@@ -138,7 +138,12 @@ pub struct LogForwarding {
     #[schemars(length(min = 1))]
     pub node_exporter_tag: String,
     /// The fluentd or fluent-bit that takes the logs.
-    pub forward: Forward,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<Forward>,
+    /// An etcd that holds fluent-bit's configuration, which is followed as it changes. What is said here and in `forward` is then
+    /// there for that configuration to include.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub from_etcd: Option<LogSource>,
 }
 
 fn default_etcd_tag() -> String {
@@ -174,4 +179,35 @@ pub struct Forward {
 
 fn default_forward_port() -> u16 {
     24224
+}
+
+/// Keys of an etcd elsewhere that become fluent-bit's configuration: `PREFIX` + `index.conf` is where fluent-bit begins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct LogSource {
+    /// What the keys begin with; the rest of each is a file's name.
+    #[schemars(length(min = 1))]
+    pub prefix: String,
+    /// Where that etcd answers, each as `HOST:PORT`; over TLS.
+    #[schemars(length(min = 1))]
+    pub endpoints: Vec<String>,
+    /// File with the certificate of the CA that signed its certificates.
+    #[schemars(length(min = 1))]
+    pub ca: PathBuf,
+    /// File with the certificate to log in with; goes with `key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub certificate: Option<PathBuf>,
+    /// File with that certificate's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub key: Option<PathBuf>,
+    /// The user to log in as, instead of by certificate; goes with `password_file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub username: Option<String>,
+    /// File with that user's password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub password_file: Option<PathBuf>,
 }

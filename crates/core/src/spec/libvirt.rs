@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::units::{Mac, Malformed, Size, Uuid, VolumeName};
+use super::units::{Mac, Malformed, Millis, Size, Uuid, VolumeName};
 
 /// Machines made by libvirt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -33,6 +33,9 @@ pub struct LibvirtSettings {
     /// Whether machines run on the processor itself or are emulated.
     #[serde(default)]
     pub acceleration: Acceleration,
+    /// For how long nothing may come of waiting for machines: that one boots, that its agent answers.
+    #[serde(default = "default_boot_patience")]
+    pub boot_patience: Millis,
     /// The small disk from which a machine learns what it is.
     #[serde(default)]
     pub cloud_init: CloudInitSettings,
@@ -51,6 +54,11 @@ fn default_vcpus() -> u32 {
 
 fn default_memory() -> Size {
     Size::gibibytes(8)
+}
+
+/// A machine that boots under emulation, with cloud-init at work, takes minutes.
+fn default_boot_patience() -> Millis {
+    Millis(600_000)
 }
 
 impl LibvirtSettings {

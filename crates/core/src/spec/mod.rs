@@ -15,7 +15,7 @@ mod units;
 mod write;
 
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
-pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, MakeStep, NodeExporter, TimeSource};
+pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, LogSource, MakeStep, NodeExporter, TimeSource};
 pub use libvirt::{
     Acceleration, AdminSettings, Attachment, CloudInitSettings, ImageSettings, InterfaceSpec, LibvirtSettings,
 };

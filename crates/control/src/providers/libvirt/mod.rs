@@ -22,11 +22,12 @@ use futures_util::future::join_all;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
 use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
-use quorate_core::spec::{Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
+use quorate_core::spec::{Acceleration, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
 use sha2::{Digest, Sha256};
 
 use super::seed_disk::{seed_disk, static_program};
 use super::{Data, Provider, ProviderError, Reach, last_lines};
+use crate::brought::chain_of;
 use crate::home::Home;
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 pub use virsh::LibvirtError;
@@ -38,8 +39,6 @@ const ROOT_SUFFIX: &str = "-root.qcow2";
 const DATA_SUFFIX: &str = "-data.qcow2";
 /// How long a machine may take to shut down before its plug is pulled.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
-/// A machine that boots under emulation, with cloud-init at work, takes minutes.
-const BOOT_PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE: Duration = Duration::from_millis(200);
 /// How much of a console is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
@@ -444,7 +443,25 @@ struct Prepared {
 #[async_trait(?Send)]
 impl Provider for Libvirt {
     fn patience(&self) -> Duration {
-        BOOT_PATIENCE
+        Duration::from_millis(self.settings.boot_patience.0)
+    }
+
+    async fn how_machines_run(&self) -> Option<String> {
+        let how = match (self.settings.acceleration, self.uses_kvm(&self.settings).await) {
+            (Acceleration::Kvm, _) => String::from("machines run on the processor itself (KVM), as the spec says"),
+            (Acceleration::Emulation, _) => String::from("machines are emulated, as the spec says: many times slower"),
+            (Acceleration::Probe, Ok(true)) => {
+                String::from("machines run on the processor itself (KVM): a trial machine booted so")
+            }
+            (Acceleration::Probe, Ok(false)) => format!(
+                "machines are emulated, many times slower: a trial machine did not boot on the processor itself (KVM), {}",
+                self.why_no_kvm()
+            ),
+            (Acceleration::Probe, Err(error)) => {
+                format!("whether machines can run on the processor itself (KVM) is not known: {}", chain_of(&error))
+            }
+        };
+        Some(how)
     }
 
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {

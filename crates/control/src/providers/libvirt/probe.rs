@@ -42,10 +42,19 @@ impl Libvirt {
         Ok(works)
     }
 
-    /// Boots a machine that does nothing but power itself off. All of it is named after the cluster, so that what a crash left is
-    /// removed by the next trial.
+    /// What can be told of it from here.
+    pub(super) fn why_no_kvm(&self) -> &'static str {
+        match fs::File::open("/dev/kvm") {
+            Ok(_) if self.settings.is_here() => "though /dev/kvm opens on this host",
+            Err(_) if self.settings.is_here() => "and /dev/kvm does not open on this host",
+            _ => "on the host of libvirt",
+        }
+    }
+
+    /// Boots a machine that does nothing but power itself off. All of it has the cluster's name, which is known before the cluster is
+    /// made, so that what a crash left is removed by the next trial.
     async fn try_kvm(&self, pool: &str) -> Result<bool, ProviderError> {
-        let name = format!("quorate-probe-{}", self.cluster_id);
+        let name = format!("quorate-probe-{}", self.spec.name);
         let volume = Volume { pool: pool.to_owned(), name: format!("{name}.img") };
         self.remove_probe(&name, &volume).await?;
         let mut disk = vec![0; DISK_BYTES];

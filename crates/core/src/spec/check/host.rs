@@ -2,7 +2,7 @@
 //! programs read.
 
 use super::{Cluster, Findings};
-use crate::spec::{AddressRange, Firewall, HostSettings, Provider, TimeSource};
+use crate::spec::{AddressRange, Firewall, Forward, HostSettings, LogSource, Provider, TimeSource};
 
 pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = &cluster.spec.host else { return };
@@ -68,15 +68,17 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
         }
         return;
     }
-    if let Some(ranges) = peers_from {
+    // Before a member starts again, its agent asks the others on the client port how far it had followed them.
+    for (field, ranges, what) in [
+        ("peers_from", peers_from, "the other members would be cut off from it"),
+        ("clients_from", clients_from, "it could not ask the other members how much of its data they remember"),
+    ] {
         for member in &cluster.spec.members {
+            let Some(ranges) = ranges else { continue };
             let Some(address) = member.pinned().filter(|address| !is_in(ranges, *address)) else { continue };
             found.error(
-                cluster.at("host.firewall.peers_from"),
-                format!(
-                    "{} ({address}) is in none of these ranges, and the other members would be cut off from it",
-                    member.name
-                ),
+                cluster.at(&format!("host.firewall.{field}")),
+                format!("{} ({address}) is in none of these ranges, and {what}", member.name),
                 "add its address, or a range that holds all members",
             );
         }
@@ -116,7 +118,20 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
         let message = format!("both kinds of logs have the tag `{}`, and could not be told apart", forwarding.etcd_tag);
         found.error(cluster.at("host.log_forwarding"), message, "give them two tags");
     }
-    let forward = &forwarding.forward;
+    match (&forwarding.forward, &forwarding.from_etcd) {
+        (None, None) => found.error(
+            cluster.at("host.log_forwarding"),
+            "logs would go nowhere",
+            "add `forward` with whoever takes them, or `from_etcd` with where fluent-bit's configuration is kept",
+        ),
+        (forward, source) => {
+            forward.iter().for_each(|forward| check_forward(cluster, forward, found));
+            source.iter().for_each(|source| log_source(cluster, source, found));
+        }
+    }
+}
+
+fn check_forward(cluster: &Cluster, forward: &Forward, found: &mut Findings) {
     for (field, name) in [("host", Some(&forward.host)), ("hostname", forward.hostname.as_ref())] {
         if let Some(name) = name.filter(|name| !is_host(name)) {
             found.error(
@@ -126,6 +141,55 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
             );
         }
     }
+}
+
+fn log_source(cluster: &Cluster, source: &LogSource, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("host.log_forwarding.from_etcd{field}"));
+    if source.endpoints.is_empty() {
+        found.error(at(".endpoints"), "no endpoint is named", "name one, such as `[10.0.0.9:2379]`");
+    }
+    for (index, endpoint) in source.endpoints.iter().enumerate() {
+        if !is_endpoint(endpoint) {
+            found.error(
+                at(&format!(".endpoints[{index}]")),
+                format!("`{endpoint}` is no endpoint"),
+                "write HOST:PORT, such as `10.0.0.9:2379`; TLS is always spoken",
+            );
+        }
+    }
+    let by_certificate = (source.certificate.is_some(), source.key.is_some());
+    let by_password = (source.username.is_some(), source.password_file.is_some());
+    match (by_certificate, by_password) {
+        ((true, true), (false, false)) | ((false, false), (true, true)) => {}
+        ((true, false) | (false, true), _) => {
+            found.error(at(""), "a certificate and its key go together", "name both `certificate` and `key`");
+        }
+        (_, (true, false) | (false, true)) => {
+            found.error(at(""), "a user and a password go together", "name both `username` and `password_file`");
+        }
+        ((true, true), (true, true)) => {
+            found.error(
+                at(""),
+                "there are two ways to log in",
+                "keep the certificate and its key, or user and password",
+            );
+        }
+        ((false, false), (false, false)) => found.error(
+            at(""),
+            "there is no way to log in",
+            "name `certificate` and `key`, or `username` and `password_file`",
+        ),
+    }
+}
+
+fn is_endpoint(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':') else { return false };
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    let is_host = match bare {
+        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
+        None => is_host(host) && !host.contains(':'),
+    };
+    is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
 }
 
 fn is_host(text: &str) -> bool {

@@ -6,11 +6,14 @@ use std::net::IpAddr;
 
 use super::{Cluster, Findings};
 use crate::spec::{
-    AdminSettings, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Network, Provider, Size, Spec,
+    AdminSettings, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Millis, Network, Provider,
+    Size, Spec,
 };
 
 /// Less does not boot.
 const LEAST_MEMORY: Size = Size(256 << 20);
+/// Nothing boots faster.
+const LEAST_PATIENCE: Millis = Millis(1000);
 /// The longest name of a network interface in Linux.
 const LONGEST_DEVICE: usize = 15;
 
@@ -91,6 +94,13 @@ fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
             at("memory"),
             format!("{} is too little to boot with; a bare number counts bytes", settings.memory),
             format!("give it at least {LEAST_MEMORY}; {} is the default", Size::gibibytes(8)),
+        );
+    }
+    if settings.boot_patience < LEAST_PATIENCE {
+        found.error(
+            at("boot_patience"),
+            format!("no machine boots within {}", settings.boot_patience),
+            format!("give them at least {LEAST_PATIENCE}; 10m is the default"),
         );
     }
 }

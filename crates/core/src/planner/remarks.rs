@@ -1,0 +1,125 @@
+//! What an operator should know before the steps of a plan are done: how machines will run, and whom their firewall would keep out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::{Action, Step};
+use crate::model::{AGENT_PORT, CLIENT_PORT, MemberName, Observation};
+use crate::spec::{AddressRange, Attachment, ClusterSpec, Firewall, MemberSpec, Provider};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Remark {
+    pub kind: RemarkKind,
+    pub text: String,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RemarkKind {
+    /// How machines that are made will run.
+    Machines,
+    /// Whom the firewall would keep out.
+    CutOff,
+}
+
+/// What is around the cluster and only the controller can tell.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Surroundings {
+    /// With which address of this host it comes to each member, where a way leads there.
+    pub comes_from: BTreeMap<MemberName, IpAddr>,
+    /// How the provider would run machines, in words.
+    pub machines: Option<String>,
+}
+
+/// What the steps call for.
+pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &Surroundings) -> Vec<Remark> {
+    let mut remarks = Vec::new();
+    if steps.iter().any(|step| matches!(step.action, Action::CreateMachine { .. })) {
+        let text = around.machines.iter().cloned();
+        remarks.extend(text.map(|text| Remark { kind: RemarkKind::Machines, text }));
+    }
+    if steps.iter().any(|step| matches!(step.action, Action::PushConfig { .. })) {
+        let cut_off = cut_off(spec, seen, around).into_iter();
+        remarks.extend(cut_off.map(|text| Remark { kind: RemarkKind::CutOff, text }));
+    }
+    remarks
+}
+
+/// Members that would be cut off from one another are refused with the spec itself.
+fn cut_off(spec: &ClusterSpec, seen: &Observation, around: &Surroundings) -> Vec<String> {
+    let firewall = spec.host.as_ref().map(|host| host.firewall.clone()).unwrap_or_default();
+    if matches!(spec.provider, Provider::Local) || !firewall.enabled {
+        return Vec::new();
+    }
+    let Firewall { clients_from, controller_from, .. } = &firewall;
+    let mut told = Vec::new();
+    if let Some(ranges) = controller_from {
+        told.extend(controller(spec, ranges, around));
+    }
+    if let Some(ranges) = clients_from {
+        told.extend(clients_here(ranges, around));
+        told.extend(clients_now(ranges, seen));
+    }
+    told
+}
+
+/// Members that are reached over a serial port need no way for the controller.
+fn controller(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
+    let by_network = |member: &&MemberSpec| {
+        member.interfaces.is_empty() || !member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
+    };
+    let members = spec.members.iter().filter(by_network).map(|member| MemberName::from(member.name.as_str()));
+    let kept_out = outside(ranges, members.filter_map(|m| Some((*around.comes_from.get(&m)?, m))));
+    let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
+        format!(
+            "this host ({address}) is in none of `host.firewall.controller_from`: quorate could no longer reach the agents of {} \
+             (port {AGENT_PORT}) from here",
+            listed(&members)
+        )
+    };
+    kept_out.into_iter().map(tell).collect()
+}
+
+fn clients_here(ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
+    let members = around.comes_from.iter().map(|(member, address)| (*address, member.clone()));
+    let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
+        format!(
+            "this host ({address}) is in none of `host.firewall.clients_from`: etcdctl here is refused by {} (port {CLIENT_PORT})",
+            listed(&members)
+        )
+    };
+    outside(ranges, members).into_iter().map(tell).collect()
+}
+
+/// Connections that stand are not cut; the next ones are refused.
+fn clients_now(ranges: &[AddressRange], seen: &Observation) -> Vec<String> {
+    let connected = seen.agents.keys().flat_map(|member| {
+        let clients = seen.facts(member).into_iter().flat_map(|facts| facts.host.clients.iter());
+        clients.map(move |client| (*client, member.clone()))
+    });
+    let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
+        format!(
+            "the client {address} is connected to {} now and is in none of `host.firewall.clients_from`: its next connection is refused",
+            listed(&members)
+        )
+    };
+    outside(ranges, connected).into_iter().map(tell).collect()
+}
+
+/// Who is in none of the ranges, and with which members each has to do.
+fn outside(
+    ranges: &[AddressRange],
+    all: impl Iterator<Item = (IpAddr, MemberName)>,
+) -> BTreeMap<IpAddr, BTreeSet<MemberName>> {
+    let mut found: BTreeMap<IpAddr, BTreeSet<MemberName>> = BTreeMap::new();
+    for (address, member) in all.filter(|(address, _)| !ranges.iter().any(|range| range.contains(*address))) {
+        found.entry(address).or_default().insert(member);
+    }
+    found
+}
+
+fn listed(members: &BTreeSet<MemberName>) -> String {
+    members.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}

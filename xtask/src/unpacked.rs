@@ -1,0 +1,42 @@
+//! Programs of Debian in the lab, to check what the agent writes for them. Only their files are taken: to install the packages would
+//! give this machine another clock, and a service on its network.
+
+use std::fs;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use crate::host;
+use crate::lab::{Filling, Lab};
+
+/// Packages, and a program of each that must run.
+const PACKAGES: [(&str, &str); 2] =
+    [("chrony", "usr/sbin/chronyd"), ("prometheus-node-exporter", "usr/bin/prometheus-node-exporter")];
+
+/// Puts there what is missing.
+pub fn ensure(lab: &Lab) -> Result<()> {
+    let missing: Vec<_> = PACKAGES.into_iter().filter(|(package, _)| !lab.root().join(package).is_dir()).collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let filling = lab.lock()?;
+    missing.into_iter().try_for_each(|(package, program)| unpack(lab, &filling, package, program))
+}
+
+fn unpack(lab: &Lab, filling: &Filling<'_>, package: &str, program: &str) -> Result<()> {
+    eprintln!("getting Debian's {package}");
+    let place = lab.root().join(package);
+    let scratch = filling.scratch(package)?;
+    let download = || host::read(Command::new("apt-get").args(["download", package]).current_dir(&scratch));
+    // On a new machine the lists of packages may be older than the packages, or not there.
+    if download().is_err() {
+        host::update_packages()?;
+        download()?;
+    }
+    let archive = fs::read_dir(&scratch)?.next().context("nothing was downloaded")??.path();
+    let tree = scratch.join("tree");
+    host::read(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree))?;
+    host::read(Command::new(tree.join(program)).arg("--version"))?;
+    fs::rename(&tree, &place).or_else(|error| if place.is_dir() { Ok(()) } else { Err(error) })?;
+    Ok(())
+}
