@@ -40,7 +40,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             None => {}
             Some(Loss::Known(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
             // It is about to go in any case (`renewal`).
-            Some(Loss::Unseen(_)) if wish.renewing.is_some_and(|to| to > wish.incarnation) => {}
+            Some(Loss::Unseen(_)) if renewal::is_recorded(seen, member, wish) => {}
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
                 Ok(Absence::Dead(why)) if renewal::keeps_data(seen, member, wish) => {
                     renew(desired, seen, decision, cluster.as_ref(), member, &why);

@@ -384,6 +384,7 @@ macro_rules! every_change {
             replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
             replace_the_only_one: 1, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
             renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed, LeaderMoved];
+            remake: 2, Change::Remake, [RenewalRecorded, Renewed, Resumed, LeaderMoved];
             renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];
             settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
