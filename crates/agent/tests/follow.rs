@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -219,7 +220,7 @@ async fn a_source_that_is_away_or_refuses_leaves_the_last_configuration_in_place
     follower.says("cannot reach etcd").await;
     assert_eq!(follower.content("index.conf").as_deref(), Some("two\n"));
     let expects = common::facts(&client).await.etcd.data;
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await.unwrap();
+    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
     machine.healthy(&client).await;
     follower.is_content().await;
 

@@ -2,6 +2,7 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::fs;
 
 use common::{Machine, VERSIONS, config_of, facts, order, turn_auth_on, until};
@@ -74,7 +75,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         assert!(kept.exists() && !machine.root().join("var/lib/etcd.renewal").exists());
 
         let start =
-            Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None, peers: Default::default() };
+            Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None, peers: BTreeSet::new() };
         order(&client, 1, start).await.unwrap();
         let after = machine.healthy(&client).await.etcd.status.unwrap();
         order(&client, 1, rebuild(&was)).await.unwrap();
@@ -148,11 +149,8 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     assert_eq!((etcd.data, etcd.last_started), (DataSeen::Stamped(machine.stamp("t-2")), Some(machine.stamp("t-2"))));
     assert!(!place.exists());
     order(&client, 1, rebuild(&machine)).await.unwrap();
-    let start = Order::StartEtcd {
-        expects: DataSeen::Stamped(machine.stamp("t-2")),
-        bootstrap: None,
-        peers: Default::default(),
-    };
+    let start =
+        Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp("t-2")), bootstrap: None, peers: BTreeSet::new() };
     order(&client, 1, start).await.unwrap();
     machine.healthy(&client).await;
     assert!(machine.root_client().get("key-199").await.unwrap().is_some());

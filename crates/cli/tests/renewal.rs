@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
+use std::process::Command;
 
 use common::trio::Watched;
 use common::{Run, Sandbox, eventually, signal, spec};
@@ -121,6 +122,37 @@ fn where_the_data_went_with_the_machine_the_seat_is_filled_anew() {
     assert!(told.contains("give etcd-3 a new machine, incarnation 3 …"), "{told}");
     let (mut before, mut after) = (seats, kept.seats());
     assert_ne!(before.remove("etcd-3"), after.remove("etcd-3"));
+    assert_eq!(before, after);
+    kept.assert_settled(3);
+}
+
+/// A volume may be set back to an earlier state of it while no machine has it: who started on that could vote twice.
+#[test]
+fn kept_data_that_has_gone_back_in_time_is_not_started_on() {
+    let kept = Kept::up(3);
+    let (seats, data) = (kept.seats(), PathBuf::from("root/var/lib/etcd"));
+    let copy = |from: PathBuf, to: PathBuf| {
+        let copied = Command::new("cp").arg("-a").arg(from).arg(to).status().expect("cp runs");
+        assert!(copied.success());
+    };
+    let etcd = kept.0.etcd_of("etcd-2").expect("its etcd");
+    signal(etcd, "STOP");
+    copy(kept.machine("etcd-2").join(&data), kept.0.path().join("older"));
+    signal(etcd, "CONT");
+    for n in 1..=100 {
+        kept.etcdctl(&["put", "later", &n.to_string()]).ok();
+    }
+    let mut run = Watched::new(kept.0.spawn(&["replace", "c", "etcd-2", "--yes"]));
+    run.until("and keep its data … done");
+    run.kill();
+    let place = kept.machine(".etcd-2.1.kept").join(&data);
+    fs::remove_dir_all(&place).expect("what was kept");
+    copy(kept.0.path().join("older"), place);
+    let told = kept.0.quorate(&["apply", "c.yaml", "--yes"]).text();
+    assert!(told.contains("older than it was"), "{told}");
+    kept.0.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    let (mut before, mut after) = (seats, kept.seats());
+    assert_ne!(before.remove("etcd-2"), after.remove("etcd-2"));
     assert_eq!(before, after);
     kept.assert_settled(3);
 }

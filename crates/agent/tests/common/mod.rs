@@ -230,7 +230,7 @@ impl Machine {
 
     pub async fn start_etcd(&self, client: &AgentClient, token: &str) -> Result<(), Refusal> {
         let bootstrap = Some(self.bootstrap(token));
-        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: Default::default() }).await
+        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() }).await
     }
 
     /// Three members of one cluster, healthy.
@@ -244,7 +244,7 @@ impl Machine {
         for (machine, client) in &all {
             let (stamp, initial_cluster) = (machine.stamp("t-1"), initial_cluster.clone());
             let bootstrap = Some(Bootstrap { stamp, initial_cluster, existing: false });
-            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: Default::default() })
+            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() })
                 .await
                 .unwrap();
         }
@@ -274,7 +274,7 @@ impl Machine {
         order(
             client,
             1,
-            Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: Default::default() },
+            Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: BTreeSet::new() },
         )
         .await
     }

@@ -143,7 +143,8 @@ fn incarnation(ledger: &Ledger, member: &MemberName) -> u64 {
 
 /// Whether the former machine is still there, or the new one does not vote yet, or has not shown its data.
 fn is_under_way(ledger: &Ledger, seen: &Observation, member: &MemberName) -> bool {
-    let renewed = ledger.members.get(member).is_some_and(|record| record.renewing.is_some());
+    let recorded = ledger.members.get(member).is_some_and(|record| record.renewing.is_some());
+    let renewed = recorded && keeps_data(ledger, seen, member);
     let former = |name: &MemberName| name.is_former() && name.seat() == member.as_str();
     let listed = ledger.formation.members().is_some_and(|members| members.keys().any(former));
     let machines = seen.machines.get().is_some_and(|machines| machines.keys().any(former));
@@ -220,14 +221,16 @@ mod tests {
         assert_eq!((incarnation(&ledger, &member), ledger.members[&member].renewing), (2, None));
         asked(Wish::Renew { member: &member, has: 2 }).write(&mut ledger);
         assert_eq!((incarnation(&ledger, &member), ledger.members[&member].renewing), (2, Some(3)));
-        assert!(is_under_way(&ledger, &seen(&["etcd-2"]), &member));
     }
 
     #[test]
     fn data_stays_where_the_spec_says_so_and_the_machine_has_it_apart() {
         let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
         assert!(!keeps_data(&ledger, &seen(&["etcd-2"]), &member));
+        remember::renew(&mut ledger, &member, 2);
+        assert!(!is_under_way(&ledger, &seen(&["etcd-2"]), &member), "it cannot stay any more");
         ledger.spec.keep_data = true;
+        assert!(is_under_way(&ledger, &seen(&["etcd-2"]), &member));
         assert!(keeps_data(&ledger, &seen(&["etcd-2"]), &member) && keeps_data(&ledger, &seen(&[]), &member));
         let mut elsewhere = seen(&["etcd-2"]);
         let Seen::At(_, machines) = &mut elsewhere.machines else { unreachable!() };

@@ -22,7 +22,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         Some(format!("{member}'s machine {difference}"))
     };
     let recorded = in_turn(desired, seen, |member, wish| {
-        machine(desired, seen, member).filter(|_| wish.renewing.is_some_and(|to| to > wish.incarnation))?;
+        machine(desired, seen, member).filter(|_| is_recorded(seen, member, wish))?;
         Some(another(member, wish).unwrap_or_else(|| format!("{member} is to have another machine")))
     });
     if let Some((member, why)) = recorded.into_iter().find(|(member, _)| !is_barred(decision, member)) {
@@ -33,6 +33,11 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     {
         record(desired, seen, decision, member, &why);
     }
+}
+
+/// Whether the machine that it has is to go, and still can without its data.
+pub(super) fn is_recorded(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    wish.renewing.is_some_and(|to| to > wish.incarnation) && keeps_data(seen, member, wish)
 }
 
 /// Whether the machine that a member has, and the one that it gets, share their data.

@@ -42,12 +42,14 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             None => {}
             Some(Loss::Known(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
             // It is about to go in any case (`renewal`).
-            Some(Loss::Unseen(_)) if wish.renewing.is_some_and(|to| to > wish.incarnation) => {}
+            Some(Loss::Unseen(_)) if renewal::is_recorded(seen, member, wish) => {}
             Some(Loss::Unseen(why)) if is_booting(desired, seen, member, wish) => {
                 decision.wait(WaitingFor::Agent { member: member.clone(), why });
             }
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
-                Ok(Absence::Dead(why)) if renewal::keeps_data(seen, member, wish) => {
+                Ok(Absence::Dead(why))
+                    if votes(desired, cluster.as_ref(), member) && renewal::keeps_data(seen, member, wish) =>
+                {
                     renew(desired, seen, decision, cluster.as_ref(), member, &why);
                 }
                 Ok(Absence::Dead(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
@@ -208,6 +210,15 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
     let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
     (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
+}
+
+/// One that was about to join has no data that is worth waiting for.
+fn votes(desired: &Desired, cluster: Option<&Cluster<'_>>, member: &MemberName) -> bool {
+    let known = desired.formation.members().and_then(|members| members.get(member));
+    match cluster {
+        Some(cluster) => cluster.get(member).is_some_and(|listed| !listed.is_learner),
+        None => known.is_some_and(|known| !known.learner),
+    }
 }
 
 /// The machine with which the member joined.

@@ -196,13 +196,14 @@ fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)
 }
 
-/// A renewal is recorded for one that may be disturbed, that counts as dead, or that has no machine.
+/// A renewal is recorded for one that may be disturbed, once it has handed over; that counts as dead; or that has no machine.
 fn judge_recorded(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
-    let is_there = look.seen.machines.get()?.contains_key(member);
-    if is_there {
-        judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member))
-    } else {
-        None
+    if !look.seen.machines.get()?.contains_key(member) {
+        return None;
+    }
+    match judge_disturbance(desired, look, member) {
+        None | Some(Wrong::LeaderDisturbed) => None,
+        Some(_) => judge_replacement(desired, look, member),
     }
 }
 

@@ -18,7 +18,7 @@ use quorate_core::spec::ClusterSpec;
 use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
-use crate::etcd::{Voters, is_kept};
+use crate::etcd::Voters;
 use crate::names::{are_alike, called_as, rename, rename_seen};
 use crate::past::{Deed, Past, Wrong};
 use crate::reached::{Event, Reached};
@@ -273,12 +273,7 @@ impl ClusterModel {
                 Action::AbandonFormation { .. } => self.reached.count(Event::Abandoned),
                 Action::RecordRenewal { .. } => self.reached.count(Event::RenewalRecorded),
                 Action::RecordReplacement { member, .. } => {
-                    let mut listed = state.world.listed.iter();
-                    // Where all data is replaced, none waits.
-                    let waits = listed.any(|l| l.name.as_str() == member.seat() && is_kept(&state.world, l));
-                    if waits && state.world.ledger.restore.is_none() {
-                        state.past.wrongs.insert(Wrong::KeptDataGivenUp);
-                    }
+                    state.past.judge_given_up(&state.world, member);
                     self.reached.count(Event::Replaced);
                     if taken_over {
                         self.reached.count(Event::ReplacedInTakeover);

@@ -64,6 +64,8 @@
 //! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never given away |
 //! | `may_disturb`: without the word for an outage | story `settings` |
 //! | `may_renew`: a dead machine goes though too few are seen to be healthy | model: quorum is never given away |
+//! | `may_renew`: who is not seen counts as unwell, and goes | model: quorum is never given away |
+//! | a machine that was about to join is renewed | model: it settles when faults stop |
 //! | a renewal ends on a look that is older than the machine it is about | model: it settles when faults stop |
 //! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
 //! | `fence_is_current`, `ledger_is_current` | story `machines` |
@@ -384,6 +386,7 @@ macro_rules! every_change {
             replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
             replace_the_only_one: 1, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
             renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed, LeaderMoved];
+            remake: 2, Change::Remake, [RenewalRecorded, Renewed, Resumed, LeaderMoved];
             renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];
             settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
@@ -483,6 +486,7 @@ bounded! {
     three_to_two: 3, Change::Scale(2), [Removed];
     three_to_four: 3, Change::Scale(4), [Joined];
     replace: 3, Change::Replace("etcd-1"), [Joined];
+    remake: 3, Change::Remake, [Renewed, Resumed];
     settings: 3, Change::Settings, [Restarted];
     gone: 3, Change::Gone("etcd-2"), [Replaced];
     wiped: 3, Change::Wiped("etcd-2"), [Replaced];

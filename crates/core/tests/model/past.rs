@@ -8,7 +8,7 @@ use quorate_core::planner::{Action, Step};
 
 use crate::agent;
 use crate::controllers::is_order;
-use crate::etcd::{Voters, is_restarting, machine_of, runs, url_of};
+use crate::etcd::{Voters, is_kept, is_restarting, machine_of, runs, url_of};
 
 #[derive(Clone, PartialEq, Debug, Default, Hash)]
 pub struct Past {
@@ -146,6 +146,14 @@ impl Past {
                 self.written.extend(written);
             }
             _ => {}
+        }
+    }
+
+    /// A seat is given up. Where all data is replaced, none of it waits for a machine.
+    pub fn judge_given_up(&mut self, world: &World, member: &MemberName) {
+        let waits = world.listed.iter().any(|l| l.name.as_str() == member.seat() && is_kept(world, l));
+        if waits && world.ledger.restore.is_none() {
+            self.wrongs.insert(Wrong::KeptDataGivenUp);
         }
     }
 

@@ -9,7 +9,7 @@ use quorate_core::model::{
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
-use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
+use quorate_core::spec::{ClientAuth, ClusterSpec, Provider, generated};
 
 use crate::adversary::LONG;
 use crate::controllers::prepares;
@@ -38,6 +38,8 @@ pub enum Change {
     ReplacePinned(&'static str),
     /// Its machine is to be another one, and its data stays.
     Renew(&'static str),
+    /// So is that of each, for the spec makes them of something else.
+    Remake,
     Settings,
     Upgrade,
     Gone(&'static str),
@@ -78,8 +80,11 @@ impl Scenario {
     pub fn changed(members: usize, change: Change) -> Self {
         let was = if let Change::Upgrade = change { "3.5.30" } else { "3.6.14" };
         let mut spec = declared(members, was);
-        if let Change::ReplacePinned(_) = change {
+        if let Change::ReplacePinned(_) | Change::Remake = change {
             pin(&mut spec);
+        }
+        if let Change::Remake = change {
+            spec.provider = machines("4GiB");
         }
         spec.keep_data = matches!(change, Change::Renew(_) | Change::GoneWithVolume(_) | Change::HangsWithVolume(_));
         let world = empty(&spec);
@@ -106,6 +111,7 @@ impl Scenario {
                 raise_incarnation(&mut world.ledger, &member.into());
             }
             Change::Renew(member) => drop(renew(&mut world.ledger, &member.into(), 2)),
+            Change::Remake => spec.provider = machines("8GiB"),
             Change::GoneWithVolume(member) => {
                 let machine = world.machines.remove(&MemberName::from(member)).expect("a machine");
                 world.kept.insert(member.into(), machine.facts().expect("an agent").etcd.data.clone());
@@ -176,6 +182,12 @@ fn forget_since_long(world: &mut World, member: &str) {
 fn declared(members: usize, version: &str) -> ClusterSpec {
     let version = version.parse().expect("a version");
     generated("demo", members, version, ClientAuth::Certificate).expect("a spec").clusters.remove(0)
+}
+
+/// Machines of so much memory, each with a data volume.
+fn machines(memory: &str) -> Provider {
+    let settings = serde_json::json!({"libvirt": {"pool": "etcd", "memory": memory, "data_size": "20GiB"}});
+    serde_json::from_value(settings).expect("a provider")
 }
 
 fn pin(spec: &mut ClusterSpec) {

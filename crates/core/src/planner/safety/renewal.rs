@@ -1,20 +1,26 @@
 //! Machines that go while their members stay, or are to.
 
-use super::{Absence, UnsafeBecause, Voters, judge_absence, may_disturb, may_lose, may_remove, quorum};
+use super::{Absence, UnsafeBecause, Voters, judge_absence, may_disturb, may_lose, may_remove, quorum, voters};
 use crate::model::{Desired, MemberName, Observation};
 use crate::planner::cluster::{Cluster, Listed};
 
-/// Rules 3, 8 and 9: may the machine of this member be taken away for another one, its data kept? Where a restart may be; and where it
-/// counts as dead and the others have their quorum, for then that takes nothing away.
+/// Rules 3, 8 and 9: may the machine of this member be taken away for another one, its data kept? Where a restart may be. One that is
+/// not seen may be well: the others have their quorum without it, or it counts as dead, or the service may be interrupted.
 pub fn may_renew(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
-    let refused = match may_disturb(desired, seen, member) {
-        Ok(()) => return Ok(()),
+    let as_a_restart = may_disturb(desired, seen, member);
+    if seen.facts(member).is_some() {
+        return as_a_restart;
+    }
+    let Voters { all, healthy } = voters(desired, seen);
+    let refused = match as_a_restart {
+        Ok(()) if healthy >= quorum(all) || desired.downtime => return Ok(()),
+        Ok(()) => UnsafeBecause::Outage { member: member.clone(), voters: all },
         Err(because) => because,
     };
     // One that peers could not be asked about may be needed by those that are not seen either.
     let others_do = Cluster::see(desired, seen).is_some_and(|cluster| may_lose(&cluster, member).is_ok());
     match judge_absence(desired, seen, member, "it does not answer") {
-        Ok(Absence::Dead(_)) if others_do && seen.facts(member).is_none() => Ok(()),
+        Ok(Absence::Dead(_)) if others_do => Ok(()),
         _ => Err(refused),
     }
 }

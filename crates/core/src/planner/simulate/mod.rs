@@ -317,6 +317,8 @@ impl World {
     fn keep(&mut self, member: &MemberName) {
         let Some(machine) = self.machines.get(member) else { return };
         let data = match &machine.agent {
+            // What has gone back in time is of no use to the next machine either.
+            SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
             SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
             SimAgent::Fresh { data, .. } => data.clone(),
             SimAgent::Unknown { .. } => self.expected_data(member),
