@@ -56,7 +56,7 @@ impl Agent {
         match order {
             Order::Converge { generation, config } => self.converge(generation, config).await,
             Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
-            Order::StartEtcd { expects, bootstrap } => self.start_etcd(expects, bootstrap).await,
+            Order::StartEtcd { expects, bootstrap, peers } => self.start_etcd(expects, bootstrap, peers).await,
             Order::RestartEtcd => self.restart_etcd().await,
             Order::StopEtcd => self.stop_etcd(PATIENT).await,
             Order::HaltEtcd => self.stop_etcd(HURRIED).await,

@@ -106,6 +106,9 @@ pub enum Order {
     StartEtcd {
         expects: DataSeen,
         bootstrap: Option<Bootstrap>,
+        /// Where the others serve clients, for a machine that has met none of them yet.
+        #[serde(default)]
+        peers: BTreeSet<String>,
     },
     RestartEtcd,
     StopEtcd,

@@ -11,6 +11,7 @@ mod line;
 
 use std::collections::BTreeMap;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
@@ -65,9 +66,7 @@ fn forget(path: &Path, line: &Arc<Line>) {
 pub(crate) fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> {
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let port = rustix::fs::open(device, flags, Mode::empty())?;
-    // A port is no pipe, but is waited for, read and written like one.
-    let read = PortReader(Receiver::from_owned_fd_unchecked(port.try_clone()?)?);
-    let write = PortWriter(Sender::from_owned_fd_unchecked(port)?);
+    let (read, write) = (PortReader::new(port.try_clone()?)?, PortWriter::new(port)?);
     Ok(accept(read, write))
 }
 
@@ -82,18 +81,44 @@ pub(crate) fn accept(
     streams
 }
 
-/// A port hands over one buffer of the host's at a time. tokio takes a read that does not fill what it was given for the last and
-/// waits for news; here only the port's own word that there is nothing more counts.
-struct PortReader(Receiver);
+/// A port is no pipe, but is waited for, read and written like one. Two things are different. It hands over one buffer of the host's
+/// at a time: tokio takes a read that does not fill what it was given for the last and waits for news; here only the port's own word
+/// that there is nothing more counts. And it outlives its hosts: what tokio has once seen hung up is ready to it for ever, so that
+/// waiting for the next host would be a loop without rest. A port that is ready in vain is made known to it anew.
+struct PortReader {
+    port: OwnedFd,
+    known: Receiver,
+}
 
-struct PortWriter(Sender);
+impl PortReader {
+    fn new(port: OwnedFd) -> io::Result<Self> {
+        let known = Receiver::from_owned_fd_unchecked(port.try_clone()?)?;
+        Ok(PortReader { port, known })
+    }
+}
+
+struct PortWriter {
+    port: OwnedFd,
+    known: Sender,
+}
+
+impl PortWriter {
+    fn new(port: OwnedFd) -> io::Result<Self> {
+        let known = Sender::from_owned_fd_unchecked(port.try_clone()?)?;
+        Ok(PortWriter { port, known })
+    }
+}
 
 impl AsyncRead for PortReader {
-    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.0.poll_read_ready(context))?;
-            match self.0.try_read(into.initialize_unfilled()) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        for in_vain in 0.. {
+            ready!(self.known.poll_read_ready(context))?;
+            match self.known.try_read(into.initialize_unfilled()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if in_vain > 0 {
+                        *self = Self::new(self.port.try_clone()?)?;
+                    }
+                }
                 Err(error) => return Poll::Ready(Err(error)),
                 Ok(count) => {
                     into.advance(count);
@@ -101,18 +126,25 @@ impl AsyncRead for PortReader {
                 }
             }
         }
+        unreachable!("the count has no end")
     }
 }
 
 impl AsyncWrite for PortWriter {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        loop {
-            ready!(self.0.poll_write_ready(context))?;
-            match self.0.try_write(bytes) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        for in_vain in 0..3 {
+            ready!(self.known.poll_write_ready(context))?;
+            match self.known.try_write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if in_vain > 0 {
+                        *self = Self::new(self.port.try_clone()?)?;
+                    }
+                }
                 written => return Poll::Ready(written),
             }
         }
+        // There is no host now.
+        Poll::Ready(Err(io::ErrorKind::NotConnected.into()))
     }
 
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -118,7 +118,7 @@ async fn etcd_is_brought_back_with_its_agent_when_both_were_killed() {
     machine.start_agent().await;
     assert_eq!(facts(&client).await.etcd.service, ServiceState::Stopped, "what was stopped stays so");
     let expects = DataSeen::Stamped(stamp("t-1"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await.unwrap();
+    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await.unwrap();
     machine.healthy(&client).await;
     order(&client, 1, Order::RestartEtcd).await.unwrap();
     machine.healthy(&client).await;
@@ -159,7 +159,7 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
     let again = machine.start_etcd(&client, "t-1").await.unwrap_err().to_string();
     assert!(again.contains("its data is gone"), "{again}");
     let expects = DataSeen::Stamped(stamp("t-1"));
-    let expected = order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await;
+    let expected = order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await;
     assert!(matches!(expected, Err(Refusal::NotAsExpected { .. })), "{expected:?}");
 
     // Nor by the order of another formation, which may be a late one. Once wiped it may begin; and when that data is lost
@@ -206,7 +206,7 @@ async fn data_dies_only_by_its_own_name() {
     assert!(matches!(new, Err(Refusal::NotAsExpected { .. })), "{new:?}");
     let expects = DataSeen::Stamped(stamp("t-1"));
     let bootstrap = Some(machine.bootstrap("t-2"));
-    let new = order(&client, 1, Order::StartEtcd { expects, bootstrap }).await;
+    let new = order(&client, 1, Order::StartEtcd { expects, bootstrap, peers: Default::default() }).await;
     assert!(matches!(new, Err(Refusal::Failed { .. })), "{new:?}");
     wipe("t-1").await.unwrap();
     wipe("t-1").await.unwrap();

@@ -47,7 +47,11 @@ async fn the_log_on_disk_ends_where_etcd_said() {
         put(&one, 300).await;
         order(&first, 1, Order::StopEtcd).await.unwrap();
         let stopped = log_end(&first).await;
-        let start = Order::StartEtcd { expects: DataSeen::Stamped(one.stamp("t-1")), bootstrap: None };
+        let start = Order::StartEtcd {
+            expects: DataSeen::Stamped(one.stamp("t-1")),
+            bootstrap: None,
+            peers: Default::default(),
+        };
         order(&first, 1, start.clone()).await.unwrap();
         one.healthy(&first).await;
         put(&one, 20).await;
@@ -126,7 +130,11 @@ async fn older_data_is_not_started_on_and_the_true_data_is() {
         assert!(older.holds + 100 <= older.acknowledged && older.acknowledged >= acknowledged, "{older:?}");
         assert!(all.iter().any(|(other, _)| older.told_by == format!("https://{}:2379", other.address)), "{older:?}");
         assert_eq!(refused.log.unwrap().index, older.holds);
-        let start = Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp("t-1")), bootstrap: None };
+        let start = Order::StartEtcd {
+            expects: DataSeen::Stamped(machine.stamp("t-1")),
+            bootstrap: None,
+            peers: Default::default(),
+        };
         let by_order = order(&client, 1, start.clone()).await.unwrap_err().to_string();
         assert!(by_order.contains("older than it was"), "{by_order}");
         assert!(machine.etcds().is_empty());
@@ -180,7 +188,11 @@ async fn older_data_is_found_also_after_a_crash_and_a_whole_cluster_comes_up_at_
     let copied = machine.directory.path().join("copied");
     order(client, 1, Order::StopEtcd).await.unwrap();
     copy(&machine.data(), &copied);
-    let start = Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp("t-1")), bootstrap: None };
+    let start = Order::StartEtcd {
+        expects: DataSeen::Stamped(machine.stamp("t-1")),
+        bootstrap: None,
+        peers: Default::default(),
+    };
     order(client, 1, start).await.unwrap();
     machine.healthy(client).await;
     put(machine, 50).await;

@@ -73,7 +73,8 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         let kept = machine.root().join("var/lib/etcd.before-t-2/member/wal");
         assert!(kept.exists() && !machine.root().join("var/lib/etcd.renewal").exists());
 
-        let start = Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None };
+        let start =
+            Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None, peers: Default::default() };
         order(&client, 1, start).await.unwrap();
         let after = machine.healthy(&client).await.etcd.status.unwrap();
         order(&client, 1, rebuild(&was)).await.unwrap();
@@ -147,7 +148,11 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     assert_eq!((etcd.data, etcd.last_started), (DataSeen::Stamped(machine.stamp("t-2")), Some(machine.stamp("t-2"))));
     assert!(!place.exists());
     order(&client, 1, rebuild(&machine)).await.unwrap();
-    let start = Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp("t-2")), bootstrap: None };
+    let start = Order::StartEtcd {
+        expects: DataSeen::Stamped(machine.stamp("t-2")),
+        bootstrap: None,
+        peers: Default::default(),
+    };
     order(&client, 1, start).await.unwrap();
     machine.healthy(&client).await;
     assert!(machine.root_client().get("key-199").await.unwrap().is_some());

@@ -232,7 +232,7 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
         }
         for (machine, client) in &all {
             let expects = DataSeen::Stamped(machine.stamp("t-2"));
-            order(client, 1, Order::StartEtcd { expects, bootstrap: None }).await.unwrap();
+            order(client, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await.unwrap();
         }
         for (machine, client) in &all {
             let after = machine.healthy(client).await.etcd.status.unwrap();
@@ -299,7 +299,7 @@ async fn an_empty_machine_is_restored_and_damage_on_disk_is_found() {
     order(&client, 1, restore.order(&machine, DataSeen::Empty)).await.unwrap();
     assert!(!machine.root().join("var/lib/etcd.before-t-2").exists(), "there was nothing to keep");
     let expects = DataSeen::Stamped(machine.stamp("t-2"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await.unwrap();
+    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await.unwrap();
     machine.healthy(&client).await;
     check_restored(&machine, revision).await;
 }
@@ -322,7 +322,7 @@ async fn a_database_without_etcds_checksum_is_restored_as_well() {
     };
     order(&client, 1, restore.order(&source, was(&source))).await.unwrap();
     let expects = DataSeen::Stamped(source.stamp("t-2"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None }).await.unwrap();
+    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await.unwrap();
     source.healthy(&client).await;
     check_restored(&source, revision).await;
 }

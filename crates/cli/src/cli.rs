@@ -83,8 +83,9 @@ pub enum Verb {
     Apply(Apply),
     /// Give a member another machine, without anyone noticing
     ///
-    /// Where addresses allow, the new machine joins, catches up and votes before the old one leaves. Given again after an
-    /// interruption, it goes on with the replacement that is under way.
+    /// A member whose data outlives its machine (a data volume, or `keep_data`) keeps it and its seat, and only restarts. Else the new
+    /// machine joins, catches up and votes before the old one leaves, where addresses allow. Given again after an interruption, it
+    /// goes on with the replacement that is under way.
     Replace(Replace),
     /// Make a cluster again of what is left, when its majority is lost for good
     ///
@@ -292,6 +293,12 @@ pub struct Replace {
     pub name: String,
     /// The member that gets another machine
     pub member: String,
+    /// Begin with empty data, which is copied from the other members, also where the data could stay
+    #[arg(long)]
+    pub new_data: bool,
+    /// Let the service be interrupted, where the others cannot go on without the member
+    #[arg(long)]
+    pub allow_downtime: bool,
     /// Do not ask
     #[arg(long)]
     pub yes: bool,

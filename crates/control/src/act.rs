@@ -1,7 +1,8 @@
 //! Acting: what the ledger must know is written first, then each machine's steps are done in order, machines beside
 //! each other, then the ledger learns how it ended. One attempt each: whatever fails is decided anew after the next look.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -11,15 +12,14 @@ use quorate_agent::api::{
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
-    AuthOp, AuthorityRecord, CertificateUse, DataSeen, Desired, Enrolment, Formation, Ledger, MemberName, Membership,
-    NodeConfig, Observation, Stamp,
+    AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
+    MemberName, Membership, NodeConfig, Observation, Stamp,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_pki::{Authority, LeafWish};
 
 use crate::brought::chain_of;
 use crate::controller::{ControlError, Controller, Event, Reporter};
-use crate::providers::Data;
 use crate::secrets;
 
 /// How long a new machine has to come up and enrol.
@@ -169,8 +169,8 @@ impl Controller {
             self.held.confirm(Timestamp::now())?;
         }
         match &step.action {
-            Action::CreateMachine { member, incarnation } => {
-                let made = self.create(desired, member, *incarnation).await;
+            Action::CreateMachine { member, incarnation, data } => {
+                let made = self.create(desired, member, *incarnation, *data).await;
                 // What failed may have failed because another controller has swept this one's drafts away.
                 if made.is_err() {
                     self.held.confirm(Timestamp::now())?
@@ -185,9 +185,9 @@ impl Controller {
                 let (seat, incarnation) = machine_of(seen, member);
                 Ok(self.sight.provider().stop(cluster, &seat, incarnation).await?)
             }
-            Action::DestroyMachine { member } => {
+            Action::DestroyMachine { member, data } => {
                 let (seat, incarnation) = machine_of(seen, member);
-                Ok(self.sight.provider().destroy(cluster, &seat, incarnation, Data::Goes).await?)
+                Ok(self.sight.provider().destroy(cluster, &seat, incarnation, *data).await?)
             }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
@@ -200,7 +200,7 @@ impl Controller {
                 self.order(member, order).await
             }
             Action::StartEtcd { member, bootstrap } => {
-                let order = self.start_etcd(&step.expects, bootstrap.as_ref());
+                let order = self.start_etcd(member, &step.expects, bootstrap.as_ref());
                 self.order(member, order).await
             }
             Action::StopEtcd { member } => self.order(member, stop_order(&desired.formation)).await,
@@ -218,7 +218,8 @@ impl Controller {
             Action::JoinEtcd { member, stamp, initial_cluster } => {
                 let initial_cluster = initial_cluster.clone();
                 let bootstrap = Some(Bootstrap { stamp: stamp.clone(), initial_cluster, existing: true });
-                self.order(member, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await
+                self.order(member, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() })
+                    .await
             }
             Action::Promote { through, id, .. } => {
                 self.order(through, Order::Promote { expects: membership(&step.expects), id: *id }).await
@@ -248,6 +249,7 @@ impl Controller {
             }
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }
+            | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
             | Action::RecordRestoring { .. }
             | Action::RecordForming { .. }
@@ -276,24 +278,34 @@ impl Controller {
         self.sight.agent(member).ok_or_else(unseen)
     }
 
-    async fn create(&self, desired: &Desired, member: &MemberName, incarnation: u64) -> Result<(), ControlError> {
+    async fn create(
+        &self,
+        desired: &Desired,
+        member: &MemberName,
+        incarnation: u64,
+        data: Data,
+    ) -> Result<(), ControlError> {
         let ledger = self.held.ledger();
         let (Some(wish), Some(record)) = (desired.members.get(member), ledger.members.get(member)) else {
             return Ok(());
         };
         let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
+        // Who keeps its seat is at the address where the others know it.
+        let known = desired.formation.members().and_then(|members| members.get(member));
+        let address = known.filter(|_| data == Data::Stays).and_then(|known| known.address()).or(wish.address);
+        let machine = ledger.spec.machine_name(member.seat(), incarnation);
         let salt = format!("{}/{member}/{incarnation}", ledger.cluster_id);
         let seed = Seed {
             cluster: desired.cluster.clone(),
             cluster_id: ledger.cluster_id.clone(),
             member: member.clone(),
             incarnation,
-            address: self.sight.provider().address(wish.address, &salt).await?,
+            address: self.sight.provider().address(address, &salt).await?,
             control_ca: control.certificate.clone(),
             token: enrolment.token.clone(),
             token_expires: enrolment.expires,
         };
-        Ok(self.sight.provider().create(&wish.machine, &seed, Data::Goes, self.held.fence()).await?)
+        Ok(self.sight.provider().create(&machine, &seed, data, self.held.fence()).await?)
     }
 
     async fn enrol(&self, member: &MemberName, answers: &Answers) -> Result<(), ControlError> {
@@ -375,15 +387,17 @@ impl Controller {
         }
     }
 
-    fn start_etcd(&self, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
+    fn start_etcd(&self, member: &MemberName, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
         let expects = match expects {
             Precondition::Data(data) => data.clone(),
             Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
         };
         let members = self.held.ledger().formation.members().cloned();
+        let others = members.iter().flatten().filter(|(other, _)| *other != member);
+        let peers = others.filter_map(|(_, known)| Some(endpoint(known.address()?))).collect();
         let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
         let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
-        Order::StartEtcd { expects, bootstrap }
+        Order::StartEtcd { expects, bootstrap, peers }
     }
 
     fn password(&self, op: &AuthOp) -> Option<Secret> {
@@ -401,6 +415,11 @@ fn stop_order(formation: &Formation) -> Order {
         Formation::Restoring { .. } => Order::HaltEtcd,
         _ => Order::StopEtcd,
     }
+}
+
+/// Where a member serves clients.
+fn endpoint(address: IpAddr) -> String {
+    format!("https://{}", SocketAddr::new(address, CLIENT_PORT))
 }
 
 fn membership(expects: &Precondition) -> Membership {

@@ -311,6 +311,12 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
             let action = format!("note that {member} gets another machine, incarnation {}", record.incarnation);
             word("replace", Some(member.to_string()), action, "the operator said so");
         }
+        let renews = before.members.get(member).and_then(|r| r.renewing) != record.renewing;
+        if let Some(incarnation) = record.renewing.filter(|_| renews) {
+            let action =
+                format!("note that {member} gets another machine, incarnation {incarnation}, and keeps its data");
+            word("replace", Some(member.to_string()), action, "the operator said so");
+        }
     }
     let asked = |ledger: &Ledger| ledger.restore.as_ref().map(|wish| wish.consent.clone());
     let (restore_before, restore_after) = (asked(before), asked(after));

@@ -321,6 +321,8 @@ mod tests {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             power: Power::On,
             headless: false,
+            build: None,
+            data: None,
         };
         let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine)]);
         let mut shown = |hours: i64| {

@@ -11,9 +11,9 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
-    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish,
+    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile,
+    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, HostConfig, JwtKeys, Ledger,
+    LogForwardingConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore, SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
 use crate::versions;
@@ -94,6 +94,7 @@ impl Wish<'_> {
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
             grace: ledger.without_grace.is_none().then(|| grace(spec)),
+            boots_within: boots_within(spec),
             recovery: ledger.recovery.is_some(),
             restore: restore(ledger, brought),
             last_change: ledger.last_change,
@@ -147,6 +148,14 @@ fn grace(spec: &ClusterSpec) -> SignedDuration {
     SignedDuration::from_millis(i64::try_from(spec.replace_after.0).unwrap_or(i64::MAX))
 }
 
+/// Machines boot, and slowly where they are emulated; processes are there at once.
+fn boots_within(spec: &ClusterSpec) -> SignedDuration {
+    match spec.provider {
+        spec::Provider::Local => SignedDuration::ZERO,
+        spec::Provider::Libvirt(_) => SignedDuration::from_mins(10),
+    }
+}
+
 fn destruction(ledger: &Ledger) -> Option<Destruction> {
     ledger.destroy.as_ref()?;
     if ledger.without_backup.is_some() {
@@ -188,6 +197,9 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         etcd_digest,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
+        build: Build::of(spec, member),
+        data: kept_data(spec, member),
+        renewing: record.renewing,
         join_failed: record.join_failed,
     }
 }

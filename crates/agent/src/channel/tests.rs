@@ -170,3 +170,29 @@ async fn a_machine_that_was_off_is_reached_again() {
         assert!(in_time(connect(&line)).await.is_err());
     }
 }
+
+/// A named pipe hangs up when its writer goes and takes the next, as a port does with hosts.
+#[tokio::test]
+async fn a_port_that_waits_for_what_its_next_host_says_rests() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("port");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &path, Mode::RUSR | Mode::WUSR).unwrap();
+    let port = rustix::fs::open(&path, OFlags::RDONLY | OFlags::NONBLOCK, Mode::empty()).unwrap();
+    let mut reader = PortReader::new(port).unwrap();
+    let host = || std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    drop(host());
+    let mut byte = [0];
+    assert_eq!(in_time(reader.read(&mut byte)).await.unwrap(), 0, "the first host has hung up");
+
+    let mut second = host();
+    let mut polled = 0;
+    let waiting = std::future::poll_fn(|context| {
+        polled += 1;
+        Pin::new(&mut reader).poll_read(context, &mut ReadBuf::new(&mut byte))
+    });
+    assert!(timeout(Duration::from_millis(300), waiting).await.is_err(), "nothing was said");
+    assert!(polled < 10, "asked {polled} times");
+    std::io::Write::write_all(&mut second, b"x").unwrap();
+    assert_eq!(in_time(reader.read(&mut byte)).await.unwrap(), 1);
+    assert_eq!(byte, *b"x");
+}

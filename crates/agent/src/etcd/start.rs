@@ -1,6 +1,7 @@
 //! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
 //! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,6 +27,7 @@ impl Agent {
         self: &Arc<Self>,
         expects: DataSeen,
         bootstrap: Option<Bootstrap>,
+        peers: BTreeSet<String>,
     ) -> Result<(), Refusal> {
         let state = self.state.get();
         let launch = self.launch(&state, bootstrap.as_ref())?;
@@ -41,6 +43,10 @@ impl Agent {
             (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no formation was named")),
             (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
             (DataSeen::Stamped(stamp), None) => {
+                // What came with its disk to this machine may have come from a copy of it.
+                if state.peers.is_empty() {
+                    self.state.update(|state| state.peers = peers).await?;
+                }
                 self.check_age().await?;
                 let stamp = stamp.clone();
                 let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);

@@ -21,7 +21,7 @@ use crate::{AgentError, logs};
 const UNIT: &str = "etcd.service";
 const USER: &str = "etcd";
 const PROPERTIES: &str = "ActiveState,SubState,MainPID,NRestarts,ExecMainStartTimestamp,ExecMainExitTimestamp,ExecMainCode,\
-                          ExecMainStatus,Environment";
+                          ExecMainStatus,Environment,Job";
 /// Variables of the unit: the digest of the inputs, and what differs between the first start and later ones.
 const DIGEST: &str = "QUORATE_INPUTS";
 const FORMATION: &str = "QUORATE_FORMATION";
@@ -271,22 +271,25 @@ fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
     let get = |name: &str| properties.get(name).copied().unwrap_or_default();
     let at = |name: &str| {
         let seconds = get(name).strip_prefix('@').and_then(|text| text.parse().ok());
-        seconds.and_then(|seconds| Timestamp::from_second(seconds).ok()).unwrap_or_default()
+        seconds.and_then(|seconds| Timestamp::from_second(seconds).ok())
     };
+    // Systemd has heard that it is to run, and comes to it when it can, which takes its time on a slow machine.
+    let is_coming = !["", "0"].contains(&get("Job"));
     let restarts = get("NRestarts").parse().unwrap_or_default();
     match (get("ActiveState"), get("SubState")) {
-        (_, "auto-restart" | "auto-restart-queued") => {
+        (_, "auto-restart" | "auto-restart-queued" | "dead-before-auto-restart" | "failed-before-auto-restart") => {
             let how = match get("ExecMainCode") {
                 "1" => format!("exit status: {}", get("ExecMainStatus")),
                 _ => format!("signal: {}", get("ExecMainStatus")),
             };
-            let last_exit = Exit { at: at("ExecMainExitTimestamp"), how, last_words: last_words() };
+            let last_exit = Exit { at: at("ExecMainExitTimestamp").unwrap_or_default(), how, last_words: last_words() };
             ServiceState::BackingOff { restarts, last_exit }
         }
-        ("active" | "activating" | "reloading" | "deactivating", _) => {
+        (state, _) if is_coming || ["active", "activating", "reloading", "deactivating"].contains(&state) => {
             let variables = get("Environment").split_whitespace().filter_map(|one| one.split_once('='));
             let digest = variables.into_iter().find(|(name, _)| *name == DIGEST).map(|(_, value)| value.to_owned());
-            let since = at("ExecMainStartTimestamp");
+            let started = at("ExecMainStartTimestamp").filter(|_| state != "inactive");
+            let since = started.unwrap_or_else(Timestamp::now);
             ServiceState::Running { since, digest: digest.unwrap_or_default(), restarts }
         }
         _ => ServiceState::Stopped,
@@ -377,6 +380,16 @@ mod tests {
     }
 
     #[test]
+    fn a_unit_that_systemd_has_not_come_to_yet_is_one_that_just_starts() {
+        let queued = "ActiveState=inactive\nSubState=dead\nExecMainStartTimestamp=@1700000000\nJob=77\n";
+        let starting = "ActiveState=activating\nSubState=start\nExecMainStartTimestamp=\n";
+        for shown in [queued, starting] {
+            let ServiceState::Running { since, .. } = state_in(shown, String::new) else { panic!("{shown}") };
+            assert!(Timestamp::now().duration_since(since).as_secs() < 60, "{shown}: since {since}");
+        }
+    }
+
+    #[test]
     fn a_unit_that_ended_says_how() {
         let shown = "ActiveState=activating\nSubState=auto-restart\nNRestarts=7\nExecMainCode=2\nExecMainStatus=9\n\
                      ExecMainExitTimestamp=@1700000000\n";
@@ -384,6 +397,10 @@ mod tests {
             panic!("not backing off")
         };
         assert_eq!((last_exit.how.as_str(), last_exit.last_words.as_str()), ("signal: 9", "bye"));
+        // Newer ones are dead for a moment before they are started again.
+        let between =
+            "ActiveState=failed\nSubState=failed-before-auto-restart\nNRestarts=1\nExecMainCode=1\nExecMainStatus=1\n";
+        assert!(matches!(state_in(between, String::new), ServiceState::BackingOff { restarts: 1, .. }));
         assert_eq!(state_in("ActiveState=inactive\nSubState=dead\n", String::new), ServiceState::Stopped);
         assert_eq!(state_in("", String::new), ServiceState::Stopped);
     }

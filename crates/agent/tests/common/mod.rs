@@ -230,7 +230,7 @@ impl Machine {
 
     pub async fn start_etcd(&self, client: &AgentClient, token: &str) -> Result<(), Refusal> {
         let bootstrap = Some(self.bootstrap(token));
-        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await
+        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: Default::default() }).await
     }
 
     /// Three members of one cluster, healthy.
@@ -244,7 +244,9 @@ impl Machine {
         for (machine, client) in &all {
             let (stamp, initial_cluster) = (machine.stamp("t-1"), initial_cluster.clone());
             let bootstrap = Some(Bootstrap { stamp, initial_cluster, existing: false });
-            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap }).await.unwrap();
+            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: Default::default() })
+                .await
+                .unwrap();
         }
         for (machine, client) in &all {
             machine.healthy(client).await;
@@ -269,7 +271,12 @@ impl Machine {
         // What the others are called is of no account.
         let urls = others.iter().enumerate().map(|(n, other)| (format!("other#{n}").into(), other.peer_url()));
         bootstrap.initial_cluster.extend(urls);
-        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap) }).await
+        order(
+            client,
+            1,
+            Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: Default::default() },
+        )
+        .await
     }
 
     pub async fn healthy(&self, client: &AgentClient) -> Facts {

@@ -1,13 +1,13 @@
-//! `quorate replace`: raises the member's incarnation in the ledger, and runs the same loop as `apply`. A replacement that is
-//! under way is gone on with; one that could not be brought to its end is not begun.
+//! `quorate replace`: writes into the ledger that the member gets another machine, with its data where that can stay, and runs the
+//! same loop as `apply`. A replacement that is under way is gone on with; one that could not be brought to its end is not begun.
 
 use quorate_control::controller;
 use quorate_control::observe::Sight;
 use quorate_control::providers;
-use quorate_core::model::{Formation, Ledger, MemberName, Observation, Power};
+use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation, Power, kept_data};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
-use super::{Context, agree, conclude, refuse_if_being_destroyed, refused, run_loop};
+use super::{Context, agree, conclude, consent, refuse_if_being_destroyed, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -26,11 +26,22 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
         output::talk(&format!("{member} is being replaced already; going on with that\n"));
         Wish::GoOn
     } else {
-        Wish::Replace { member: &member, has: incarnation(&ledger, &member) }
+        let has = incarnation(&ledger, &member);
+        match keeps_data(&ledger, &seen, &member) && !options.new_data {
+            true => Wish::Renew { member: &member, has },
+            false => Wish::Replace { member: &member, has },
+        }
     };
-    let plan = plan(context, &cluster, wish).await?;
-    if matches!(wish, Wish::Replace { .. }) {
-        let anyway = self::plan(context, &cluster, Wish::GoOn).await?;
+    let wish = if options.allow_downtime {
+        let without = plan(context, &cluster, &Asked { wish, downtime: None }).await?;
+        let shown: Vec<String> = without.end.blocked.iter().map(ToString::to_string).collect();
+        Asked { wish, downtime: Some(consent(shown.join("; "))) }
+    } else {
+        Asked { wish, downtime: None }
+    };
+    let plan = plan(context, &cluster, &wish).await?;
+    if !matches!(wish.wish, Wish::GoOn) {
+        let anyway = self::plan(context, &cluster, &Asked { wish: Wish::GoOn, downtime: None }).await?;
         let new: Vec<UnsafeBecause> = new_refusals(&anyway, &plan);
         if !new.is_empty() {
             return Ok(refused(&new));
@@ -44,24 +55,48 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
 
 #[derive(Clone, Copy)]
 enum Wish<'a> {
-    Replace { member: &'a MemberName, has: u64 },
+    /// The seat is filled anew.
+    Replace {
+        member: &'a MemberName,
+        has: u64,
+    },
+    /// The data stays, and with it the seat.
+    Renew {
+        member: &'a MemberName,
+        has: u64,
+    },
     GoOn,
 }
 
-impl Wish<'_> {
-    /// Raises the incarnation, unless somebody else did so since it was shown.
-    fn write(self, ledger: &mut Ledger) {
-        ledger.downtime = None;
+struct Asked<'a> {
+    wish: Wish<'a>,
+    downtime: Option<Consent>,
+}
+
+impl Asked<'_> {
+    /// Asks for the next incarnation, unless somebody else did so since it was shown.
+    fn write(&self, ledger: &mut Ledger) {
+        ledger.downtime.clone_from(&self.downtime);
         ledger.without_grace = None;
-        if let Wish::Replace { member, has } = self
-            && incarnation(ledger, member) == has
-        {
-            remember::raise_incarnation(ledger, member);
+        match self.wish {
+            Wish::Replace { member, has } if incarnation(ledger, member) == has => {
+                remember::raise_incarnation(ledger, member);
+            }
+            Wish::Renew { member, has } => drop(remember::renew(ledger, member, has + 1)),
+            Wish::Replace { .. } | Wish::GoOn => {}
         }
     }
 }
 
-async fn plan(context: &Context, cluster: &Cluster, wish: Wish<'_>) -> Result<Plan, Error> {
+/// Whether the member's data outlives the machine that it has, or had.
+fn keeps_data(ledger: &Ledger, seen: &Observation, member: &MemberName) -> bool {
+    let mut members = ledger.spec.members.iter();
+    let wanted = members.find(|m| m.name.as_str() == member.as_str()).and_then(|m| kept_data(&ledger.spec, m));
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    wanted.is_some() && machine.is_none_or(|machine| machine.data == wanted)
+}
+
+async fn plan(context: &Context, cluster: &Cluster, wish: &Asked<'_>) -> Result<Plan, Error> {
     let change = |ledger: &mut Ledger| wish.write(ledger);
     Ok(controller::plan(&context.home, &cluster.spec, &cluster.brought, change).await?)
 }
@@ -106,13 +141,14 @@ fn incarnation(ledger: &Ledger, member: &MemberName) -> u64 {
     ledger.members.get(member).map_or(1, |record| record.incarnation.max(1))
 }
 
-/// Whether the former machine is still there, or the new one does not vote yet.
+/// Whether the former machine is still there, or the new one does not vote yet, or has not shown its data.
 fn is_under_way(ledger: &Ledger, seen: &Observation, member: &MemberName) -> bool {
+    let renewed = ledger.members.get(member).is_some_and(|record| record.renewing.is_some());
     let former = |name: &MemberName| name.is_former() && name.seat() == member.as_str();
     let listed = ledger.formation.members().is_some_and(|members| members.keys().any(former));
     let machines = seen.machines.get().is_some_and(|machines| machines.keys().any(former));
     let learns = seen.facts(member).and_then(|f| f.etcd.status.as_ref()).is_some_and(|status| status.is_learner);
-    listed || machines || learns || !ledger.formation.has_member(member)
+    renewed || listed || machines || learns || !ledger.formation.has_member(member)
 }
 
 #[cfg(test)]
@@ -121,7 +157,7 @@ mod tests {
 
     use jiff::Timestamp;
     use quorate_control::Home;
-    use quorate_core::model::{FormingMember, MachineSeen, Seen};
+    use quorate_core::model::{FormingMember, LOCAL_DATA, MachineSeen, Seen};
     use quorate_core::spec::{ClientAuth, generated};
     use quorate_core::versions::DEFAULT;
 
@@ -143,7 +179,15 @@ mod tests {
             let cluster_id = String::from("c");
             (
                 MemberName::from(*name),
-                MachineSeen { cluster_id, incarnation: 1, power: Power::On, headless: false, address },
+                MachineSeen {
+                    cluster_id,
+                    incarnation: 1,
+                    power: Power::On,
+                    headless: false,
+                    address,
+                    build: None,
+                    data: Some(LOCAL_DATA.to_owned()),
+                },
             )
         };
         Observation { now, machines: Seen::At(now, machines.iter().map(machine).collect()), agents: BTreeMap::new() }
@@ -166,12 +210,29 @@ mod tests {
     #[test]
     fn an_incarnation_is_raised_once_whoever_else_asked_meanwhile() {
         let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
-        let wish = Wish::Replace { member: &member, has: 1 };
-        wish.write(&mut ledger);
-        wish.write(&mut ledger);
+        let asked = |wish| Asked { wish, downtime: None };
+        let replace = asked(Wish::Replace { member: &member, has: 1 });
+        replace.write(&mut ledger);
+        replace.write(&mut ledger);
         assert_eq!(incarnation(&ledger, &member), 2);
-        Wish::GoOn.write(&mut ledger);
-        assert_eq!(incarnation(&ledger, &member), 2);
+        asked(Wish::GoOn).write(&mut ledger);
+        asked(Wish::Renew { member: &member, has: 1 }).write(&mut ledger);
+        assert_eq!((incarnation(&ledger, &member), ledger.members[&member].renewing), (2, None));
+        asked(Wish::Renew { member: &member, has: 2 }).write(&mut ledger);
+        assert_eq!((incarnation(&ledger, &member), ledger.members[&member].renewing), (2, Some(3)));
+        assert!(is_under_way(&ledger, &seen(&["etcd-2"]), &member));
+    }
+
+    #[test]
+    fn data_stays_where_the_spec_says_so_and_the_machine_has_it_apart() {
+        let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
+        assert!(!keeps_data(&ledger, &seen(&["etcd-2"]), &member));
+        ledger.spec.keep_data = true;
+        assert!(keeps_data(&ledger, &seen(&["etcd-2"]), &member) && keeps_data(&ledger, &seen(&[]), &member));
+        let mut elsewhere = seen(&["etcd-2"]);
+        let Seen::At(_, machines) = &mut elsewhere.machines else { unreachable!() };
+        machines.get_mut(&member).unwrap().data = None;
+        assert!(!keeps_data(&ledger, &elsewhere, &member));
     }
 
     #[test]

@@ -223,6 +223,7 @@ fn stage(action: &Action) -> Option<&'static str> {
         Action::RestoreData { .. } => Some("restoring"),
         Action::MakeSecrets { .. }
         | Action::RecordReplacement { .. }
+        | Action::RecordRenewal { .. }
         | Action::AddLearner { .. }
         | Action::Promote { .. }
         | Action::RemoveMember { .. }

@@ -37,6 +37,14 @@ pub fn full(status: &Status) -> String {
     for member in status.members.iter().filter(|m| m.leaving) {
         let _ = writeln!(text, "{} leaves: {}", member.member, leaves(member));
     }
+    for (member, micros) in status.members.iter().filter_map(|m| Some((&m.member, m.slow_disk()?))) {
+        let _ = writeln!(
+            text,
+            "warning: the disk of {member} is slow: the slowest of 32 durable writes took {} ms before etcd had data there, and etcd \
+             wants 99 of 100 within 10 ms; leaders change and writes wait where it stays so",
+            micros / 1000
+        );
+    }
     for alarm in &status.alarms {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
@@ -122,6 +130,7 @@ mod tests {
             certificate_days_left: healthy.then_some(364),
             generation: healthy.then_some(1),
             restarts: None,
+            fsync_micros: None,
         }
     }
 
@@ -161,6 +170,16 @@ alarm NOSPACE on etcd-1
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn a_disk_that_is_too_slow_for_etcd_is_told_with_its_number() {
+        let mut status = status();
+        status.members[0].fsync_micros = Some(10_000);
+        assert!(!full(&status).contains("slow"));
+        status.members[0].fsync_micros = Some(35_400);
+        let text = full(&status);
+        assert!(text.contains("warning: the disk of etcd-1 is slow") && text.contains("took 35 ms"), "{text}");
     }
 
     #[test]

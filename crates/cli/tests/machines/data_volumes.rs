@@ -1,6 +1,7 @@
 //! A life of machines with data volumes: settings change under writers, machines reboot, agents are restarted, and what is on seed
 //! disks is worth nothing.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,7 +9,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::common::eventually;
-use crate::ground::{MEMBERS, Machines, NETWORK, Wanted, chapter, virsh};
+use crate::ground::{MEMBERS, Machines, NETWORK, Wanted, chapter, incarnation, virsh, volumes};
 use crate::seed_disk;
 
 pub fn address(member: usize) -> String {
@@ -43,6 +44,7 @@ fn settings_change_under_writers_machines_reboot_and_seed_disks_are_worth_nothin
     chapter("each machine reboots", || each_reboots(&machines));
     chapter("all machines lose their power at once, and come back by themselves", || all_reboot(&machines));
     chapter("nobody enrols with the seed disk of a machine", || seed_disk::is_worth_nothing(&machines, &address(2)));
+    chapter("a machine is replaced, and the member keeps its data and its seat", || replaced(&machines));
     chapter("everything is destroyed, and nothing is left", || machines.destroy());
 }
 
@@ -153,4 +155,21 @@ fn all_reboot(machines: &Machines) {
     eventually("all are well after all have lost their power", 240, || healthy(machines));
     machines.assert_healthy();
     machines.assert_reads("kept", "as it was");
+}
+
+fn replaced(machines: &Machines) {
+    let seats = || {
+        let listed = machines.etcdctl(&["member", "list"]).ok().stdout;
+        listed.lines().map(|line| line.split(", ").next().unwrap_or_default().to_owned()).collect::<BTreeSet<_>>()
+    };
+    let (seats_before, volumes_before) = (seats(), data_volumes());
+    machines.sandbox.quorate(&["replace", "--yes", machines.name, "etcd-3"]).ok();
+    machines.assert_healthy();
+    assert_eq!(incarnation(&machines.sandbox.ledger(machines.name), "etcd-3"), 2);
+    assert_eq!((seats(), data_volumes()), (seats_before, volumes_before), "it kept its seat and its data");
+    machines.assert_reads("kept", "as it was");
+}
+
+fn data_volumes() -> BTreeSet<String> {
+    volumes().into_iter().filter(|name| name.ends_with("-data.qcow2")).collect()
 }

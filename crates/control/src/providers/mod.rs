@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
+pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
@@ -77,13 +78,6 @@ pub trait Provider {
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;
-}
-
-/// What becomes of a member's data when its machine goes, and what its next machine begins with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Data {
-    Goes,
-    Stays,
 }
 
 /// How the agent of a machine is reached.

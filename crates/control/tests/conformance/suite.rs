@@ -151,6 +151,8 @@ impl Run {
 
     async fn machines(&self) -> Vec<(MemberName, MachineSeen)> {
         let mut machines = self.provider.machines(self.ground.cluster()).await.expect("a look");
+        // What each was made of is told in words of its provider's own.
+        machines.iter_mut().for_each(|(_, machine)| (machine.build, machine.data) = (None, None));
         machines.sort_by(|a, b| (&a.0, a.1.incarnation).cmp(&(&b.0, b.1.incarnation)));
         machines
     }
@@ -170,7 +172,7 @@ impl Run {
 
 fn seen(seed: &Seed, power: Power) -> (MemberName, MachineSeen) {
     let Seed { cluster_id, member, incarnation, address, .. } = seed.clone();
-    (member, MachineSeen { cluster_id, incarnation, power, headless: false, address })
+    (member, MachineSeen { cluster_id, incarnation, power, headless: false, address, build: None, data: None })
 }
 
 async fn a_machine_is_made_found_and_removed(ground: Rc<dyn Ground>) {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    AuthRecord, BackupNote, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission, Power,
-    SecretKind,
+    AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission,
+    Power, SecretKind,
 };
 
 /// All that `decide` knows of the operator's wish and of what was known before.
@@ -24,6 +24,8 @@ pub struct Desired {
     /// For how long a machine may be unseen before it counts as dead; `None`: the operator gave the word that it does at
     /// once.
     pub grace: Option<SignedDuration>,
+    /// How long a new machine may take before it is expected to answer.
+    pub boots_within: SignedDuration,
     /// The operator gave the word that the majority is lost for good.
     pub recovery: bool,
     /// The operator gave the word that the data of all members is replaced.
@@ -85,6 +87,12 @@ pub struct DesiredMember {
     pub etcd_digest: String,
     pub enrolment: Option<Enrolment>,
     pub unseen_since: Option<Timestamp>,
+    /// What its machine is to be made of; absent where that makes no difference.
+    pub build: Option<Build>,
+    /// Where its data lies that its next machine can have too.
+    pub data: Option<String>,
+    /// The incarnation of the machine that it gets next, with the data of the one before.
+    pub renewing: Option<u64>,
     /// Why it did not become a voter when this run tried.
     pub join_failed: Option<String>,
 }

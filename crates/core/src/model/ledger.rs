@@ -254,6 +254,9 @@ pub struct MemberRecord {
     pub generation: u64,
     pub digest: String,
     pub enrolment: Option<Enrolment>,
+    /// The incarnation of the machine that it gets next, or has got, with the data of the one before; until that data was seen there.
+    #[serde(default)]
+    pub renewing: Option<u64>,
     /// Since when its machine or its agent is not seen, across runs.
     #[serde(default)]
     pub unseen_since: Option<Timestamp>,

@@ -3,6 +3,7 @@
 //! Plain data, no decisions. The planner reads these; the agent and the controller fill them in.
 
 mod auth;
+mod build;
 mod desired;
 mod facts;
 mod host;
@@ -12,6 +13,7 @@ mod node_config;
 mod seen;
 
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
+pub use build::{Build, Data, LOCAL_DATA, kept_data};
 pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, DataSeen, EtcdFacts, EtcdStatus, Exit,

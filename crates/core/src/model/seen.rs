@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, EtcdStatus, Facts, MemberName, Power};
+use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, Power};
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -57,4 +57,10 @@ pub struct MachineSeen {
     /// Its agent is gone, so that it counts as off, and yet its etcd runs.
     pub headless: bool,
     pub address: IpAddr,
+    /// What it was made of; not told of all.
+    #[serde(default)]
+    pub build: Option<Build>,
+    /// Where its data lies, where that can outlive it.
+    #[serde(default)]
+    pub data: Option<String>,
 }

@@ -312,9 +312,7 @@ impl UnsafeBecause {
             UnsafeBecause::Quorum { .. } => {
                 String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
             }
-            UnsafeBecause::Outage { .. } => {
-                String::from("say that it may happen now with `quorate apply --allow-downtime`")
-            }
+            UnsafeBecause::Outage { .. } => String::from("say that it may happen now with `--allow-downtime`"),
             UnsafeBecause::AuthUnseen { .. } => String::from(
                 "if another tool changed the user root or its password, give quorate back a root that it can use; \
                  everything else goes on meanwhile",

@@ -46,7 +46,7 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     let Ok(path) = version::path(desired, seen) else { return };
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
-    let leads = |member: &MemberName| seen.status(member).is_some_and(|s| s.leader == s.member_id);
+    let leads = |member: &MemberName| leads(seen, member);
     let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
     if version::takes_back(desired, seen, decision) {
@@ -73,17 +73,26 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
         let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
-    let changed = what_changed(desired, seen, next);
-    let quorum = safety::quorum(all);
-    let why = if unwell(next) {
-        format!("{changed}; {next} is not healthy, so its restart takes nothing away and may heal it")
-    } else if healthy - 1 < quorum {
-        format!("{changed}; the cluster is down meanwhile, as the operator allowed")
-    } else {
-        let remain = healthy - 1;
-        format!("{changed}; {next} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
-    };
+    let why = told_with_numbers(desired, seen, next, &what_changed(desired, seen, next));
     decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
+}
+
+pub(super) fn leads(seen: &Observation, member: &MemberName) -> bool {
+    seen.status(member).is_some_and(|s| s.leader == s.member_id)
+}
+
+/// Why a member is disturbed, and what that means for the others.
+pub(super) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &MemberName, why: &str) -> String {
+    let safety::Voters { all, healthy } = safety::voters(desired, seen);
+    let quorum = safety::quorum(all);
+    if !seen.facts(member).is_some_and(safety::is_healthy_voter) {
+        return format!("{why}; {member} is not healthy, so its restart takes nothing away and may heal it");
+    }
+    if healthy - 1 < quorum {
+        return format!("{why}; the cluster is down meanwhile, as the operator allowed");
+    }
+    let remain = healthy - 1;
+    format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
 }
 
 fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> String {

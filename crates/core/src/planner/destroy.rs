@@ -1,7 +1,7 @@
 //! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
 
 use super::{Action, Decision, WaitingFor, machines, safety};
-use crate::model::{Desired, Destruction, Observation, Seen};
+use crate::model::{Data, Desired, Destruction, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = safety::may_destroy(desired, seen, word) {
@@ -14,7 +14,7 @@ pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, 
     for (member, machine) in found {
         if machines::is_ours(desired, machine) {
             decision.step(
-                Action::DestroyMachine { member: member.clone() },
+                Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                 "the operator gave the word that this cluster and its data go",
             );
         }

@@ -1,7 +1,7 @@
 //! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Desired, DesiredMember, MemberName, Observation, Seen};
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, MemberName, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
@@ -39,21 +39,26 @@ fn unenrolled(
     let formed = desired.formation.has_member(member);
     let learns = desired.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
-    // anew before it did, holds nothing and has no vote.
-    if bound.is_some_and(|bound| bound != key) || (formed && !learns && bound.is_none()) {
+    // anew before it did, holds nothing and has no vote. One that was renewed is ours.
+    let expected = !formed || learns || wish.renewing == Some(wish.incarnation);
+    if bound.is_some_and(|bound| bound != key) || (!expected && bound.is_none()) {
         return decision.block(UnsafeBecause::SecondKey { member: member.clone() });
     }
-    let destroy = Action::DestroyMachine { member: member.clone() };
+    let (data, holds) = match wish.renewing {
+        Some(_) => (Data::Stays, "its data is kept"),
+        None => (Data::Goes, "holds nothing"),
+    };
+    let destroy = Action::DestroyMachine { member: member.clone(), data };
     let Some(enrolment) = &wish.enrolment else {
         return decision.step(
             destroy,
-            "its agent was never enrolled and the ledger holds no token for it: it is made anew, and holds nothing",
+            format!("its agent was never enrolled and the ledger holds no token for it: it is made anew, and {holds}"),
         );
     };
     if bound.is_none() && enrolment.expires <= seen.now {
         return decision.step(
             destroy,
-            "its enrolment token expired before it was used: the machine is made anew, and holds nothing",
+            format!("its enrolment token expired before it was used: the machine is made anew, and {holds}"),
         );
     }
     decision.step(

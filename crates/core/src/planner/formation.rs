@@ -260,11 +260,16 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
             Action::StopEtcd { member: member.clone() },
             "it runs in a formation that was abandoned before any client could write",
         ),
-        DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.formation) => decision.step_expecting(
-            Action::WipeData { member: member.clone(), stamp },
-            "that formation was abandoned before any client could write",
-            Precondition::Data(facts.etcd.data.clone()),
-        ),
+        DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.formation) => {
+            // One that ended before it came into being does not run, and is meant to all the same.
+            let why = "nobody may start it again on what is wiped";
+            decision.step(Action::StopEtcd { member: member.clone() }, why);
+            decision.step_expecting(
+                Action::WipeData { member: member.clone(), stamp },
+                "that formation was abandoned before any client could write",
+                Precondition::Data(facts.etcd.data.clone()),
+            );
+        }
         _ => {}
     }
 }

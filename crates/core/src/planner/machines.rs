@@ -2,7 +2,7 @@
 
 use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
@@ -11,11 +11,19 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
+            None if is_awaited_by_its_data(desired, seen, member, wish) => decision.step(
+                Action::CreateMachine {
+                    member: member.clone(),
+                    incarnation: wish.renewing.unwrap_or(wish.incarnation),
+                    data: Data::Stays,
+                },
+                format!("{member} gets its machine anew and keeps its data and its seat"),
+            ),
             // What became of it is `repair`'s to find out, or the restore's.
             None if desired.formation.counts_on(member) => {}
             None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
-                Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation },
+                Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
                 format!("{member} is in the spec and has no machine"),
             ),
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
@@ -33,6 +41,14 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             decision.step(Action::StartMachine { member: member.clone() }, why);
         }
     }
+}
+
+/// Whether its machine went for a renewal, or while one was recorded. Where all data is replaced, nothing waits for it.
+fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let known = desired.formation.members().and_then(|members| members.get(member));
+    let address = known.filter(|_| desired.formation.counts_on(member)).and_then(|known| known.address());
+    let is_free = |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == address);
+    wish.renewing.is_some() && desired.restore.is_none() && address.is_some_and(is_free)
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
@@ -59,7 +75,7 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
         if !safety::may_wipe_leftover(&desired.formation) {
             if safety::may_clear_away(desired, seen, member) {
                 decision.step(
-                    Action::DestroyMachine { member: member.clone() },
+                    Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                     "it is no member any more, and every member has what it held",
                 );
             }
@@ -86,7 +102,7 @@ fn remove_unformed(
     }
     match seen.agents.get(member) {
         Some(Seen::At(_, AgentSeen::Enrolled(_) | AgentSeen::Unenrolled { .. })) => decision.step(
-            Action::DestroyMachine { member: member.clone() },
+            Action::DestroyMachine { member: member.clone(), data: Data::Goes },
             format!("the spec no longer names {member}, and no client has written to the cluster yet"),
         ),
         _ if machine.power == Power::Off => decision.step(

@@ -16,6 +16,7 @@ mod membership;
 mod plan;
 mod recovery;
 pub mod remember;
+mod renewal;
 mod repair;
 mod restore;
 pub mod safety;
@@ -118,6 +119,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     let growing = membership::grow(desired, seen, &mut decision);
     if as_formed && !growing {
         config::restart(desired, seen, &mut decision);
+        renewal::decide(desired, seen, &mut decision);
     }
     membership::shrink(desired, seen, &mut decision, growing);
     membership::tell_failures(desired, &mut decision);

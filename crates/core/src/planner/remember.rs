@@ -6,9 +6,10 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 
 use super::cluster::Cluster;
+use super::safety::DataVerdict;
 use super::{Action, safety};
 use crate::model::{
-    AuthOp, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
+    AuthOp, Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
 };
 
 /// A machine that was last found unseen longer ago than this is counted anew.
@@ -26,6 +27,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             let has = ledger.members.get(member).map_or(1, |r| r.incarnation.max(1));
             has < *incarnation && raise_incarnation(ledger, member)
         }
+        Action::RecordRenewal { member, incarnation } => renew(ledger, member, *incarnation),
         Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
         Action::RecordRestoring { was, token, members, sha256, bump_revision } => {
             let Some(wish) = ledger.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
@@ -60,9 +62,17 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             ledger.last_change = Some(now);
             true
         }
-        Action::CreateMachine { member, incarnation } => {
+        Action::CreateMachine { member, incarnation, .. } => {
             let record = ledger.members.entry(member.clone()).or_default();
-            record.incarnation = *incarnation;
+            if record.incarnation != *incarnation {
+                // Whatever was known of the machine before it.
+                *record = MemberRecord {
+                    incarnation: *incarnation,
+                    renewing: record.renewing,
+                    join_failed: record.join_failed.take(),
+                    ..MemberRecord::default()
+                };
+            }
             true
         }
         Action::PushConfig { member, generation } => {
@@ -119,10 +129,10 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             }
             true
         }
-        Action::DestroyMachine { member } => {
+        Action::DestroyMachine { member, data } => {
             // Whoever was cut short between a removal and this knew better than the ledger.
             let removed = match &mut ledger.formation {
-                Formation::Formed { members, .. } => members.remove(member).is_some(),
+                Formation::Formed { members, .. } if *data == Data::Goes => members.remove(member).is_some(),
                 _ => false,
             };
             let Some(record) = ledger.members.get_mut(member) else { return removed };
@@ -152,6 +162,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
             note_absence(record, matches!(seen.agents.get(member), Some(Seen::At(..))), desired.grace, seen.now);
         }
     }
+    end_renewals(ledger, desired, seen);
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
@@ -181,6 +192,34 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         }
     }
     before != noted(ledger)
+}
+
+/// The seat keeps its data and gets another machine. The one it has is to go for that.
+pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool {
+    let record = ledger.members.entry(member.clone()).or_default();
+    let begins = record.incarnation.max(1) < incarnation && record.renewing != Some(incarnation);
+    if begins {
+        record.renewing = Some(incarnation);
+    }
+    begins
+}
+
+/// A renewal is over when its data was seen on the new machine, which is the member's from then on. An agent that was seen before the
+/// present machine was claimed is that of one before it.
+fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    let Formation::Formed { token, members, .. } = &mut ledger.formation else { return };
+    let is_claimed = |r: &MemberRecord| r.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
+    for (member, known) in members {
+        let record = ledger.members.get_mut(member);
+        let Some(record) = record.filter(|r| r.renewing == Some(r.incarnation) && is_claimed(r)) else { continue };
+        let machine = seen.machines.get().and_then(|m| m.get(member));
+        let is_it = machine.is_some_and(|m| m.incarnation == record.incarnation);
+        let Some(facts) = seen.facts(member).filter(|_| is_it) else { continue };
+        if safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
+            record.renewing = None;
+            known.machine_id.clone_from(&facts.machine_id);
+        }
+    }
 }
 
 /// How long a machine is unseen counts from the first look of a row without long gaps: in one, it may have come and gone.

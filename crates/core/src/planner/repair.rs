@@ -1,9 +1,11 @@
 //! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
+use jiff::SignedDuration;
+
 use super::cluster::{Cluster, peer_url};
 use super::safety::{self, Absence, DataVerdict};
-use super::{Action, Decision, WaitingFor};
+use super::{Action, Decision, WaitingFor, renewal};
 use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
@@ -36,22 +38,23 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
             continue;
         }
-        let why = match loss(desired, seen, cluster.as_ref(), token, member, wish) {
-            None => continue,
-            Some(Loss::Known(why)) => why,
+        match loss(desired, seen, cluster.as_ref(), token, member, wish) {
+            None => {}
+            Some(Loss::Known(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
+            // It is about to go in any case (`renewal`).
+            Some(Loss::Unseen(_)) if wish.renewing.is_some_and(|to| to > wish.incarnation) => {}
+            Some(Loss::Unseen(why)) if is_booting(desired, seen, member, wish) => {
+                decision.wait(WaitingFor::Agent { member: member.clone(), why });
+            }
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
-                Ok(Absence::Dead(why)) => why,
-                Ok(Absence::Brief) => {
-                    decision.wait(WaitingFor::Agent { member: member.clone(), why: what });
-                    continue;
+                Ok(Absence::Dead(why)) if renewal::keeps_data(seen, member, wish) => {
+                    renew(desired, seen, decision, cluster.as_ref(), member, &why);
                 }
-                Err(because) => {
-                    decision.block(because);
-                    continue;
-                }
+                Ok(Absence::Dead(why)) => replace(desired, seen, decision, cluster.as_ref(), member, &why),
+                Ok(Absence::Brief) => decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
+                Err(because) => decision.block(because),
             },
-        };
-        replace(desired, seen, decision, cluster.as_ref(), member, &why);
+        }
     }
 }
 
@@ -64,23 +67,50 @@ fn replace(
     member: &MemberName,
     why: &str,
 ) {
+    if let Some(left) = others_can_do_without(desired, seen, decision, cluster, member) {
+        let incarnation = desired.members[member].incarnation + 1;
+        decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, format!("{why}; {left}"));
+    }
+}
+
+/// Gives the member another machine with the data of the one that is lost. Should that data not be there, the seat is lost like any
+/// other. Where there is no machine at all, a new one takes nothing from anybody.
+fn renew(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+    why: &str,
+) {
+    let is_there = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
+    if is_there && others_can_do_without(desired, seen, decision, cluster, member).is_none() {
+        return;
+    }
+    let incarnation = desired.members[member].incarnation + 1;
+    let why = format!("{why}; where its data outlived it, {member} keeps it and its seat");
+    decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
+}
+
+/// What is left without it, if that is enough. Else it is told what is missing.
+fn others_can_do_without(
+    desired: &Desired,
+    seen: &Observation,
+    decision: &mut Decision,
+    cluster: Option<&Cluster<'_>>,
+    member: &MemberName,
+) -> Option<String> {
     let Some(cluster) = cluster else {
-        return match safety::majority_is_there(desired, seen) {
+        match safety::majority_is_there(desired, seen) {
             Ok(()) => {
                 let why = String::from("the others must agree on its successor, and do not answer yet");
                 decision.wait(WaitingFor::Health { member: member.clone(), why });
             }
             Err(because) => decision.block(because),
-        };
-    };
-    match safety::may_lose(cluster, member) {
-        Ok(left) => {
-            let incarnation = desired.members[member].incarnation + 1;
-            let action = Action::RecordReplacement { member: member.clone(), incarnation };
-            decision.step(action, format!("{why}; {left}"));
         }
-        Err(because) => decision.block(because),
-    }
+        return None;
+    };
+    safety::may_lose(cluster, member).map_err(|because| decision.block(because)).ok()
 }
 
 fn loss(
@@ -96,7 +126,8 @@ fn loss(
     }
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
-        let what = format!("the machine of {member} is gone, and its data with it");
+        let with_it = if wish.data.is_some() { "" } else { ", and its data with it" };
+        let what = format!("the machine of {member} is gone{with_it}");
         return Some(Loss::Unseen(what));
     };
     if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
@@ -155,8 +186,17 @@ fn used_up(
     }
 }
 
-/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the grace
-/// time tells it from one that is still coming up, whatever the operator said of the members.
+/// A new machine that has not had the time to come up: its agent was never heard of.
+fn is_booting(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let is_on = seen.machines.get().and_then(|m| m.get(member)).is_some_and(|machine| machine.power == Power::On);
+    let is_new = wish.enrolment.as_ref().is_some_and(|enrolment| enrolment.bound_key.is_none());
+    let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+    is_on && is_new && unseen < desired.boots_within
+}
+
+/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the time
+/// tells it from one that is still coming up, whatever the operator said of the members. If that were less than it takes, each
+/// would be given up for the next, without end.
 fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<String> {
     if desired.formation.has_member(member) {
         return None;
@@ -164,7 +204,7 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
     let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
     safety::peers_miss(desired, seen, member).ok()?;
-    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?);
+    let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?.max(desired.boots_within));
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
     let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
     (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))

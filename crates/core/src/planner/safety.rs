@@ -1,6 +1,7 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
 mod absence;
+mod renewal;
 pub mod restore;
 
 use std::collections::BTreeSet;
@@ -13,12 +14,13 @@ use super::Action;
 use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
-    AgentSeen, BackupNote, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember, MachineSeen,
-    MemberName, Observation, Seen, ServiceState, Stamp,
+    AgentSeen, BackupNote, Data, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember,
+    MachineSeen, MemberName, Observation, Seen, ServiceState, Stamp,
 };
 use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
+pub use renewal::{may_renew, may_replace};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -288,9 +290,10 @@ pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -
     let cluster = Cluster::see(desired, seen);
     let votes = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
     let after = match action {
-        Action::RestartEtcd { member } | Action::StopEtcd { member } | Action::StopMachine { member } => {
-            (all, healthy - usize::from(is_healthy(member)))
-        }
+        Action::RestartEtcd { member }
+        | Action::StopEtcd { member }
+        | Action::StopMachine { member }
+        | Action::DestroyMachine { member, data: Data::Stays } => (all, healthy - usize::from(is_healthy(member))),
         Action::Promote { .. } => (all + 1, healthy + 1),
         Action::RemoveMember { member, .. } if votes(member) => (all - 1, healthy - usize::from(is_healthy(member))),
         _ => (all, healthy),

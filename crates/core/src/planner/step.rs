@@ -5,7 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AuthOp, CertificateUse, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp};
+use crate::model::{AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Step {
@@ -50,6 +50,7 @@ pub enum Action {
     CreateMachine {
         member: MemberName,
         incarnation: u64,
+        data: Data,
     },
     StartMachine {
         member: MemberName,
@@ -59,6 +60,7 @@ pub enum Action {
     },
     DestroyMachine {
         member: MemberName,
+        data: Data,
     },
     Enrol {
         member: MemberName,
@@ -101,6 +103,10 @@ pub enum Action {
         member: MemberName,
     },
     RecordReplacement {
+        member: MemberName,
+        incarnation: u64,
+    },
+    RecordRenewal {
         member: MemberName,
         incarnation: u64,
     },
@@ -181,6 +187,7 @@ impl Action {
             | Action::AbandonFormation { .. }
             | Action::RecordFormed { .. }
             | Action::RecordReplacement { .. }
+            | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
             | Action::RecordRestoring { .. }
             | Action::ForgetCluster => None,
@@ -192,7 +199,7 @@ impl Action {
             Action::CreateMachine { member, .. }
             | Action::StartMachine { member }
             | Action::StopMachine { member }
-            | Action::DestroyMachine { member }
+            | Action::DestroyMachine { member, .. }
             | Action::Enrol { member }
             | Action::InstallCertificates { member, .. }
             | Action::PushConfig { member, .. }
@@ -215,7 +222,8 @@ impl Action {
             Action::AddLearner { member, .. }
             | Action::Promote { member, .. }
             | Action::RemoveMember { member, .. }
-            | Action::RecordReplacement { member, .. } => Some(member),
+            | Action::RecordReplacement { member, .. }
+            | Action::RecordRenewal { member, .. } => Some(member),
             Action::RecordRecovery { from, .. } => Some(from),
             other => other.member(),
         }
@@ -241,6 +249,7 @@ impl Action {
             Action::MoveLeader { .. } => "move-leader",
             Action::RestartEtcd { .. } => "restart-etcd",
             Action::RecordReplacement { .. } => "record-replacement",
+            Action::RecordRenewal { .. } => "record-renewal",
             Action::AddLearner { .. } => "add-learner",
             Action::JoinEtcd { .. } => "join-etcd",
             Action::Promote { .. } => "promote",
@@ -257,7 +266,7 @@ impl Action {
         }
     }
 
-    pub const KINDS: [&str; 30] = [
+    pub const KINDS: [&str; 31] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -275,6 +284,7 @@ impl Action {
         "move-leader",
         "restart-etcd",
         "record-replacement",
+        "record-renewal",
         "add-learner",
         "join-etcd",
         "promote",
@@ -297,13 +307,19 @@ impl fmt::Display for Action {
             Action::MakeSecrets { kinds } => {
                 write!(f, "put {} into the ledger", list(kinds.iter().map(|k| secret_name(*k))))
             }
-            Action::CreateMachine { member, incarnation: 1 } => write!(f, "create the machine of {member}"),
-            Action::CreateMachine { member, incarnation } => {
+            Action::CreateMachine { member, incarnation: 1, .. } => write!(f, "create the machine of {member}"),
+            Action::CreateMachine { member, incarnation, data: Data::Goes } => {
                 write!(f, "create the machine of {member}, incarnation {incarnation}")
+            }
+            Action::CreateMachine { member, incarnation, data: Data::Stays } => {
+                write!(f, "create the machine of {member}, incarnation {incarnation}, with the data of the last")
             }
             Action::StartMachine { member } => write!(f, "start the machine of {member}"),
             Action::StopMachine { member } => write!(f, "stop the machine of {member}"),
-            Action::DestroyMachine { member } => write!(f, "destroy the machine of {member}"),
+            Action::DestroyMachine { member, data: Data::Goes } => write!(f, "destroy the machine of {member}"),
+            Action::DestroyMachine { member, data: Data::Stays } => {
+                write!(f, "destroy the machine of {member} and keep its data")
+            }
             Action::Enrol { member } => write!(f, "enrol the agent of {member}"),
             Action::InstallCertificates { member, uses } => {
                 write!(f, "install certificates on {member} ({})", list(uses.iter().map(|u| u.file_stem())))
@@ -324,6 +340,9 @@ impl fmt::Display for Action {
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
             Action::RecordReplacement { member, incarnation } => {
                 write!(f, "give {member} a new machine, incarnation {incarnation}")
+            }
+            Action::RecordRenewal { member, incarnation } => {
+                write!(f, "give {member} a new machine, incarnation {incarnation}, with the data that it has")
             }
             Action::AddLearner { member, .. } => write!(f, "add {member} to the cluster as a learner"),
             Action::JoinEtcd { member, .. } => write!(f, "start etcd on {member} as a learner"),

@@ -47,6 +47,9 @@ pub struct ClusterSpec {
     /// How machines of the provider `local` are connected.
     #[serde(default)]
     pub network: Network,
+    /// Under the provider `local`: whether a member keeps its data and its seat when its machine is replaced, as with a data volume.
+    #[serde(default)]
+    pub keep_data: bool,
     /// The members. An odd number survives the most failures for its size.
     pub members: Vec<MemberSpec>,
     /// A machine that was not seen for this long counts as dead and is replaced.

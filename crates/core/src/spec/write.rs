@@ -44,6 +44,7 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         provider: Provider::Local,
         replace_after: super::types::default_replace_after(),
         network: Network::Loopback,
+        keep_data: false,
         members: members.collect::<Result<_, Malformed>>()?,
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
         tls: TlsSettings::default(),

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, Consent, DataSeen, Desired, Facts, Formation, Ledger,
+    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Formation, Ledger,
     MemberName, Observation, Power, RestoreWish, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
@@ -164,7 +164,11 @@ impl Scene {
 
 /// A spec from the text below `name` and `members` of its only cluster.
 pub fn cluster(name: &str, members: usize, rest: &str) -> ClusterSpec {
-    let names: Vec<String> = (1..=members).map(|n| format!("{{name: etcd-{n}}}")).collect();
+    let interfaces = |n: usize| match rest.contains("libvirt:") {
+        true => format!(", interfaces: [{{network: default, address: 192.0.2.{n}, prefix: 24}}]"),
+        false => String::new(),
+    };
+    let names: Vec<String> = (1..=members).map(|n| format!("{{name: etcd-{n}{}}}", interfaces(n))).collect();
     let head = format!("quorate: 1\nclusters:\n  - name: {name}\n    members: [{}]\n", names.join(", "));
     let text = head + rest;
     let document = Document::parse("cluster.yaml", &text).unwrap_or_else(|problems| panic!("{problems:?}\n{text}"));
@@ -248,7 +252,14 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
                 assert_eq!(staged, Some(sha256), "{member} has no snapshot when what was is given up");
             }
         }
+        Action::StopEtcd { member } if formed && is_renewed(world, member) => audit_restart(desired, world, member),
         Action::StopEtcd { .. } => assert!(!formed || desired.recovery, "stops a cluster that is formed: {step:?}"),
+        Action::DestroyMachine { member, data: Data::Stays } => {
+            assert!(is_renewed(world, member), "the ledger does not say why its machine goes: {step:?}");
+            if world.machines[member].facts().is_some() {
+                audit_restart(desired, world, member);
+            }
+        }
         Action::RestoreData { stamp, .. } => {
             assert_eq!(world.ledger.formation.token(), Some(stamp.token.as_str()), "{step:?}");
             assert_eq!(running_tokens(world), BTreeSet::new(), "data is made while an etcd runs: {step:?}");
@@ -261,7 +272,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert_eq!(facts.etcd.last_started, None, "`new` for the second time: {step:?}");
             assert!(matches!(step.expects, Precondition::Data(DataSeen::Empty)));
         }
-        Action::DestroyMachine { member } => {
+        Action::DestroyMachine { member, data: Data::Goes } => {
             let url = format!("https://{}:2380", world.machines[member].seen.address);
             let listed = formed && world.listed.iter().any(|l| l.peer_url == url);
             let never_enrolled = world.machines[member].facts().is_none();
@@ -273,6 +284,11 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
         _ => {}
     }
+}
+
+/// Whether the ledger says that its machine goes for another one.
+fn is_renewed(world: &World, member: &MemberName) -> bool {
+    world.ledger.members.get(&member.seat().into()).is_some_and(|record| record.renewing.is_some())
 }
 
 /// The formations in which an etcd runs.

@@ -23,7 +23,7 @@ use quorate_core::model::{
     AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus,
     Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
-use quorate_core::planner::remember::raise_incarnation;
+use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step};
 
 use crate::scene::{self, Scene};
@@ -230,6 +230,11 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             let incarnation = scene.ledger.members[&member].incarnation;
             raise_incarnation(&mut scene.ledger, &member);
             scene.rename(&member, &member.former(incarnation));
+        }
+        ["renews", member] => {
+            let member = MemberName::from(*member);
+            let incarnation = scene.ledger.members[&member].incarnation;
+            renew(&mut scene.ledger, &member, incarnation + 1);
         }
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
         ["says", "destroy"] => scene.ledger.destroy = Some(consent()),

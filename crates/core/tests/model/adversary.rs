@@ -126,6 +126,9 @@ impl ClusterModel {
     }
 
     fn strikes(&self, state: &State, moves: &mut Vec<Move>) {
+        if state.budget.faults > 0 && self.faults.contains(&Fault::LoseDisk) {
+            moves.extend(state.world.kept.keys().map(|seat| Move::Strike(Fault::LoseDisk, seat.clone())));
+        }
         for (member, machine) in &state.world.machines {
             let service = machine.facts().map(|f| &f.etcd.service);
             let on = machine.seen.power == Power::On;
@@ -180,7 +183,8 @@ impl ClusterModel {
 fn may_strike(fault: Fault, machine: &SimMachine) -> bool {
     let on = machine.seen.power == Power::On;
     let facts = machine.facts();
-    let has_data = facts.is_some_and(|f| f.etcd.data != DataSeen::Empty);
+    let holds_kept = matches!(&machine.agent, SimAgent::Fresh { data, .. } if *data != DataSeen::Empty);
+    let has_data = holds_kept || facts.is_some_and(|f| f.etcd.data != DataSeen::Empty);
     match fault {
         Fault::Destroy => true,
         Fault::SwitchOff => on,
@@ -197,8 +201,16 @@ impl State {
         self.world.change(|world| {
             let now = world.now;
             let remembered = others_lead(world, member);
-            let Some(machine) = world.machines.get_mut(member) else { return };
+            let Some(machine) = world.machines.get_mut(member) else {
+                world.kept.remove(member);
+                return;
+            };
             match fault {
+                Fault::LoseDisk if machine.facts().is_none() => {
+                    if let SimAgent::Fresh { data, .. } = &mut machine.agent {
+                        *data = DataSeen::Empty;
+                    }
+                }
                 Fault::Destroy => drop(world.machines.remove(member)),
                 Fault::SwitchOff => machine.seen.power = Power::Off,
                 Fault::Hang => machine.agent = SimAgent::Unknown { since: now, why: String::from("it hangs") },

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::model::{
-    Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT, ServiceState,
+    AgentSeen, Data, Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT,
+    ServiceState,
 };
 use quorate_core::planner::{Action, Decision, Precondition};
 
@@ -102,24 +103,15 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             (!enough).then_some(Wrong::QuorumGivenAway)
         }
         Action::RemoveMember { id, .. } => judge_removal(look, *id),
-        Action::RestartEtcd { member } => {
-            let id = look.id_of(member).unwrap_or(0);
-            let others = look.healthy.iter().filter(|h| **h != id).count();
-            let well = look.healthy.contains(&id);
-            if all > 0 && others + 1 < all {
-                return Some(Wrong::TwoDisturbances);
-            }
-            if well && look.leader == id && others > 0 {
-                return Some(Wrong::LeaderDisturbed);
-            }
-            (well && others < quorum(all) && !desired.downtime).then_some(Wrong::QuorumGivenAway)
-        }
-        Action::DestroyMachine { member } if formed => judge_destruction(desired, look, member),
+        Action::RestartEtcd { member } => judge_disturbance(desired, look, member),
+        Action::DestroyMachine { member, data: Data::Stays } => judge_renewal(desired, look, member),
+        Action::DestroyMachine { member, .. } if formed => judge_destruction(desired, look, member),
         Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),
         Action::StartEtcd { bootstrap: Some(_), .. } => formed.then_some(Wrong::NewAfterFormed),
         Action::RecordRecovery { .. } => {
             (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
         }
+        Action::StopEtcd { member } if formed && is_renewed(desired, member) => judge_renewal(desired, look, member),
         Action::StopEtcd { .. } if formed => {
             (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
         }
@@ -138,8 +130,41 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             let other = desired.formation.token() != Some(stamp.token.as_str());
             (other || look.seen.agents.keys().any(runs)).then_some(Wrong::OldAndNew)
         }
+        Action::RecordRenewal { member, .. } => judge_recorded(desired, look, member),
         Action::RecordReplacement { member, .. } => judge_replacement(desired, look, member),
         _ => None,
+    }
+}
+
+/// Taken away for a moment: all others are well, it does not lead, and they have their quorum.
+fn judge_disturbance(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
+    let all = look.voters().count();
+    let id = look.id_of(member).unwrap_or(0);
+    let others = look.healthy.iter().filter(|h| **h != id).count();
+    let well = look.healthy.contains(&id);
+    if all > 0 && others + 1 < all {
+        return Some(Wrong::TwoDisturbances);
+    }
+    if well && look.leader == id && others > 0 {
+        return Some(Wrong::LeaderDisturbed);
+    }
+    (well && others < quorum(all) && !desired.downtime).then_some(Wrong::QuorumGivenAway)
+}
+
+fn is_renewed(desired: &Desired, member: &MemberName) -> bool {
+    desired.members.get(member).is_some_and(|wish| wish.renewing.is_some())
+}
+
+/// A machine goes and its data stays: the ledger says so before. One that is not enrolled yet never ran anything; one that counts as
+/// dead takes nothing away.
+fn judge_renewal(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
+    if !is_renewed(desired, member) {
+        return Some(Wrong::UnrecordedRenewal);
+    }
+    match look.seen.agents.get(member).and_then(|agent| agent.get()) {
+        Some(AgentSeen::Unenrolled { .. }) => None,
+        Some(AgentSeen::Enrolled(_)) => judge_disturbance(desired, look, member),
+        None => judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member)),
     }
 }
 
@@ -169,6 +194,16 @@ fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let listed = look.list.iter().any(|m| m.peer_urls.contains(&url));
     let member_of_ours = desired.formation.has_member(member);
     (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)
+}
+
+/// A renewal is recorded for one that may be disturbed, that counts as dead, or that has no machine.
+fn judge_recorded(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
+    let is_there = look.seen.machines.get()?.contains_key(member);
+    if is_there {
+        judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member))
+    } else {
+        None
+    }
 }
 
 /// Who is given up must be lost: its data gone or gone back, or nobody sees its machine for long enough.

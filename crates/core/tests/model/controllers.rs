@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use quorate_core::desire::Wish;
-use quorate_core::model::{AgentSeen, Brought, Desired, Formation, Ledger, MemberName, Observation, Power, Seen};
+use quorate_core::model::{AgentSeen, Brought, Data, Desired, Formation, Ledger, MemberName, Observation, Power, Seen};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, decide, remember};
 use quorate_core::spec::ClusterSpec;
@@ -18,7 +18,7 @@ use quorate_core::spec::ClusterSpec;
 use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
-use crate::etcd::Voters;
+use crate::etcd::{Voters, is_kept};
 use crate::names::{are_alike, called_as, rename, rename_seen};
 use crate::past::{Deed, Past, Wrong};
 use crate::reached::{Event, Reached};
@@ -222,6 +222,9 @@ impl ClusterModel {
             Sight::Old(_) => self.reached.count(Event::OldDecision),
         }
         let steps: Vec<Step> = decision.steps.into_iter().map(|s| Step { why: Reason::new(""), ..s }).collect();
+        if steps.iter().any(|s| matches!(s.action, Action::CreateMachine { data: Data::Stays, .. })) {
+            self.reached.count(Event::Resumed);
+        }
         if self.coarse && stale.is_none() && steps.iter().all(|s| prepares(&s.action)) {
             state.world.change(|world| steps.iter().for_each(|s| prepare(world, &desired, s)));
             return;
@@ -268,7 +271,14 @@ impl ClusterModel {
                     state.past.formations += 1;
                 }
                 Action::AbandonFormation { .. } => self.reached.count(Event::Abandoned),
-                Action::RecordReplacement { .. } => {
+                Action::RecordRenewal { .. } => self.reached.count(Event::RenewalRecorded),
+                Action::RecordReplacement { member, .. } => {
+                    let mut listed = state.world.listed.iter();
+                    // Where all data is replaced, none waits.
+                    let waits = listed.any(|l| l.name.as_str() == member.seat() && is_kept(&state.world, l));
+                    if waits && state.world.ledger.restore.is_none() {
+                        state.past.wrongs.insert(Wrong::KeptDataGivenUp);
+                    }
                     self.reached.count(Event::Replaced);
                     if taken_over {
                         self.reached.count(Event::ReplacedInTakeover);
@@ -336,6 +346,7 @@ impl ClusterModel {
             Action::RemoveMember { .. } => Event::Removed,
             Action::MoveLeader { .. } => Event::LeaderMoved,
             Action::RestartEtcd { .. } => Event::Restarted,
+            Action::DestroyMachine { data: Data::Stays, .. } => Event::Renewed,
             Action::DestroyMachine { .. } => Event::Destroyed,
             Action::Rebuild { .. } => Event::Recovered,
             Action::RestoreData { .. } => Event::Restored,

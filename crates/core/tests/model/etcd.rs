@@ -23,7 +23,9 @@ impl Voters {
         Voters {
             all: voters().count(),
             running: voters().filter(|l| runs(world, l)).count(),
-            holding: voters().filter(|l| machine_of(world, l).is_some_and(|m| holds(world, m))).count(),
+            holding: voters()
+                .filter(|l| machine_of(world, l).is_some_and(|m| holds(world, m)) || is_kept(world, l))
+                .count(),
         }
     }
 
@@ -55,6 +57,17 @@ pub fn holds(world: &World, machine: &SimMachine) -> bool {
     machine.facts().is_some_and(|f| {
         f.etcd.older.is_none() && matches!(&f.etcd.data, DataSeen::Stamped(s) if Some(s.token.as_str()) == token)
     })
+}
+
+/// Whether the data of one that is listed waits for its next machine, or lies there before its agent is enrolled.
+pub fn is_kept(world: &World, listed: &SimListed) -> bool {
+    let present =
+        |data: &DataSeen| matches!(data, DataSeen::Stamped(s) if world.ledger.formation.token() == Some(&s.token));
+    match machine_of(world, listed) {
+        None => world.kept.get(&listed.name).is_some_and(present),
+        Some(SimMachine { agent: SimAgent::Fresh { data, .. }, .. }) => present(data),
+        Some(_) => false,
+    }
 }
 
 pub fn runs(world: &World, listed: &SimListed) -> bool {

@@ -2,7 +2,7 @@
 //! one is changed.
 //!
 //! Two controllers run `decide` in the simulated world (`controllers.rs`). The adversary (`adversary.rs`) switches machines off,
-//! hangs and destroys them, loses disks and sets them back, ends etcds, kills a controller at work, lets the second take the
+//! hangs and destroys them, loses disks, with or without a machine around them, and sets them back, ends etcds, kills a controller at work, lets the second take the
 //! lock from the first while that one still acts, hides agents from a look, shows a look the world as it was one or two
 //! changes ago, and delivers an order late; each only as often as the budget says. Agents, etcd and the ledger refuse as the
 //! real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is taken over from
@@ -63,6 +63,8 @@
 //! | `judge_data`: another cluster's data is ours | story `data` |
 //! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never given away |
 //! | `may_disturb`: without the word for an outage | story `settings` |
+//! | `may_renew`: a dead machine goes though too few are seen to be healthy | model: quorum is never given away |
+//! | a renewal ends on a look that is older than the machine it is about | model: it settles when faults stop |
 //! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
 //! | `fence_is_current`, `ledger_is_current` | story `machines` |
 //! | an agent that remembers our own number is told it all the same (`observe.rs`) | `a_ledger_that_is_one_run_older…` in crates/cli/tests/refusals.rs |
@@ -172,6 +174,8 @@ impl Model for ClusterModel {
             }),
             Property::always("restored data starts when all hold theirs", |_, s| never(s, Wrong::StartedBeforeAllHold)),
             Property::always("never old and new data at once", |_, s| never(s, Wrong::OldAndNew)),
+            Property::always("a machine goes only as the ledger says", |_, s| never(s, Wrong::UnrecordedRenewal)),
+            Property::always("who waits for a machine keeps its seat", |_, s| never(s, Wrong::KeptDataGivenUp)),
             Property::always("it settles when faults stop", ClusterModel::settles),
         ]
     }
@@ -379,10 +383,14 @@ macro_rules! every_change {
             replace: 3, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
             replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
             replace_the_only_one: 1, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
+            renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed, LeaderMoved];
+            renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];
             settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
             upgrade: 3, Change::Upgrade, [Restarted, LeaderMoved];
             gone: 3, Change::Gone("etcd-2"), [Replaced, Removed, Joined, Promoted];
+            gone_with_a_volume: 3, Change::GoneWithVolume("etcd-2"), [RenewalRecorded, Resumed];
+            hangs_with_a_volume: 3, Change::HangsWithVolume("etcd-2"), [RenewalRecorded, Renewed, Resumed];
             hangs: 3, Change::Hangs("etcd-2"), [Replaced, Removed, Joined, Promoted];
             wiped: 3, Change::Wiped("etcd-2"), [Replaced, Removed, Joined, Promoted];
             set_back: 3, Change::SetBack("etcd-2"), [Replaced, Removed, Joined, Promoted];
@@ -410,11 +418,13 @@ changes! {
     [] in_short_two_controllers: Budget { faults: 1, takeovers: 1, ..PEACE };
     gone: 3, Change::Gone("etcd-2"), [ReplacedInTakeover];
     settings: 3, Change::Settings, [Restarted, LeaderMoved];
+    renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed];
 }
 
 changes! {
     [] in_short_old_looks: Budget { faults: 1, stale: 2, ..PEACE };
     three_to_two: 3, Change::Scale(2), [Removed, OldDecisionRefused];
+    renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed];
 }
 
 changes! {

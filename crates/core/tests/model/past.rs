@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::model::{Desired, Formation, MemberName, Power, ServiceState};
+use quorate_core::model::{Data, Desired, Formation, MemberName, Power, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step};
 
@@ -62,6 +62,10 @@ pub enum Wrong {
     StartedBeforeAllHold,
     /// Members run on old and new data at once.
     OldAndNew,
+    /// A machine goes and its data stays, and the ledger does not say why.
+    UnrecordedRenewal,
+    /// A seat is given up whose data waits for its next machine.
+    KeptDataGivenUp,
 }
 
 /// An order that was carried out, and what was true before.
@@ -115,6 +119,10 @@ impl Past {
                 wrong(!restoring, Wrong::GivenUpBeforeStaged);
             }
             Action::WipeData { .. } => wrong(formed, Wrong::WipedAfterFormed),
+            Action::DestroyMachine { data: Data::Stays, .. } => {
+                let record = before.ledger.members.get(&member.seat().into());
+                wrong(record.is_none_or(|record| record.renewing.is_none()), Wrong::UnrecordedRenewal);
+            }
             Action::DestroyMachine { .. } if formed => {
                 let url = before.machines.get(member).map(url_of);
                 // An order to add a learner may come as late as that; a learner has no vote, and is taken out again.

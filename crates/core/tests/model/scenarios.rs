@@ -6,7 +6,7 @@ use quorate_core::desire::Wish;
 use quorate_core::model::{
     Brought, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RestoreWish, ServiceState,
 };
-use quorate_core::planner::remember::raise_incarnation;
+use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
 use quorate_core::spec::{ClientAuth, ClusterSpec, generated};
@@ -36,10 +36,15 @@ pub enum Change {
     Scale(usize),
     Replace(&'static str),
     ReplacePinned(&'static str),
+    /// Its machine is to be another one, and its data stays.
+    Renew(&'static str),
     Settings,
     Upgrade,
     Gone(&'static str),
+    /// The machine is gone, and its data is not.
+    GoneWithVolume(&'static str),
     Hangs(&'static str),
+    HangsWithVolume(&'static str),
     Wiped(&'static str),
     SetBack(&'static str),
     /// All but this one are gone, and the operator gave the word.
@@ -76,6 +81,7 @@ impl Scenario {
         if let Change::ReplacePinned(_) = change {
             pin(&mut spec);
         }
+        spec.keep_data = matches!(change, Change::Renew(_) | Change::GoneWithVolume(_) | Change::HangsWithVolume(_));
         let world = empty(&spec);
         let mut scenario = Scenario { spec, world };
         scenario.run_until(<[Step]>::is_empty);
@@ -99,13 +105,19 @@ impl Scenario {
             Change::Replace(member) | Change::ReplacePinned(member) => {
                 raise_incarnation(&mut world.ledger, &member.into());
             }
+            Change::Renew(member) => drop(renew(&mut world.ledger, &member.into(), 2)),
+            Change::GoneWithVolume(member) => {
+                let machine = world.machines.remove(&MemberName::from(member)).expect("a machine");
+                world.kept.insert(member.into(), machine.facts().expect("an agent").etcd.data.clone());
+                forget_since_long(world, member);
+            }
             Change::Settings => spec.etcd.grpc_gateway = !spec.etcd.grpc_gateway,
             Change::Upgrade => *spec = declared(members, "3.6.16"),
             Change::Gone(member) => {
                 drop(world.machines.remove(&MemberName::from(member)));
                 forget_since_long(world, member);
             }
-            Change::Hangs(member) => {
+            Change::Hangs(member) | Change::HangsWithVolume(member) => {
                 forget_since_long(world, member);
                 let (since, why) = (world.now, String::from("it hangs"));
                 world.machines.get_mut(&member.into()).expect("a machine").agent = SimAgent::Unknown { since, why };

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use quorate_agent::api::boot::CHANNEL_PORT;
-use quorate_core::model::MemberName;
+use quorate_core::model::{Build, MemberName};
 use quorate_core::spec::Attachment;
 use serde::{Deserialize, Serialize};
 
@@ -33,6 +33,9 @@ pub(super) struct Mark {
     pub(super) volumes: Vec<Volume>,
     /// What was made for its member, and may stay.
     pub(super) data: Option<Volume>,
+    /// What it was made of.
+    #[serde(default)]
+    pub(super) build: Option<Build>,
     /// Where its console is written to.
     pub(super) console: PathBuf,
     /// Whether its agent is reached over the serial port alone.
@@ -219,6 +222,7 @@ mod tests {
             state: State::Draft,
             volumes: vec![Volume { pool: String::from("a&b"), name: String::from("<'\">&amp;") }],
             data: None,
+            build: None,
             console: PathBuf::from("/var/log/it's"),
             line_only: false,
         }

@@ -21,7 +21,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
-use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
+use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::{Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
 use sha2::{Digest, Sha256};
 
@@ -344,6 +344,7 @@ impl Libvirt {
             state: State::Draft,
             volumes,
             data: makes_data.then(|| named(member.name.as_str(), DATA_SUFFIX)),
+            build: Build::of(&self.spec, member),
             console: self.console(domain),
             line_only: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
         }
@@ -454,8 +455,9 @@ impl Provider for Libvirt {
                 lines.insert((mark.member.clone(), mark.incarnation), line);
             }
             let power = if found.on { Power::On } else { Power::Off };
-            let Mark { cluster_id, member, incarnation, address, .. } = mark;
-            (member, MachineSeen { cluster_id, incarnation, power, headless: false, address })
+            let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
+            let data = build.as_ref().and_then(Build::data);
+            (member, MachineSeen { cluster_id, incarnation, power, headless: false, address, build, data })
         });
         let machines = machines.collect();
         *self.lines.borrow_mut() = lines;

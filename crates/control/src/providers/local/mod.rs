@@ -7,8 +7,8 @@
 //!   seed.json        what a cloud would hand over as user data
 //!   agent.log
 //!   root/            the machine's own files; the agent writes nowhere else
-//! machines/CLUSTER/.MEMBER.kept/
-//!                    the data of a machine that went, for the member's next one
+//! machines/CLUSTER/.MEMBER.INCARNATION.kept/
+//!                    what is left of a machine that went: its data, for the member's next one
 //! ```
 //! A machine runs while its agent holds its lock. To switch it off is to end every process that
 //! was started in it, as pulling a plug would, only more gently.
@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
+use quorate_core::model::{CLIENT_PORT, LOCAL_DATA, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::Network;
 use serde::{Deserialize, Serialize};
 
@@ -139,17 +139,29 @@ impl Local {
         };
         write_private(&draft.join("machine.json"), &mark)?;
         write_private(&draft.join("seed.json"), seed)?;
-        let kept = self.kept(&seed.cluster, &seed.member);
-        match data {
-            Data::Goes => remove(&kept)?,
-            Data::Stays => link_data(&kept, &draft.join(DATA_PLACE))?,
+        // Of the machine before it, or of itself, should it have been made once already. What is older would take its member back in time.
+        let incarnations = [seed.incarnation, seed.incarnation.saturating_sub(1)];
+        let mut kept =
+            incarnations.map(|n| self.kept(&seed.cluster, &seed.member, n)).into_iter().filter(|k| k.exists());
+        let kept = kept.next().filter(|_| data == Data::Stays);
+        if let Some(kept) = &kept {
+            link_data(&kept.join(DATA_PLACE), &draft.join(DATA_PLACE))?;
         }
         fs::rename(&draft, &directory).map_err(failed("made", &directory))?;
+        // It is the machine's own from here on.
+        kept.map_or(Ok(()), |kept| remove(&kept))?;
         Ok(directory)
     }
 
-    fn kept(&self, cluster: &str, member: &MemberName) -> PathBuf {
-        self.machines.join(cluster).join(format!(".{member}{KEPT}"))
+    fn kept(&self, cluster: &str, member: &MemberName, incarnation: u64) -> PathBuf {
+        self.machines.join(cluster).join(format!(".{member}.{incarnation}{KEPT}"))
+    }
+
+    /// Data of machines before this one, which has it all, or was made to begin without it.
+    fn remove_kept_before(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+        let beginning = format!("{member}.");
+        let number = |name: &str| name.strip_prefix(&beginning)?.strip_suffix(KEPT)?.parse::<u64>().ok();
+        self.sweep(cluster, |name| number(name).is_some_and(|n| n < incarnation))
     }
 
     /// Removes the hidden directories that these words fit, and that of the cluster if it is empty then.
@@ -164,6 +176,12 @@ impl Local {
         // Only an empty directory goes.
         let _ = fs::remove_dir(&parent);
         Ok(())
+    }
+
+    /// Data whose machine was made, by somebody who did not come to the end.
+    fn remove_second_copies(&self, cluster: &str) -> Result<(), ProviderError> {
+        let ours = marked(&self.machines, cluster)?.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id);
+        ours.map(|(_, mark)| self.remove_kept_before(cluster, &mark.member, mark.incarnation + 1)).collect()
     }
 
     /// Networks of machines that are off: whoever switched them on or off did not come to the end.
@@ -260,7 +278,8 @@ impl Provider for Local {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
             let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
-            (member, MachineSeen { cluster_id, incarnation, power, headless, address })
+            let data = Some(LOCAL_DATA.to_owned());
+            (member, MachineSeen { cluster_id, incarnation, power, headless, address, build: None, data })
         };
         Ok(marked(&self.machines, cluster)?.into_iter().map(seen).collect())
     }
@@ -274,6 +293,7 @@ impl Provider for Local {
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
         self.sweep(cluster, older)?;
+        self.remove_second_copies(cluster)?;
         self.remove_idle_networks(cluster)
     }
 
@@ -283,8 +303,7 @@ impl Provider for Local {
 
     async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
         let directory = self.lay_out(machine, seed, data, fence)?;
-        // What was kept is the machine's own from here on.
-        remove(&self.kept(&seed.cluster, &seed.member))?;
+        self.remove_kept_before(&seed.cluster, &seed.member, seed.incarnation)?;
         self.switch_on(&directory).await
     }
 
@@ -333,20 +352,23 @@ impl Provider for Local {
         incarnation: u64,
         data: Data,
     ) -> Result<(), ProviderError> {
-        if let Some((directory, _)) = self.find(cluster, member, incarnation)? {
+        if let Some((directory, mark)) = self.find(cluster, member, incarnation)? {
             let patience = if data == Data::Stays { STOP_PATIENCE } else { Duration::ZERO };
             end_all(directory.join("root"), patience).await;
-            if data == Data::Stays {
-                let kept = self.kept(cluster, member);
-                remove(&kept)?;
-                link_data(&directory.join(DATA_PLACE), &kept)?;
-            }
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let doomed = directory.with_file_name(format!(".{name}{GONE}"));
-            bury(&doomed)?;
-            fs::rename(&directory, &doomed).map_err(failed("removed", &directory))?;
+            // In one instant it is no machine any more, and what stays is what is left of it.
+            let left = match data {
+                Data::Goes => directory.with_file_name(format!(".{name}{GONE}")),
+                Data::Stays => self.kept(cluster, member, incarnation),
+            };
+            bury(&left)?;
+            fs::rename(&directory, &left).map_err(failed("removed", &directory))?;
             // An agent that somebody had just started; one that starts later finds no seed.
             end_all(directory.join("root"), Duration::ZERO).await;
+            if data == Data::Stays {
+                netns::Place::of(&mark).map_or(Ok(()), |place| place.remove())?;
+                strip_to_data(&left)?;
+            }
         }
         self.sweep(cluster, |name| name.ends_with(GONE))
     }
@@ -435,6 +457,29 @@ fn remove(path: &Path) -> Result<(), ProviderError> {
         Err(e) if e.kind() != io::ErrorKind::NotFound => Err(failed("removed", path)(e)),
         _ => Ok(()),
     }
+}
+
+/// Removes all of a machine but etcd's data: its keys above all.
+fn strip_to_data(machine: &Path) -> Result<(), ProviderError> {
+    let mut place = machine.to_owned();
+    for part in Path::new(DATA_PLACE).iter().map(|part| part.to_string_lossy().into_owned()) {
+        remove_others(&place, &[&part])?;
+        place.push(part);
+    }
+    remove_others(&place, &DATA)
+}
+
+fn remove_others(directory: &Path, stay: &[&str]) -> Result<(), ProviderError> {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if stay.iter().any(|name| entry.file_name() == **name) {
+            continue;
+        }
+        let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+        let removed = if is_directory { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        removed.map_err(failed("removed", &path))?;
+    }
+    Ok(())
 }
 
 /// Has etcd's data in a second place as well. They are links, so either may go at any moment and the other stays whole.

@@ -16,9 +16,9 @@ use super::{Action, certificates, remember};
 use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
-    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, DataSeen, Desired,
-    Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT,
-    Power, SecretKind, Seen, ServiceState, Staged, Stamp,
+    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, Data, DataSeen,
+    Desired, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation,
+    PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
 };
 use crate::versions::Version;
 
@@ -44,6 +44,8 @@ pub struct World {
     going_down: Option<Version>,
     /// The version of each etcd that was started, which is not always that of the program beside it.
     versions: BTreeMap<String, String>,
+    /// Data that outlived the machines of these seats.
+    pub kept: BTreeMap<MemberName, DataSeen>,
     /// The number of the machine that was made last.
     made: u8,
 }
@@ -58,6 +60,8 @@ pub struct SimMachine {
 pub enum SimAgent {
     Fresh {
         public_key: String,
+        /// What lies on its disk already.
+        data: DataSeen,
     },
     Enrolled(Box<Facts>),
     /// It was not seen, so nothing is imagined of it.
@@ -78,7 +82,8 @@ impl World {
                 for (member, machine) in machines {
                     let agent = match seen.agents.get(&member) {
                         Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
-                            SimAgent::Fresh { public_key: public_key.clone() }
+                            let data = world.expected_data(&member);
+                            SimAgent::Fresh { public_key: public_key.clone(), data }
                         }
                         Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
                         Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
@@ -87,6 +92,12 @@ impl World {
                     world.machines.insert(member, SimMachine { seen: machine, agent });
                 }
             }
+        }
+        let members: Vec<MemberName> =
+            world.ledger.formation.members().into_iter().flatten().map(|(m, _)| m.clone()).collect();
+        for member in members.into_iter().filter(|m| !world.machines.contains_key(m)) {
+            let data = world.expected_data(&member);
+            world.kept.insert(member, data);
         }
         world.take_up_etcd();
         world
@@ -106,6 +117,7 @@ impl World {
             agreed: None,
             going_down: None,
             versions: BTreeMap::new(),
+            kept: BTreeMap::new(),
             made: 0,
         }
     }
@@ -127,7 +139,7 @@ impl World {
         }
         match &machine.agent {
             SimAgent::Unknown { since, why } => Seen::Unreachable { since: *since, why: why.clone() },
-            SimAgent::Fresh { public_key } => {
+            SimAgent::Fresh { public_key, .. } => {
                 Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
             }
             SimAgent::Enrolled(facts) => {
@@ -172,14 +184,17 @@ impl World {
     pub fn effect(&mut self, desired: &Desired, action: &Action) {
         match action {
             Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(desired, *kind)),
-            Action::CreateMachine { member, incarnation } => self.create(desired, member, *incarnation),
+            Action::CreateMachine { member, incarnation, data } => self.create(desired, member, *incarnation, *data),
             Action::StartMachine { member } => self.start(desired, member),
             Action::StopMachine { member } => {
                 self.touched = true;
                 self.power(member, Power::Off);
             }
-            Action::DestroyMachine { member } => {
+            Action::DestroyMachine { member, data } => {
                 self.touched = true;
+                if *data == Data::Stays {
+                    self.keep(member);
+                }
                 self.machines.remove(member);
             }
             Action::Enrol { member } => self.enrol(desired, member),
@@ -247,6 +262,7 @@ impl World {
             Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordReplacement { .. }
+            | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
             | Action::RecordRestoring { .. }
             | Action::ForgetCluster => {}
@@ -274,21 +290,47 @@ impl World {
         }
     }
 
-    fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64) {
+    fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64, data: Data) {
         let number = self.free_number();
-        let pinned = desired.members.get(member).and_then(|m| m.address);
+        let wish = desired.members.get(member);
+        let known = desired.formation.members().and_then(|members| members.get(member));
+        let had = known.filter(|_| data == Data::Stays).and_then(|known| known.address());
+        let pinned = had.or_else(|| wish.and_then(|m| m.address));
+        let kept = self.kept.remove(member).filter(|_| data == Data::Stays);
         let seen = MachineSeen {
             cluster_id: desired.cluster_id.clone(),
             incarnation,
             power: Power::On,
             headless: false,
             address: pinned.unwrap_or(imagined_address(number)),
+            build: wish.and_then(|m| m.build.clone()),
+            data: wish.and_then(|m| m.data.clone()),
         };
-        let agent = SimAgent::Fresh { public_key: format!("key-{number}") };
+        let agent = SimAgent::Fresh { public_key: format!("key-{number}"), data: kept.unwrap_or(DataSeen::Empty) };
         self.machines.insert(member.clone(), SimMachine { seen, agent });
         let expires = self.now + SignedDuration::from_hours(1);
         let record = self.ledger.members.entry(member.clone()).or_default();
         record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
+    }
+
+    /// What lies on a machine outlives it.
+    fn keep(&mut self, member: &MemberName) {
+        let Some(machine) = self.machines.get(member) else { return };
+        let data = match &machine.agent {
+            SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
+            SimAgent::Fresh { data, .. } => data.clone(),
+            SimAgent::Unknown { .. } => self.expected_data(member),
+        };
+        self.kept.insert(member.seat().into(), data);
+    }
+
+    /// What a member holds that was not asked: where the ledger counts on it, data of the present formation.
+    fn expected_data(&self, member: &MemberName) -> DataSeen {
+        let token = self.ledger.formation.token().filter(|_| self.ledger.formation.counts_on(member));
+        let Some(token) = token else { return DataSeen::Empty };
+        let (cluster_id, token) = (self.ledger.cluster_id.clone(), token.to_owned());
+        let incarnation = self.ledger.members.get(member).map_or(1, |record| record.incarnation.max(1));
+        DataSeen::Stamped(Stamp { cluster_id, token, member: member.seat().into(), incarnation })
     }
 
     /// A number for a new machine that no machine had before, neither here nor in the present formation.
@@ -384,12 +426,13 @@ impl World {
     fn enrol(&mut self, desired: &Desired, member: &MemberName) {
         let Some(machine) = self.machines.get_mut(member) else { return };
         let own = certificate(desired, self.now, member, machine, CertificateUse::Agent);
-        if let SimAgent::Fresh { public_key } = &machine.agent {
+        if let SimAgent::Fresh { public_key, data } = &machine.agent {
             let record = self.ledger.members.entry(member.clone()).or_default();
             if let Some(enrolment) = &mut record.enrolment {
                 enrolment.bound_key = Some(public_key.clone());
             }
             let mut facts = blank(&format!("machine-of-{public_key}"));
+            facts.etcd.data = data.clone();
             facts.certificates.insert(CertificateUse::Agent, own);
             machine.agent = SimAgent::Enrolled(Box::new(facts));
         }
@@ -423,6 +466,8 @@ impl World {
             facts.etcd.peer_serving = true;
             if let Some(stamp) = bootstrap {
                 facts.etcd.data = DataSeen::Stamped(stamp.clone());
+            }
+            if let DataSeen::Stamped(stamp) = &facts.etcd.data {
                 facts.etcd.last_started = Some(stamp.clone());
             }
         });

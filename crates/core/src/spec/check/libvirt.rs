@@ -20,6 +20,10 @@ pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
         let message = "`network` is about the provider `local`; here each member's `interfaces` say where it is";
         found.error(cluster.at("network"), message, "leave it out");
     }
+    if cluster.spec.keep_data {
+        let message = "`keep_data` is about the provider `local`; here data stays where it has a volume of its own";
+        found.error(cluster.at("keep_data"), message, "leave it out, and say `data_size` below `provider.libvirt`");
+    }
     size(cluster, settings, found);
     admin(cluster, &settings.admin, found);
     cloud_init(cluster, settings, found);

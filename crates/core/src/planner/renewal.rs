@@ -1,0 +1,123 @@
+//! Renewal: a member gets another machine and keeps its data and its seat, so that to etcd it is a restart. The ledger says so before
+//! the machine goes: whoever finds it gone knows why, and makes the next one. Where the data cannot stay, the seat is filled anew
+//! (`repair`, `membership`).
+
+use super::config::{leads, told_with_numbers};
+use super::machines::is_ours;
+use super::{Action, Decision, UnsafeBecause, WaitingFor, cluster::Cluster, safety, version};
+use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, ServiceState};
+
+/// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if !desired.formation.is_formed() || !decision.steps.is_empty() {
+        return;
+    }
+    let Ok(path) = version::path(desired, seen) else { return };
+    // Etcd starts on the new machine with the version that is wanted.
+    if !version::is_open(desired, seen, path) {
+        return;
+    }
+    let another = |member: &MemberName, wish: &DesiredMember| {
+        let difference = machine(desired, seen, member)?.build.as_ref()?.difference(wish.build.as_ref()?)?;
+        Some(format!("{member}'s machine {difference}"))
+    };
+    let recorded = in_turn(desired, seen, |member, wish| {
+        machine(desired, seen, member).filter(|_| wish.renewing.is_some_and(|to| to > wish.incarnation))?;
+        Some(another(member, wish).unwrap_or_else(|| format!("{member} is to have another machine")))
+    });
+    if let Some((member, why)) = recorded.into_iter().find(|(member, _)| !is_barred(decision, member)) {
+        return let_go(desired, seen, decision, member, &why);
+    }
+    if let Some((member, why)) =
+        in_turn(desired, seen, another).into_iter().find(|(member, _)| !is_barred(decision, member))
+    {
+        record(desired, seen, decision, member, &why);
+    }
+}
+
+/// Whether the machine that a member has, and the one that it gets, share their data.
+pub(super) fn keeps_data(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let had = seen.machines.get().and_then(|machines| machines.get(member));
+    wish.data.is_some() && had.is_none_or(|machine| machine.data == wish.data)
+}
+
+fn machine<'a>(desired: &Desired, seen: &'a Observation, member: &MemberName) -> Option<&'a MachineSeen> {
+    seen.machines.get()?.get(member).filter(|machine| is_ours(desired, machine) && desired.formation.has_member(member))
+}
+
+/// The members of which this tells something: the unwell first, then followers.
+fn in_turn<'a>(
+    desired: &'a Desired,
+    seen: &Observation,
+    tells: impl Fn(&MemberName, &DesiredMember) -> Option<String>,
+) -> Vec<(&'a MemberName, String)> {
+    let all = desired.members.iter().filter_map(|(member, wish)| Some((member, tells(member, wish)?)));
+    let mut all: Vec<_> = all.collect();
+    let well = |member: &MemberName| seen.facts(member).is_some_and(safety::is_healthy_voter);
+    all.sort_by_key(|(member, _)| (well(member), leads(seen, member)));
+    all
+}
+
+/// A program that is not there may be on the next machine.
+fn is_barred(decision: &Decision, member: &MemberName) -> bool {
+    let about = |b: &&UnsafeBecause| b.member() == Some(member);
+    decision.blocked.iter().filter(about).any(|b| !matches!(b, UnsafeBecause::WrongBinary { .. }))
+}
+
+/// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).
+fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, why: &str) {
+    if let Err(because) = safety::may_renew(desired, seen, member) {
+        return refuse(desired, seen, decision, member, because);
+    }
+    let facts = seen.facts(member);
+    let successor = Cluster::see(desired, seen).and_then(|c| c.successor(desired, c.get(member)?.id));
+    if let Some((to, to_id)) = successor.filter(|_| leads(seen, member) && facts.is_some_and(safety::is_healthy_voter))
+    {
+        let why =
+            format!("{member} leads and is about to get another machine: clients wait less when it hands over first");
+        return decision.step(Action::MoveLeader { member: member.clone(), to, to_id }, why);
+    }
+    let why = told_with_numbers(desired, seen, member, why);
+    if facts.is_some_and(|facts| facts.etcd.service != ServiceState::Stopped) {
+        decision.step(Action::StopEtcd { member: member.clone() }, why.clone());
+    }
+    decision.step(Action::DestroyMachine { member: member.clone(), data: Data::Stays }, why);
+}
+
+/// Writes down that this member's machine is to be another one, if it could go now.
+fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, why: &str) {
+    let wish = &desired.members[member];
+    let incarnation = wish.incarnation + 1;
+    if keeps_data(seen, member, wish) {
+        return match safety::may_renew(desired, seen, member) {
+            Ok(()) => {
+                let why = told_with_numbers(desired, seen, member, why);
+                decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
+            }
+            Err(because) => refuse(desired, seen, decision, member, because),
+        };
+    }
+    // Its seat is filled anew, which takes longer: nothing else is under way then, nor the one before it.
+    let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.members.contains_key(m)));
+    let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
+    let cluster = Cluster::see(desired, seen).filter(|_| quiet);
+    let Some((cluster, listed)) = cluster.as_ref().and_then(|c| Some((c, c.get(member)?))) else { return };
+    match safety::may_replace(desired, cluster, listed) {
+        Ok(()) => {
+            let safety::Voters { all, healthy } = cluster.count();
+            let left = format!("{healthy} of {all} voters are healthy, quorum is {}", safety::quorum(all));
+            let why = format!("{why}; {left}; its data does not outlive its machine, so that the new one copies it");
+            decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
+        }
+        Err(because) => decision.block(because),
+    }
+}
+
+/// Who is on the way back needs time, not the operator.
+fn refuse(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
+    if matches!(because, UnsafeBecause::Quorum { .. }) && !decision.waiting.is_empty() {
+        let safety::Voters { all, healthy } = safety::voters(desired, seen);
+        return decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
+    }
+    decision.block(because);
+}
