@@ -109,7 +109,7 @@ fn rolled_change(machines: &Machines) {
     eprintln!("    {} writes were acknowledged meanwhile, {} are lost", written.len(), lost.len());
     assert!(written.len() > 10 && lost.is_empty(), "lost: {lost:?}");
     for member in 1..=MEMBERS.len() {
-        let line = machines.on(&address(member), "tr '\\\\0' ' ' < /proc/$(pidof etcd)/cmdline").ok().stdout;
+        let line = machines.on(&address(member), "ps -ww -o args= -C etcd").ok().stdout;
         assert!(line.contains("--snapshot-count=5000"), "etcd-{member} runs as {line}");
         let metrics = scraped(member).expect("the node exporter answers");
         assert!(metrics.contains("\nnode_"), "{metrics}");
