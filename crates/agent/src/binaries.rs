@@ -205,7 +205,7 @@ async fn once(
         _ => Ok(()),
     };
     clear()?;
-    fs::create_dir_all(&filling).map_err(BinaryError::file("make the directory", &filling))?;
+    make_dir(&filling)?;
     match fill(&filling).await {
         Ok(()) => fs::rename(&filling, &target).map_err(BinaryError::file("put in place", &target))?,
         Err(error) => {
@@ -216,8 +216,13 @@ async fn once(
     Ok(target)
 }
 
+/// etcd's own user must come through to its program.
+fn make_dir(path: &Path) -> Result<(), BinaryError> {
+    files::try_make_dir(path, 0o755).map_err(BinaryError::file("make the directory", path))
+}
+
 async fn lock(cache: &Path, name: &str) -> Result<File, BinaryError> {
-    fs::create_dir_all(cache).map_err(BinaryError::file("make the directory", cache))?;
+    make_dir(cache)?;
     let path = cache.join(format!(".{name}.lock"));
     crate::blocking(move || {
         let file = File::create(&path).map_err(BinaryError::file("open", &path))?;

@@ -82,14 +82,15 @@ pub(crate) fn remove_dir(path: &Path) -> Result<(), AgentError> {
 
 /// The mode is for directories that are made; one that exists keeps its own.
 pub(crate) fn make_dir(path: &Path, mode: u32) -> Result<(), AgentError> {
-    let make = || -> io::Result<()> {
-        let missing = path.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists());
-        let missing: Vec<&Path> = missing.collect();
-        fs::DirBuilder::new().recursive(true).mode(mode).create(path)?;
-        // The umask of the agent's unit is narrow, and etcd, another user, must come through some of them.
-        missing.into_iter().try_for_each(|made| fs::set_permissions(made, fs::Permissions::from_mode(mode)))
-    };
-    make().map_err(AgentError::file("make the directory", path))
+    try_make_dir(path, mode).map_err(AgentError::file("make the directory", path))
+}
+
+pub(crate) fn try_make_dir(path: &Path, mode: u32) -> io::Result<()> {
+    let missing = path.ancestors().take_while(|above| !above.as_os_str().is_empty() && !above.exists());
+    let missing: Vec<&Path> = missing.collect();
+    fs::DirBuilder::new().recursive(true).mode(mode).create(path)?;
+    // The umask of the agent's unit is narrow, and etcd, another user, must come through some of them.
+    missing.into_iter().try_for_each(|made| fs::set_permissions(made, fs::Permissions::from_mode(mode)))
 }
 
 /// Makes `link` point at its neighbour `target`, in one instant.

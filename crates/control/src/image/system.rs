@@ -91,8 +91,10 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
 
 pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Result<(), ImageError> {
     let put = |below: &str, content: &[u8], mode: u32| put(root, below, content, mode);
-    if let Some(program) = &options.program {
-        put_agent(root, program)?;
+    match &options.program {
+        Some(program) => put_agent(root, program)?,
+        // There are no other languages in the image.
+        None => put("etc/cloud/cloud.cfg.d/10-locale.cfg", b"locale: C.UTF-8\n", 0o644)?,
     }
     put("etc/fstab", format!("LABEL={} / ext4 noatime,x-systemd.growfs 0 1\n", super::disk::LABEL).as_bytes(), 0o644)?;
     put("etc/quorate-image", format!("{}\n", manifest.version).as_bytes(), 0o644)?;

@@ -53,7 +53,14 @@ fn user_data(admin: Option<&Admin>, brings_program: bool) -> String {
     commands.push(json!(["/usr/lib/quorate/quorate", "agent", "boot", "--beside-cloud-init"]));
     // The agent says who may log in, and the same is said here, for the case that it does not come up. cloud-init's own ways in stay shut.
     let users: Vec<Value> = admin.map(cloud_user).into_iter().collect();
-    let config = json!({ "ssh_pwauth": false, "disable_root": true, "users": users, "runcmd": commands });
+    let config = json!({
+        "ssh_pwauth": false,
+        "disable_root": true,
+        "users": users,
+        // Or the machine does not know its own name, which sudo asks for.
+        "manage_etc_hosts": "localhost",
+        "runcmd": commands,
+    });
     format!("#cloud-config\n{}\n", serde_json::to_string_pretty(&config).expect("plain data serializes"))
 }
 
