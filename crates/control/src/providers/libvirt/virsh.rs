@@ -119,9 +119,16 @@ impl Virsh {
         let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
         let uri = self.uri.clone();
         let missing = |what| LibvirtError::Missing { what, name: quoted(&said), known: Vec::new() };
-        if has(&["Permission denied", "authentication unavailable", "authentication failed", "access denied", "polkit"])
-            && has(&["failed to connect", "authentication"])
-        {
+        // Without a system bus libvirt cannot ask polkit, and lets nobody in of whom it would have to ask.
+        let refusals = [
+            "Permission denied",
+            "authentication unavailable",
+            "authentication failed",
+            "access denied",
+            "polkit",
+            "system bus connection",
+        ];
+        if has(&refusals) && has(&["failed to connect", "authentication"]) {
             LibvirtError::Denied { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
         } else if has(&["failed to connect to the hypervisor", "client socket is closed", "Connection refused"]) {
             LibvirtError::Unreachable { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
@@ -160,6 +167,8 @@ mod tests {
         assert!(matches!(understood(denied), LibvirtError::Denied { .. }));
         let polkit = "error: failed to connect to the hypervisor\nerror: authentication unavailable: no polkit agent available to authenticate action 'org.libvirt.unix.manage'\n";
         assert!(matches!(understood(polkit), LibvirtError::Denied { .. }));
+        let no_bus = "error: failed to connect to the hypervisor\nerror: internal error: Unable to get system bus connection: Could not connect: No such file or directory\n";
+        assert!(matches!(understood(no_bus), LibvirtError::Denied { .. }));
         let pool =
             "error: failed to get pool 'x'\nerror: Storage pool not found: no storage pool with matching name 'x'\n";
         assert_eq!(understood(pool).to_string(), "libvirt has no storage pool `x`");
