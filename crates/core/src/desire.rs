@@ -11,12 +11,12 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile, Desired,
-    DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys, Ledger,
-    LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT, Restore,
-    SecretKind, UserWish, kept_data,
+    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile,
+    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys,
+    Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT,
+    Restore, SecretKind, UserWish, kept_data,
 };
-use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, TokenKind};
+use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
 
 /// Where the agent finds root's password, below its root directory.
@@ -146,15 +146,19 @@ fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
 }
 
 fn grace(spec: &ClusterSpec) -> SignedDuration {
-    SignedDuration::from_millis(i64::try_from(spec.replace_after.0).unwrap_or(i64::MAX))
+    duration(spec.replace_after)
 }
 
 /// Machines boot, and slowly where they are emulated; processes are there at once.
 fn boots_within(spec: &ClusterSpec) -> SignedDuration {
-    match spec.provider {
+    match &spec.provider {
         spec::Provider::Local => SignedDuration::ZERO,
-        spec::Provider::Libvirt(_) => SignedDuration::from_mins(10),
+        spec::Provider::Libvirt(settings) => duration(settings.boot_patience),
     }
+}
+
+fn duration(time: Millis) -> SignedDuration {
+    SignedDuration::from_millis(i64::try_from(time.0).unwrap_or(i64::MAX))
 }
 
 fn destruction(ledger: &Ledger) -> Option<Destruction> {

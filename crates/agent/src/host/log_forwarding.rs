@@ -2,8 +2,8 @@
 
 use quorate_core::model::{HostConfig, LogForwardingConfig, LogSourceConfig};
 
-use super::fluent_bit::{self, Piece};
 use super::Host;
+use super::fluent_bit::{self, Piece};
 use crate::boot::PROGRAM;
 use crate::layout::Layout;
 use crate::services::systemd::systemctl;

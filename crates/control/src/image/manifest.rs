@@ -135,7 +135,7 @@ mod tests {
             fs::write(&program, content).unwrap();
             let options = Options {
                 output: directory.path().join("image"),
-                program: program.clone(),
+                program: Some(program.clone()),
                 suite: String::from("bookworm"),
                 sources: None,
                 packages: Vec::new(),
