@@ -180,8 +180,9 @@ impl Local {
 
     /// Data whose machine was made, by somebody who did not come to the end.
     fn remove_second_copies(&self, cluster: &str) -> Result<(), ProviderError> {
-        let ours = marked(&self.machines, cluster)?.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id);
-        ours.map(|(_, mark)| self.remove_kept_before(cluster, &mark.member, mark.incarnation + 1)).collect()
+        let all = marked(&self.machines, cluster)?.into_iter().map(|(_, mark)| mark);
+        let mut ours = all.filter(|mark| mark.cluster_id == self.cluster_id);
+        ours.try_for_each(|mark| self.remove_kept_before(cluster, &mark.member, mark.incarnation + 1))
     }
 
     /// Networks of machines that are off: whoever switched them on or off did not come to the end.
