@@ -33,7 +33,7 @@ const CLOUD_INIT_PACKAGES: [&str; 5] = ["etcd-server", "etcd-client", "chrony", 
 /// Other checkouts have images of their own in the lab.
 const KEPT: usize = 4;
 /// quorate itself puts this program on seed disks.
-const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
+pub const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 /// Tell what runs inside where the images lie.
 pub(super) const IMAGE_VARIABLE: &str = "QUORATE_LAB_MACHINE_IMAGE";
 pub(super) const CLOUD_INIT_VARIABLE: &str = "QUORATE_LAB_CLOUD_INIT_IMAGE";
