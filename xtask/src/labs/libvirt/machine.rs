@@ -19,12 +19,14 @@ const NEEDS: [Need; 4] = [
 ];
 
 /// What an image is made by, and what of the program in it runs before the seed disk's takes its place.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "crates/control/src/image",
     "crates/agent/src/boot.rs",
     "crates/agent/src/boot",
     "crates/agent/src/api.rs",
     "crates/agent/src/api/boot.rs",
+    // For the packages.
+    "xtask/src/labs/libvirt/machine.rs",
 ];
 const IMAGE: &str = "machine.qcow2";
 const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
