@@ -197,6 +197,8 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
         let mut all = Machine::three(&config_of(version)).await;
         turn_auth_on(&all[0].1, None).await;
         let revision = put_keys(&all[0].0).await;
+        // Once the second member has them too.
+        all[1].0.root_client().get("key-000").await.unwrap();
         let bytes = snapshot(&all[1].1).await;
         // Not in the snapshot, and therefore gone afterwards.
         all[0].0.root_client().put("late", "x").await.unwrap();

@@ -383,6 +383,8 @@ async fn data_stays_when_it_is_to_stay_and_goes_when_not(ground: Rc<dyn Ground>)
     };
     run.create(MEMBER, 1, Data::Goes).await;
     write(1).await;
+    // From a machine that runs, as from one that does not.
+    run.provider.start(ground.cluster(), &MEMBER.into(), 1).await.expect("started");
     run.destroy(MEMBER, 1, Data::Stays).await;
     run.destroy(MEMBER, 1, Data::Stays).await;
     assert_eq!(run.ours().await, []);

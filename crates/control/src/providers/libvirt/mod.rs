@@ -549,11 +549,12 @@ impl Provider for Libvirt {
         incarnation: u64,
         data: Data,
     ) -> Result<(), ProviderError> {
-        let Some((found, mark)) = self.find(cluster, member, incarnation).await? else {
+        let Some((mut found, mark)) = self.find(cluster, member, incarnation).await? else {
             return self.sweep(cluster, |_| false).await;
         };
         if data == Data::Stays && found.on {
             self.shut_down(&found).await?;
+            found.on = false;
         }
         self.clear(&found, &mark, data).await
     }
