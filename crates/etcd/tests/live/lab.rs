@@ -63,8 +63,9 @@ pub fn free_address() -> Ipv4Addr {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     for _ in 0..200 {
         let number = std::process::id().wrapping_mul(97).wrapping_add(COUNTER.fetch_add(1, Ordering::Relaxed));
-        let [_, _, a, b] = number.to_be_bytes();
-        let address = Ipv4Addr::new(127, 200, a, b.clamp(1, 254));
+        // No two numbers that follow each other are the same address: it is free until somebody listens there.
+        let (net, host) = (number / 254 % 256, number % 254 + 1);
+        let address = Ipv4Addr::new(127, 200, net as u8, host as u8);
         if [2379, 2380, 2381].iter().all(|port| TcpListener::bind((address, *port)).is_ok()) {
             return address;
         }
