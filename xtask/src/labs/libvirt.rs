@@ -154,7 +154,8 @@ pub fn start() -> Result<()> {
     prepare_directories()?;
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     for daemon in ["virtlogd", "libvirtd"] {
-        host::run(Command::new(daemon).arg("--daemon"))?;
+        // Not where that of another lab lies.
+        host::run(Command::new(daemon).args(["--daemon", "--pid-file", &format!("/run/libvirt/{daemon}.pid")]))?;
     }
     wait_for_libvirt()?;
     make_pool()?;

@@ -23,7 +23,6 @@ fn spec(machines: &Machines, archive: &str, sha256: &str) -> String {
         "quorate: 1
 clusters:
   - name: {}
-    allow_downtime: true
     provider:
       libvirt:
         pool: {POOL}
@@ -96,7 +95,7 @@ fn a_machine_of_a_stock_image_becomes_a_member_by_way_of_cloud_init() {
             sleep(Duration::from_secs(1));
         }
         assert_eq!(taken(), program, "the program is taken once");
-        assert_eq!(on("pgrep --count --full 'quorate agent --root'"), "1");
+        assert_eq!(on("pgrep --count --exact quorate"), "1");
         apply(&sum).ok();
     });
     chapter("it is destroyed, and nothing is left", || machines.destroy());

@@ -42,7 +42,7 @@ fn a_data_disk_with_something_else_on_it_is_refused_and_untouched() {
         let told = || machines.console("etcd-1").contains("something of the kind vfat");
         eventually("the console tells of the foreign disk", 120, told);
         // It would wait for an agent that does not come.
-        signal(applying.id(), "INT");
+        signal(applying.id(), "TERM");
         let _ = applying.wait();
     });
     chapter("everything is destroyed but the disk that was brought, which is as it was", || {
