@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{Mode, OFlags};
 use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
@@ -31,6 +31,7 @@ pub type Stream = DuplexStream;
 
 /// How long the guest waits for a host that has not opened its side: meanwhile reading says "end", which it is not.
 const NOBODY_THERE: Duration = Duration::from_millis(200);
+const NAMED_WITHIN: Duration = Duration::from_secs(60);
 
 /// The lines that this process holds, by the host's sockets. A line can be held only once.
 static LINES: Mutex<BTreeMap<PathBuf, Weak<Line>>> = Mutex::new(BTreeMap::new());
@@ -62,8 +63,12 @@ fn forget(path: &Path, line: &Arc<Line>) {
     }
 }
 
-/// The guest's side: the streams that come in on this port, for as long as it exists.
-pub(crate) fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> {
+/// The guest's side: the streams that come in on this port, for as long as it exists. Early in a boot it may not have its name yet.
+pub(crate) async fn listen(device: &Path) -> io::Result<mpsc::Receiver<Stream>> {
+    let begun = Instant::now();
+    while !device.exists() && begun.elapsed() < NAMED_WITHIN {
+        tokio::time::sleep(NOBODY_THERE).await;
+    }
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
     let port = rustix::fs::open(device, flags, Mode::empty())?;
     let (read, write) = (PortReader::new(port.try_clone()?)?, PortWriter::new(port)?);

@@ -114,7 +114,7 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
     });
     agent.put_right().await;
     if let Some(device) = &options.channel {
-        let streams = channel::listen(device).map_err(AgentError::file("open", device))?;
+        let streams = channel::listen(device).await.map_err(AgentError::file("open", device))?;
         tokio::spawn(server::serve_channel(agent.clone(), streams));
     }
     tokio::select! {

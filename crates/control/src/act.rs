@@ -27,6 +27,7 @@ const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
 
 /// What each agent that is to be enrolled answered, or why it is not.
 type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
+type Requests<'a> = Option<&'a BTreeMap<CertificateUse, String>>;
 
 impl Controller {
     /// Does the steps of one decision.
@@ -191,7 +192,8 @@ impl Controller {
             }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
-                let order = self.certificates(desired, seen, member)?;
+                let asked = requests(seen, member, answers);
+                let order = self.certificates(desired, asked, member)?;
                 self.order(member, order).await
             }
             Action::PushConfig { member, generation } => {
@@ -317,7 +319,9 @@ impl Controller {
         let unasked = || ControlError::Enrolment(format!("{member} sent no signing request for itself"));
         let request = request.ok_or_else(unasked)?;
         let chain = self.sign_for_agent(member, request)?;
-        Ok(self.agent(member)?.enrol_certificate(chain).await?)
+        self.agent(member)?.enrol_certificate(chain).await?;
+        self.sight.claimed(member);
+        Ok(())
     }
 
     fn sign_for_agent(&self, member: &MemberName, request: &str) -> Result<String, ControlError> {
@@ -336,13 +340,12 @@ impl Controller {
     }
 
     /// All certificates of one machine: signed here, or as they were brought.
-    fn certificates(&self, desired: &Desired, seen: &Observation, member: &MemberName) -> Result<Order, ControlError> {
+    fn certificates(&self, desired: &Desired, asked: Requests, member: &MemberName) -> Result<Order, ControlError> {
         let ledger = self.held.ledger();
-        let facts = seen.facts(member);
         let request = |of: CertificateUse| {
             let missing =
                 || ControlError::Enrolment(format!("{member} has no key for its {} certificate", of.file_stem()));
-            facts.and_then(|f| f.requests.get(&of)).map(String::as_str).ok_or_else(missing)
+            asked.and_then(|requests| requests.get(&of)).map(String::as_str).ok_or_else(missing)
         };
         let mut certificates = BTreeMap::new();
         let given = self.brought.given.as_ref();
@@ -407,6 +410,12 @@ impl Controller {
         }
         self.brought.passwords.get(user).cloned()
     }
+}
+
+/// What an agent wants to have signed: as it was last seen, or as it says while it is enrolled.
+fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers) -> Requests<'a> {
+    let enrolled = || answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.requests);
+    seen.facts(member).map(|facts| &facts.requests).or_else(enrolled)
 }
 
 /// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.

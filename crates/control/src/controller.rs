@@ -194,10 +194,7 @@ impl Controller {
                 && (decision.waiting.len() == 1 || asked.is_none_or(|at: Instant| at.elapsed() > BETWEEN_AUTH_LOOKS))
             {
                 asked = Some(Instant::now());
-                seen = self.sight.look(&ledger, Some(self.held.fence())).await?;
-                if !self.sight.knows_more().is_empty() {
-                    return self.stand_back(None, spent.steps, seen);
-                }
+                self.sight.ask_for_auth(&ledger, &mut seen, Some(self.held.fence())).await;
                 decision = decide(&desired, &seen);
             }
             reporter.report(Event::Looked { seen: &seen, decision: &decision });

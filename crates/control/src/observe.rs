@@ -1,5 +1,6 @@
 //! Looking: machines through the provider, members through their agents, all at once, each with a time limit.
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -20,8 +21,8 @@ pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
     agents: BTreeMap<MemberName, Contact>,
-    /// Machines, by seat and incarnation, whose agents told the number they remember before they heard ours.
-    asked: BTreeSet<(String, u64)>,
+    /// Machines, by seat and incarnation, whose agents told the number they remember before they heard ours, or had none.
+    asked: RefCell<BTreeSet<(String, u64)>>,
     /// Agents that remember our number, or a higher one, though nobody told it.
     knows_more: Vec<UnsafeBecause>,
 }
@@ -53,7 +54,7 @@ struct Contact {
 
 impl Sight {
     pub fn new(provider: Rc<dyn Provider>) -> Self {
-        Sight { provider, identity: None, agents: BTreeMap::new(), asked: BTreeSet::new(), knows_more: Vec::new() }
+        Sight { provider, identity: None, agents: BTreeMap::new(), asked: RefCell::default(), knows_more: Vec::new() }
     }
 
     pub fn provider(&self) -> Rc<dyn Provider> {
@@ -69,6 +70,13 @@ impl Sight {
         self.agents.remove(member).map(|contact| contact.client)
     }
 
+    /// An agent that has just been claimed has obeyed nobody before, so that no number it hears from now on is another's.
+    pub fn claimed(&self, member: &MemberName) {
+        if let Some(contact) = self.agents.get(member) {
+            self.asked.borrow_mut().insert(key(member, &contact.machine));
+        }
+    }
+
     /// The machine of a member as it was seen last.
     pub fn machine(&self, member: &MemberName) -> Option<&MachineSeen> {
         self.agents.get(member).map(|contact| &contact.machine)
@@ -81,7 +89,7 @@ impl Sight {
         for member in seen.agents.keys() {
             if let (Some(facts), Some(contact)) = (seen.facts(member), self.agents.get(member)) {
                 match safety::fence_is_current(fence - 1, member, facts) {
-                    Ok(()) => drop(self.asked.insert(key(member, &contact.machine))),
+                    Ok(()) => drop(self.asked.get_mut().insert(key(member, &contact.machine))),
                     Err(because) => self.knows_more.push(because),
                 }
             }
@@ -100,14 +108,15 @@ impl Sight {
         if !self.knows_more.is_empty() {
             return Ok(seen);
         }
-        if ledger.spec.auth.bootstrap && matches!(ledger.formation, Formation::Formed { .. }) {
-            self.ask_for_auth(&mut seen, fence).await;
-        }
+        self.ask_for_auth(ledger, &mut seen, fence).await;
         Ok(seen)
     }
 
     /// Every such question goes through etcd's log, so only one member is asked: the leader, where it answers.
-    async fn ask_for_auth(&self, seen: &mut Observation, fence: Option<u64>) {
+    pub async fn ask_for_auth(&self, ledger: &Ledger, seen: &mut Observation, fence: Option<u64>) {
+        if !ledger.spec.auth.bootstrap || !matches!(ledger.formation, Formation::Formed { .. }) {
+            return;
+        }
         let healthy = seen.agents.keys().filter_map(|m| Some((m, seen.facts(m)?.etcd.status.as_ref()?)));
         let healthy = healthy.filter(|(_, status)| status.healthy && !status.is_learner);
         let Some((member, _)) = healthy.min_by_key(|(_, status)| status.leader != status.member_id) else { return };
@@ -134,7 +143,7 @@ impl Sight {
             }
         };
         self.meet(ledger, &machines, now)?;
-        let asked = &self.asked;
+        let asked = self.asked.borrow().clone();
         let looks = self.agents.iter().map(async |(member, contact)| {
             let number = fence.filter(|_| !asked.contains(&key(member, &contact.machine)));
             let seen = match look_first(&contact.client, member, number, fence).await {
@@ -156,7 +165,7 @@ impl Sight {
         for (member, seen, knows_more) in looks {
             let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
             if let (Some(contact), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence) {
-                self.asked.insert(key(&member, &contact.machine));
+                self.asked.get_mut().insert(key(&member, &contact.machine));
             }
             self.knows_more.extend(knows_more);
             agents.insert(member, seen);

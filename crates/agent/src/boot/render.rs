@@ -104,6 +104,7 @@ pub(super) fn boot_unit(beside_cloud_init: bool) -> String {
          RemainAfterExit=yes\n\
          ExecStart=/{PROGRAM} agent boot{flag}\n\
          TimeoutStartSec=300\n\
+         CPUWeight=1000\n\
          StandardOutput=journal+console\n\
          StandardError=inherit\n\
          \n\
@@ -135,6 +136,7 @@ pub(super) fn agent_unit() -> String {
          UMask=0077\n\
          LimitNOFILE=65536\n\
          OOMScoreAdjust=-900\n\
+         CPUWeight=1000\n\
          PrivateTmp=yes\n\
          ProtectHome=yes\n\
          ProtectKernelTunables=yes\n\

@@ -1,7 +1,8 @@
 //! The seed disk: found by its label, mounted read-only for a moment, and read. Once a machine has been told what it is, it
 //! boots without the disk too.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -21,6 +22,7 @@ const FIRST_WAIT: Duration = Duration::from_secs(60);
 /// A machine that knows what it is does not need the disk.
 const LATER_WAIT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(50);
+const SECTOR: usize = 512;
 
 /// What is kept of the seed disk.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -100,18 +102,39 @@ fn parse<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, 
     serde_json::from_slice(text).map_err(|source| AgentError::Unreadable { path: path.to_owned(), source })
 }
 
-/// udev may still be looking.
+/// udev finds every kind of disk by its label, but comes to it late in a boot; one of ours is known by its first sector.
 fn find_disk(wait: Duration) -> Option<PathBuf> {
     let by_label = Path::new("/dev/disk/by-label");
-    let candidates = [by_label.join(SEED_LABEL), by_label.join(SEED_LABEL.to_uppercase())];
+    let named = [by_label.join(SEED_LABEL), by_label.join(SEED_LABEL.to_uppercase())];
     let begun = Instant::now();
     loop {
-        match candidates.iter().find(|path| path.exists()) {
-            Some(found) => return Some(found.clone()),
+        match named.iter().find(|path| path.exists()).cloned().or_else(find_by_sector) {
+            Some(found) => return Some(found),
             None if begun.elapsed() > wait => return None,
             None => sleep(PAUSE),
         }
     }
+}
+
+fn find_by_sector() -> Option<PathBuf> {
+    let devices = fs::read_dir("/sys/class/block").into_iter().flatten().flatten();
+    let mut paths = devices.map(|device| Path::new("/dev").join(device.file_name()));
+    paths.find(|path| first_sector(path).is_ok_and(|sector| is_seed(&sector)))
+}
+
+fn first_sector(disk: &Path) -> io::Result<[u8; SECTOR]> {
+    let mut sector = [0; SECTOR];
+    File::open(disk)?.read_exact(&mut sector)?;
+    Ok(sector)
+}
+
+/// Where FAT has its label: in file systems of 12 and 16 bits, or of 32.
+fn is_seed(sector: &[u8; SECTOR]) -> bool {
+    let is_ours = |kind: &[u8], label: &[u8]| {
+        kind.starts_with(b"FAT") && label.trim_ascii_end().eq_ignore_ascii_case(SEED_LABEL.as_bytes())
+    };
+    sector.ends_with(&[0x55, 0xaa])
+        && (is_ours(&sector[54..62], &sector[43..54]) || is_ours(&sector[82..90], &sector[71..82]))
 }
 
 struct Mounted<'a> {
@@ -135,5 +158,38 @@ impl Drop for Mounted<'_> {
         if let Err(error) = self.boot.tools.run("umount", &[&at], None) {
             tracing::warn!(error = error.in_full(), "the seed disk stays mounted");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sector(label_at: usize, label: &[u8; 11], kind: &[u8; 8]) -> [u8; SECTOR] {
+        let mut sector = [0; SECTOR];
+        sector[label_at..label_at + 11].copy_from_slice(label);
+        sector[label_at + 11..label_at + 19].copy_from_slice(kind);
+        sector[510..].copy_from_slice(&[0x55, 0xaa]);
+        sector
+    }
+
+    #[test]
+    fn a_seed_disk_is_known_by_its_first_sector() {
+        assert!(is_seed(&sector(43, b"cidata     ", b"FAT16   ")));
+        assert!(is_seed(&sector(43, b"CIDATA     ", b"FAT12   ")));
+        assert!(is_seed(&sector(71, b"CIDATA     ", b"FAT32   ")));
+        assert!(!is_seed(&sector(43, b"cidata2    ", b"FAT16   ")));
+        assert!(!is_seed(&sector(43, b"cidata     ", b"ext4    ")));
+        assert!(!is_seed(&[0; SECTOR]));
+    }
+
+    #[test]
+    fn a_disk_without_a_sector_is_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = directory.path().join("disk");
+        fs::write(&disk, [0; 100]).unwrap();
+        assert!(first_sector(&disk).is_err());
+        fs::write(&disk, sector(43, b"cidata     ", b"FAT16   ")).unwrap();
+        assert!(is_seed(&first_sector(&disk).unwrap()));
     }
 }

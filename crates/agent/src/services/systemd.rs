@@ -235,6 +235,7 @@ fn unit(launch: &Launch, layout: &Layout) -> String {
          StandardError=inherit\n\
          LimitNOFILE=65536\n\
          OOMScoreAdjust=-900\n\
+         CPUWeight=1000\n\
          NoNewPrivileges=yes\n\
          ProtectSystem=strict\n\
          ProtectHome=yes\n\

@@ -5,6 +5,7 @@
 
 mod disk;
 mod initrd;
+mod lean;
 mod manifest;
 mod system;
 mod tools;

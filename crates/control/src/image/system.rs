@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::tools::run;
-use super::{ImageError, Manifest, Options, Package, manifest};
+use super::{ImageError, Manifest, Options, Package, lean, manifest};
 
 /// What every machine needs.
 const BASE: &[&str] = &[
@@ -107,7 +107,8 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
     let mut systemctl = Command::new("chroot");
     systemctl.arg(root).args(["systemctl", "--quiet", "enable", "systemd-networkd.service"]);
     run(&mut systemctl)?;
-    disable(root)
+    disable(root)?;
+    lean::make(root)
 }
 
 /// With it the machine sets itself up, its ssh key too, which is cloud-init's affair elsewhere.

@@ -2,25 +2,29 @@
 //!
 //! etcd reads its leaf at each handshake, so putting a new one in place disturbs nobody.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::SignedDuration;
 
 use super::{Action, Decision, safety};
 use crate::desire::AGENT_VALIDITY;
-use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MachineSeen, MemberName, Observation};
+use crate::model::{CertificateSeen, CertificateUse, Desired, MachineSeen, MemberName, Observation};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = safety::authority_is_trusted(desired) {
         return decision.block(because);
     }
     for member in desired.members.keys() {
-        if decision.has_business_with(member) {
-            continue;
-        }
-        let Some(facts) = seen.facts(member) else { continue };
+        let none = BTreeMap::new();
+        let found = match seen.facts(member) {
+            None if decision.enrols(member) => &none,
+            Some(facts) if !decision.has_business_with(member) => &facts.certificates,
+            _ => continue,
+        };
         let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { continue };
-        let wanting = wanting(desired, seen, member, machine, facts);
+        let mut wanting = wanting(desired, seen, member, machine, found);
+        // Being enrolled is to be given the agent's own.
+        wanting.retain(|(of, _)| *of != CertificateUse::Agent || !decision.enrols(member));
         if let Some((_, why)) = wanting.first() {
             let why = why.clone();
             let uses = wanting.into_iter().map(|(of, _)| of).collect();
@@ -35,7 +39,7 @@ fn wanting(
     seen: &Observation,
     member: &MemberName,
     machine: &MachineSeen,
-    facts: &Facts,
+    found: &BTreeMap<CertificateUse, CertificateSeen>,
 ) -> Vec<(CertificateUse, String)> {
     let mut uses = vec![CertificateUse::Member];
     if desired.certificates.root {
@@ -44,7 +48,7 @@ fn wanting(
     uses.push(CertificateUse::Agent);
     uses.into_iter()
         .filter_map(|of| {
-            let why = fault(desired, seen, member, machine, of, facts.certificates.get(&of))?;
+            let why = fault(desired, seen, member, machine, of, found.get(&of))?;
             Some((of, why))
         })
         .collect()

@@ -14,26 +14,23 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         Ok(_) => {}
     }
     for (member, wish) in &desired.members {
-        if decision.has_business_with(member) {
-            continue;
-        }
-        let Some(facts) = seen.facts(member) else { continue };
-        match &facts.node_config {
-            Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
-                if let Some(because) = wrong_binary(member, wish, facts) {
-                    decision.block(because);
-                }
-            }
-            found => decision.step(
-                Action::PushConfig { member: member.clone(), generation: wish.generation },
-                match found {
-                    None => format!("{member} has no node config yet"),
-                    Some((generation, _)) => {
-                        format!("{member} holds generation {generation}, and the spec asks for something else now")
+        let why = match seen.facts(member) {
+            None if decision.enrols(member) => format!("{member} has no node config yet"),
+            Some(facts) if !decision.has_business_with(member) => match &facts.node_config {
+                Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
+                    if let Some(because) = wrong_binary(member, wish, facts) {
+                        decision.block(because);
                     }
-                },
-            ),
-        }
+                    continue;
+                }
+                None => format!("{member} has no node config yet"),
+                Some((generation, _)) => {
+                    format!("{member} holds generation {generation}, and the spec asks for something else now")
+                }
+            },
+            _ => continue,
+        };
+        decision.step(Action::PushConfig { member: member.clone(), generation: wish.generation }, why);
     }
 }
 

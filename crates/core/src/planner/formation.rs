@@ -6,8 +6,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::SignedDuration;
-
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
@@ -117,14 +115,12 @@ pub(super) fn broken(
     })
 }
 
-/// A member that asks a peer whose port is open but silent waits that long.
-const PEERS_RETRY: SignedDuration = SignedDuration::from_secs(1);
-
-/// Each starts when the one before answers its peers. On machines so slow that this takes longer than what it saves, they start beside
-/// each other.
+/// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
+/// need longer than that for a turn, and start beside each other.
 pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
+        let in_turn = wish.config.host.is_none();
         match &facts.etcd.service {
             ServiceState::Stopped => {
                 let stamp = Stamp {
@@ -135,7 +131,7 @@ pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mu
                 };
                 let fresh =
                     safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayBeginAsNew;
-                return decision.step_expecting(
+                decision.step_expecting(
                     Action::StartEtcd { member: member.clone(), bootstrap: fresh.then_some(stamp) },
                     if fresh {
                         format!("{member} is part of the formation and was never started in it")
@@ -144,12 +140,14 @@ pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mu
                     },
                     Precondition::Data(facts.etcd.data.clone()),
                 );
+                if in_turn {
+                    return;
+                }
             }
             ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
-            ServiceState::Running { since, .. } if !facts.etcd.peer_serving => {
+            ServiceState::Running { .. } if !facts.etcd.peer_serving => {
                 decision.wait(WaitingFor::PeerPort { member: member.clone() });
-                // By the machine's own clock.
-                if facts.host.clock.is_none_or(|clock| clock.duration_since(*since) < PEERS_RETRY) {
+                if in_turn {
                     return;
                 }
             }

@@ -69,6 +69,12 @@ impl Decision {
         }
     }
 
+    /// Whether this member's agent is about to be claimed. What every new machine needs follows at once, without another look: nothing of
+    /// it rests on what the agent may have to tell.
+    fn enrols(&self, member: &MemberName) -> bool {
+        self.steps.iter().any(|step| matches!(&step.action, Action::Enrol { member: enrolled } if enrolled == member))
+    }
+
     /// Whether an earlier concern has something to do on this member, or refuses it.
     fn has_business_with(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|s| s.action.member() == Some(member) || s.action.about() == Some(member))

@@ -418,13 +418,6 @@ fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             etcd.peer_serving = false;
             etcd.status = None;
         }
-        ["not", "yet", "serving", "after", milliseconds, "ms"] => {
-            etcd.peer_serving = false;
-            etcd.status = None;
-            let ServiceState::Running { since, .. } = &mut etcd.service else { panic!("etcd on {member} runs") };
-            *since = at - SignedDuration::from_millis(milliseconds.parse().expect("a number"));
-            scene.facts_mut(member).host.clock = Some(at);
-        }
         _ => panic!("etcd on {member} does not know: {words:?}"),
     }
 }

@@ -1,0 +1,109 @@
+//! What a boot does without. A member needs disks, network and a console; the rest of what a system prepares in case somebody has a use
+//! for it takes longer than all of that, and under software emulation longer than etcd itself.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::ImageError;
+use super::system::put;
+
+/// Whoever needs one of these mounts it or loads its module by hand.
+const UNITS: &[&str] = &[
+    "dev-hugepages.mount",
+    "dev-mqueue.mount",
+    "modprobe@.service",
+    "proc-sys-fs-binfmt_misc.automount",
+    "sys-fs-fuse-connections.mount",
+    "sys-kernel-config.mount",
+    "sys-kernel-debug.mount",
+    "sys-kernel-tracing.mount",
+    "systemd-ask-password-console.path",
+    "systemd-ask-password-wall.path",
+    "systemd-initctl.socket",
+    "systemd-network-generator.service",
+    "systemd-pstore.service",
+];
+/// They write units for disks, passwords and scripts of a kind that the image has not. What is in fstab and the consoles stay.
+const GENERATORS: &[&str] = &[
+    "cryptsetup",
+    "debug",
+    "gpt-auto",
+    "hibernate-resume",
+    "integritysetup",
+    "rc-local",
+    "run",
+    "system-update",
+    "sysv",
+    "veritysetup",
+];
+/// Drivers that a processor asks for by itself.
+const MODULES: &[&str] = &["acpi_cpufreq", "kvm_amd", "kvm_intel", "powernow_k8"];
+/// The kinds of devices that are looked for at boot: what leads to disks, networks and the power button.
+const DEVICES: &[&str] = &["acpi", "block", "input", "net", "nvme", "pci", "scsi", "usb", "virtio", "virtio-ports"];
+/// And the consoles, without the many that nobody is at.
+const CONSOLES: &[&str] = &["ttyS[0-3]", "ttyAMA*", "hvc*"];
+
+pub(super) fn make(root: &Path) -> Result<(), ImageError> {
+    for unit in UNITS {
+        mask(root, &format!("etc/systemd/system/{unit}"))?;
+    }
+    for generator in GENERATORS {
+        mask(root, &format!("etc/systemd/system-generators/systemd-{generator}-generator"))?;
+    }
+    let modules: String = MODULES.iter().map(|module| format!("blacklist {module}\n")).collect();
+    put(root, "etc/modprobe.d/quorate.conf", modules.as_bytes(), 0o644)?;
+    put(root, "etc/systemd/system/systemd-udev-trigger.service.d/quorate.conf", trigger().as_bytes(), 0o644)?;
+    // Users, library paths and the like are what the packages made them.
+    for place in ["etc/.updated", "var/.updated"] {
+        put(root, place, b"", 0o644)?;
+    }
+    Ok(())
+}
+
+fn mask(root: &Path, below: &str) -> Result<(), ImageError> {
+    let path = root.join(below);
+    let parent = path.parent().unwrap_or(root);
+    fs::create_dir_all(parent).map_err(ImageError::file("make", parent))?;
+    let _ = fs::remove_file(&path);
+    symlink("/dev/null", &path).map_err(ImageError::file("link", &path))
+}
+
+fn trigger() -> String {
+    let devices: String = DEVICES.iter().map(|kind| format!(" --subsystem-match={kind}")).collect();
+    let consoles: String = CONSOLES.iter().map(|name| format!(" --sysname-match={name}")).collect();
+    format!(
+        "[Service]\n\
+         ExecStart=\n\
+         ExecStart=-udevadm trigger --action=add --prioritized-subsystem=block,net{devices}\n\
+         ExecStart=-udevadm trigger --action=add --subsystem-match=tty{consoles}\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn disks_networks_and_consoles_are_looked_for() {
+        let text = trigger();
+        for kind in ["block", "net", "pci", "tty", "virtio-ports"] {
+            let words: Vec<&str> = text.split_whitespace().collect();
+            assert!(words.contains(&format!("--subsystem-match={kind}").as_str()), "{text}");
+        }
+        assert!(text.ends_with(
+            "--subsystem-match=tty --sysname-match=ttyS[0-3] --sysname-match=ttyAMA* --sysname-match=hvc*\n"
+        ));
+    }
+
+    #[test]
+    fn what_is_left_out_is_masked_also_where_a_package_enabled_it() {
+        let root = tempfile::tempdir().unwrap();
+        put(root.path(), "etc/systemd/system/systemd-pstore.service", b"[Unit]\n", 0o644).unwrap();
+        make(root.path()).unwrap();
+        let link = fs::read_link(root.path().join("etc/systemd/system/systemd-pstore.service")).unwrap();
+        assert_eq!(link, Path::new("/dev/null"));
+        let generators = fs::read_dir(root.path().join("etc/systemd/system-generators")).unwrap();
+        assert_eq!(generators.count(), GENERATORS.len());
+    }
+}
