@@ -181,10 +181,12 @@ impl Controller {
         loop {
             self.held.confirm(Timestamp::now())?;
             let ledger = self.held.ledger();
+            let begun = Instant::now();
             let mut seen = self.sight.glance(&ledger, Some(self.held.fence())).await?;
             if !self.sight.knows_more().is_empty() {
                 return self.stand_back(None, spent.steps, seen);
             }
+            let took = begun.elapsed();
             self.note(&seen)?;
             let desired = self.desired();
             let mut decision = decide(&desired, &seen);
@@ -207,7 +209,7 @@ impl Controller {
                 return self.forget(spent.steps + 1, seen).await;
             }
             let went = if decision.steps.is_empty() {
-                match spent.wait(decision.waiting, self.sight.provider().patience()).await {
+                match spent.wait(decision.waiting, self.sight.provider().patience(), took).await {
                     Err(waiting) => Err(self.out_of_patience(&seen, waiting).await),
                     Ok(()) => Ok(()),
                 }
@@ -287,8 +289,13 @@ struct Spent {
 }
 
 impl Spent {
-    /// Lets time pass when there is nothing to do but wait, up to a bound.
-    async fn wait(&mut self, waiting: Vec<WaitingFor>, patience: Duration) -> Result<(), Vec<WaitingFor>> {
+    /// Lets time pass when there is nothing to do but wait, up to a bound. The last look took `look`.
+    async fn wait(
+        &mut self,
+        waiting: Vec<WaitingFor>,
+        patience: Duration,
+        look: Duration,
+    ) -> Result<(), Vec<WaitingFor>> {
         if is_progress(&self.waiting, &waiting) {
             self.waiting_since = None;
         }
@@ -297,7 +304,7 @@ impl Spent {
             return Err(waiting);
         }
         self.waiting = waiting;
-        tokio::time::sleep(pause(waited)).await;
+        tokio::time::sleep(pause(waited, look)).await;
         Ok(())
     }
 
@@ -419,7 +426,8 @@ pub(crate) fn arch() -> &'static str {
 }
 
 /// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep
-/// members busy, become rarer.
-fn pause(waited: Duration) -> Duration {
-    (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100))
+/// members busy, become rarer. So they do where they take long themselves.
+fn pause(waited: Duration, look: Duration) -> Duration {
+    let by_time = (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100));
+    by_time.max(look.min(Duration::from_millis(250)))
 }

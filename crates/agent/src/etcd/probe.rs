@@ -73,6 +73,7 @@ impl Agent {
         let mut pause = FIRST_PAUSE;
         let mut look = Look::default();
         while begun.elapsed() < PATIENCE {
+            let asked = Instant::now();
             if !look.peer_serving {
                 look.peer_serving = self.peer_serves().await;
                 if look.peer_serving {
@@ -95,7 +96,8 @@ impl Agent {
                 tracing::info!(after = ?begun.elapsed(), "etcd is a learner");
                 return;
             }
-            tokio::time::sleep(pause).await;
+            // Where answers are slow the machine is, and the questions take from etcd what it needs to start.
+            tokio::time::sleep(pause.max(asked.elapsed().min(LONGEST_PAUSE))).await;
             pause = (pause * 5 / 4).min(LONGEST_PAUSE);
         }
     }

@@ -1,4 +1,4 @@
-//! The first file system of a boot: busybox, the modules of virtio disks, and a script that finds the root disk by its label. It
+//! The first file system of a boot: busybox, the modules of virtio disks and networks, and a script that finds the root disk by its label. It
 //! does nothing else, so it is done in a fraction of a second even under software emulation.
 
 use std::fs;
@@ -23,6 +23,9 @@ const MODULES: &[&str] = &[
     "scsi_mod",
     "sd_mod",
     "virtio_scsi",
+    "failover",
+    "net_failover",
+    "virtio_net",
     "crc16",
     "crc32c_generic",
     "libcrc32c",

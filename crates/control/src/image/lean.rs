@@ -44,6 +44,9 @@ const DEVICES: &[&str] = &["acpi", "block", "input", "net", "nvme", "pci", "scsi
 /// And the consoles, without the many that nobody is at.
 const CONSOLES: &[&str] = &["ttyS[0-3]", "ttyAMA*", "hvc*"];
 
+/// What all that a member does waits for, and so comes before logins, keys of ssh and the like where the processor is short.
+const FIRST: &[&str] = &["systemd-networkd.service", "systemd-udevd.service"];
+
 pub(super) fn make(root: &Path) -> Result<(), ImageError> {
     for unit in UNITS {
         mask(root, &format!("etc/systemd/system/{unit}"))?;
@@ -54,6 +57,10 @@ pub(super) fn make(root: &Path) -> Result<(), ImageError> {
     let modules: String = MODULES.iter().map(|module| format!("blacklist {module}\n")).collect();
     put(root, "etc/modprobe.d/quorate.conf", modules.as_bytes(), 0o644)?;
     put(root, "etc/systemd/system/systemd-udev-trigger.service.d/quorate.conf", trigger().as_bytes(), 0o644)?;
+    for unit in FIRST {
+        let below = format!("etc/systemd/system/{unit}.d/quorate.conf");
+        put(root, &below, b"[Service]\nCPUWeight=1000\n", 0o644)?;
+    }
     // Users, library paths and the like are what the packages made them.
     for place in ["etc/.updated", "var/.updated"] {
         put(root, place, b"", 0o644)?;
@@ -75,7 +82,7 @@ fn trigger() -> String {
     format!(
         "[Service]\n\
          ExecStart=\n\
-         ExecStart=-udevadm trigger --action=add --prioritized-subsystem=block,net{devices}\n\
+         ExecStart=-udevadm trigger --action=add --prioritized-subsystem=net,block{devices}\n\
          ExecStart=-udevadm trigger --action=add --subsystem-match=tty{consoles}\n"
     )
 }
