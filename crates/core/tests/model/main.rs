@@ -314,6 +314,26 @@ fn three_members_and_two_faults() {
 }
 
 #[test]
+fn three_machines_and_a_fault() {
+    let budget = Budget { faults: 1, crashes: 1, ..PEACE };
+    Run::formation("three machines and a fault", Scenario::machines_ready_to_form(3), budget).check();
+}
+
+#[test]
+#[ignore = "for `cargo xtask model`"]
+fn three_machines_and_two_faults() {
+    let budget = Budget { faults: 2, crashes: 1, ..PEACE };
+    Run::formation("three machines and two faults", Scenario::machines_ready_to_form(3), budget).check();
+}
+
+#[test]
+#[ignore = "for `cargo xtask model`"]
+fn three_machines_and_a_second_controller() {
+    let budget = Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE };
+    Run::formation("three machines and a second controller", Scenario::machines_ready_to_form(3), budget).check();
+}
+
+#[test]
 #[ignore = "for `cargo xtask model`"]
 fn three_members_and_a_second_controller() {
     let budget = Budget { faults: 1, takeovers: 1, hidden: 1, ..PEACE };

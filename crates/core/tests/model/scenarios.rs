@@ -71,9 +71,20 @@ impl Scenario {
 
     /// All that comes before the formation is done.
     pub fn ready_to_form(members: usize) -> Self {
-        let mut scenario = Scenario::nothing(members);
-        scenario.run_until(|steps| steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })));
-        scenario
+        Scenario::nothing(members).made_ready()
+    }
+
+    /// So it is, on machines of their own.
+    pub fn machines_ready_to_form(members: usize) -> Self {
+        let Scenario { spec, .. } = Scenario::nothing(members);
+        let spec = ClusterSpec { provider: machines("4GiB"), ..spec };
+        let world = empty(&spec);
+        Scenario { spec, world }.made_ready()
+    }
+
+    fn made_ready(mut self) -> Self {
+        self.run_until(|steps| steps.iter().any(|s| matches!(s.action, Action::RecordForming { .. })));
+        self
     }
 
     /// A settled cluster, and a change. New machines that it needs are there.
