@@ -23,7 +23,7 @@ pub enum UnsafeBecause {
     MajorityLost { voters: usize, healthy: usize, quorum: usize },
     NotLost { voters: usize, healthy: usize },
     Serves { member: MemberName, voters: usize, healthy: usize, quorum: usize },
-    NothingSurvives { voters: usize },
+    NothingSurvives { voters: usize, silent: BTreeSet<MemberName> },
     SurvivorGone { member: MemberName },
     SnapshotGone { member: MemberName, source: String },
     RestoreUnfinished { token: String },
@@ -268,6 +268,10 @@ impl UnsafeBecause {
                 "find out why this controller does not see the others: they serve clients, and a recovery would go back behind what \
                  those have written; `quorate apply` replaces what is lost",
             ),
+            UnsafeBecause::NothingSurvives { silent, .. } if !silent.is_empty() => format!(
+                "bring back {}, where data may be still, or another machine with its data; or restore a backup",
+                list(silent)
+            ),
             UnsafeBecause::NothingSurvives { .. } => String::from(
                 "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
                  `quorate apply` begin anew",
@@ -403,8 +407,9 @@ impl fmt::Display for UnsafeBecause {
                 "etcd on {member} answered a linearizable read, which takes {quorum} of {voters} voters: the cluster serves, though \
                  this controller sees {healthy} of them"
             ),
-            UnsafeBecause::NothingSurvives { voters } => {
-                write!(f, "none of the {voters} members is seen with data of this cluster")
+            UnsafeBecause::NothingSurvives { voters, silent } => {
+                write!(f, "none of the {voters} members is seen with data of this cluster")?;
+                if silent.is_empty() { Ok(()) } else { write!(f, ", and no answer comes from {}", list(silent)) }
             }
             UnsafeBecause::SurvivorGone { member } => {
                 write!(f, "the cluster is being recovered from what {member} holds, and its machine is gone")

@@ -2,6 +2,8 @@
 //! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
 //! that clients ever saw; the others come back as new members.
 
+use std::collections::BTreeSet;
+
 use super::cluster::peer_url;
 use super::safety::Absence;
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
@@ -27,6 +29,7 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         return decision.block(because);
     }
     let (mut survivors, mut unreadable) = (Vec::new(), Vec::new());
+    let (mut silent, mut doubts) = (BTreeSet::new(), Vec::new());
     for member in members.keys() {
         let is_shown = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
         if is_shown && seen.facts(member).is_none() {
@@ -34,7 +37,10 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
             match safety::judge_absence(desired, seen, member, &what) {
                 Ok(Absence::Dead(_)) => {}
                 Ok(Absence::Brief) => return decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
-                Err(because) => return decision.block(because),
+                Err(because) => {
+                    silent.insert(member.clone());
+                    doubts.push(because);
+                }
             }
         }
         let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
@@ -44,8 +50,14 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         }
         survivors.push((member, facts));
     }
-    if survivors.is_empty() {
-        return decision.block(UnsafeBecause::NothingSurvives { voters: members.len() });
+    // Where nobody is left to begin from, it is all the same whether the silent are dead, and neither their peers nor the operator need
+    // tell: only their data would help. This refuses as well, so that nothing is done that was not before.
+    let lives = doubts.iter().any(|because| matches!(because, UnsafeBecause::PeersReach { .. }));
+    if survivors.is_empty() && !lives {
+        return decision.block(UnsafeBecause::NothingSurvives { voters: members.len(), silent });
+    }
+    if !doubts.is_empty() {
+        return doubts.into_iter().for_each(|because| decision.block(because));
     }
     let running: Vec<_> = survivors.iter().filter(|(_, f)| f.etcd.service != ServiceState::Stopped).collect();
     if !running.is_empty() {

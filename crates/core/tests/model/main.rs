@@ -81,6 +81,7 @@
 //! | the grace time is not waited for | stories `changes`, `machines` |
 //! | recovery though a linearizable read was answered | story `changes`; model: recovery needs the word and a loss |
 //! | recovery with a quorum, from the shortest log, or with survivors running | story `changes` |
+//! | a recovery asks whether the silent are dead, though nobody is left to begin from | story `found`; model: it settles when faults stop |
 //! | a restore does not stop what runs, or only what is wanted | story `restore`; model: never old and new data at once |
 //! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
@@ -456,6 +457,11 @@ changes! {
     gone: 3, Change::Gone("etcd-2"), [Hidden, Expelled];
     recover_nothing: 3, Change::RecoverNothing, [];
     recover_serving: 2, Change::RecoverServing, [];
+}
+
+changes! {
+    [] in_short_long_pauses: Budget { faults: 1, pauses: 1, ..PEACE };
+    recover_of_two: 2, Change::Recover("etcd-2"), [Recovered, LostForGood];
 }
 
 changes! {
