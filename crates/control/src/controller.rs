@@ -178,11 +178,15 @@ impl Controller {
     async fn rounds(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut spent = Spent::default();
         let mut asked = None;
+        let mut still_true = None;
         loop {
             self.held.confirm(Timestamp::now())?;
             let ledger = self.held.ledger();
             let begun = Instant::now();
-            let mut seen = self.sight.glance(&ledger, Some(self.held.fence())).await?;
+            let mut seen = match still_true.take() {
+                Some(seen) => seen,
+                None => self.sight.glance(&ledger, Some(self.held.fence())).await?,
+            };
             if !self.sight.knows_more().is_empty() {
                 return self.stand_back(None, spent.steps, seen);
             }
@@ -215,7 +219,9 @@ impl Controller {
                 }
             } else {
                 let done = self.act(&desired, &seen, &decision.steps, reporter).await;
-                spent.round(&decision.steps, done).await
+                let went = spent.round(&decision.steps, done).await;
+                still_true = Some(seen).filter(|_| went.is_ok() && changes_nothing_seen(&decision.steps));
+                went
             };
             match went {
                 Ok(()) => {}
@@ -423,6 +429,11 @@ pub(crate) fn arch() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
+}
+
+/// Whether steps did no more than to write down what was seen, so that the next decision may be made on the same look.
+fn changes_nothing_seen(steps: &[Step]) -> bool {
+    steps.iter().all(|step| matches!(step.action, Action::RecordForming { .. } | Action::RecordFormed { .. }))
 }
 
 /// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep

@@ -114,14 +114,17 @@ pub(super) fn boot_unit(beside_cloud_init: bool) -> String {
 }
 
 /// The agent's unit. It runs as root, since it writes units and other users' files; etcd has a unit and a user of its own, and
-/// runs on when this one ends.
+/// runs on when this one ends. It waits for nothing but its disk: a temporary directory of its own would have it wait for those.
 pub(super) fn agent_unit() -> String {
     format!(
         "{WRITTEN}\
          [Unit]\n\
          Description=quorate's agent\n\
+         DefaultDependencies=no\n\
          Requires=quorate-boot.service\n\
-         After=quorate-boot.service\n\
+         After=quorate-boot.service local-fs.target\n\
+         Before=shutdown.target\n\
+         Conflicts=shutdown.target\n\
          StartLimitIntervalSec=0\n\
          \n\
          [Service]\n\
@@ -137,7 +140,6 @@ pub(super) fn agent_unit() -> String {
          LimitNOFILE=65536\n\
          OOMScoreAdjust=-900\n\
          CPUWeight=1000\n\
-         PrivateTmp=yes\n\
          ProtectHome=yes\n\
          ProtectKernelTunables=yes\n\
          ProtectKernelModules=yes\n\

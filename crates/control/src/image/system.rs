@@ -108,7 +108,8 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
     systemctl.arg(root).args(["systemctl", "--quiet", "enable", "systemd-networkd.service"]);
     run(&mut systemctl)?;
     disable(root)?;
-    lean::make(root)
+    // An image with cloud-init is as clouds have it.
+    if options.program.is_some() { lean::make(root) } else { Ok(()) }
 }
 
 /// With it the machine sets itself up, its ssh key too, which is cloud-init's affair elsewhere.

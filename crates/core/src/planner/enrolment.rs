@@ -1,7 +1,7 @@
 //! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Data, Desired, DesiredMember, MemberName, Observation, Seen};
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, Formation, MemberName, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
@@ -61,10 +61,19 @@ fn unenrolled(
             format!("its enrolment token expired before it was used: the machine is made anew, and {holds}"),
         );
     }
+    if desired.formation == Formation::Unformed && somebody_is_awaited(desired, seen) {
+        return;
+    }
     decision.step(
         Action::Enrol { member: member.clone() },
         format!("the agent of {member} answers and has no certificate yet"),
     );
+}
+
+/// Machines that are made together come up together, and what the first of them does meanwhile delays the others. None of them is of use
+/// before all are there.
+fn somebody_is_awaited(desired: &Desired, seen: &Observation) -> bool {
+    desired.members.keys().any(|member| matches!(seen.agents.get(member), Some(Seen::Unreachable { .. })))
 }
 
 fn wait(decision: &mut Decision, member: &MemberName, why: &str) {
