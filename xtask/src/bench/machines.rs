@@ -11,6 +11,7 @@ mod trio;
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -73,85 +74,117 @@ fn measure(lab: &Lab, options: &Options, program: &Path) -> Result<()> {
     let bare = bare::prepare(&trio)?;
     let cloud_init = if options.without_cloud_init { None } else { Some(cloud_init::prepare(&trio)?) };
     let mut outcome = Outcome::default();
-    for round in 1..=options.rounds {
+    for number in 1..=options.rounds {
         let bare = trio.sample(&bare).context("the bare script")?;
-        let applied = quorate.sample()?;
-        eprint!("{round}/{}: quorate {}; bare script {}", options.rounds, seconds(applied), seconds(bare));
-        outcome.quorate.add(applied);
-        outcome.bare.add(bare);
-        if let Some(seeds) = &cloud_init {
-            let time = trio.sample(seeds).context("cloud-init")?;
-            eprint!("; cloud-init {}", seconds(time));
-            outcome.cloud_init.add(time);
-        }
-        eprintln!();
+        let quorate = quorate.sample()?;
+        eprint!("{number}/{}: quorate {}; bare script {}", options.rounds, seconds(quorate), seconds(bare));
+        let cloud_init = cloud_init.as_ref().map(|seeds| trio.sample(seeds)).transpose().context("cloud-init")?;
+        eprintln!("{}", cloud_init.map(|time| format!("; cloud-init {}", seconds(time))).unwrap_or_default());
+        outcome.0.push(Round { quorate, bare, cloud_init });
     }
-    outcome.print(options);
-    match outcome.kept(options) {
+    outcome.print();
+    match outcome.kept() {
         true => Ok(()),
         false => bail!("`quorate apply` takes longer on machines than it may"),
     }
 }
 
+struct Round {
+    quorate: Duration,
+    bare: Duration,
+    cloud_init: Option<Duration>,
+}
+
 #[derive(Default)]
-struct Outcome {
-    quorate: Samples,
-    bare: Samples,
-    cloud_init: Samples,
+struct Outcome(Vec<Round>);
+
+/// What quorate is held against: name, times round by round, and the most that it may take of them.
+struct Other {
+    name: &'static str,
+    times: Vec<Duration>,
+    allowed: f64,
 }
 
 impl Outcome {
-    /// Name, time, and the most that quorate may take of it.
-    fn others(&self, options: &Options) -> Vec<(&'static str, &Samples, f64)> {
-        let cloud_init =
-            (!options.without_cloud_init).then_some(("trimmed cloud-init", &self.cloud_init, OF_CLOUD_INIT));
-        [("bare script", &self.bare, OF_BARE)].into_iter().chain(cloud_init).collect()
+    fn others(&self) -> Vec<Other> {
+        let of = |name, allowed, time: fn(&Round) -> Option<Duration>| {
+            let times: Vec<Duration> = self.0.iter().filter_map(time).collect();
+            (!times.is_empty()).then_some(Other { name, times, allowed })
+        };
+        let bare = of("bare script", OF_BARE, |round| Some(round.bare));
+        let cloud_init = of("trimmed cloud-init", OF_CLOUD_INIT, |round| round.cloud_init);
+        bare.into_iter().chain(cloud_init).collect()
     }
 
-    fn within(&self, other: &Samples, factor: f64) -> bool {
-        self.quorate.median() <= other.median().mul_f64(factor)
+    /// Of each round its own: a host that becomes slower between rounds changes them little.
+    fn ratios(&self, other: &Other) -> Vec<f64> {
+        let pairs = self.0.iter().zip(&other.times);
+        let mut ratios: Vec<f64> = pairs.map(|(round, time)| ratio(round.quorate, *time)).collect();
+        ratios.sort_by(f64::total_cmp);
+        ratios
     }
 
-    fn kept(&self, options: &Options) -> bool {
-        self.others(options).into_iter().all(|(_, samples, factor)| self.within(samples, factor))
+    fn is_within(&self, other: &Other) -> bool {
+        median(&self.ratios(other)) <= other.allowed
     }
 
-    fn print(&self, options: &Options) {
-        let row = |(name, samples, factor): (&str, &Samples, f64)| {
+    fn kept(&self) -> bool {
+        self.others().iter().all(|other| self.is_within(other))
+    }
+
+    fn print(&self) {
+        let quorate: Samples = self.0.iter().map(|round| round.quorate).collect();
+        let row = |other: Other| {
+            let ratios = self.ratios(&other);
+            let (least, most) = (ratios[0], ratios[ratios.len() - 1]);
             [
-                name.to_owned(),
-                self.quorate.to_string(),
-                samples.to_string(),
-                format!("{:.2}", ratio(self.quorate.median(), samples.median())),
-                format!("{factor:.2}"),
-                verdict(self.within(samples, factor)).to_owned(),
+                other.name.to_owned(),
+                quorate.to_string(),
+                other.times.iter().copied().collect::<Samples>().to_string(),
+                format!("{:.2} ({least:.2}–{most:.2})", median(&ratios)),
+                format!("{:.2}", other.allowed),
+                verdict(self.is_within(&other)).to_owned(),
             ]
         };
-        let rows: Vec<_> = self.others(options).into_iter().map(row).collect();
-        let rounds = options.rounds;
+        let rows: Vec<_> = self.others().into_iter().map(row).collect();
+        let rounds = self.0.len();
         println!(
-            "From nothing to three healthy members on emulated machines: median of {rounds} runs each, in turns (shortest–longest).\n"
+            "From nothing to three healthy members on emulated machines: median of {rounds} runs each, in turns, and of their ratios (least–most).\n"
         );
         print!("{}", table(["beside", "`quorate apply`", "the other", "ratio", "allowed", ""], &rows));
     }
 }
 
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 { sorted[middle] } else { (sorted[middle - 1] + sorted[middle]) / 2.0 }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
-    fn kept(quorate: u64, bare: u64, cloud_init: u64) -> bool {
-        let samples = |time| [Duration::from_millis(time)].into_iter().collect();
-        let outcome = Outcome { quorate: samples(quorate), bare: samples(bare), cloud_init: samples(cloud_init) };
-        outcome.kept(&Options { rounds: 1, without_cloud_init: false, inside: None })
+    fn kept(rounds: &[(u64, u64, u64)]) -> bool {
+        let time = Duration::from_millis;
+        let round = |(quorate, bare, cloud_init): &(u64, u64, u64)| Round {
+            quorate: time(*quorate),
+            bare: time(*bare),
+            cloud_init: Some(time(*cloud_init)),
+        };
+        Outcome(rounds.iter().map(round).collect()).kept()
     }
 
     #[test]
     fn the_promise_is_little_more_than_the_script_and_half_of_cloud_init() {
-        assert!(kept(22_999, 20_000, 50_000));
-        assert!(!kept(23_100, 20_000, 50_000));
-        assert!(!kept(22_000, 20_000, 43_000));
+        assert!(kept(&[(22_999, 20_000, 50_000)]));
+        assert!(!kept(&[(23_100, 20_000, 50_000)]));
+        assert!(!kept(&[(22_000, 20_000, 43_000)]));
+    }
+
+    #[test]
+    fn a_round_counts_by_its_own_ratio() {
+        // The host became slower; the medians of the times alone would say 1.20.
+        assert!(kept(&[(10_000, 10_000, 30_000), (24_000, 20_000, 60_000), (31_000, 30_000, 90_000)]));
+        assert!(!kept(&[(10_000, 10_000, 30_000), (24_000, 20_000, 60_000), (36_000, 30_000, 90_000)]));
     }
 }
