@@ -113,12 +113,9 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         layout,
     });
     agent.put_right().await;
-    if let Some(device) = &options.channel {
-        let streams = channel::listen(device).await.map_err(AgentError::file("open", device))?;
-        tokio::spawn(server::serve_channel(agent.clone(), streams));
-    }
     tokio::select! {
         ended = server::serve(agent.clone(), orders) => ended,
+        Err(error) = server::serve_channel(agent.clone(), options.channel) => Err(error),
         () = health::serve(agent, health) => Ok(()),
     }
 }

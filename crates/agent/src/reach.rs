@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use quorate_core::model::{AGENT_PORT, PEER_PORT};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_millis(500);
+const PAUSE: Duration = Duration::from_millis(50);
 
 pub(crate) async fn all(addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, bool> {
     let mut knocking: JoinSet<_> =
@@ -22,6 +23,16 @@ pub(crate) async fn all(addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, bool> {
     reached
 }
 
+/// Whether this machine gets its own address in time.
+pub(crate) async fn is_bound(address: IpAddr, patience: Duration) -> bool {
+    let bound = async {
+        while TcpListener::bind((address, 0)).await.is_err() {
+            tokio::time::sleep(PAUSE).await;
+        }
+    };
+    timeout(patience, bound).await.is_ok()
+}
+
 async fn reaches(address: IpAddr) -> bool {
     let opens = |port| async move { matches!(timeout(PATIENCE, TcpStream::connect((address, port))).await, Ok(Ok(_))) };
     let (agent, peer) = tokio::join!(opens(AGENT_PORT), opens(PEER_PORT));
@@ -31,6 +42,13 @@ async fn reaches(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_address_is_waited_for_up_to_a_bound() {
+        assert!(is_bound(IpAddr::from([127, 0, 0, 1]), Duration::ZERO).await);
+        // For documentation alone, so that no machine has it.
+        assert!(!is_bound(IpAddr::from([192, 0, 2, 1]), Duration::from_millis(120)).await);
+    }
 
     #[tokio::test]
     async fn a_machine_that_accepts_at_either_port_is_reached() {

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +21,6 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -86,10 +86,11 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     }
 }
 
-/// The same, on a line of its own to the machine's host.
-pub(crate) async fn serve_channel(agent: Arc<Agent>, mut streams: mpsc::Receiver<channel::Stream>) {
-    let state = agent.state.get();
-    let Ok(config) = tls::server_config(&state.control_ca, agent.shown.clone()) else { return };
+/// The same, on a line of its own to the machine's host, where it has one.
+pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) -> Result<(), AgentError> {
+    let Some(device) = device else { return Ok(()) };
+    let mut streams = channel::listen(&device).await.map_err(AgentError::file("open", &device))?;
+    let config = tls::server_config(&agent.state.get().control_ca, agent.shown.clone())?;
     let acceptor = TlsAcceptor::from(config);
     let mut strangers = Crowd::default();
     while let Some(stream) = streams.recv().await {
@@ -102,6 +103,7 @@ pub(crate) async fn serve_channel(agent: Arc<Agent>, mut streams: mpsc::Receiver
             }
         });
     }
+    Ok(())
 }
 
 /// Those whom nobody knows yet. When there are too many, who came first must go: whoever means well needs milliseconds, so

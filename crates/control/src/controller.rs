@@ -220,7 +220,8 @@ impl Controller {
             } else {
                 let done = self.act(&desired, &seen, &decision.steps, reporter).await;
                 let went = spent.round(&decision.steps, done).await;
-                still_true = Some(seen).filter(|_| went.is_ok() && changes_nothing_seen(&decision.steps));
+                still_true =
+                    Some(seen).filter(|_| went.is_ok() && changes_nothing_seen(&desired.formation, &decision.steps));
                 went
             };
             match went {
@@ -431,9 +432,11 @@ pub(crate) fn arch() -> &'static str {
     }
 }
 
-/// Whether steps did no more than to write down what was seen, so that the next decision may be made on the same look.
-fn changes_nothing_seen(steps: &[Step]) -> bool {
-    steps.iter().all(|step| matches!(step.action, Action::RecordForming { .. } | Action::RecordFormed { .. }))
+/// Whether steps did no more than to write down what was seen, so that the next decision may be made on the same look. Where a recovery
+/// ends, machines are called otherwise from then on.
+fn changes_nothing_seen(formation: &Formation, steps: &[Step]) -> bool {
+    let begins = matches!(formation, Formation::Unformed | Formation::Forming { .. });
+    begins && steps.iter().all(|step| matches!(step.action, Action::RecordForming { .. } | Action::RecordFormed { .. }))
 }
 
 /// A tenth of the time waited so far: things that start are up within milliseconds, and for what takes longer the looks, which keep

@@ -243,7 +243,11 @@ mod tests {
     #[test]
     fn the_agent_comes_after_the_seed_disk_was_read_and_comes_back_always() {
         let unit = agent_unit();
-        for line in ["Requires=quorate-boot.service", "Restart=always", "StartLimitIntervalSec=0"] {
+        let needed = ["Requires=quorate-boot.service", "Restart=always", "StartLimitIntervalSec=0"];
+        // Without the usual dependencies these alone see to it that it ends before the disks go.
+        let ends =
+            ["After=quorate-boot.service local-fs.target", "Before=shutdown.target", "Conflicts=shutdown.target"];
+        for line in needed.into_iter().chain(ends) {
             assert!(unit.lines().any(|found| found == line), "{line} is not in\n{unit}");
         }
         assert!(boot_unit(false).contains("Before=network-pre.target systemd-networkd.service"));

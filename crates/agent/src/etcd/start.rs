@@ -15,7 +15,10 @@ use crate::api::{Bootstrap, Refusal};
 use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
 use crate::state::State;
-use crate::{AgentError, blocking};
+use crate::{AgentError, blocking, reach};
+
+/// How long after a boot the network may take.
+const NETWORK: Duration = Duration::from_secs(30);
 
 impl Agent {
     pub(crate) async fn look_at_data(&self) -> Result<DataSeen, AgentError> {
@@ -162,6 +165,10 @@ impl Agent {
         if !self.service.adopt(self.gate()).await {
             let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
             self.check_data(&state).await?;
+            // Before there is a network nobody can be asked, and whoever holds more than this disk would count as silent.
+            if self.keeps_host && !reach::is_bound(state.address, NETWORK).await {
+                tracing::warn!(address = %state.address, "this machine does not have its address yet");
+            }
             self.check_age().await.map_err(in_full)?;
             self.service.start(launch, self.gate()).await.map_err(in_full)?;
         }

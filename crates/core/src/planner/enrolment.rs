@@ -1,7 +1,12 @@
 //! Enrolment: an agent that nobody has claimed yet is given its certificate, once, for one key.
 
+use jiff::SignedDuration;
+
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, Formation, MemberName, Observation, Seen};
+
+/// Others are waited for as long as a token has this much time left.
+const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
@@ -61,7 +66,8 @@ fn unenrolled(
             format!("its enrolment token expired before it was used: the machine is made anew, and {holds}"),
         );
     }
-    if desired.formation == Formation::Unformed && somebody_is_awaited(desired, seen) {
+    let in_time = bound.is_some() || enrolment.expires.duration_since(seen.now) > TOGETHER;
+    if desired.formation == Formation::Unformed && in_time && somebody_is_awaited(desired, seen) {
         return;
     }
     decision.step(
@@ -70,8 +76,8 @@ fn unenrolled(
     );
 }
 
-/// Machines that are made together come up together, and what the first of them does meanwhile delays the others. None of them is of use
-/// before all are there.
+/// Whether an agent whose machine is on does not answer yet. Machines that are made together come up together, and what the first of them
+/// does meanwhile delays the others; none of them is of use before all are there.
 fn somebody_is_awaited(desired: &Desired, seen: &Observation) -> bool {
     desired.members.keys().any(|member| matches!(seen.agents.get(member), Some(Seen::Unreachable { .. })))
 }

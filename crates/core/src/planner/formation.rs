@@ -56,7 +56,7 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     }
 }
 
-/// A formation is under way: start the members one after another, and record it as formed when all of them vote.
+/// A formation is under way: start the members, and record it as formed when all of them vote.
 fn form(
     desired: &Desired,
     seen: &Observation,
@@ -78,7 +78,7 @@ fn form(
         }
     }
     if decision.steps.is_empty() && decision.blocked.is_empty() {
-        start_in_turn(desired, seen, decision, token);
+        start_members(desired, seen, decision, token);
     }
     if decision.steps.is_empty() && decision.waiting.is_empty() && decision.blocked.is_empty() {
         record_formed(desired, seen, decision);
@@ -117,7 +117,7 @@ pub(super) fn broken(
 
 /// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
 /// need longer than that for a turn, and start beside each other.
-pub(super) fn start_in_turn(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
+pub(super) fn start_members(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
         let in_turn = wish.config.host.is_none();

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::formation::{broken, forming_member, start_in_turn};
+use super::formation::{broken, forming_member, start_members};
 use super::safety::{self, Absence, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines, version};
 use crate::model::{
@@ -203,7 +203,7 @@ fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mu
         }
     }
     if ready == desired.members.len() && decision.steps.is_empty() && decision.blocked.is_empty() {
-        start_in_turn(desired, seen, decision, begun.token);
+        start_members(desired, seen, decision, begun.token);
     }
 }
 

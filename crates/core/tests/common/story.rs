@@ -20,8 +20,8 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, EtcdStatus,
-    Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, Enrolment,
+    EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step};
@@ -250,7 +250,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
 fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     match words {
         ["machine", ..] => machine(scene, member, &words[1..]),
-        ["agent", ..] | ["unseen", ..] | ["token", "expired"] => agent(scene, member, words),
+        ["agent", ..] | ["unseen", ..] | ["token", ..] => agent(scene, member, words),
         ["certificate", ..] => certificate(scene, member, &words[1..]),
         ["snapshot", "lost"] => scene.facts_mut(member).etcd.staged = None,
         ["data", "older"] => {
@@ -345,12 +345,17 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let stranger = AgentSeen::Unenrolled { public_key: String::from("another key") };
             scene.seen.agents.insert(member.clone(), Seen::At(scene.seen.now, stranger));
         }
-        ["token", "expired"] => {
-            let enrolment = scene.ledger.members.get_mut(member).and_then(|m| m.enrolment.as_mut());
-            enrolment.expect("an enrolment").expires = scene.seen.now;
+        ["token", "expired"] => token(scene, member).expires = scene.seen.now,
+        ["token", "ends", "in", minutes, "minutes"] => {
+            let left = SignedDuration::from_mins(minutes.parse().expect("a number"));
+            token(scene, member).expires = scene.seen.now + left;
         }
         _ => panic!("the agent of {member} does not know: {words:?}"),
     }
+}
+
+fn token<'a>(scene: &'a mut Scene, member: &MemberName) -> &'a mut Enrolment {
+    scene.ledger.members.get_mut(member).and_then(|m| m.enrolment.as_mut()).expect("an enrolment")
 }
 
 fn certificate(scene: &mut Scene, member: &MemberName, words: &[&str]) {

@@ -5,7 +5,8 @@ use quorate_core::model::{DataSeen, Formation, MemberName, OlderData, Power, Ser
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
 use crate::agent;
-use crate::controllers::{ClusterModel, Controller, State, is_order};
+use crate::controllers::{ClusterModel, Controller, State};
+use crate::deeds::is_order;
 use crate::etcd::{KILLED, backing_off, facts_mut, may_run, runs, url_of};
 use crate::reached::Event;
 use crate::shared::Shared;

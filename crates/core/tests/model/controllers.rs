@@ -18,9 +18,10 @@ use quorate_core::spec::ClusterSpec;
 use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
+use crate::deeds::{Deeds, is_order, machine_id, named_token, prepare, prepares, writes_ledger};
 use crate::etcd::Voters;
-use crate::names::{are_alike, called_as, rename, rename_seen};
-use crate::past::{Deed, Past, Wrong};
+use crate::names::{called_as, rename, rename_seen};
+use crate::past::{Past, Wrong};
 use crate::reached::{Event, Reached};
 use crate::scenarios::brought;
 use crate::shared::{Shared, hash};
@@ -419,35 +420,6 @@ impl ClusterModel {
     }
 }
 
-/// A step on its way into the world, and who answers for it.
-struct Deeds<'a> {
-    past: &'a mut Past,
-    before: &'a World,
-    desired: &'a Desired,
-    fence: u64,
-    disturbed: bool,
-}
-
-impl Deeds<'_> {
-    fn carry_out(self, world: &mut World, step: &Step) -> Result<Obeyed, Refusal> {
-        let Deeds { past, before, desired, fence, disturbed } = self;
-        let renamed = (!are_alike(world, desired)).then(|| called_as(&mut world.clone(), desired, |w| w.clone()));
-        let before = renamed.as_ref().unwrap_or(before);
-        called_as(world, desired, |world| {
-            let formed = world.ledger.formation.is_formed();
-            let obeyed = if is_order(&step.action) {
-                agent::obey(world, desired, fence, step)?
-            } else {
-                provide(world, desired, &step.action)?
-            };
-            if obeyed == Obeyed::Done {
-                past.judge(&Deed { before, after: world, desired, formed, fence, step, disturbed });
-            }
-            Ok(obeyed)
-        })
-    }
-}
-
 impl State {
     /// Whether a controller holds the lock and nobody took it from there.
     pub fn somebody_leads(&self) -> bool {
@@ -513,65 +485,6 @@ impl Work {
 
 pub fn begin_run(ledger: &mut Ledger) {
     ledger.members.values_mut().for_each(|record| record.join_failed = None);
-}
-
-/// Steps of which a part is kept in the ledger by the very act, so that the lock is checked with them.
-fn writes_ledger(action: &Action) -> bool {
-    matches!(action, Action::CreateMachine { .. } | Action::Enrol { .. } | Action::MakeSecrets { .. })
-}
-
-/// What makes a machine ready, and touches no etcd.
-pub fn prepares(action: &Action) -> bool {
-    writes_ledger(action) || matches!(action, Action::InstallCertificates { .. } | Action::PushConfig { .. })
-}
-
-fn prepare(world: &mut World, desired: &Desired, step: &Step) {
-    remember::before(&mut world.ledger, desired, &step.action, world.now);
-    let done = if is_order(&step.action) {
-        agent::obey(world, desired, world.ledger.fence, step)
-    } else {
-        provide(world, desired, &step.action)
-    };
-    if done.is_ok() {
-        remember::after(&mut world.ledger, desired, &step.action, world.now);
-    }
-}
-
-fn is_for_provider(action: &Action) -> bool {
-    matches!(action, Action::StartMachine { .. } | Action::StopMachine { .. } | Action::DestroyMachine { .. })
-}
-
-/// Whether an enrolled agent does it.
-pub fn is_order(action: &Action) -> bool {
-    action.member().is_some() && !writes_ledger(action) && !is_for_provider(action)
-}
-
-fn machine_id(world: &World, action: &Action) -> Option<String> {
-    Some(world.machines.get(action.member()?)?.facts()?.machine_id.clone())
-}
-
-/// The formation that a step begins or begins in.
-fn named_token(action: &Action) -> Option<String> {
-    match action {
-        Action::StartEtcd { bootstrap: Some(stamp), .. } => Some(stamp.token.clone()),
-        Action::RecordForming { token, .. } => Some(token.clone()),
-        _ => None,
-    }
-}
-
-/// The provider does what it is asked where it can; a machine that exists is not made again.
-pub fn provide(world: &mut World, desired: &Desired, action: &Action) -> Result<Obeyed, Refusal> {
-    match action {
-        Action::CreateMachine { member, .. } if world.machines.contains_key(member) => Err(Refusal::NotAsExpected),
-        Action::StartMachine { member } | Action::Enrol { member } if !world.machines.contains_key(member) => {
-            Err(Refusal::Unreachable)
-        }
-        Action::Enrol { member } if world.machines[member].seen.power == Power::Off => Err(Refusal::Unreachable),
-        _ => {
-            world.effect(desired, action);
-            Ok(Obeyed::Done)
-        }
-    }
 }
 
 pub fn token(formation: &Formation) -> Option<String> {

@@ -109,6 +109,7 @@ mod adversary;
 mod agent;
 mod audit;
 mod controllers;
+mod deeds;
 mod etcd;
 mod names;
 mod past;

@@ -7,7 +7,7 @@ use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step};
 
 use crate::agent;
-use crate::controllers::is_order;
+use crate::deeds::is_order;
 use crate::etcd::{Voters, is_kept, is_restarting, machine_of, runs, url_of};
 
 #[derive(Clone, PartialEq, Debug, Default, Hash)]

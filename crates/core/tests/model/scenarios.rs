@@ -12,7 +12,7 @@ use quorate_core::planner::{Action, Step, decide};
 use quorate_core::spec::{ClientAuth, ClusterSpec, Provider, generated};
 
 use crate::adversary::LONG;
-use crate::controllers::prepares;
+use crate::deeds::prepares;
 use crate::etcd::facts_mut;
 use crate::names::rename;
 

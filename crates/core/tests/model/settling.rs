@@ -9,7 +9,8 @@ use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide,
 
 use crate::adversary::LONG;
 use crate::agent;
-use crate::controllers::{ClusterModel, State, begin_run, is_order, provide, tell_reach};
+use crate::controllers::{ClusterModel, State, begin_run, tell_reach};
+use crate::deeds::{is_order, provide};
 use crate::etcd::{Voters, facts_mut};
 use crate::names::rename;
 use crate::reached::Event;
