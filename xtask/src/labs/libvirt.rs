@@ -135,7 +135,7 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
     Ok([
         (vec![conformance], without_program),
-        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate", "machine_refusals")?),
+        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate", "cli")?),
         (stories.into_iter().chain([options.stories()]).collect(), test("quorate", "machines")?),
     ])
 }

@@ -69,8 +69,8 @@
 //! | a renewal ends on a look that is older than the machine it is about | model: it settles when faults stop |
 //! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
 //! | `fence_is_current`, `ledger_is_current` | story `machines` |
-//! | an agent that remembers our own number is told it all the same (`observe.rs`) | `a_ledger_that_is_one_run_older…` in crates/cli/tests/refusals.rs |
-//! | the number is not given back (`Held::stand_back`) | `who_stands_back…` in crates/control/tests/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/verbs.rs |
+//! | an agent that remembers our own number is told it all the same (`observe.rs`) | `a_ledger_that_is_one_run_older…` in crates/cli/tests/cli/refusals.rs |
+//! | the number is not given back (`Held::stand_back`) | `who_stands_back…` in crates/control/tests/control/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/cli/verbs.rs |
 //! | `formation_is_known` | story `formation` |
 //! | `no_client_wrote`, `may_destroy` | story `data` |
 //! | `may_destroy`: a backup that is older than the data is enough | story `restore` |

@@ -1,0 +1,13 @@
+//! The agent with real etcds, one machine or several per test.
+
+mod binaries;
+mod common;
+mod enrolment;
+mod etcd;
+mod follow;
+mod logs_on_disk;
+mod membership;
+mod orders;
+mod read;
+mod rebuild;
+mod restore;

@@ -1,0 +1,8 @@
+//! Backups of real etcds, in directories and in a real S3 store.
+
+mod backup;
+mod choose;
+mod common;
+mod damage;
+mod point_in_time;
+mod s3;

@@ -1,0 +1,81 @@
+//! All machines, their disks and the ledger are gone. What is left is the spec, the store and the operator's key.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use crate::backups::backed::{Backed, V35};
+use crate::common::{eventually, signal};
+
+#[test]
+fn one_command_brings_everything_back() {
+    let backed = Backed::up("lost", 3, V35);
+    backed.create();
+    let (contents, users, highest) = (backed.contents(), backed.users_and_roles(), backed.revision());
+    let old_client = saved_client(&backed);
+    let cluster_id = backed.sandbox.ledger("c")["cluster_id"].clone();
+
+    lose_everything(&backed);
+    // Without the operator's key there is no way back, and nothing is made.
+    let told = backed.quorate(&["restore", "c.yaml", "--yes"]).expect(1).stderr;
+    assert!(told.contains("no identity was given") && told.contains("--identity"), "{told}");
+    assert!(!backed.sandbox.has_machines());
+
+    backed.restore(&[]).ok();
+    assert_eq!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
+    assert_eq!(backed.contents(), contents);
+    assert_eq!(backed.users_and_roles(), users);
+    assert!(backed.revision() >= highest + 1_000_000_000);
+    backed.assert_settled();
+    is_known_and_knows(&backed, &old_client);
+    // It goes on as any cluster: another backup on top of those of its former life.
+    backed.create();
+    assert_eq!(backed.list().len(), 2);
+}
+
+/// Where nobody wants the old CAs back, or nobody has the key to them: the data comes back alone.
+#[test]
+fn the_data_comes_back_without_the_ledger() {
+    let backed = Backed::up("without-ledger", 1, V35);
+    backed.create();
+    let (contents, users, highest) = (backed.contents(), backed.users_and_roles(), backed.revision());
+    let old_client = saved_client(&backed);
+    let cluster_id = backed.sandbox.ledger("c")["cluster_id"].clone();
+    lose_everything(&backed);
+    let told = backed.restore(&["--without-ledger"]).ok().text();
+    assert!(told.contains("no ledger comes back: it gets new CAs and keys"), "{told}");
+    assert_ne!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
+    assert_eq!((backed.contents(), backed.users_and_roles()), (contents, users));
+    assert!(backed.revision() >= highest + 1_000_000_000);
+    backed.assert_settled();
+    let mut client = old_client;
+    client.insert("ETCDCTL_ENDPOINTS".into(), backed.sandbox.environment("c")["ETCDCTL_ENDPOINTS"].clone());
+    backed.sandbox.etcdctl_with(V35, &client, &["get", "/a/01"]).fails();
+}
+
+/// What root was given to talk to the old cluster, kept where it is not lost.
+fn saved_client(backed: &Backed) -> BTreeMap<String, String> {
+    let mut environment = backed.sandbox.environment("c");
+    for name in ["ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"] {
+        let copy = backed.sandbox.path().join(format!("saved.{name}"));
+        fs::copy(&environment[name], &copy).expect("a file of root's");
+        environment.insert(name.to_owned(), copy.display().to_string());
+    }
+    environment
+}
+
+fn lose_everything(backed: &Backed) {
+    let home = backed.sandbox.home();
+    eventually("all have ended", 10, || {
+        backed.pids().into_iter().for_each(|pid| signal(pid, "KILL"));
+        backed.pids().is_empty()
+    });
+    fs::remove_dir_all(&home).expect("all that was kept");
+}
+
+/// Old certificates are good at the new machines, and those show certificates that old clients trust.
+fn is_known_and_knows(backed: &Backed, old_client: &BTreeMap<String, String>) {
+    let mut client = old_client.clone();
+    client.insert("ETCDCTL_ENDPOINTS".into(), backed.sandbox.environment("c")["ETCDCTL_ENDPOINTS"].clone());
+    let told = backed.sandbox.etcdctl_with(V35, &client, &["get", "/a/01"]).ok().stdout;
+    assert!(told.contains("first"), "{told}");
+}

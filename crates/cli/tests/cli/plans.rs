@@ -1,0 +1,95 @@
+//! Stories of reviewed plans: what is saved is what is shown, it is done without asking while it fits, and refused with what
+//! differs when the world or the spec has moved.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::common::{Sandbox, newest, signal, spec};
+
+fn steps(plan: &Value) -> Vec<&Value> {
+    plan["steps"].as_array().expect("steps").iter().collect()
+}
+
+#[test]
+fn a_reviewed_plan_is_done_without_asking_and_only_once() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(3, &version, "", ""));
+    let shown = sandbox.quorate(&["plan", "c.yaml", "--save", "p.json", "--output", "json"]).ok();
+    assert!(shown.stderr.contains("quorate apply --plan p.json c.yaml"), "{}", shown.stderr);
+    let saved: Value = serde_json::from_slice(&fs::read(sandbox.path().join("p.json")).unwrap()).unwrap();
+    assert_eq!((&saved["quorate_plan"], &saved["clusters"][0]["cluster_id"]), (&Value::from(1), &Value::Null));
+    let (then, now) = (shown.json()["clusters"][0].clone(), saved["clusters"][0].clone());
+    assert_eq!(steps(&then).len(), steps(&now).len());
+    for (shown, saved) in steps(&then).into_iter().zip(steps(&now)) {
+        for field in ["kind", "member", "action", "because"] {
+            assert_eq!(shown[field], saved[field], "{field}");
+        }
+        assert!(shown.as_object().unwrap().contains_key("strength"));
+    }
+    let applied = sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).ok();
+    assert!(applied.stderr.contains("these are the steps of the plan in p.json"), "{}", applied.stderr);
+    // All of it is done, so that it cannot be done again.
+    let again = sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).expect(3);
+    assert!(again.stderr.contains("it did not exist when the plan was made"), "{}", again.stderr);
+    assert!(again.stderr.contains("and 0 are needed now"), "{}", again.stderr);
+    // A change of a living cluster, explained.
+    sandbox.file("c.yaml", &spec(3, &version, "quota: 3GiB", ""));
+    let explained = sandbox.quorate(&["plan", "c.yaml", "--explain", "--save", "p.json"]).ok().stdout;
+    let restarts = explained.lines().filter(|line| line.contains("restart etcd on")).count();
+    assert_eq!(restarts, 3, "{explained}");
+    let during = "while it runs: 2 of 3 voters are healthy, quorum is 2, no failure is survived";
+    assert_eq!(explained.lines().filter(|line| line.trim() == during).count(), 3, "{explained}");
+    assert!(explained.contains("while it runs: 3 of 3 voters are healthy, quorum is 2, 1 more failure is survived"));
+    sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).ok();
+    assert_eq!(sandbox.status("c")["verdict"], "healthy");
+    sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
+}
+
+#[test]
+fn a_plan_that_does_not_fit_any_more_is_refused_with_what_differs() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(1, &version, "", ""));
+    sandbox.quorate(&["apply", "--yes", "c.yaml"]).ok();
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 3GiB", ""));
+    sandbox.quorate(&["plan", "c.yaml", "--save", "without.json"]).expect(3);
+    sandbox.quorate(&["plan", "c.yaml", "--allow-downtime", "--save", "p.json"]).ok();
+    let etcd = sandbox.etcds();
+    let untouched = |plan: &str, code: i32| {
+        let run = sandbox.quorate(&["apply", "--allow-downtime", "--plan", plan, "c.yaml"]).expect(code);
+        assert_eq!(sandbox.etcds(), etcd, "nothing was done");
+        run.stderr
+    };
+    // The word was not given when it was planned.
+    let told = untouched("without.json", 3);
+    assert!(told.contains("cluster c: new: restart etcd on etcd-1"), "{told}");
+    // Another spec by now.
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 4GiB", ""));
+    let told = untouched("p.json", 3);
+    assert!(told.contains("cluster c: its spec is not the one of which the plan was made"), "{told}");
+    sandbox.file("c.yaml", &spec(1, &version, "quota: 3GiB", ""));
+    // A file that is none, or of a later quorate.
+    let text = fs::read_to_string(sandbox.path().join("p.json")).unwrap();
+    sandbox.file("half.json", &text[..text.len() / 2]);
+    assert!(untouched("half.json", 1).contains("or it is damaged"));
+    sandbox.file("later.json", &text.replace("\"quorate_plan\": 1", "\"quorate_plan\": 9"));
+    assert!(untouched("later.json", 1).contains("has format 9, and this quorate knows up to 1"));
+    // The world has moved: its agent is gone.
+    sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));
+    crate::common::eventually("the agent is gone", 5, || sandbox.agents().is_empty());
+    let told = untouched("p.json", 3);
+    assert!(
+        told.contains("first difference, at step 1: `give etcd-1 its node config, generation 2` was planned"),
+        "{told}"
+    );
+    assert!(told.contains("cluster c: new: start the machine of etcd-1"), "{told}");
+    // What was planned is done when it fits again.
+    sandbox.quorate(&["start", "c"]).ok();
+    sandbox.quorate(&["apply", "--allow-downtime", "--plan", "p.json", "c.yaml"]).ok();
+    // Another cluster of the same name.
+    sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
+    let told = sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).expect(1).stderr;
+    assert!(told.contains("is of another cluster c") && told.contains("none is known here"), "{told}");
+}

@@ -1,0 +1,12 @@
+//! Stories of clusters on real machines that libvirt boots, told at the command line. `cargo xtask lab libvirt` brings the libvirt, the
+//! image and the patience for it; elsewhere they are passed over.
+
+mod cloud_init;
+#[path = "../cli/common/mod.rs"]
+mod common;
+mod data_volumes;
+mod foreign_disk;
+mod ground;
+mod macvtap;
+mod one_network;
+mod seed_disk;

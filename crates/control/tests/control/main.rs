@@ -1,0 +1,3 @@
+//! The controller as its users see it, without machines. What every provider must do is in `conformance`.
+
+mod ledger;

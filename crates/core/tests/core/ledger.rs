@@ -1,0 +1,45 @@
+//! What the ledger knows and the spec or the world contradict: an older ledger, and settings that a living cluster keeps.
+
+use quorate_core::model::MemberName;
+use quorate_core::planner::remember;
+use quorate_core::spec::{ClientAuth, Size, generated};
+use quorate_core::versions;
+
+use crate::scene::Scene;
+
+/// One that the older ledger does not know counts too: a former machine to it, that a later controller made.
+#[test]
+fn the_numbers_of_former_machines_are_gone_above_too() {
+    let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
+    let mut scene = Scene::nothing(spec.remove(0));
+    scene.settle();
+    scene.facts_mut(&"etcd-2".into()).fence = 9;
+    scene.rename(&"etcd-2".into(), &MemberName::from("etcd-2").former(2));
+    remember::resume_above(&mut scene.ledger, &scene.seen);
+    assert_eq!(scene.ledger.fence, 9);
+}
+
+#[test]
+fn an_older_ledger_goes_on_above_what_agents_remember() {
+    let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name").clusters;
+    let mut scene = Scene::nothing(spec.remove(0));
+    scene.settle();
+    let saved = scene.ledger.clone();
+    scene.spec.etcd.quota = Size::gibibytes(4);
+    scene.settle();
+    for member in ["etcd-1", "etcd-2", "etcd-3"] {
+        scene.facts_mut(&member.into()).fence = 7;
+    }
+
+    scene.ledger = saved;
+    let refused = scene.decide();
+    assert!(refused.steps.is_empty(), "{refused:?}");
+    assert!(refused.blocked.iter().all(|b| b.kind() == "older-ledger"), "{refused:?}");
+
+    remember::resume_above(&mut scene.ledger, &scene.seen);
+    assert_eq!(scene.ledger.fence, 7);
+    assert!(scene.decide().settled(), "{:?}", scene.decide());
+    let again = scene.ledger.clone();
+    remember::resume_above(&mut scene.ledger, &scene.seen);
+    assert_eq!(scene.ledger, again, "a ledger that is current stays as it is");
+}

@@ -1,0 +1,12 @@
+//! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are binaries of their own.
+
+mod flags_match_etcd;
+mod ledger;
+mod planner;
+mod remarks;
+#[path = "../common/scene.rs"]
+mod scene;
+mod spec_cases;
+mod spec_files;
+#[path = "../common/story.rs"]
+mod story;
