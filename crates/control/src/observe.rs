@@ -88,7 +88,7 @@ impl Sight {
         let seen = self.ask(ledger, None).await?;
         for member in seen.agents.keys() {
             if let (Some(facts), Some(contact)) = (seen.facts(member), self.agents.get(member)) {
-                match safety::fence_is_current(fence - 1, member, facts) {
+                match safety::fence_is_current(fence.saturating_sub(1), member, facts) {
                     Ok(()) => drop(self.asked.get_mut().insert(key(member, &contact.machine))),
                     Err(because) => self.knows_more.push(because),
                 }
@@ -122,7 +122,7 @@ impl Sight {
         let Some((member, _)) = healthy.min_by_key(|(_, status)| status.leader != status.member_id) else { return };
         let Some(agent) = self.agent(member) else { return };
         if let Ok(Look::Facts(facts)) = agent.look(&FactsRequest { fence, auth: true, reach: BTreeSet::new() }).await {
-            seen.agents.insert(member.clone(), Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)));
+            seen.agents.insert(member.clone(), Seen::At(Timestamp::now(), safety::believe(ledger, member, facts)));
         }
     }
 
@@ -146,17 +146,17 @@ impl Sight {
         let asked = self.asked.borrow().clone();
         let looks = self.agents.iter().map(async |(member, contact)| {
             let number = fence.filter(|_| !asked.contains(&key(member, &contact.machine)));
-            let seen = match look_first(&contact.client, member, number, fence).await {
-                Ok(Met::Agent(Look::Facts(facts))) => Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)),
-                Ok(Met::Agent(Look::Unenrolled { public_key })) => {
-                    Seen::At(Timestamp::now(), AgentSeen::Unenrolled { public_key })
-                }
+            let seen = match look_first(&contact.client, ledger, member, number, fence).await {
+                Ok(Met::Agent(agent)) => Seen::At(Timestamp::now(), agent),
                 Ok(Met::KnowsMore(facts, because)) => {
                     let seen = Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts));
                     return Ok((member.clone(), seen, Some(because)));
                 }
                 Err(e) if e.is_stale_fence() => return Err(ControlError::TakenOver { by: e.to_string() }),
-                Err(e) => Seen::Unreachable { since: now, why: e.to_string() },
+                Err(e) => match e.absurd_fence() {
+                    Some(distrust) => Seen::At(Timestamp::now(), AgentSeen::Untrusted(distrust)),
+                    None => Seen::Unreachable { since: now, why: e.to_string() },
+                },
             };
             Ok((member.clone(), seen, None))
         });
@@ -197,7 +197,7 @@ impl Sight {
         let answering = seen.agents.keys().filter(|m| seen.facts(m).is_some());
         let looks = answering.filter_map(|m| Some((m, self.agent(m)?))).map(async |(member, agent)| {
             let Ok(Look::Facts(facts)) = agent.look(&request).await else { return None };
-            Some((member.clone(), Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts))))
+            Some((member.clone(), Seen::At(Timestamp::now(), safety::believe(ledger, member, facts))))
         });
         let answers: Vec<_> = join_all(looks).await.into_iter().flatten().collect();
         seen.agents.extend(answers);
@@ -255,23 +255,30 @@ impl Sight {
 
 /// Whom a look has met.
 enum Met {
-    Agent(Look),
+    Agent(AgentSeen),
     /// It was not told our number.
     KnowsMore(Box<Facts>, UnsafeBecause),
 }
 
-/// Looks at one agent. One that never heard our `number` is asked first what it remembers.
+/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is absurd.
 async fn look_first(
     agent: &AgentClient,
+    ledger: &Ledger,
     member: &MemberName,
     number: Option<u64>,
     fence: Option<u64>,
 ) -> Result<Met, ClientError> {
-    let look = async |fence| agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
+    let look = async |fence| {
+        let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await?;
+        Ok(match look {
+            Look::Facts(facts) => safety::believe(ledger, member, facts),
+            Look::Unenrolled { public_key } => AgentSeen::Unenrolled { public_key },
+        })
+    };
     if let Some(number) = number {
         match look(None).await? {
-            Look::Facts(facts) => {
-                if let Err(because) = safety::fence_is_current(number - 1, member, &facts) {
+            AgentSeen::Enrolled(facts) => {
+                if let Err(because) = safety::fence_is_current(number.saturating_sub(1), member, &facts) {
                     return Ok(Met::KnowsMore(facts, because));
                 }
             }

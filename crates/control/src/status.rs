@@ -8,7 +8,7 @@ use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
     Observation, Power, Seen, ServiceState,
 };
-use quorate_core::planner::{Decision, WaitingFor, decide, renewal_window, safety};
+use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window, safety};
 use serde::Serialize;
 
 use crate::backup::{self, BackupStatus};
@@ -67,7 +67,7 @@ pub struct MemberStatus {
     pub address: Option<String>,
     pub endpoint: Option<String>,
     pub role: Option<&'static str>,
-    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, unenrolled, absent.
+    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, unenrolled, absent.
     pub health: &'static str,
     /// Why, where it is not healthy.
     pub why: Option<String>,
@@ -307,6 +307,10 @@ fn health(
             (None, _) => ("absent", Some(String::from("it has no machine"))),
             (Some(m), _) if m.power == Power::Off => ("off", Some(String::from("its machine does not run"))),
             (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
+            (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
+                let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };
+                ("untrusted", Some(because.to_string()))
+            }
             (_, Some(Seen::Unreachable { why, .. })) => ("unseen", Some(why.clone())),
             _ => ("unseen", None),
         };
@@ -351,5 +355,8 @@ pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
     }
     let window = jiff::SignedDuration::from_hours(i64::try_from(ledger.spec.tls.renew_before().as_hours()).ok()?);
     let expiries = seen.agents.keys().filter_map(|m| seen.facts(m));
-    expiries.flat_map(|f| &f.certificates).map(|(of, c)| c.not_after - renewal_window(*of, window)).min()
+    expiries
+        .flat_map(|f| &f.certificates)
+        .map(|(of, c)| c.not_after.saturating_sub(renewal_window(*of, window)).unwrap_or(c.not_after))
+        .min()
 }

@@ -15,6 +15,7 @@ mod history;
 mod intruders;
 mod machine_refusals;
 mod netns;
+mod numbers;
 mod offline;
 mod plans;
 mod point_in_time;

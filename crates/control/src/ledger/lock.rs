@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::{Formation, Ledger, Lock};
 
-use super::{LedgerError, Store};
+use super::{LedgerError, Store, next};
 use crate::process::{self, Process};
 
 /// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
@@ -32,7 +32,7 @@ impl Held {
             return Err(LedgerError::Locked { holder: Box::new(lock.clone()) });
         }
         let me = Process::current();
-        let fence = ledger.fence + 1;
+        let fence = next(ledger.fence, "fencing number", store.directory())?;
         ledger.lock = Some(Lock {
             fence,
             holder: holder.to_owned(),
@@ -67,7 +67,7 @@ impl Held {
     /// Gives the lock up, and the number with it: this ledger is not the latest, and the next controller must find that out too. Where
     /// nothing was done yet, the ledger is as it was `before`.
     pub fn stand_back(self, before: Option<Ledger>) -> Result<Ledger, LedgerError> {
-        let last = self.fence - 1;
+        let last = self.fence.saturating_sub(1);
         self.release(|ledger| {
             if let Some(before) = before {
                 *ledger = Ledger { version: ledger.version, ..before };

@@ -33,6 +33,8 @@ pub enum LedgerError {
         path.display()
     )]
     NewerFormat { path: PathBuf, found: u32 },
+    #[error("the ledger {} is damaged: its {what} is {found}, which no cluster reaches", path.display())]
+    Damaged { path: PathBuf, what: &'static str, found: u64 },
     #[error("{}", locked(holder))]
     Locked { holder: Box<Lock> },
     #[error("{}", taken_over(by.as_deref()))]
@@ -89,7 +91,7 @@ impl Store {
     /// Writes the ledger as the next version. Fails with `Lost` when that version exists already.
     pub fn write(&self, ledger: &mut Ledger) -> Result<(), LedgerError> {
         private_directory(&self.directory).map_err(|e| self.failed("made", e))?;
-        let next = ledger.version + 1;
+        let next = next(ledger.version, "version", &self.directory)?;
         let written = Ledger { version: next, ..ledger.clone() };
         let bytes = serde_json::to_vec_pretty(&written).expect("plain data serializes");
         let temporary = self.directory.join(format!(".{next}.{}", std::process::id()));
@@ -161,7 +163,7 @@ impl Store {
 
     /// Removes old versions, and drafts that writers left who were killed or have lost.
     fn prune(&self, newest: u64) -> Result<(), LedgerError> {
-        let old = self.versions()?.into_iter().filter(|v| v + KEPT <= newest).map(|v| self.file(v));
+        let old = self.versions()?.into_iter().filter(|v| v.saturating_add(KEPT) <= newest).map(|v| self.file(v));
         for path in old.chain(self.drafts_before(newest)?) {
             match fs::remove_file(path) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed("pruned", e)),
@@ -187,6 +189,25 @@ impl Store {
     }
 }
 
+/// The highest number that a ledger may hold: what is read has room above it, so that counting on never wraps.
+const LAST_NUMBER: u64 = 1 << 62;
+
+/// The next number, unless the ledger is damaged.
+fn next(number: u64, what: &'static str, path: &Path) -> Result<u64, LedgerError> {
+    let damaged = || LedgerError::Damaged { path: path.to_owned(), what, found: number };
+    number.checked_add(1).filter(|next| *next <= LAST_NUMBER).ok_or_else(damaged)
+}
+
+/// Numbers that are raised by one with each run or change. A flipped bit in one of them would make every agent deaf.
+fn check_numbers(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
+    let members = ledger.members.values().flat_map(|m| [("generation", m.generation), ("incarnation", m.incarnation)]);
+    let mut numbers = [("version", ledger.version), ("fencing number", ledger.fence)].into_iter().chain(members);
+    match numbers.find(|(_, number)| *number >= LAST_NUMBER) {
+        Some((what, found)) => Err(LedgerError::Damaged { path: path.to_owned(), what, found }),
+        None => Ok(()),
+    }
+}
+
 /// Reads a ledger of this format or an older one.
 fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
     #[derive(serde::Deserialize)]
@@ -198,5 +219,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if format > LEDGER_FORMAT {
         return Err(LedgerError::NewerFormat { path: path.to_owned(), found: format });
     }
-    serde_json::from_slice(bytes).map_err(unreadable)
+    let ledger = serde_json::from_slice(bytes).map_err(unreadable)?;
+    check_numbers(path, &ledger)?;
+    Ok(ledger)
 }

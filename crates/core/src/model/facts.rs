@@ -1,6 +1,7 @@
 //! What an agent reports of its machine. Facts only: the agent draws no conclusion from them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 
 use jiff::Timestamp;
@@ -17,6 +18,38 @@ pub enum AgentSeen {
         public_key: String,
     },
     Enrolled(Box<Facts>),
+    /// An agent that reports a number which no cluster reaches. Nothing else that it reports is believed either.
+    Untrusted(Distrust),
+}
+
+/// Why nothing that an agent reports is believed.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Distrust {
+    pub what: Number,
+    /// What the ledger knows of it, where it knows anything.
+    pub known: Option<u64>,
+    pub told: u64,
+}
+
+/// A number that an agent reports and that others are compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Number {
+    Fence,
+    Generation,
+    Revision,
+    LogIndex,
+}
+
+impl fmt::Display for Number {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Number::Fence => "fencing number",
+            Number::Generation => "configuration generation",
+            Number::Revision => "etcd revision",
+            Number::LogIndex => "log index",
+        })
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -38,7 +38,7 @@ impl Observation {
     pub fn facts(&self, member: &MemberName) -> Option<&Facts> {
         match self.agents.get(member)?.get()? {
             AgentSeen::Enrolled(facts) => Some(facts),
-            AgentSeen::Unenrolled { .. } => None,
+            AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) => None,
         }
     }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::safety::Rule;
 use super::step::list;
-use crate::model::MemberName;
+use crate::model::{Distrust, MemberName};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -15,6 +15,7 @@ pub enum UnsafeBecause {
     ForeignMachine { member: MemberName, found: String, ours: String },
     SecondKey { member: MemberName },
     OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
+    Untrusted { member: MemberName, distrust: Distrust },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
     Unseen { member: MemberName, what: String, seconds: u64, grace: u64 },
@@ -88,6 +89,7 @@ impl UnsafeBecause {
             | UnsafeBecause::SnapshotGone { .. }
             | UnsafeBecause::RestoreUnfinished { .. } => Rule::DataDiesOnlyByConsent,
             UnsafeBecause::AuthUnseen { .. }
+            | UnsafeBecause::Untrusted { .. }
             | UnsafeBecause::Unseen { .. }
             | UnsafeBecause::PeersReach { .. }
             | UnsafeBecause::PeersUntold { .. } => Rule::UnseenIsUnsafe,
@@ -100,6 +102,7 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignMachine { member, .. }
             | UnsafeBecause::SecondKey { member }
             | UnsafeBecause::OlderLedger { member, .. }
+            | UnsafeBecause::Untrusted { member, .. }
             | UnsafeBecause::WrongBinary { member, .. }
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::Unseen { member, .. }
@@ -142,6 +145,7 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignMachine { .. }
                 | UnsafeBecause::SecondKey { .. }
                 | UnsafeBecause::OlderLedger { .. }
+                | UnsafeBecause::Untrusted { .. }
                 | UnsafeBecause::ForeignData { .. }
                 | UnsafeBecause::OtherFormation { .. }
         )
@@ -153,6 +157,7 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignMachine { .. } => "foreign-machine",
             UnsafeBecause::SecondKey { .. } => "second-key",
             UnsafeBecause::OlderLedger { .. } => "older-ledger",
+            UnsafeBecause::Untrusted { .. } => "untrusted",
             UnsafeBecause::WrongBinary { .. } => "wrong-binary",
             UnsafeBecause::ForeignData { .. } => "foreign-data",
             UnsafeBecause::Unseen { .. } => "unseen",
@@ -187,10 +192,11 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 34] = [
+    pub const KINDS: [&str; 35] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
+        "untrusted",
         "wrong-binary",
         "foreign-data",
         "unseen",
@@ -238,6 +244,10 @@ impl UnsafeBecause {
             UnsafeBecause::OlderLedger { .. } => String::from(
                 "bring back the newer ledger with `quorate ledger import`; if it is gone for good, `quorate apply \
                  --accept-older-ledger` goes on above what the agents remember",
+            ),
+            UnsafeBecause::Untrusted { member, .. } => format!(
+                "the state on that machine is damaged, or somebody else controls it: find out which, then move the member to a \
+                 new machine with `quorate replace NAME {member}`; the other members are operated as usual"
             ),
             UnsafeBecause::WrongBinary { wanted, .. } => {
                 format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
@@ -372,6 +382,15 @@ impl fmt::Display for UnsafeBecause {
                 f,
                 "the agent of {member} remembers {what} {agent}, and the ledger only {ledger}: this ledger is older than \
                  the cluster"
+            ),
+            UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: Some(known), told } } => write!(
+                f,
+                "the agent of {member} reports {what} {told}, and the ledger knows {known}: no cluster gets that far, so nothing \
+                 that it reports is believed"
+            ),
+            UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: None, told } } => write!(
+                f,
+                "the agent of {member} reports {what} {told}: no cluster gets that far, so nothing that it reports is believed"
             ),
             UnsafeBecause::WrongBinary { member, wanted, found } => {
                 write!(f, "{member} should run etcd {wanted}, and {found}")

@@ -83,6 +83,12 @@ impl<'a> Cluster<'a> {
         safety::Voters { all: self.voters().count(), healthy: self.voters().filter(|m| m.healthy).count() }
     }
 
+    /// The same without one of them.
+    pub fn count_without(&self, member: &MemberName) -> safety::Voters {
+        let others = || self.voters().filter(|m| m.name != *member);
+        safety::Voters { all: others().count(), healthy: others().filter(|m| m.healthy).count() }
+    }
+
     pub fn membership(&self) -> Membership {
         self.listed.iter().map(|m| (m.id, m.is_learner)).collect()
     }

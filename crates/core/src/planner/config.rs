@@ -85,10 +85,10 @@ pub(super) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &
     if !seen.facts(member).is_some_and(safety::is_healthy_voter) {
         return format!("{why}; {member} is not healthy, so its restart takes nothing away and may heal it");
     }
-    if healthy - 1 < quorum {
+    let remain = safety::other_voters(desired, seen, member).healthy;
+    if remain < quorum {
         return format!("{why}; the cluster is down meanwhile, as the operator allowed");
     }
-    let remain = healthy - 1;
     format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
 }
 

@@ -109,6 +109,9 @@ fn remove_unformed(
             Action::StartMachine { member: member.clone() },
             format!("the spec no longer names {member}: its machine goes once it is seen what it holds"),
         ),
+        Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => {
+            decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });
+        }
         Some(Seen::Unreachable { why, .. }) => {
             decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
         }

@@ -52,8 +52,8 @@ pub(super) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decis
     let is_named = desired.members.contains_key(&next.name.seat().into());
     let why = match (is_named, growing) {
         (_, true) => {
-            let Voters { all, healthy } = cluster.count();
-            let survived = safety::failures_survived(all - 1, healthy.saturating_sub(1));
+            let Voters { all, healthy } = cluster.count_without(&next.name);
+            let survived = safety::failures_survived(all, healthy);
             format!(
                 "its address is pinned for a machine that is to come, which it can only when this one has gone; until that one \
                  has caught up, {survived} more failures are survived"
@@ -207,7 +207,7 @@ fn even(desired: &Desired, voters: usize) -> String {
         Ordering::Equal => "as the spec wants it",
         Ordering::Greater => "until the one that it replaces has left",
     };
-    let (quorum, fewer) = (safety::quorum(voters), voters - 1);
+    let (quorum, fewer) = (safety::quorum(voters), voters.saturating_sub(1));
     format!("; an even number needs {quorum} and survives no more than {fewer} would, {until}")
 }
 

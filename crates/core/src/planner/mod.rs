@@ -35,7 +35,7 @@ pub use waiting::WaitingFor;
 
 use serde::Serialize;
 
-use crate::model::{Desired, MemberName, Observation, Power};
+use crate::model::{AgentSeen, Desired, MemberName, Observation, Power, Seen};
 
 /// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
@@ -93,6 +93,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         machines::switch_off(desired, seen, &mut decision);
         return decision;
     }
+    refuse_the_untrusted(desired, seen, &mut decision);
     // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,
     // the members are kept running as they are.
     let fixed = safety::fixed_at_formation(desired);
@@ -136,4 +137,13 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         auth::decide(desired, seen, &mut decision);
     }
     decision
+}
+
+/// Machines that go anyway need no trust.
+fn refuse_the_untrusted(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    for (member, agent) in seen.agents.iter().filter(|(member, _)| desired.members.contains_key(*member)) {
+        if let Some(AgentSeen::Untrusted(distrust)) = Seen::get(agent) {
+            decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });
+        }
+    }
 }

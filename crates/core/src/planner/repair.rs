@@ -3,7 +3,7 @@
 
 use jiff::SignedDuration;
 
-use super::cluster::{Cluster, peer_url};
+use super::cluster::{Cluster, Listed, peer_url};
 use super::safety::{self, Absence, DataVerdict};
 use super::{Action, Decision, WaitingFor, renewal};
 use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
@@ -229,6 +229,8 @@ fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> 
 /// Somebody else removed it. A list that is older than the last change says nothing.
 fn was_removed(desired: &Desired, cluster: Option<&Cluster<'_>>, seen: &Observation, member: &MemberName) -> bool {
     let Some(cluster) = cluster.filter(|c| safety::is_fresh(desired, c)) else { return false };
-    let url = peer_url(seen, member);
-    cluster.get(member).is_none() && !cluster.listed.iter().any(|l| Some(&l.peer_url) == url.as_ref())
+    // Somebody may have changed its URL: etcd knows it by its number.
+    let (url, id) = (peer_url(seen, member), seen.status(member).map(|status| status.member_id));
+    let is_it = |l: &Listed<'_>| Some(&l.peer_url) == url.as_ref() || Some(l.id) == id;
+    cluster.get(member).is_none() && !cluster.listed.iter().any(is_it)
 }

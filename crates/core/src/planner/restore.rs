@@ -229,8 +229,8 @@ fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision,
             // It never ran anything.
             Some(AgentSeen::Unenrolled { .. }) => {}
             // Nothing is started before it is seen to hold the new data too.
-            None if wanted => {}
-            None => {
+            Some(AgentSeen::Untrusted(_)) | None if wanted => {}
+            Some(AgentSeen::Untrusted(_)) | None => {
                 let why =
                     format!("nobody wants {member} any more, and it may run on other data while it does not answer");
                 decision.step(Action::StopMachine { member: member.clone() }, why);

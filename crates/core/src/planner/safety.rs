@@ -3,6 +3,7 @@
 mod absence;
 mod renewal;
 pub mod restore;
+mod trust;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -21,6 +22,7 @@ use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
 pub use renewal::{may_renew, may_replace};
+pub use trust::{LAST_REVISION, believe, is_absurd_fence};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
@@ -93,10 +95,24 @@ pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
     if let Some(cluster) = Cluster::see(desired, seen) {
         return cluster.count();
     }
+    count_known(desired, seen, |_| true)
+}
+
+/// The voters without this one, in the same way. Nothing is subtracted, for who counts as a voter and who calls itself one may be told
+/// by different sources.
+pub fn other_voters(desired: &Desired, seen: &Observation, member: &MemberName) -> Voters {
+    match Cluster::see(desired, seen) {
+        Some(cluster) => cluster.count_without(member),
+        None => count_known(desired, seen, |name| name != member),
+    }
+}
+
+fn count_known(desired: &Desired, seen: &Observation, counts: impl Fn(&MemberName) -> bool) -> Voters {
     let names: Vec<&MemberName> = match desired.formation.members() {
         Some(members) => members.iter().filter(|(_, known)| !known.learner).map(|(name, _)| name).collect(),
         None => desired.members.keys().collect(),
     };
+    let names: Vec<&MemberName> = names.into_iter().filter(|name| counts(name)).collect();
     let healthy = names.iter().filter(|m| seen.facts(m).is_some_and(is_healthy_voter)).count();
     Voters { all: names.len(), healthy }
 }
@@ -213,7 +229,7 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     match seen.agents.get(member).and_then(Seen::get) {
         Some(AgentSeen::Unenrolled { .. }) => true,
         Some(AgentSeen::Enrolled(facts)) => facts.etcd.data == DataSeen::Empty && facts.etcd.last_started.is_none(),
-        None => false,
+        Some(AgentSeen::Untrusted(_)) | None => false,
     }
 }
 
@@ -260,12 +276,11 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
 /// since the restart may be what heals it.
 pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = voters(desired, seen);
-    let itself = usize::from(seen.facts(member).is_some_and(is_healthy_voter));
-    let others = healthy - itself;
-    if others < all - 1 {
+    let others = other_voters(desired, seen, member);
+    if others.healthy < others.all {
         return Err(UnsafeBecause::Quorum { member: member.clone(), voters: all, healthy, quorum: quorum(all) });
     }
-    if healthy >= quorum(all) && others < quorum(all) && !desired.downtime {
+    if healthy >= quorum(all) && others.healthy < quorum(all) && !desired.downtime {
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
@@ -286,16 +301,16 @@ pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -
         return None;
     }
     let Voters { all, healthy } = voters(desired, seen);
-    let is_healthy = |m: &MemberName| seen.facts(m).is_some_and(is_healthy_voter);
+    let others = |m: &MemberName| other_voters(desired, seen, m);
     let cluster = Cluster::see(desired, seen);
     let votes = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
     let after = match action {
         Action::RestartEtcd { member }
         | Action::StopEtcd { member }
         | Action::StopMachine { member }
-        | Action::DestroyMachine { member, data: Data::Stays } => (all, healthy - usize::from(is_healthy(member))),
+        | Action::DestroyMachine { member, data: Data::Stays } => (all, others(member).healthy),
         Action::Promote { .. } => (all + 1, healthy + 1),
-        Action::RemoveMember { member, .. } if votes(member) => (all - 1, healthy - usize::from(is_healthy(member))),
+        Action::RemoveMember { member, .. } if votes(member) => (others(member).all, others(member).healthy),
         _ => (all, healthy),
     };
     let strength = |(voters, healthy)| Strength {
@@ -347,10 +362,10 @@ pub fn may_promote(cluster: &Cluster<'_>, learner: &Listed<'_>) -> Result<Voters
 /// well too. Tells the voters after it.
 pub fn may_remove(cluster: &Cluster<'_>, member: &Listed<'_>) -> Result<Voters, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
-    if all == 1 {
+    if cluster.count_without(&member.name).all == 0 {
         return Err(UnsafeBecause::LastVoter { member: member.name.clone() });
     }
-    let after = Voters { all: all - 1, healthy: healthy - usize::from(member.healthy) };
+    let after = cluster.count_without(&member.name);
     let commits = healthy >= quorum(all);
     let undisturbed = !member.healthy || after.healthy == after.all;
     if commits && undisturbed && after.healthy >= quorum(after.all) {

@@ -364,7 +364,7 @@ fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a quorate_
 fn enrolled<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a Facts> {
     match seen.agents.get(member)?.get()? {
         AgentSeen::Enrolled(facts) => Some(facts),
-        AgentSeen::Unenrolled { .. } => None,
+        AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) => None,
     }
 }
 

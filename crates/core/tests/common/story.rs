@@ -24,7 +24,7 @@ use quorate_core::model::{
     EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
-use quorate_core::planner::{Decision, Step};
+use quorate_core::planner::{Decision, Step, safety};
 
 use crate::scene::{self, Scene};
 
@@ -186,6 +186,13 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             for_each_status(scene, |status| status.members.retain(|m| !m.peer_urls.contains(&url)));
             scene.hide(&member.into(), "it was removed");
         }
+        ["peer", "URL", "of", member, "is", url] => {
+            let id = scene.facts_mut(&member.into()).etcd.status.as_ref().expect("a status").member_id;
+            for_each_status(scene, |status| {
+                let moved = status.members.iter_mut().filter(|m| m.id == id);
+                moved.for_each(|m| m.peer_urls = vec![url.to_owned()]);
+            });
+        }
         ["membership", "changed", "just", "now"] => scene.ledger.last_change = Some(scene.seen.now),
         ["seconds", "pass:", seconds] => {
             let passed = SignedDuration::from_secs(seconds.parse().expect("a number of seconds"));
@@ -340,6 +347,19 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["agent", "remembers", "generation", generation] => {
             let generation = generation.parse().expect("a number");
             scene.facts_mut(member).node_config = Some((generation, String::from("other content")));
+        }
+        ["agent", "reports", what, number] => {
+            let (number, mut facts) = (number.parse().expect("a number"), scene.facts_mut(member).clone());
+            let status = facts.etcd.status.as_mut();
+            match *what {
+                "fence" => facts.fence = number,
+                "revision" => status.expect("a status").revision = number,
+                "index" => status.expect("a status").raft_index = number,
+                "generation" => facts.node_config = Some((number, String::from("other content"))),
+                _ => panic!("an agent does not report its {what}"),
+            }
+            let believed = safety::believe(&scene.ledger, member, Box::new(facts));
+            scene.seen.agents.insert(member.clone(), Seen::At(scene.seen.now, believed));
         }
         ["agent", "has", "another", "key"] => {
             let stranger = AgentSeen::Unenrolled { public_key: String::from("another key") };

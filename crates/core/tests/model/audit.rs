@@ -164,7 +164,9 @@ fn judge_renewal(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Opt
     match look.seen.agents.get(member).and_then(|agent| agent.get()) {
         Some(AgentSeen::Unenrolled { .. }) => None,
         Some(AgentSeen::Enrolled(_)) => judge_disturbance(desired, look, member),
-        None => judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member)),
+        Some(AgentSeen::Untrusted(_)) | None => {
+            judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member))
+        }
     }
 }
 

@@ -17,8 +17,8 @@ use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, Data, DataSeen,
-    Desired, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation,
-    PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
+    Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName,
+    Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
 };
 use crate::versions::Version;
 
@@ -64,6 +64,8 @@ pub enum SimAgent {
         data: DataSeen,
     },
     Enrolled(Box<Facts>),
+    /// Nothing that it reports is believed.
+    Untrusted(Distrust),
     /// It was not seen, so nothing is imagined of it.
     Unknown {
         since: Timestamp,
@@ -86,6 +88,7 @@ impl World {
                             SimAgent::Fresh { public_key: public_key.clone(), data }
                         }
                         Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
+                        Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => SimAgent::Untrusted(*distrust),
                         Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
                         None => SimAgent::Unknown { since: now, why: String::from("it was not asked") },
                     };
@@ -139,6 +142,7 @@ impl World {
         }
         match &machine.agent {
             SimAgent::Unknown { since, why } => Seen::Unreachable { since: *since, why: why.clone() },
+            SimAgent::Untrusted(distrust) => Seen::At(self.now, AgentSeen::Untrusted(*distrust)),
             SimAgent::Fresh { public_key, .. } => {
                 Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
             }
@@ -321,7 +325,7 @@ impl World {
             SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
             SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
             SimAgent::Fresh { data, .. } => data.clone(),
-            SimAgent::Unknown { .. } => self.expected_data(member),
+            SimAgent::Unknown { .. } | SimAgent::Untrusted(_) => self.expected_data(member),
         };
         self.kept.insert(member.seat().into(), data);
     }
@@ -490,7 +494,7 @@ impl SimMachine {
     pub fn facts(&self) -> Option<&Facts> {
         match &self.agent {
             SimAgent::Enrolled(facts) => Some(facts),
-            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } => None,
+            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } | SimAgent::Untrusted(_) => None,
         }
     }
 }

@@ -1,0 +1,50 @@
+//! What is believed of one agent's report. Numbers that agents report are compared with the ledger's and with each other's, so a
+//! machine that was taken over, or whose files are damaged, could steer or block the whole cluster with one absurd number. Such a
+//! number is that machine's problem alone: its agent counts as not seen, and the others are operated as usual.
+
+use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
+
+/// How far a fencing number or a generation may be ahead of the ledger. Both are raised by one with each run: with a run every
+/// second this is reached after 136 years.
+const MOST_RUNS: u64 = 1 << 32;
+
+/// How far a revision may be ahead of the highest that the ledger has noted: 100,000 writes a second for 89 years.
+const MOST_WRITES: u64 = 1 << 48;
+
+/// No revision and no log index is believed beyond this. etcd counts both in 63 bits, and a restore must still go above.
+pub const LAST_REVISION: u64 = 1 << 62;
+
+/// What follows from an enrolled agent's report.
+pub fn believe(ledger: &Ledger, member: &MemberName, facts: Box<Facts>) -> AgentSeen {
+    match distrust(ledger, member, &facts) {
+        Some(distrust) => AgentSeen::Untrusted(distrust),
+        None => AgentSeen::Enrolled(facts),
+    }
+}
+
+/// Whether no controller can have given out this fencing number after `known`.
+pub fn is_absurd_fence(known: u64, told: u64) -> bool {
+    is_beyond(known, told, MOST_RUNS)
+}
+
+fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distrust> {
+    let generation = ledger.members.get(member).map_or(0, |record| record.generation);
+    let held = facts.node_config.as_ref().map_or(0, |(generation, _)| *generation);
+    let status = facts.etcd.status.as_ref();
+    let revision = status.map_or(0, |status| status.revision);
+    let log = facts.etcd.log.as_ref().map_or(0, |log| log.index.max(log.commit));
+    let index = status.map_or(0, |status| status.raft_index.max(status.raft_applied_index)).max(log);
+    let absurd = |what, known: Option<u64>, told, is: bool| is.then_some(Distrust { what, known, told });
+    absurd(Number::Fence, Some(ledger.fence), facts.fence, is_absurd_fence(ledger.fence, facts.fence))
+        .or_else(|| absurd(Number::Generation, Some(generation), held, is_beyond(generation, held, MOST_RUNS)))
+        .or_else(|| {
+            let highest = ledger.highest_revision;
+            let beyond = revision > LAST_REVISION || is_beyond(highest, revision, MOST_WRITES);
+            absurd(Number::Revision, Some(highest), revision, beyond)
+        })
+        .or_else(|| absurd(Number::LogIndex, None, index, index > LAST_REVISION))
+}
+
+fn is_beyond(known: u64, told: u64, most: u64) -> bool {
+    told > known.saturating_add(most)
+}
