@@ -23,6 +23,7 @@ use crate::versions;
 pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
+const SIMPLE: &str = "simple";
 const PKI_DIRECTORY: &str = "etc/etcd/pki";
 /// An agent's certificate to its controller; renewed like any other when a third of it is left.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
@@ -37,6 +38,7 @@ pub struct Configs {
     members: BTreeMap<String, Rendered>,
     jwt: Option<JwtKeys>,
     root_password: Option<Secret>,
+    formed_token: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -56,12 +58,17 @@ impl Configs {
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });
         let members = rendered.collect();
-        Configs { members, jwt: ledger.auth.jwt.clone(), root_password: ledger.auth.root_password.clone() }
+        let formed_token = ledger.formed_with.as_ref().map(|formed| formed.token.clone());
+        let (jwt, root_password) = (ledger.auth.jwt.clone(), ledger.auth.root_password.clone());
+        Configs { members, jwt, root_password, formed_token }
     }
 
     /// Whether they would be rendered the same for this ledger.
     pub fn are_current(&self, ledger: &Ledger) -> bool {
-        self.jwt == ledger.auth.jwt && self.root_password == ledger.auth.root_password
+        let formed_token = ledger.formed_with.as_ref().map(|formed| &formed.token);
+        self.jwt == ledger.auth.jwt
+            && self.root_password == ledger.auth.root_password
+            && self.formed_token.as_ref() == formed_token
     }
 }
 
@@ -102,7 +109,7 @@ impl Wish<'_> {
             highest_revision: ledger.highest_revision,
             formation: ledger.formation.clone(),
             abandoned: ledger.abandoned.clone(),
-            form_with: form_with(spec),
+            form_with: form_with(spec, ledger),
             formed_with: formed_with(ledger),
             next_token: format!("{}-{token_suffix}", spec.initial_token),
             secrets_missing: secrets_missing(spec, ledger),
@@ -114,7 +121,7 @@ impl Wish<'_> {
     }
 }
 
-fn form_with(spec: &ClusterSpec) -> FormedWith {
+fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
     FormedWith {
         etcd_version: spec.etcd.version.to_string(),
         client_auth: match spec.etcd.client_auth {
@@ -133,6 +140,20 @@ fn form_with(spec: &ClusterSpec) -> FormedWith {
             spec::Network::Loopback => String::from("loopback"),
             spec::Network::Netns => String::from("netns"),
         },
+        token: match token_kind(spec, ledger) {
+            TokenKind::Simple => String::from(SIMPLE),
+            TokenKind::Jwt => String::from("jwt"),
+        },
+    }
+}
+
+/// A spec that names none never changes what a cluster has: another kind logs every client out and restarts every member.
+fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
+    match (spec.auth.token, &ledger.formed_with, spec.etcd.client_auth) {
+        (Some(named), ..) => named,
+        (None, Some(formed), _) if formed.token == SIMPLE => TokenKind::Simple,
+        (None, Some(_), _) | (None, None, ClientAuth::Password) => TokenKind::Jwt,
+        (None, None, ClientAuth::Certificate) => TokenKind::Simple,
     }
 }
 
@@ -212,7 +233,8 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
 fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary: BinarySource) -> NodeConfig {
     let mut files = Vec::new();
     let mut inputs = BTreeSet::new();
-    if let (TokenKind::Jwt, Some(keys)) = (spec.auth.token, &ledger.auth.jwt) {
+    let token = token_kind(spec, ledger);
+    if let (TokenKind::Jwt, Some(keys)) = (token, &ledger.auth.jwt) {
         files.push(ConfigFile { path: JWT_PRIVATE_FILE.into(), mode: 0o600, content: keys.private.clone() });
         files.push(ConfigFile { path: JWT_PUBLIC_FILE.into(), mode: 0o644, content: Secret::new(keys.public.clone()) });
         inputs.extend([JWT_PRIVATE_FILE.to_owned(), JWT_PUBLIC_FILE.to_owned()]);
@@ -221,7 +243,7 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
         files.push(ConfigFile { path: ROOT_PASSWORD_FILE.into(), mode: 0o600, content: password.clone() });
     }
     let version = spec.etcd.version.to_string();
-    let etcd = EtcdService { version, binary, flags: etcd_flags(spec, member), inputs };
+    let etcd = EtcdService { version, binary, flags: etcd_flags(spec, member, token), inputs };
     NodeConfig { files, etcd, host: None }
 }
 
@@ -265,12 +287,12 @@ fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, mac
 }
 
 /// The flags with which etcd runs, apart from those that matter only at its first start.
-pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec) -> BTreeMap<String, String> {
+pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> BTreeMap<String, String> {
     let etcd = &spec.etcd;
     let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
     let client_url = format!("https://{ADDRESS}:{CLIENT_PORT}");
-    let auth_token = match spec.auth.token {
-        TokenKind::Simple => String::from("simple"),
+    let auth_token = match token {
+        TokenKind::Simple => String::from(SIMPLE),
         TokenKind::Jwt => {
             format!("jwt,pub-key={ROOT}/{JWT_PUBLIC_FILE},priv-key={ROOT}/{JWT_PRIVATE_FILE},sign-method=ES256,ttl=10m")
         }
@@ -344,7 +366,7 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
         (SecretKind::EtcdAuthority, true, ledger.authorities.etcd.is_some()),
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
         (SecretKind::RootPassword, wants_root_password(spec), ledger.auth.root_password.is_some()),
-        (SecretKind::JwtKeys, spec.auth.token == TokenKind::Jwt, ledger.auth.jwt.is_some()),
+        (SecretKind::JwtKeys, token_kind(spec, ledger) == TokenKind::Jwt, ledger.auth.jwt.is_some()),
     ];
     wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
 }
@@ -409,6 +431,31 @@ mod tests {
         let document = spec::Document::parse("a.yaml", &text).expect("it is YAML");
         let checked = document.spec(&spec::HostFacts::default());
         checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0)
+    }
+
+    #[test]
+    fn a_spec_without_a_kind_of_token_keeps_what_the_cluster_was_created_with() {
+        let spec = |etcd: &str, auth: &str| {
+            let text = format!(
+                "quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    etcd: {etcd}\n    auth: {auth}\n"
+            );
+            let document = spec::Document::parse("a.yaml", &text).expect("it is YAML");
+            document.spec(&spec::HostFacts::default()).spec.expect("it is valid").clusters.remove(0)
+        };
+        let password = spec("{client_auth: password}", "{}");
+        let mut ledger = Ledger::new(String::from("c"), password.clone());
+        assert_eq!(token_kind(&spec("{}", "{}"), &ledger), TokenKind::Simple);
+        assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt, "a new cluster");
+        let mut formed = serde_json::to_value(form_with(&password, &ledger)).unwrap();
+        assert_eq!(formed["token"], "jwt");
+        ledger.formed_with = Some(serde_json::from_value(formed.clone()).unwrap());
+        assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt);
+        // As ledgers have it that were written when `simple` was the default everywhere.
+        formed.as_object_mut().unwrap().remove("token");
+        ledger.formed_with = Some(serde_json::from_value(formed).unwrap());
+        assert_eq!(token_kind(&password, &ledger), TokenKind::Simple, "a living cluster is not changed");
+        let wanted = spec("{client_auth: password}", "{token: jwt}");
+        assert_eq!(token_kind(&wanted, &ledger), TokenKind::Jwt);
     }
 
     #[test]

@@ -1,10 +1,11 @@
-//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. There is one login at a time,
+//! How a request is sent: with the login's token, within the deadline, and once more if the token had died. A token that led to no answer
+//! at all is doubted, and the next request logs in again. There is one login at a time,
 //! and all callers share what comes of it. It goes on when whoever asked for it has given up: etcd takes its time to check a password, and
 //! on a busy machine nobody would ever wait long enough for a login that began anew with each.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::watch;
 use tonic::metadata::{Ascii, MetadataValue};
@@ -22,6 +23,9 @@ pub(crate) type Token = Option<MetadataValue<Ascii>>;
 /// After this a login is given up, for the next caller to begin another: longer than any caller waits.
 const LOGIN: Duration = Duration::from_secs(30);
 
+/// After a doubt that led to a new login, the next one is not for a while: an etcd that is merely slow has enough to do.
+const BETWEEN_DOUBTS: Duration = Duration::from_secs(5);
+
 /// What comes of a login; `None` while it is under way.
 type Outcome = Option<Result<Token, Error>>;
 
@@ -35,6 +39,7 @@ struct State {
     /// `None` until etcd was asked.
     known: Option<Token>,
     under_way: Option<watch::Receiver<Outcome>>,
+    doubted: Option<Instant>,
 }
 
 impl Session {
@@ -44,6 +49,31 @@ impl Session {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The next request logs in again, unless somebody has done so since.
+    fn doubt(&self, token: &Token) {
+        let mut state = self.state();
+        let is_in_use = token.is_some() && state.known.as_ref() == Some(token);
+        if is_in_use && state.doubted.is_none_or(|at| at.elapsed() >= BETWEEN_DOUBTS) {
+            (state.known, state.doubted) = (None, Some(Instant::now()));
+        }
+    }
+}
+
+/// Doubts the token when a request ends without an answer. A simple token names an index of etcd's log: an etcd whose data was replaced has
+/// not come that far, and waits for it instead of refusing the token.
+struct Unanswered<'a> {
+    session: &'a Session,
+    token: &'a Token,
+    answered: bool,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            self.session.doubt(self.token);
+        }
     }
 }
 
@@ -86,7 +116,11 @@ impl Client {
     {
         let Some(session) = &self.inner.session else { return attempt(None).await };
         let token = self.token(session, None).await?;
-        match attempt(token.clone()).await {
+        let mut unanswered = Unanswered { session, token: &token, answered: false };
+        let answer = attempt(token.clone()).await;
+        unanswered.answered = !matches!(answer, Err(Error::Timeout));
+        drop(unanswered);
+        match answer {
             Err(error) if token_may_be_dead(&error) => attempt(self.token(session, Some(&token)).await?).await,
             answer => answer,
         }

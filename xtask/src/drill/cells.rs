@@ -58,6 +58,14 @@ impl Line {
     }
 }
 
+/// How clients and agents log in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Login {
+    Certificate,
+    SimpleToken,
+    Jwt,
+}
+
 /// What clients may notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Downtime {
@@ -138,7 +146,7 @@ const ROWS: &[Row] = &[
     (Change::WipedDisk, &["kill-controller"], &["calm", "stop-controller", "wipe-learner"]),
     (Change::OldData, &["kill-controller"], &["calm", "kill-learner"]),
     (Change::GhostLearner, &["kill-controller"], &["calm", "kill-leader"]),
-    (Change::Recover, &["kill-controller", "calm"], &[]),
+    (Change::Recover, &["kill-controller", "stop-controller", "calm"], &[]),
     (Change::Several, &["kill-controller", "kill-leader"], &["calm", "power-cut-follower"]),
 ];
 
@@ -157,9 +165,13 @@ pub fn named(name: &str) -> Option<Cell> {
 }
 
 impl Cell {
-    /// Passwords and certificates take turns, so that both meet every row and every kind of fault.
-    pub fn logs_in_by_password(&self) -> bool {
-        self.strikes("controller")
+    /// Certificates, and passwords with both kinds of tokens, take turns, so that all of them meet every row and every kind of fault.
+    pub fn login(&self) -> Login {
+        match self.fault {
+            "kill-controller" => Login::SimpleToken,
+            "stop-controller" => Login::Jwt,
+            _ => Login::Certificate,
+        }
     }
 
     pub fn needs_namespaces(&self) -> bool {

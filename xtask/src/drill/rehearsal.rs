@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use super::cells::{Cell, Change, Line, Role};
+use super::cells::{Cell, Change, Line, Login, Role};
 use super::ground::{CLUSTER, Place};
 
 /// Addresses that are pinned begin so. The local provider gives no such, and only one run has the ground.
@@ -82,7 +82,7 @@ struct Shape {
     members: Vec<usize>,
     line: Line,
     quota: &'static str,
-    password: bool,
+    login: Login,
     namespaces: bool,
     /// Where the addresses are pinned, a number that no other cell has.
     pinned: Option<usize>,
@@ -94,7 +94,7 @@ fn shapes(cell: &Cell) -> (Shape, Shape) {
         members: vec![1, 2, 3],
         line: Line::V35,
         quota: "2GiB",
-        password: cell.logs_in_by_password(),
+        login: cell.login(),
         namespaces: cell.needs_namespaces(),
         pinned: (cell.change == Change::ReplacePinned).then(|| cell.number()),
     };
@@ -123,7 +123,7 @@ fn shapes(cell: &Cell) -> (Shape, Shape) {
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, line, quota, password, namespaces, pinned } = self;
+        let Shape { members, line, quota, login, namespaces, pinned } = self;
         let member = |number: &usize| match pinned {
             Some(of_cell) => format!("{{name: etcd-{number}, address: {PINNED}.{of_cell}.{number}}}"),
             None => format!("{{name: etcd-{number}}}"),
@@ -131,11 +131,15 @@ impl Shape {
         let members: Vec<String> = members.iter().map(member).collect();
         let (version, programs) = place.etcd(line.minor())?;
         // Cheap logins: after each restart all clients log in at once, and two cores would do little else.
-        let login = if *password { "password\n      flags: {bcrypt-cost: 4}" } else { "certificate" };
+        let (login, auth) = match login {
+            Login::Certificate => ("certificate", ""),
+            Login::SimpleToken => ("password\n      flags: {bcrypt-cost: 4}", "    auth: {token: simple}\n"),
+            Login::Jwt => ("password\n      flags: {bcrypt-cost: 4}", "    auth: {token: jwt}\n"),
+        };
         let network = if *namespaces { "    network: netns\n" } else { "" };
         Ok(format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    etcd:\n      version: {version}\n      \
-             binary: {{path: {}}}\n      client_auth: {login}\n      quota: {quota}\n",
+             binary: {{path: {}}}\n      client_auth: {login}\n      quota: {quota}\n{auth}",
             members.join(", "),
             programs.display()
         ))
@@ -251,7 +255,7 @@ mod tests {
         let (before, after) = of("settings x calm");
         assert_eq!(after, Shape { quota: "4GiB", ..before });
         let (before, after) = of("scale-5-3 x kill-controller");
-        assert_eq!((before.members.len(), before.password), (5, true));
+        assert_eq!((before.members.len(), before.login), (5, Login::SimpleToken));
         assert_eq!(after, Shape { members: vec![1, 2, 3], ..before });
         let (before, after) = of("none x partition-leader");
         assert!(before.namespaces && before == after);

@@ -56,6 +56,12 @@ impl Access {
         Ok(client)
     }
 
+    /// Drops the connection to etcd's API and the login with it. Whoever starts etcd on other data does this: the tokens of the etcd that
+    /// was there before mean nothing to the new one.
+    pub(super) fn forget_login(&self) {
+        self.kept.lock().expect("no holder panics").take();
+    }
+
     /// Where etcd serves its peers, and how to go there as a member.
     pub(super) fn peer(&self, state: &State) -> Option<(String, Arc<ClientConfig>)> {
         over_tls(&self.kept_peer, self.peer_means(state)?)

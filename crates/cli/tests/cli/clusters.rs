@@ -266,14 +266,17 @@ fn the_gateway_serves_json_after_a_login_and_jwt_survives_restarts() {
 }
 
 #[test]
-fn simple_tokens_and_no_gateway_unless_asked_for() {
+fn signed_tokens_and_no_gateway_unless_asked_for() {
     let sandbox = Sandbox::new(&newest());
     let file = sandbox.file("c.yaml", &spec(1, &newest(), "client_auth: password", ""));
     sandbox.quorate(&["apply", file.to_str().unwrap(), "--yes"]).ok();
     let answer = https(&sandbox, "POST", "/v3/kv/range", "", r#"{"key":"Zm9v"}"#, &[]).stdout;
     assert!(answer.contains("404"), "{answer}");
-    let spec = spec(1, &newest(), "client_auth: password, grpc_gateway: true", "");
-    fs::write(&file, spec).unwrap();
+    let settings = "client_auth: password, grpc_gateway: true";
+    fs::write(&file, spec(1, &newest(), settings, "")).unwrap();
+    sandbox.quorate(&["apply", file.to_str().unwrap(), "--yes", "--allow-downtime"]).ok();
+    assert_eq!(log_in(&sandbox).split('.').count(), 3, "a signed token has three parts");
+    fs::write(&file, spec(1, &newest(), settings, "auth: {token: simple}")).unwrap();
     sandbox.quorate(&["apply", file.to_str().unwrap(), "--yes", "--allow-downtime"]).ok();
     assert_eq!(log_in(&sandbox).split('.').count(), 2, "a simple token is a word and an index");
 }

@@ -236,6 +236,9 @@ pub struct FormedWith {
     pub network: String,
     #[serde(default = "first_provider")]
     pub provider: String,
+    /// Kind of the tokens of etcd. The spec may name another; one that names none keeps it.
+    #[serde(default = "first_token")]
+    pub token: String,
 }
 
 /// Clusters of a ledger that does not say were formed when there was no other.
@@ -245,6 +248,10 @@ fn first_network() -> String {
 
 fn first_provider() -> String {
     String::from("local")
+}
+
+fn first_token() -> String {
+    String::from("simple")
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]

@@ -434,8 +434,10 @@ pub struct GivenCertificates {
 pub struct AuthSettings {
     /// Whether quorate makes user and role root and turns authentication on.
     pub bootstrap: bool,
-    /// Kind of the tokens that etcd gives after a login.
-    pub token: TokenKind,
+    /// Kind of the tokens that etcd gives after a login. When absent, a cluster keeps the kind it was created with; a new one gets
+    /// `jwt` under `client_auth: password`, and `simple` otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token: Option<TokenKind>,
     /// File with root's password, under `client_auth: password`. When absent there, quorate makes one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
@@ -450,22 +452,15 @@ pub struct AuthSettings {
 
 impl Default for AuthSettings {
     fn default() -> Self {
-        Self {
-            bootstrap: true,
-            token: TokenKind::Simple,
-            root_password_file: None,
-            roles: Vec::new(),
-            users: Vec::new(),
-        }
+        Self { bootstrap: true, token: None, root_password_file: None, roles: Vec::new(), users: Vec::new() }
     }
 }
 
 /// Kind of the tokens that etcd gives after a login.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenKind {
-    /// Kept in the memory of one member, and gone with its restart.
-    #[default]
+    /// Kept in the memory of one member, and gone with its restart. After a restore, clients that hold one hang until they log in again.
     Simple,
     /// Signed, and good on every member; quorate makes and keeps the keys.
     Jwt,
