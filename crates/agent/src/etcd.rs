@@ -2,6 +2,7 @@
 
 mod access;
 mod auth;
+mod complaint;
 mod data;
 mod downgrade;
 mod http;
@@ -15,6 +16,7 @@ mod wal;
 
 pub(crate) use access::Access;
 pub(crate) use auth::change as change_auth;
+pub(crate) use complaint::last_complaint;
 pub(crate) use data::look as look_at_data;
 pub(crate) use membership::Change;
 pub(crate) use probe::{Look, Prober, ask_auth};

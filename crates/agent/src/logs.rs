@@ -10,8 +10,6 @@ use crate::api::{LogAnswer, LogOf, LogRequest, Refusal};
 use crate::layout::Layout;
 
 const MOST_BYTES: u64 = 1 << 20;
-const LAST_LINES: usize = 5;
-const LAST_BYTES: u64 = 4 << 10;
 
 impl Agent {
     pub(crate) async fn logs(&self, request: LogRequest) -> Result<LogAnswer, Refusal> {
@@ -39,9 +37,9 @@ fn own_log(layout: &Layout) -> PathBuf {
     if stderr.is_file() { stderr } else { layout.agent_log() }
 }
 
-/// The last a process had to say.
-pub(crate) fn last_words(path: &Path) -> String {
-    tail(path, LAST_LINES, LAST_BYTES).map(|answer| answer.text).unwrap_or_default()
+/// The end of a log, from the beginning of a line on. Nothing where there is none.
+pub(crate) fn last_bytes(path: &Path, most: u64) -> String {
+    tail(path, usize::MAX, most).map(|answer| answer.text).unwrap_or_default()
 }
 
 fn tail(path: &Path, lines: usize, most: u64) -> io::Result<LogAnswer> {
