@@ -107,6 +107,17 @@ pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
     put().map_err(AgentError::file("link", link))
 }
 
+/// Opens a file for reading that another user may have made: a link is not followed, and nothing but a file is opened.
+pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits().cast_signed()).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is neither a file nor a directory, and etcd makes nothing else"))
+    }
+}
+
 /// Opens a log for appending.
 pub(crate) fn open_log(path: &Path) -> Result<File, AgentError> {
     make_dir(parent(path), 0o755)?;
@@ -153,6 +164,19 @@ mod tests {
         write_durably(&path, b"whole", PRIVATE).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn neither_links_nor_pipes_are_opened_where_another_user_may_have_put_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link, pipe) = (dir.path().join("file"), dir.path().join("link"), dir.path().join("pipe"));
+        fs::write(&file, "here").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(open_plain(&file).is_ok());
+        assert!(open_plain(&link).is_err());
+        assert!(open_plain(&pipe).is_err(), "nor is it waited for");
+        assert!(open_plain(dir.path()).is_err());
     }
 
     #[test]

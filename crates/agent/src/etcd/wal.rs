@@ -5,7 +5,7 @@
 //! Each record carries the CRC-32C over all data so far; each file begins with the value it starts from. Files are longer
 //! than what was written to them: the rest is zeros.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,15 @@ use std::sync::Mutex;
 
 use prost::Message;
 use quorate_core::model::LogEnd;
+use quorate_core::versions::Version;
 
-use crate::AgentError;
+use crate::{AgentError, files};
 
 /// A disk writes sectors whole or not at all: one of zeros inside of a record was never written.
 const SECTOR: usize = 512;
+
+/// etcd warns of requests beyond 10 MiB.
+const MOST_RECORD: u64 = 256 << 20;
 
 const METADATA: i64 = 1;
 const ENTRY: i64 = 2;
@@ -89,7 +93,7 @@ impl LogReader {
     pub(super) fn read(&self, data: &Path) -> Result<Option<Log>, AgentError> {
         let files = files(data)?;
         let look = |path: &PathBuf| -> io::Result<FileSeen> {
-            let file = fs::metadata(path)?;
+            let file = fs::symlink_metadata(path)?;
             Ok((path.clone(), file.len(), (file.ctime(), file.ctime_nsec())))
         };
         let seen = files.iter().map(look).collect::<io::Result<Vec<_>>>();
@@ -110,6 +114,26 @@ impl LogReader {
 #[cfg(test)]
 fn read(data: &Path) -> Result<Option<Log>, AgentError> {
     Ok(read_files(&files(data)?)?.map(|(log, _)| log))
+}
+
+/// The lines of etcd whose log was shown to be taken as it is written here. The tests of a rebuild go through every one of them, and what
+/// is added to one list must be added to the other.
+const PROVEN: [(u32, u32); 4] = [(3, 4), (3, 5), (3, 6), (3, 7)];
+
+/// What is written into a log is believed by etcd without question, so that nothing is written for one that was not tried.
+pub(super) fn check_proven(version: &str) -> Result<(), AgentError> {
+    let line = version.parse::<Version>().ok().map(|version| (version.major, version.minor));
+    if line.is_some_and(|line| PROVEN.contains(&line)) {
+        return Ok(());
+    }
+    let proven: Vec<String> = PROVEN.iter().map(|(major, minor)| format!("{major}.{minor}")).collect();
+    Err(AgentError::Renewal {
+        why: format!(
+            "the log of etcd {version} cannot be completed here: that was tried with {} only. Restore the cluster from a backup \
+             with `quorate restore`",
+            proven.join(", ")
+        ),
+    })
 }
 
 /// Has every entry of the log count as agreed, and says how many did not: etcd forgets those when it is made to go on alone,
@@ -210,7 +234,7 @@ impl InFile {
 }
 
 fn read_file(path: &Path, newest: bool) -> Result<InFile, AgentError> {
-    let file = File::open(path).map_err(AgentError::file("open", path))?;
+    let file = files::open_plain(path).map_err(AgentError::file("open", path))?;
     let length = file.metadata().map_err(AgentError::file("look at", path))?.len();
     let mut reader = BufReader::with_capacity(64 << 10, file);
     let mut found = InFile::default();
@@ -221,6 +245,9 @@ fn read_file(path: &Path, newest: bool) -> Result<InFile, AgentError> {
             Frame::None => return Ok(found),
             Frame::TooLong if newest => return Ok(found),
             Frame::TooLong => return Err(bad(format!("the record at {} goes beyond the end", found.offset))),
+            Frame::Absurd { bytes } => {
+                return Err(bad(format!("the record at {} says to have {bytes} bytes", found.offset)));
+            }
             Frame::Whole { record, size } => match check(&record, found.crc) {
                 Some(record) => (record, size),
                 None if newest && is_torn(&record, found.offset) => return Ok(found),
@@ -238,6 +265,8 @@ enum Frame {
     None,
     /// It says to be longer than what is left of the file.
     TooLong,
+    /// It says to be longer than anything that etcd writes, and the file has holes enough for it.
+    Absurd { bytes: u64 },
     /// The size is that of all of the frame.
     Whole { record: Vec<u8>, size: u64 },
 }
@@ -259,7 +288,9 @@ fn next_frame(reader: &mut impl Read, left: u64) -> io::Result<Frame> {
     if size > left {
         return Ok(Frame::TooLong);
     }
-    // No longer than the file, which is there to be read.
+    if record > MOST_RECORD {
+        return Ok(Frame::Absurd { bytes: record });
+    }
     let mut bytes = vec![0; (record + padding) as usize];
     reader.read_exact(&mut bytes)?;
     bytes.truncate(record as usize);
@@ -427,6 +458,33 @@ mod tests {
         assert!(end(&[flipped.clone()]).is_err());
         assert!(end(&[cut, file(1, &[metadata()])]).is_err(), "the end of an older file");
         assert!(end(&[vec![b'x'; 5000]]).is_err());
+    }
+
+    #[test]
+    fn a_log_that_is_no_file_or_has_no_end_is_refused() {
+        let whole = file(0, &[metadata(), entry(2, 1), state(2, 1)]);
+        let directory = log(std::slice::from_ref(&whole));
+        let path = files(directory.path()).unwrap().remove(0);
+        let written = whole.len() - 4096;
+        let sparse = OpenOptions::new().write(true).open(&path).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&sparse, &(1u64 << 40).to_le_bytes(), written as u64).unwrap();
+        sparse.set_len(2 << 40).unwrap();
+        assert!(read(directory.path()).unwrap_err().to_string().contains("1099511627776 bytes"));
+        fs::remove_file(&path).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        assert!(read(directory.path()).is_err(), "a pipe");
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(read(directory.path()).is_err(), "a link");
+    }
+
+    #[test]
+    fn only_logs_of_lines_that_were_tried_are_completed() {
+        assert!(check_proven("3.4.0").is_ok() && check_proven("3.7.99").is_ok());
+        for other in ["3.3.27", "3.8.0", "4.4.0", "nonsense"] {
+            let refused = check_proven(other).unwrap_err().to_string();
+            assert!(refused.contains(other) && refused.contains("quorate restore"), "{refused}");
+        }
     }
 
     #[test]

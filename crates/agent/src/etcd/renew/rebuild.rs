@@ -1,9 +1,10 @@
 //! What a survivor holds, taken for a new formation: a copy of its data, in which all of the log counts as agreed and has been
 //! taken into the database.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,10 +18,10 @@ use tokio::time::{sleep, timeout};
 
 use super::{Database, Place};
 use crate::etcd::pages::Metrics;
-use crate::etcd::wal;
+use crate::etcd::{last_complaint, wal};
 use crate::layout::Layout;
 use crate::services::child;
-use crate::{AgentError, blocking, files, logs};
+use crate::{AgentError, blocking, files};
 
 /// For etcd to take in what its log holds beyond its database.
 const TAKING_IN: Duration = Duration::from_secs(300);
@@ -35,6 +36,7 @@ pub(super) async fn database(
     config: &NodeConfig,
     program: &Path,
 ) -> Result<Database, AgentError> {
+    wal::check_proven(&config.etcd.version)?;
     let (source, copy) = (layout.data(), place.copy());
     let last = blocking(move || copy_and_agree(&source, &copy)).await?;
     let quota = config.etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
@@ -51,15 +53,17 @@ fn copy_and_agree(source: &Path, copy: &Path) -> Result<u64, AgentError> {
     Ok(last)
 }
 
+/// The agent may be root, and the data is etcd's: a link there could lead to any file, and anything but a file could make it wait for ever.
 fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir(to)?;
+    fs::DirBuilder::new().mode(0o700).create(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let target = to.join(entry.file_name());
         if entry.file_type()?.is_dir() {
             copy_directory(&entry.path(), &target)?;
         } else {
-            fs::copy(entry.path(), target)?;
+            let mut copy = OpenOptions::new().write(true).create_new(true).mode(files::PRIVATE).open(target)?;
+            io::copy(&mut files::open_plain(&entry.path())?, &mut copy)?;
         }
     }
     Ok(())
@@ -84,7 +88,7 @@ async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64
     let spawn = log.try_clone().and_then(|out| child::without_etcd_variables(command.stdout(out).stderr(log)).spawn());
     let mut etcd = spawn.map_err(|source| AgentError::Spawn { program: program.display().to_string(), source })?;
     let failed = |how: String| {
-        let said = logs::last_words(&place.log());
+        let said = last_complaint(&place.log());
         AgentError::Renewal { why: format!("etcd on the copy {how}: {said}") }
     };
     tokio::select! {
