@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use quorate_core::model::{DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
+use quorate_core::model::{ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
@@ -40,8 +40,10 @@ pub(crate) struct Agent {
     pub(crate) fsync: OnceCell<Option<u64>>,
     /// For reading calls.
     pub(crate) readings: Arc<Semaphore>,
-    /// Why etcd, which should run, was not brought back when the agent started.
+    /// Why etcd, which should run, does not, though nobody keeps starting it.
     pub(crate) not_started: Mutex<Option<Exit>>,
+    /// The last node config whose program was not found, and the fencing number that it came with.
+    pub(crate) attempt: Mutex<Option<(u64, ConfigAttempt)>>,
 }
 
 impl Agent {
@@ -54,7 +56,7 @@ impl Agent {
         self.state.obey_fence(fence).await?;
         tracing::info!(fence, order = order.name(), "ordered");
         match order {
-            Order::Converge { generation, config } => self.converge(generation, config).await,
+            Order::Converge { generation, config, search } => self.converge(fence, generation, config, search).await,
             Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
             Order::StartEtcd { expects, bootstrap, peers } => self.start_etcd(expects, bootstrap, peers).await,
             Order::RestartEtcd => self.restart_etcd().await,
@@ -103,7 +105,7 @@ impl Agent {
             self.state.obey_fence(fence).await?;
         }
         let (etcd, reaches) = tokio::join!(self.etcd_facts(request.auth), reach::all(request.reach));
-        let etcd = etcd?;
+        let etcd = EtcdFacts { attempt: self.attempt_of(request.fence), ..etcd? };
         let state = self.state.get();
         let certificates = state.chains.iter().filter_map(|(of, chain)| Some((*of, x509::seen(chain)?)));
         Ok(Facts {
@@ -128,11 +130,13 @@ impl Agent {
         };
         let data = self.look_at_data().await?;
         let (mut look, log) = match service {
-            ServiceState::Running { .. } => (self.look_at_etcd().await, Ok(None)),
+            // One that may run is asked: it says more than who keeps it.
+            ServiceState::Running { .. } | ServiceState::Unknown { .. } => (self.look_at_etcd().await, Ok(None)),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => {
                 (etcd::Look::default(), self.log_end(&data).await)
             }
         };
+        let binary = self.binary_now().await.seen;
         if let Some(status) = look.status.as_mut().filter(|_| auth)
             && let Ok(client) = self.access.client(&self.state.get())
         {
@@ -143,7 +147,7 @@ impl Agent {
             data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged)
         };
         Ok(EtcdFacts {
-            binary: state.binary.seen.clone(),
+            binary,
             service,
             data: data.clone(),
             last_started: state.last_started.clone(),
@@ -153,7 +157,16 @@ impl Agent {
             log_damage: log.clone().err(),
             older: state.older.clone().filter(still_older),
             staged: self.look_at_staged().await?,
+            attempt: ConfigAttempt::Taken,
         })
+    }
+
+    /// Only the controller that gave the config hears of it: a later one is to try again.
+    fn attempt_of(&self, fence: Option<u64>) -> ConfigAttempt {
+        match &*self.attempt.lock().expect("no holder panics") {
+            Some((of, attempt)) if Some(*of) == fence => attempt.clone(),
+            _ => ConfigAttempt::Taken,
+        }
     }
 
     fn host(&self, fsync_micros: Option<u64>) -> Host {

@@ -92,10 +92,14 @@ pub struct Envelope {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Makes files and programs be as the config says. It starts and stops nothing.
+    /// Makes files and programs be as the config says. A running etcd is left alone. A config whose etcd is not to be found is not taken
+    /// where there is data: what is in place stays in force as a whole, and the facts say why.
     Converge {
         generation: u64,
         config: NodeConfig,
+        /// The PATH of the controller, where it is on the same machine.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        search: Option<String>,
     },
     /// Puts a new set of certificates in place, all at once.
     InstallCertificates {

@@ -9,17 +9,23 @@ use std::fs::{self, File};
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 use std::time::Duration;
 
 use quorate_core::model::BinarySource;
 use quorate_core::versions::Version;
 use sha2::{Digest, Sha256};
+use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
 use crate::{files, hex};
 
 /// No command that is run here takes longer, unless it hangs: the longest downloads a package.
 const LONGEST: Duration = Duration::from_secs(300);
+/// A program that is asked for its version answers within this, also on a machine that is very busy.
+const ASKING: Duration = Duration::from_secs(10);
+/// No command prints more that is of use.
+const MOST_OUTPUT: u64 = 1 << 20;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Binary {
@@ -84,8 +90,16 @@ pub async fn locate(
     of_version(etcd, version, cache).await
 }
 
+/// Of several on the PATH the first in this version; where none is, it is told what the first of all is.
 async fn found_on_path(version: &str, cache: &Path, search: Option<&OsStr>) -> Result<Binary, BinaryError> {
-    of_version(on_path(search)?, version, cache).await
+    let mut first = None;
+    for program in all_on_path(search) {
+        match of_version(program, version, cache).await {
+            Ok(binary) => return Ok(binary),
+            Err(error) => drop(first.get_or_insert(error)),
+        }
+    }
+    Err(first.unwrap_or(BinaryError::NotOnPath))
 }
 
 async fn of_version(etcd: PathBuf, wanted: &str, cache: &Path) -> Result<Binary, BinaryError> {
@@ -99,8 +113,12 @@ async fn of_version(etcd: PathBuf, wanted: &str, cache: &Path) -> Result<Binary,
 
 /// The `etcd` that a PATH leads to.
 pub fn on_path(search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
+    all_on_path(search).next().ok_or(BinaryError::NotOnPath)
+}
+
+fn all_on_path(search: Option<&OsStr>) -> impl Iterator<Item = PathBuf> {
     let directories = search.into_iter().flat_map(std::env::split_paths);
-    directories.map(|directory| directory.join("etcd")).find(|path| is_program(path)).ok_or(BinaryError::NotOnPath)
+    directories.map(|directory| directory.join("etcd")).filter(|path| is_program(path))
 }
 
 /// An etcdutl that can restore the data of this etcd with a bumped revision: of the same minor, as another would write what
@@ -114,7 +132,7 @@ pub async fn etcdutl(etcd: &Path, version: &str, cache: &Path, search: Option<&O
     let directories = etcd.parent().map(Path::to_owned).into_iter().chain(cached);
     let directories = directories.chain(search.into_iter().flat_map(std::env::split_paths));
     for program in directories.map(|directory| directory.join("etcdutl")).filter(|path| is_program(path)) {
-        let answer = run(Command::new(&program).arg("version")).await.unwrap_or_default();
+        let answer = run_within(ASKING, Command::new(&program).arg("version")).await.unwrap_or_default();
         let found = answer.lines().find_map(|line| line.strip_prefix("etcdutl version: ")?.trim().parse().ok());
         if found.is_some_and(|found: Version| found.minor == minor && found >= least) {
             return Ok(program);
@@ -122,6 +140,32 @@ pub async fn etcdutl(etcd: &Path, version: &str, cache: &Path, search: Option<&O
     }
     let (line, etcd, cache) = (least.line(), etcd.to_owned(), cache.to_owned());
     Err(BinaryError::NoEtcdutl { line, least: least.to_string(), etcd, cache })
+}
+
+/// A program of our own with the same content: the same file under another name, or a copy. It stays what it is when the other is
+/// exchanged. What is in the cache already is nobody else's. Of earlier ones only the one in use stays.
+pub(crate) fn keep(etcd: &Path, version: &str, cache: &Path, in_use: Option<&Path>) -> Result<PathBuf, BinaryError> {
+    if etcd.starts_with(cache) {
+        return Ok(etcd.to_owned());
+    }
+    let name = note_of(etcd, cache)?.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let all = cache.join("kept");
+    let directory = all.join(format!("{version}-{name}"));
+    let kept = directory.join("etcd");
+    if is_program(&kept) {
+        return Ok(kept);
+    }
+    let earlier = fs::read_dir(&all).into_iter().flatten().flatten().map(|entry| entry.path());
+    for unused in earlier.filter(|path| in_use.is_none_or(|in_use| !in_use.starts_with(path))) {
+        fs::remove_dir_all(&unused).map_err(BinaryError::file("remove", &unused))?;
+    }
+    make_dir(&directory)?;
+    if fs::hard_link(etcd, &kept).is_err() {
+        let draft = directory.join(".etcd");
+        fs::copy(etcd, &draft).map_err(BinaryError::file("copy", etcd))?;
+        fs::rename(&draft, &kept).map_err(BinaryError::file("put in place", &kept))?;
+    }
+    Ok(kept)
 }
 
 fn at_path(path: &Path) -> Result<PathBuf, BinaryError> {
@@ -160,7 +204,7 @@ fn note_of(program: &Path, cache: &Path) -> Result<PathBuf, BinaryError> {
 }
 
 async fn ask(program: &Path) -> Result<String, BinaryError> {
-    let answer = run(Command::new(program).arg("--version")).await?;
+    let answer = run_within(ASKING, Command::new(program).arg("--version")).await?;
     version_in(&answer).ok_or_else(|| BinaryError::NotEtcd { path: program.to_owned() })
 }
 
@@ -171,17 +215,34 @@ fn version_in(text: &str) -> Option<String> {
 
 /// What the command prints, if it succeeds in time.
 async fn run(command: &mut Command) -> Result<String, BinaryError> {
+    run_within(LONGEST, command).await
+}
+
+/// The command is ended where it takes longer, or prints without end.
+async fn run_within(time: Duration, command: &mut Command) -> Result<String, BinaryError> {
     let program = PathBuf::from(command.as_std().get_program());
     let failed = |said: String| BinaryError::Command { command: program.display().to_string(), said };
-    let output = tokio::time::timeout(LONGEST, command.kill_on_drop(true).output())
-        .await
-        .map_err(|_| failed(String::from("no end in time")))?
-        .map_err(|source| BinaryError::Run { program: program.clone(), source })?;
-    if output.status.success() {
-        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-    } else {
-        Err(failed(String::from_utf8_lossy(&output.stderr).trim().to_owned()))
+    let not_run = |source| BinaryError::Run { program: program.clone(), source };
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(not_run)?;
+    let (out, err) = (child.stdout.take(), child.stderr.take());
+    let ended = async { tokio::try_join!(read_some(out), read_some(err), child.wait()) };
+    let ended = tokio::time::timeout(time, ended).await;
+    let (out, err, status) =
+        ended.map_err(|_| failed(format!("no end within {} s", time.as_secs())))?.map_err(not_run)?;
+    if status.success() { Ok(out) } else { Err(failed(err.trim().to_owned())) }
+}
+
+/// All that is printed, unless that is too much.
+async fn read_some(stream: Option<impl AsyncRead + Unpin>) -> io::Result<String> {
+    let mut bytes = Vec::new();
+    if let Some(stream) = stream {
+        stream.take(MOST_OUTPUT + 1).read_to_end(&mut bytes).await?;
     }
+    if bytes.len() as u64 > MOST_OUTPUT {
+        return Err(io::Error::other(format!("it prints more than {MOST_OUTPUT} bytes")));
+    }
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// Makes `cache/name` complete in one instant, by one process at a time: the others wait for it and find it done.
@@ -206,14 +267,34 @@ async fn once(
     };
     clear()?;
     make_dir(&filling)?;
-    match fill(&filling).await {
-        Ok(()) => fs::rename(&filling, &target).map_err(BinaryError::file("put in place", &target))?,
+    match fill(&filling).await.and_then(|()| make_durable(&filling)) {
+        Ok(()) => {
+            fs::rename(&filling, &target).map_err(BinaryError::file("put in place", &target))?;
+            sync(cache)?;
+        }
         Err(error) => {
             clear()?;
             return Err(error);
         }
     }
     Ok(target)
+}
+
+/// Returns when all files in the directory would survive a power cut: what has its name counts as complete ever after.
+fn make_durable(directory: &Path) -> Result<(), BinaryError> {
+    for entry in fs::read_dir(directory).map_err(BinaryError::file("list", directory))? {
+        let entry = entry.map_err(BinaryError::file("list", directory))?;
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => make_durable(&entry.path())?,
+            Ok(kind) if kind.is_file() => sync(&entry.path())?,
+            _ => {}
+        }
+    }
+    sync(directory)
+}
+
+fn sync(path: &Path) -> Result<(), BinaryError> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(BinaryError::file("make durable", path))
 }
 
 /// etcd's own user must come through to its program.
@@ -236,6 +317,50 @@ async fn lock(cache: &Path, name: &str) -> Result<File, BinaryError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_program_that_hangs_or_never_stops_printing_is_ended() {
+        let script = |text: &str| {
+            let mut command = Command::new("sh");
+            command.args(["-c", text]);
+            command
+        };
+        let begun = std::time::Instant::now();
+        let hangs = run_within(Duration::from_millis(100), &mut script("exec sleep 60")).await.unwrap_err();
+        assert!(hangs.to_string().contains("no end within"), "{hangs}");
+        let floods = run(&mut script("exec yes")).await.unwrap_err();
+        assert!(
+            matches!(&floods, BinaryError::Run { source, .. } if source.to_string().contains("more than")),
+            "{floods:?}"
+        );
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        assert_eq!(run(&mut script("echo out; echo err >&2")).await.unwrap(), "out\n");
+        let fails = run(&mut script("echo why >&2; exit 3")).await.unwrap_err();
+        assert!(fails.to_string().ends_with("failed: why"), "{fails}");
+    }
+
+    #[test]
+    fn a_program_of_our_own_stays_what_it_is_when_the_other_is_exchanged() {
+        let directory = tempfile::tempdir().unwrap();
+        let (etcd, cache) = (directory.path().join("etcd"), directory.path().join("cache"));
+        let put = |text: &str| {
+            let draft = directory.path().join("draft");
+            fs::write(&draft, text).unwrap();
+            fs::set_permissions(&draft, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            fs::rename(draft, &etcd).unwrap();
+        };
+        put("one");
+        let one = keep(&etcd, "1", &cache, None).unwrap();
+        assert_eq!(keep(&etcd, "1", &cache, None).unwrap(), one);
+        put("two, longer");
+        assert_eq!(fs::read(&one).unwrap(), b"one");
+        let two = keep(&etcd, "2", &cache, Some(&one)).unwrap();
+        assert!(one.exists() && fs::read(&two).unwrap() == b"two, longer");
+        put("three, longer still");
+        keep(&etcd, "3", &cache, Some(&two)).unwrap();
+        assert!(!one.exists() && two.exists(), "only what is in use stays");
+        assert_eq!(keep(&two, "2", &cache, None).unwrap(), two, "what is ours is not kept twice");
+    }
 
     #[test]
     fn etcd_says_its_version_among_other_things() {

@@ -1,42 +1,65 @@
 //! Makes files and programs be as the node config says. A running etcd is left alone: it takes up what it reads
-//! only at its start when it is ordered to restart.
+//! only at its start when it is ordered to restart. A config is taken as a whole or not at all.
 
+use std::ffi::OsStr;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-use quorate_core::model::{BinarySeen, NodeConfig, ServiceState};
+use quorate_core::model::{BinarySeen, ConfigAttempt, EtcdService, NodeConfig, ServiceState};
 
 use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::binaries::{self, BinaryError};
+use crate::error::in_full;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
-use crate::state::{Binary, InPlace, check_generation};
+use crate::state::{Binary, InPlace, State, check_generation};
 
 impl Agent {
-    pub(crate) async fn converge(self: &Arc<Self>, generation: u64, config: NodeConfig) -> Result<(), Refusal> {
+    pub(crate) async fn converge(
+        self: &Arc<Self>,
+        fence: u64,
+        generation: u64,
+        config: NodeConfig,
+        search: Option<String>,
+    ) -> Result<(), Refusal> {
         let digest = config.digest();
         let state = self.state.get();
         check_generation(state.node_config.as_ref(), generation, &digest)?;
         for file in &config.files {
             check_path(&file.path)?;
         }
+        let search = search.filter(|_| !self.keeps_host).or_else(|| state.search.clone());
+        let binary = self.find_binary(&config.etcd, search.as_deref()).await;
+        let is_there = binary.seen == BinarySeen::Version(config.etcd.version.clone());
+        let attempt = ConfigAttempt::WithoutProgram { digest: digest.clone(), seen: binary.seen.clone() };
+        *self.attempt.lock().expect("no holder panics") = (!is_there).then_some((fence, attempt));
+        // etcd could not be started with it after a boot, and what it was started with would be gone.
+        if !is_there && state.last_started.is_some() {
+            tracing::warn!(
+                generation,
+                version = config.etcd.version,
+                "the node config is not taken: its etcd is not here"
+            );
+            return Ok(());
+        }
         // Files first: a generation counts as in place only when it is. What an interrupted one left is overwritten by the
         // next, and files that only an older one had are known from the state.
         let old = state.node_config.as_ref().map(|in_place| in_place.config.clone());
         self.put_files(old, config.clone()).await?;
         self.put_host(config.host.as_deref()).await?;
-        let binary = self.find_binary(&config).await;
-        let in_place = InPlace { generation, digest, config };
-        self.state.update(|state| (state.node_config, state.binary) = (Some(in_place), binary)).await?;
+        let in_place = Some(InPlace { generation, digest, config });
+        let take = |state: &mut State| (state.node_config, state.binary, state.search) = (in_place, binary, search);
+        self.state.update(take).await?;
         self.help_up().await;
         Ok(())
     }
 
-    /// An etcd that keeps ending is not left to its old settings: these may be the cause.
+    /// An etcd that keeps ending, or that could not be started, is not left to its old settings: these may be the cause.
     async fn help_up(self: &Arc<Self>) {
-        if !matches!(self.service.look().await, ServiceState::BackingOff { .. }) {
+        let failed = self.not_started.lock().expect("no holder panics").is_some();
+        if !failed && !matches!(self.service.look().await, ServiceState::BackingOff { .. }) {
             return;
         }
         if let Err(why) = self.restart_etcd().await {
@@ -50,23 +73,74 @@ impl Agent {
     }
 
     /// Another version, or none at all, does not fail the order: the facts carry it, and whoever plans decides.
-    async fn find_binary(&self, config: &NodeConfig) -> Binary {
-        let search = std::env::var_os("PATH");
-        let found = binaries::locate(&config.etcd.binary, &config.etcd.version, &self.cache, search.as_deref()).await;
+    async fn find_binary(&self, etcd: &EtcdService, search: Option<&str>) -> Binary {
+        // What was found once is as good for as long as it is there, also for a controller whose PATH leads elsewhere.
+        if let Some(kept) = self.kept_program(etcd).await {
+            return kept;
+        }
+        let own = std::env::var_os("PATH").unwrap_or_default();
+        let all = search.map(OsStr::new).into_iter().chain([own.as_os_str()]).flat_map(std::env::split_paths);
+        let all = std::env::join_paths(all).unwrap_or_default();
+        let found = binaries::locate(&etcd.binary, &etcd.version, &self.cache, Some(&all)).await;
         match found {
-            Ok(binary) => Binary { path: Some(binary.etcd), seen: BinarySeen::Version(binary.version) },
+            Ok(binary) => self.keep_program(binary),
             Err(BinaryError::WrongVersion { found, path, .. }) => {
-                Binary { path: Some(path), seen: BinarySeen::Version(found) }
+                Binary { path: Some(path), seen: BinarySeen::Version(found), home: None }
             }
             Err(error) => {
                 let mut why = AgentError::from(error).in_full();
-                if let Some(trouble) = self.network_trouble(&config.etcd.binary).await {
+                if let Some(trouble) = self.network_trouble(&etcd.binary).await {
                     why = format!("{why}; {trouble}");
                 }
                 tracing::warn!(why, "etcd's program is missing");
-                Binary { path: None, seen: BinarySeen::Missing { why } }
+                Binary { path: None, seen: BinarySeen::Missing { why }, home: None }
             }
         }
+    }
+
+    /// The program of the config in place, where the same is wanted from the same source and it still is what it was.
+    async fn kept_program(&self, etcd: &EtcdService) -> Option<Binary> {
+        let state = self.state.get();
+        let in_place = &state.node_config.as_ref()?.config.etcd;
+        let same = in_place.version == etcd.version && in_place.binary == etcd.binary;
+        let now = if same { self.binary_now().await } else { return None };
+        (now.seen == BinarySeen::Version(etcd.version.clone())).then_some(now)
+    }
+
+    /// systemd starts etcd again without asking. So its unit names a program of our own, which nobody exchanges unasked as an upgrade of
+    /// packages does.
+    fn keep_program(&self, found: binaries::Binary) -> Binary {
+        let binaries::Binary { etcd, version } = found;
+        let home = etcd.parent().map(Path::to_owned);
+        let path = if self.keeps_host {
+            let in_use = self.state.get().binary.path.clone();
+            binaries::keep(&etcd, &version, &self.cache, in_use.as_deref()).unwrap_or_else(|error| {
+                tracing::warn!(error = in_full(&error), "etcd's program could not be kept apart");
+                etcd.clone()
+            })
+        } else {
+            etcd
+        };
+        Binary { path: Some(path), seen: BinarySeen::Version(version), home }
+    }
+
+    /// The program as it is now: it may have been exchanged or removed since it was found.
+    pub(crate) async fn binary_now(&self) -> Binary {
+        let known = self.state.get().binary.clone();
+        let Some(path) = &known.path else { return known };
+        let seen = match binaries::version_of(path, &self.cache).await {
+            Ok(version) => BinarySeen::Version(version),
+            Err(error) => BinarySeen::Missing { why: AgentError::from(error).in_full() },
+        };
+        Binary { seen, ..known }
+    }
+
+    /// Looks for the program of the config in place once more, where it is not what it was.
+    pub(crate) async fn find_binary_again(&self) -> Result<(), AgentError> {
+        let state = self.state.get();
+        let Some(in_place) = &state.node_config else { return Ok(()) };
+        let binary = self.find_binary(&in_place.config.etcd, state.search.as_deref()).await;
+        self.state.update(|state| state.binary = binary).await
     }
 }
 

@@ -55,6 +55,7 @@ use crate::services::systemd::Systemd;
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
 pub const LOCK_FILE: &str = "run/agent.lock";
 const LOCK_ATTEMPTS: usize = 100;
+const ROOT_WATCH: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -110,10 +111,16 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         fsync: tokio::sync::OnceCell::new(),
         keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
+        attempt: Mutex::new(None),
         layout,
     });
     agent.put_right().await;
+    let (watched, service) = (agent.layout.root().to_owned(), agent.service.clone());
     tokio::select! {
+        () = removed(watched, options.supervisor) => {
+            tracing::warn!("the directory of this agent was removed; etcd is stopped, and the agent ends");
+            service.stop(services::PATIENT).await
+        }
         ended = server::serve(agent.clone(), orders) => ended,
         Err(error) = server::serve_channel(agent.clone(), options.channel) => Err(error),
         () = health::serve(agent, health) => Ok(()),
@@ -139,6 +146,15 @@ impl Agent {
             tracing::warn!(error = error.in_full(), "what an upload left could not be removed");
         }
         self.resume_etcd().await;
+    }
+}
+
+/// Returns when the root is gone. Nobody could find the agent and its etcd again, and what they do is of no use to anybody. A machine has no
+/// other root.
+async fn removed(root: PathBuf, supervisor: Supervisor) {
+    let is_gone = || std::fs::metadata(&root).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+    while supervisor == Supervisor::Systemd || !is_gone() {
+        tokio::time::sleep(ROOT_WATCH).await;
     }
 }
 

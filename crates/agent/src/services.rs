@@ -22,8 +22,8 @@ pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 /// For one whose data is given up. A follower ends well within this; a leader whose followers are gone would look for a successor in vain.
 pub(crate) const HURRIED: Duration = Duration::from_millis(500);
 
-/// Asked before etcd is started again by itself.
-pub(crate) type Gate = Arc<dyn Fn() -> Doing<'static, Result<(), AgentError>> + Send + Sync>;
+/// Asked before etcd is started again by itself, in this way.
+pub(crate) type Gate = Arc<dyn Fn(Launch) -> Doing<'static, Result<(), AgentError>> + Send + Sync>;
 
 /// How etcd is started.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -36,6 +36,9 @@ pub(crate) struct Launch {
     pub(crate) first_args: Vec<String>,
     /// Of the inputs that etcd is started with.
     pub(crate) digest: String,
+    /// What the program must be. Not known of an etcd that an older agent started.
+    #[serde(default)]
+    pub(crate) version: Option<String>,
 }
 
 /// Said at every start but the first. etcd ignores it where it has data; where the data has vanished, it makes etcd fail

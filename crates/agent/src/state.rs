@@ -46,6 +46,9 @@ pub(crate) struct State {
     /// Found at the last attempt to start etcd.
     #[serde(default)]
     pub(crate) older: Option<OlderData>,
+    /// The PATH of the controller that gave the node config, on a machine that it shares with us.
+    #[serde(default)]
+    pub(crate) search: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -60,6 +63,9 @@ pub(crate) struct InPlace {
 pub(crate) struct Binary {
     pub(crate) path: Option<PathBuf>,
     pub(crate) seen: BinarySeen,
+    /// Where it was found, if that is elsewhere: etcd's other programs are there.
+    #[serde(default)]
+    pub(crate) home: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -92,7 +98,7 @@ impl State {
             enrolled: false,
             fence: 0,
             node_config: None,
-            binary: Binary { path: None, seen: BinarySeen::Unasked },
+            binary: Binary { path: None, seen: BinarySeen::Unasked, home: None },
             keys: BTreeMap::from([(CertificateUse::Agent, key)]),
             brought_keys: BTreeMap::new(),
             chains: BTreeMap::new(),
@@ -101,6 +107,7 @@ impl State {
             last_started: None,
             peers: BTreeSet::new(),
             older: None,
+            search: None,
         })
     }
 

@@ -16,6 +16,7 @@ use quorate_core::model::{
     MemberName, Membership, NodeConfig, Observation, Stamp,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
+use quorate_core::spec;
 use quorate_pki::{Authority, LeafWish};
 
 use crate::brought::chain_of;
@@ -198,7 +199,11 @@ impl Controller {
             }
             Action::PushConfig { member, generation } => {
                 let Some(wish) = desired.members.get(member) else { return Ok(()) };
-                let order = Order::Converge { generation: *generation, config: NodeConfig::clone(&wish.config) };
+                // Local agents are processes of this machine, and live for long: what they were started with may be out of date.
+                let is_local = matches!(self.held.ledger().spec.provider, spec::Provider::Local);
+                let search = is_local.then(|| std::env::var("PATH").ok()).flatten();
+                let config = NodeConfig::clone(&wish.config);
+                let order = Order::Converge { generation: *generation, config, search };
                 self.order(member, order).await
             }
             Action::StartEtcd { member, bootstrap } => {

@@ -250,8 +250,8 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     let machine = seen.machines.get().and_then(|m| m.get(&member));
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
-    let (health, why) = health(seen, &member, machine, facts);
     let spec = &ledger.spec;
+    let (health, why) = health(seen, &member, machine, facts, &spec.etcd.version.to_string());
     MemberStatus {
         machine: machine_name(ledger, &member, machine),
         leaving: !spec.members.iter().any(|m| m.name.as_str() == member.as_str()),
@@ -272,7 +272,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
         generation: facts.and_then(|f| f.node_config.as_ref()).map(|(generation, _)| *generation),
         restarts: facts.and_then(|f| match &f.etcd.service {
             ServiceState::Running { restarts, .. } | ServiceState::BackingOff { restarts, .. } => Some(*restarts),
-            ServiceState::Stopped => None,
+            ServiceState::Stopped | ServiceState::Unknown { .. } => None,
         }),
         fsync_micros: facts.and_then(|f| f.host.fsync_micros),
         log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
@@ -301,6 +301,7 @@ fn health(
     member: &MemberName,
     machine: Option<&MachineSeen>,
     facts: Option<&Facts>,
+    wanted: &str,
 ) -> (&'static str, Option<String>) {
     let Some(facts) = facts else {
         return match (machine, seen.agents.get(member)) {
@@ -317,9 +318,18 @@ fn health(
     };
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => ("stopped", None),
+        (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("whether etcd runs is not known: {why}"))),
         (ServiceState::BackingOff { last_exit, .. }, _) => {
             let Exit { how, last_words, .. } = last_exit;
             ("failing", Some(if last_words.is_empty() { how.clone() } else { format!("{how}: {last_words}") }))
+        }
+        (ServiceState::Running { .. }, _) if safety::has_lost_data(facts, seen.now) => {
+            let why = "its data directory was deleted while it runs, and what it holds is lost when it ends; `quorate apply` \
+                       moves it to a new machine";
+            ("failing", Some(why.to_owned()))
+        }
+        (_, Some(status)) if status.healthy && status.version != wanted => {
+            ("healthy", Some(format!("it runs etcd {}, and the spec says {wanted}", status.version)))
         }
         (_, Some(status)) if status.healthy => ("healthy", None),
         (_, Some(status)) if status.leader == 0 => ("unhealthy", Some(String::from("it sees no leader"))),

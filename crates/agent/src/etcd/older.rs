@@ -23,9 +23,12 @@ impl Agent {
     /// For whoever starts etcd again on its own.
     pub(super) fn gate(self: &Arc<Self>) -> Gate {
         let agent = self.clone();
-        Arc::new(move || {
+        Arc::new(move |launch| {
             let agent = agent.clone();
-            Box::pin(async move { agent.check_age().await })
+            Box::pin(async move {
+                agent.check_program(&launch).await?;
+                agent.check_age().await
+            })
         })
     }
 

@@ -6,12 +6,13 @@ mod rebuild;
 mod restore;
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quorate_core::model::{DataSeen, MemberName, NodeConfig, ServiceState, Stamp};
+use quorate_core::model::{DataSeen, MemberName, NodeConfig, Stamp};
 use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -51,8 +52,8 @@ pub(crate) enum Origin {
 
 impl Agent {
     pub(crate) async fn renew(&self, renewal: Renewal) -> Result<(), Refusal> {
-        let stopped = !self.state.get().wanted_running && self.service.look().await == ServiceState::Stopped;
-        if stopped {
+        let stopped = self.check_stopped().await;
+        if stopped.is_ok() {
             self.finish_renewal().await?;
         }
         match self.look_at_data().await? {
@@ -60,9 +61,7 @@ impl Agent {
             found if found == renewal.was => {}
             found => return Err(not_as_expected(describe(&renewal.was), describe(&found))),
         }
-        if !stopped {
-            return Err(not_as_expected(String::from("a stopped etcd"), String::from("one that runs or is meant to")));
-        }
+        stopped?;
         check_own(&self.state.get(), &renewal.stamp)?;
         check_among(&renewal)?;
         let place = Place::new(&self.layout);
@@ -76,6 +75,7 @@ impl Agent {
 
     /// Makes the new data, complete but not yet in place.
     async fn make(&self, place: &Place, renewal: &Renewal) -> Result<(), Refusal> {
+        self.find_binary_again().await?;
         let (config, program) = self.etcd_in_place(&self.state.get())?;
         let etcdutl = self.etcdutl(&config, &program).await?;
         place.clear().await?;
@@ -100,8 +100,10 @@ impl Agent {
     }
 
     async fn etcdutl(&self, config: &NodeConfig, program: &Path) -> Result<PathBuf, AgentError> {
-        let search = std::env::var_os("PATH");
-        let found = binaries::etcdutl(program, &config.etcd.version, &self.cache, search.as_deref()).await;
+        let state = self.state.get();
+        let beside = state.binary.home.as_ref().map_or_else(|| program.to_owned(), |home| home.join("etcd"));
+        let search = state.search.clone().map(OsString::from).or_else(|| std::env::var_os("PATH"));
+        let found = binaries::etcdutl(&beside, &config.etcd.version, &self.cache, search.as_deref()).await;
         found.map_err(AgentError::Binary)
     }
 

@@ -8,10 +8,12 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::model::{BinarySeen, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
+use tokio::time::timeout;
 
 use super::data;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
+use crate::binaries::{self, BinaryError};
 use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
 use crate::state::State;
@@ -19,6 +21,11 @@ use crate::{AgentError, blocking, reach};
 
 /// How long after a boot the network may take.
 const NETWORK: Duration = Duration::from_secs(30);
+/// Between attempts to bring back what should run.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// For an etcd that is asked what it is.
+const ANSWER: Duration = Duration::from_secs(2);
 
 impl Agent {
     pub(crate) async fn look_at_data(&self) -> Result<DataSeen, AgentError> {
@@ -32,6 +39,7 @@ impl Agent {
         bootstrap: Option<Bootstrap>,
         peers: BTreeSet<String>,
     ) -> Result<(), Refusal> {
+        self.find_binary_again().await?;
         let state = self.state.get();
         let launch = self.launch(&state, bootstrap.as_ref())?;
         let found = self.look_at_data().await?;
@@ -57,10 +65,30 @@ impl Agent {
             }
             (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
         }
-        self.not_started.lock().expect("no holder panics").take();
+        Ok(self.bring_up(launch).await?)
+    }
+
+    /// Every start that is not systemd's or the keeper's own comes by here.
+    async fn bring_up(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
+        self.check_program(&launch).await?;
+        // What the etcd before gave out means nothing to one that starts on other data.
+        self.access.forget_login();
         self.service.start(launch, self.gate()).await?;
+        self.not_started.lock().expect("no holder panics").take();
         self.prober.begin(self);
         Ok(())
+    }
+
+    /// A program can be exchanged in its place, as an upgrade of packages does. Another version is a change of the cluster, and those are
+    /// planned: one member at a time, and only where etcd can go that way.
+    pub(super) async fn check_program(&self, launch: &Launch) -> Result<(), AgentError> {
+        let Some(wanted) = &launch.version else { return Ok(()) };
+        let found = binaries::version_of(&launch.program, &self.cache).await?;
+        if found == *wanted {
+            return Ok(());
+        }
+        let (path, wanted) = (launch.program.clone(), wanted.clone());
+        Err(AgentError::Binary(BinaryError::WrongVersion { path, found, wanted }))
     }
 
     /// Stamp and memory first: once etcd may have written, nobody must take this disk for a fresh one.
@@ -86,6 +114,7 @@ impl Agent {
     ) -> Result<bool, Refusal> {
         let digest = match self.service.look().await {
             ServiceState::Stopped => return Ok(false),
+            ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
             ServiceState::Running { digest, .. } => digest,
             // It is being started as it is.
             ServiceState::BackingOff { .. } => return Ok(true),
@@ -103,20 +132,31 @@ impl Agent {
         if !state.wanted_running {
             return Err(refuse("etcd is not meant to run; order a start"));
         }
+        self.find_binary_again().await?;
+        let state = self.state.get();
         let launch = self.launch(&state, None)?;
+        self.check_program(&launch).await?;
         self.check_data(&state).await.map_err(|why| refuse(&why))?;
         match self.service.look().await {
             // The order has come before, or late: one restart more would take a healthy member away for nothing.
-            ServiceState::Running { digest, .. } if digest == launch.digest => return Ok(()),
+            ServiceState::Running { digest, .. } if digest == launch.digest && !self.runs_other(&launch).await => {
+                return Ok(());
+            }
             // Data that is in use until the restart is as old as it was.
             ServiceState::Running { .. } => {}
+            ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
         self.prober.end();
         self.service.stop(PATIENT).await?;
-        self.service.start(launch, self.gate()).await?;
-        self.prober.begin(self);
-        Ok(())
+        Ok(self.bring_up(launch).await?)
+    }
+
+    /// Whether the etcd that runs says to be of another version.
+    async fn runs_other(&self, launch: &Launch) -> bool {
+        let Ok(client) = self.access.client(&self.state.get()) else { return false };
+        let Ok(Ok(status)) = timeout(ANSWER, client.status()).await else { return false };
+        launch.version.as_ref().is_some_and(|wanted| *wanted != status.version)
     }
 
     pub(crate) async fn stop_etcd(&self, patience: Duration) -> Result<(), Refusal> {
@@ -126,11 +166,26 @@ impl Agent {
         Ok(self.service.stop(patience).await?)
     }
 
+    /// What touches data needs an etcd that is known to be stopped; one of which nothing is known may run.
+    pub(super) async fn check_stopped(&self) -> Result<(), Refusal> {
+        let expected = || String::from("a stopped etcd");
+        match self.service.look().await {
+            _ if self.state.get().wanted_running => {
+                Err(not_as_expected(expected(), String::from("one that runs or is meant to")))
+            }
+            ServiceState::Stopped => Ok(()),
+            ServiceState::Unknown { why } => {
+                Err(not_as_expected(expected(), format!("one that may run, as nobody says: {why}")))
+            }
+            ServiceState::Running { .. } | ServiceState::BackingOff { .. } => {
+                Err(not_as_expected(expected(), String::from("one that runs or is meant to")))
+            }
+        }
+    }
+
     pub(crate) async fn wipe_data(&self, stamp: Stamp) -> Result<(), Refusal> {
         let state = self.state.get();
-        if state.wanted_running || self.service.look().await != ServiceState::Stopped {
-            return Err(not_as_expected(String::from("a stopped etcd"), String::from("one that runs or is meant to")));
-        }
+        self.check_stopped().await?;
         let layout = self.layout.clone();
         let (found, marked) =
             blocking(move || Ok::<_, AgentError>((data::look(&layout)?, data::read_stamp(&layout)?))).await?;
@@ -146,34 +201,62 @@ impl Agent {
         Ok(self.state.update(State::forget_formation).await?)
     }
 
-    /// Called once, when the agent starts: finds the etcd of an earlier agent, or brings back what should run.
+    /// Called once, when the agent starts: finds the etcd of an earlier agent, or brings back what should run. What is in the way may go
+    /// away by itself, as when a program is put back or a disk has room again: it is tried again, after pauses that grow.
     pub(crate) async fn resume_etcd(self: &Arc<Self>) {
-        if let Err(why) = self.try_to_resume().await {
-            tracing::error!(why, "etcd is not started");
-            let exit = Exit { at: Timestamp::now(), how: format!("not started: {why}"), last_words: String::new() };
-            *self.not_started.lock().expect("no holder panics") = Some(exit);
-        }
+        let Err(why) = self.try_to_resume().await else { return };
+        self.note_not_started(&why);
+        let agent = self.clone();
+        tokio::spawn(async move {
+            let mut pause = FIRST_PAUSE;
+            while agent.is_not_started() {
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(LONGEST_PAUSE);
+                let _no_order = agent.orders.lock().await;
+                if !agent.is_not_started() {
+                    return;
+                }
+                match agent.try_to_resume().await {
+                    Ok(()) => *agent.not_started.lock().expect("no holder panics") = None,
+                    Err(why) => agent.note_not_started(&why),
+                }
+            }
+        });
+    }
+
+    fn is_not_started(&self) -> bool {
+        self.not_started.lock().expect("no holder panics").is_some()
+    }
+
+    fn note_not_started(&self, why: &str) {
+        tracing::error!(why, "etcd is not started");
+        let exit = Exit { at: Timestamp::now(), how: format!("not started: {why}"), last_words: String::new() };
+        *self.not_started.lock().expect("no holder panics") = Some(exit);
     }
 
     async fn try_to_resume(self: &Arc<Self>) -> Result<(), String> {
-        let state = self.state.get();
         let in_full = |error: AgentError| error.in_full();
-        if !state.wanted_running {
+        if !self.state.get().wanted_running {
             // The agent may have ended before etcd did.
             return self.service.stop(PATIENT).await.map_err(in_full);
         }
-        if !self.service.adopt(self.gate()).await {
-            let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
-            self.check_data(&state).await?;
-            // Before there is a network nobody can be asked, and whoever holds more than this disk would count as silent.
-            if self.keeps_host && !reach::is_bound(state.address, NETWORK).await {
-                tracing::warn!(address = %state.address, "this machine does not have its address yet");
-            }
-            self.check_age().await.map_err(in_full)?;
-            self.service.start(launch, self.gate()).await.map_err(in_full)?;
+        if self.service.adopt(self.gate()).await {
+            self.prober.begin(self);
+            return Ok(());
         }
-        self.prober.begin(self);
-        Ok(())
+        if let ServiceState::Unknown { why } = self.service.look().await {
+            return Err(format!("whether it runs is not known: {why}"));
+        }
+        self.find_binary_again().await.map_err(in_full)?;
+        let state = self.state.get();
+        let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
+        self.check_data(&state).await?;
+        // Before there is a network nobody can be asked, and whoever holds more than this disk would count as silent.
+        if self.keeps_host && !reach::is_bound(state.address, NETWORK).await {
+            tracing::warn!(address = %state.address, "this machine does not have its address yet");
+        }
+        self.check_age().await.map_err(in_full)?;
+        self.bring_up(launch).await.map_err(in_full)
     }
 
     /// Data must bear the stamp that etcd was last started with.
@@ -195,7 +278,8 @@ impl Agent {
             return Err(refuse("there are no certificates for etcd yet"));
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
-        Ok(Launch { program, args: self.args(state, &config), first_args, digest: config.etcd_digest() })
+        let (digest, version) = (config.etcd_digest(), Some(config.etcd.version.clone()));
+        Ok(Launch { program, args: self.args(state, &config), first_args, digest, version })
     }
 
     /// The node config, and the program that it asks for.

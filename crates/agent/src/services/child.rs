@@ -21,7 +21,7 @@ use tokio::task::JoinHandle;
 use super::{Doing, Gate, Launch, PATIENT, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
-use crate::{AgentError, etcd, logs};
+use crate::{AgentError, etcd};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -78,6 +78,7 @@ impl Service for Children {
             if keeper.is_some() {
                 return Err(AgentError::RunsAlready);
             }
+            self.shared.end_unknown().await;
             *self.shared.first_args.lock().expect("no holder panics") = launch.first_args.clone();
             let process = self.shared.spawn(&launch, 0)?;
             *keeper = Some(self.shared.clone().keep(launch, process, 0, gate));
@@ -103,6 +104,7 @@ impl Service for Children {
             } else if let Some((_, process)) = self.shared.find() {
                 end(process, patience).await;
             }
+            self.shared.end_unknown().await;
             self.shared.set(ServiceState::Stopped);
             files::remove(&self.shared.layout.process_file())
         })
@@ -139,10 +141,23 @@ impl Shared {
             child.map_err(|source| AgentError::Spawn { program: launch.program.display().to_string(), source })?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
         record.process = pid.and_then(|pid| Some(ProcessId { pid, start_ticks: start_ticks(pid)? }));
-        self.note(&record)?;
+        if let Err(error) = self.note(&record) {
+            // On a full disk. Nobody would know of it, while it holds the port and the data. It has done nothing yet.
+            Process::Own(child).signal(Signal::KILL);
+            return Err(error);
+        }
         tracing::info!(pid, restarts, "etcd started");
         self.set(ServiceState::Running { since, digest: launch.digest.clone(), restarts });
         Ok(Process::Own(child))
+    }
+
+    /// Ends an etcd that works on the data here and that nobody keeps: it would hold port and data for ever.
+    async fn end_unknown(&self) {
+        while let Some(pid) = search_etcd(&self.layout) {
+            let Some(process) = Process::found(pid) else { return };
+            tracing::warn!(pid, "an etcd that this agent did not know of runs on the data; it is ended");
+            end(process, PATIENT).await;
+        }
     }
 
     fn note(&self, record: &Record) -> Result<(), AgentError> {
@@ -158,7 +173,7 @@ impl Shared {
         let pid = match record.process {
             Some(process) => Some(process.pid).filter(|pid| start_ticks(*pid) == Some(process.start_ticks))?,
             // That agent ended between starting etcd and noting which process it is.
-            None => search(&data_argument(&self.layout))?,
+            None => search_etcd(&self.layout)?,
         };
         let handle = Process::found(pid)?;
         Some((record, handle))
@@ -188,7 +203,8 @@ impl Shared {
             if started.elapsed() > STEADY {
                 pause = FIRST_PAUSE;
             }
-            let mut exit = Exit { at: Timestamp::now(), how, last_words: logs::last_words(&self.layout.etcd_log()) };
+            let mut exit =
+                Exit { at: Timestamp::now(), how, last_words: etcd::last_complaint(&self.layout.etcd_log()) };
             process = loop {
                 restarts += 1;
                 self.back_off(restarts, exit, pause);
@@ -200,8 +216,9 @@ impl Shared {
                 launch.first_args = self.first_args.lock().expect("no holder panics").clone();
                 let open = tokio::select! {
                     _ = &mut stop => return,
-                    open = gate() => open,
+                    open = gate(launch.clone()) => open,
                 };
+                self.end_unknown().await;
                 match open.and_then(|()| self.spawn(&launch, restarts)) {
                     Ok(process) => break process,
                     Err(error) => {
@@ -224,10 +241,23 @@ pub(crate) fn data_argument(layout: &Layout) -> String {
     format!("--data-dir={}", layout.data().display())
 }
 
+/// An etcd that works on the data below this root, whoever started it. etcd's tools take the same argument, and serve no peers.
+fn search_etcd(layout: &Layout) -> Option<i32> {
+    search_all(&data_argument(layout)).find(|pid| {
+        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        arguments.split(|byte| *byte == 0).any(|one| one.starts_with(b"--listen-peer-urls="))
+    })
+}
+
 /// Looks through all processes for one that was given this argument.
 pub(crate) fn search(argument: &str) -> Option<i32> {
-    let pids = fs::read_dir("/proc").ok()?.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.into_iter().find(|pid: &i32| {
+    search_all(argument).next()
+}
+
+fn search_all(argument: &str) -> impl Iterator<Item = i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid: &i32| {
         let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         start_ticks(*pid).is_some() && arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
     })

@@ -16,7 +16,7 @@ use super::child::start_ticks;
 use super::{Doing, Gate, Launch, NEVER_NEW, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
-use crate::{AgentError, logs};
+use crate::{AgentError, etcd};
 
 const UNIT: &str = "etcd.service";
 const USER: &str = "etcd";
@@ -25,6 +25,9 @@ const PROPERTIES: &str = "ActiveState,SubState,MainPID,NRestarts,ExecMainStartTi
 /// Variables of the unit: the digest of the inputs, and what differs between the first start and later ones.
 const DIGEST: &str = "QUORATE_INPUTS";
 const FORMATION: &str = "QUORATE_FORMATION";
+
+/// Shorter than whoever asks for facts waits for them.
+const ANSWER: Duration = Duration::from_secs(4);
 
 pub(crate) struct Systemd {
     layout: Layout,
@@ -118,7 +121,7 @@ impl Service for Systemd {
     }
 
     fn adopt(&self, _: Gate) -> Doing<'_, bool> {
-        Box::pin(async { self.look().await != ServiceState::Stopped })
+        Box::pin(async { matches!(self.look().await, ServiceState::Running { .. } | ServiceState::BackingOff { .. }) })
     }
 
     fn stop(&self, patience: Duration) -> Doing<'_, Result<(), AgentError>> {
@@ -147,15 +150,16 @@ impl Service for Systemd {
             if let Some(state) = self.still_running() {
                 return state;
             }
-            match systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, UNIT]).await {
+            match asked(ANSWER, systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, UNIT])).await {
                 Ok(shown) => {
-                    let state = state_in(&shown, || logs::last_words(&self.layout.etcd_log()));
+                    let state = state_in(&shown, || etcd::last_complaint(&self.layout.etcd_log()));
                     *self.seen.lock().expect("no holder panics") = Running::of(&shown, &state);
                     state
                 }
                 Err(error) => {
-                    tracing::warn!(error = error.in_full(), "systemd does not answer");
-                    ServiceState::Stopped
+                    let why = error.in_full();
+                    tracing::warn!(why, "systemd does not answer");
+                    ServiceState::Unknown { why }
                 }
             }
         })
@@ -297,6 +301,15 @@ fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
     }
 }
 
+/// One that does not answer in time does not answer.
+async fn asked(time: Duration, answer: impl Future<Output = Result<String, AgentError>>) -> Result<String, AgentError> {
+    let silent = || AgentError::Command {
+        command: String::from("systemctl show"),
+        said: format!("no answer within {} s", time.as_secs()),
+    };
+    tokio::time::timeout(time, answer).await.unwrap_or_else(|_| Err(silent()))
+}
+
 /// Whether systemd knows the unit as it lies there.
 fn is_current(shown: &str, unit_file: &Path) -> bool {
     let path = format!("FragmentPath={}", unit_file.display());
@@ -329,6 +342,7 @@ mod tests {
             args: vec![String::from("--name=etcd-1"), String::from("--log-level=a \"b\" 5%")],
             first_args: Vec::new(),
             digest: String::from("abc123"),
+            version: None,
         }
     }
 
@@ -370,6 +384,20 @@ mod tests {
         assert!(Running::of(&shown("active", nobody), &state).is_none());
         assert!(Running::of(&shown("deactivating", own), &state).is_none(), "it is about to end");
         assert!(Running::of(&shown("active", own), &ServiceState::Stopped).is_none());
+    }
+
+    #[tokio::test]
+    async fn a_systemd_that_fails_or_is_silent_has_not_said_that_etcd_is_stopped() {
+        let root = tempfile::tempdir().unwrap();
+        let systemd = Systemd { layout: Layout::new(root.path()).unwrap(), seen: Mutex::default() };
+        assert_eq!(systemd.look().await, ServiceState::Stopped, "nothing was ever started");
+        files::write(&systemd.unit_file(), b"", 0o644, None).unwrap();
+        // Without a running systemd every question fails, as it does here.
+        if systemctl(&["show", UNIT]).await.is_err() {
+            assert!(matches!(systemd.look().await, ServiceState::Unknown { .. }));
+        }
+        let silent = asked(Duration::ZERO, std::future::pending()).await.unwrap_err().to_string();
+        assert_eq!(silent, "systemctl show failed: no answer within 0 s");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod crashes;
 mod drill;
 mod history;
 mod intruders;
+mod life;
 mod machine_refusals;
 mod netns;
 mod numbers;

@@ -126,6 +126,23 @@ pub struct EtcdFacts {
     /// The snapshot that lies ready for a restore, beside the data.
     #[serde(default)]
     pub staged: Option<Staged>,
+    /// What became of the last node config that the controller who asks has given.
+    #[serde(default)]
+    pub attempt: ConfigAttempt,
+}
+
+/// Whether a machine took the last node config that it was given. One that has data takes none whose etcd it does not have: after a boot it
+/// could start nothing.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ConfigAttempt {
+    /// An agent that takes every config.
+    #[default]
+    Untold,
+    /// This controller has given none, or it was taken with its program.
+    Taken,
+    /// The program of the config with this digest was not found.
+    WithoutProgram { digest: String, seen: BinarySeen },
 }
 
 /// A snapshot that was brought to a machine whole, its bytes compared with their digest.
@@ -174,6 +191,10 @@ pub enum BinarySeen {
 #[serde(rename_all = "snake_case")]
 pub enum ServiceState {
     Stopped,
+    /// Who keeps etcd running does not say. It may run: nothing that needs a stopped etcd is safe.
+    Unknown {
+        why: String,
+    },
     /// `digest` is that of the inputs it was started with.
     Running {
         since: Timestamp,

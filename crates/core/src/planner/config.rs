@@ -3,7 +3,7 @@
 
 use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety, version};
-use crate::model::{BinarySeen, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
+use crate::model::{BinarySeen, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
 use crate::versions::Path;
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -17,11 +17,20 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         let why = match seen.facts(member) {
             None if decision.enrols(member) => format!("{member} has no node config yet"),
             Some(facts) if !decision.has_business_with(member) => match &facts.node_config {
-                Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
-                    if let Some(because) = wrong_binary(member, wish, facts) {
-                        decision.block(because);
-                    }
+                _ if let Some(because) = refused(member, wish, facts) => {
+                    decision.block(because);
                     continue;
+                }
+                Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
+                    match wrong_binary(member, wish, &facts.etcd.binary) {
+                        None => continue,
+                        Some(because) if facts.etcd.attempt == ConfigAttempt::Untold => {
+                            decision.block(because);
+                            continue;
+                        }
+                        // It may have been put there since.
+                        Some(because) => format!("{because}: it looks again"),
+                    }
                 }
                 None => format!("{member} has no node config yet"),
                 Some((generation, _)) => {
@@ -103,7 +112,15 @@ fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> S
 fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     let Some(facts) = seen.facts(member) else { return false };
     let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
-    in_place && matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if *digest != wish.etcd_digest)
+    let ServiceState::Running { digest, .. } = &facts.etcd.service else { return false };
+    in_place && (*digest != wish.etcd_digest || runs_other_version(wish, facts))
+}
+
+/// Its program was exchanged under it, and the one that the spec asks for is there again.
+fn runs_other_version(wish: &DesiredMember, facts: &Facts) -> bool {
+    let wanted = &wish.config.etcd.version;
+    let is_there = facts.etcd.binary == BinarySeen::Version(wanted.clone());
+    is_there && facts.etcd.status.as_ref().is_some_and(|status| status.version != *wanted)
 }
 
 fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Option<(MemberName, u64)> {
@@ -111,9 +128,17 @@ fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Opti
     cluster.successor(desired, cluster.get(leader)?.id)
 }
 
-fn wrong_binary(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
+/// A machine does not take a config whose etcd it does not have; what it has stays in force.
+fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
+    match &facts.etcd.attempt {
+        ConfigAttempt::WithoutProgram { digest, seen } if *digest == wish.digest => wrong_binary(member, wish, seen),
+        _ => None,
+    }
+}
+
+fn wrong_binary(member: &MemberName, wish: &DesiredMember, seen: &BinarySeen) -> Option<UnsafeBecause> {
     let wanted = &wish.config.etcd.version;
-    let found = match &facts.etcd.binary {
+    let found = match seen {
         BinarySeen::Version(version) if version == wanted => return None,
         BinarySeen::Version(version) => format!("finds {version}"),
         BinarySeen::Missing { why } => format!("finds none: {why}"),

@@ -144,7 +144,7 @@ pub(super) fn start_members(desired: &Desired, seen: &Observation, decision: &mu
                     return;
                 }
             }
-            ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
+            ServiceState::Unknown { .. } | ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
             ServiceState::Running { .. } if !facts.etcd.peer_serving => {
                 decision.wait(WaitingFor::PeerPort { member: member.clone() });
                 if in_turn {
@@ -238,6 +238,10 @@ fn wait_for_etcd(decision: &mut Decision, member: &MemberName, facts: &Facts) {
                 how: last_exit.how.clone(),
                 last_words: last_exit.last_words.clone(),
             });
+        }
+        (ServiceState::Unknown { why }, _) => {
+            let why = format!("whether it runs is not known: {why}");
+            return decision.wait(WaitingFor::Health { member, why });
         }
         (_, Some(status)) if status.healthy => return,
         (_, Some(status)) if status.leader == 0 => "it sees no leader",

@@ -177,6 +177,11 @@ pub fn no_client_wrote(desired: &Desired, seen: &Observation) -> Result<(), Unsa
     }
 }
 
+/// Whether the data of an etcd that was started here is gone, also where that etcd still serves from files that were deleted.
+pub fn has_lost_data(facts: &Facts, now: Timestamp) -> bool {
+    facts.etcd.data == DataSeen::Empty && facts.etcd.last_started.is_some() && !has_just_started(facts, now)
+}
+
 fn has_just_started(facts: &Facts, now: Timestamp) -> bool {
     matches!(facts.etcd.service, ServiceState::Running { since, .. } if now.duration_since(since) < FIRST_WRITE)
 }

@@ -91,6 +91,8 @@ enum WayDown {
 pub(super) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     match way_down(desired, seen, |m| !decision.has_business_with(m)) {
         WayDown::Open => return true,
+        // etcd takes no second order to go down while the first is under way, also where that has led to its end.
+        WayDown::Enable { .. } if takes_back(desired, seen, decision) => {}
         WayDown::Enable { through: Some(through), version, why } => {
             decision.step(Action::EnableDowngrade { through, version }, why);
         }

@@ -20,8 +20,9 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, Consent, DataSeen, Enrolment,
-    EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, ConfigAttempt, Consent,
+    DataSeen, Enrolment, EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen,
+    ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step, safety};
@@ -289,6 +290,11 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["binary", "missing"] => {
             scene.facts_mut(member).etcd.binary = BinarySeen::Missing { why: String::from("no etcd on PATH") };
         }
+        ["has", "no", "program", "for", "its", "config"] => {
+            let digest = scene.desired().members[member].digest.clone();
+            let etcd = &mut scene.facts_mut(member).etcd;
+            etcd.attempt = ConfigAttempt::WithoutProgram { digest, seen: etcd.binary.clone() };
+        }
         ["binary", version] => scene.facts_mut(member).etcd.binary = BinarySeen::Version((*version).to_owned()),
         _ => panic!("{member} does not know: {words:?}"),
     }
@@ -402,6 +408,7 @@ fn data(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     };
     let data = match words {
         ["unstamped"] => DataSeen::Unstamped,
+        ["deleted"] => DataSeen::Empty,
         ["of", "cluster", cluster] => DataSeen::Stamped(stamp(cluster, "etcd-cluster-z")),
         ["of", "formation", token] => DataSeen::Stamped(stamp(scene::CLUSTER_ID, token)),
         _ => panic!("the data of {member} does not know: {words:?}"),
@@ -416,6 +423,13 @@ fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["stopped"] => {
             etcd.service = ServiceState::Stopped;
             etcd.status = None;
+        }
+        ["unknown"] => {
+            etcd.service = ServiceState::Unknown { why: String::from("systemd does not answer") };
+            etcd.status = None;
+        }
+        ["still", "goes", "down", "to", version] => {
+            etcd.status.as_mut().expect("a status").downgrade_target = Some((*version).to_owned());
         }
         ["unhealthy"] => {
             let status = etcd.status.as_mut().expect("a status");

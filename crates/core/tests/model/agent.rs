@@ -96,6 +96,7 @@ fn judge_start(facts: &Facts, expects: &Precondition, bootstrap: Option<&Stamp>)
             return if other { Err(Refusal::NotAsExpected) } else { Ok(Obeyed::WasSoAlready) };
         }
         ServiceState::BackingOff { .. } => return Ok(Obeyed::WasSoAlready),
+        ServiceState::Unknown { .. } => return Err(Refusal::NotAsExpected),
         ServiceState::Stopped => {}
     }
     if *expects != Precondition::Data(found.clone()) {

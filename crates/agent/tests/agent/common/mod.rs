@@ -71,7 +71,7 @@ impl Machine {
         let client = self.client();
         self.enrol(&client).await;
         self.install_certificates(&client).await;
-        order(&client, 1, Order::Converge { generation: 1, config: config.clone() }).await.unwrap();
+        order(&client, 1, Order::Converge { generation: 1, config: config.clone(), search: None }).await.unwrap();
         client
     }
 

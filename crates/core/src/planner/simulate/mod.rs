@@ -16,9 +16,9 @@ use super::{Action, certificates, remember};
 use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
-    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, Data, DataSeen,
-    Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen, MemberName,
-    Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
+    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, ConfigAttempt, Data,
+    DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
+    MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
 };
 use crate::versions::Version;
 
@@ -538,6 +538,7 @@ fn blank(machine_id: &str) -> Facts {
             log_damage: None,
             older: None,
             staged: None,
+            attempt: ConfigAttempt::Untold,
         },
         host: Host::default(),
         reaches: BTreeMap::new(),
