@@ -2,6 +2,7 @@
 //! release before any member runs it.
 
 use quorate_core::versions::Version;
+use quorate_etcd::Error;
 
 use crate::AgentError;
 use crate::agent::Agent;
@@ -27,6 +28,10 @@ impl Agent {
         if client.status().await.map_err(AgentError::Etcd)?.downgrade_target.is_none() {
             return Ok(());
         }
-        Ok(client.downgrade_cancel().await.map_err(AgentError::Etcd)?)
+        match client.downgrade_cancel().await {
+            // etcd has found meanwhile that it came to its end.
+            Err(Error::Other { message, .. }) if message.contains("no inflight downgrade") => Ok(()),
+            ended => Ok(ended.map_err(AgentError::Etcd)?),
+        }
     }
 }
