@@ -99,6 +99,10 @@
 //! | agents wipe whatever they find | model: it settles when faults stop |
 //! | providers are asked without a look at the lock | model: it settles when faults stop |
 //! | the ledger takes writes of a stale controller | model: it settles when faults stop |
+//! | a config is given again though its machine lacks the program (`config::refused`) | story `life` |
+//! | what a member runs is not compared with the spec (`config::runs_other_version`) | story `life` |
+//! | an etcd of which nothing is known counts as stopped | story `life` |
+//! | a second way down begins while the first is under way | story `life` |
 //!
 //! Tried, and not caught when broken alone: the last condition of `may_remove` (the two before it imply it); `may_clear_away`
 //! of one that is listed; `majority_is_there` from the ledger's list of voters instead of etcd's; a cluster that shrinks while it grows;
