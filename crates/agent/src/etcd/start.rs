@@ -24,6 +24,8 @@ const NETWORK: Duration = Duration::from_secs(30);
 /// Between attempts to bring back what should run.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// For a program that is to be on the machine. One that is not is fetched by an order, not by a boot.
+const FINDING: Duration = Duration::from_secs(15);
 /// For an etcd that is asked what it is.
 const ANSWER: Duration = Duration::from_secs(2);
 
@@ -247,7 +249,10 @@ impl Agent {
         if let ServiceState::Unknown { why } = self.service.look().await {
             return Err(format!("whether it runs is not known: {why}"));
         }
-        self.find_binary_again().await.map_err(in_full)?;
+        // Fetching can take minutes, and whoever asks for facts must not wait for it.
+        if let Ok(found) = timeout(FINDING, self.find_binary_again()).await {
+            found.map_err(in_full)?;
+        }
         let state = self.state.get();
         let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
         self.check_data(&state).await?;
