@@ -69,7 +69,7 @@ fn admin(admin: &Admin) -> Checked {
     }
     for (at, key) in admin.ssh_keys.iter().enumerate() {
         let words = key.split_whitespace().count();
-        if key.contains(['\n', '\r']) || words < 2 || key.trim_start().starts_with('#') {
+        if key.chars().any(char::is_control) || words < 2 || key.trim_start().starts_with('#') {
             return wrong(
                 format!("admin.ssh_keys[{at}]"),
                 "one line of a public key, such as `ssh-ed25519 AAAA… me`",
@@ -78,7 +78,8 @@ fn admin(admin: &Admin) -> Checked {
         }
     }
     // The hash itself is not repeated: it would be on the console.
-    let is_hash = |hash: &String| hash.starts_with('$') && !hash.contains([':', '\n', ' ']);
+    let is_hash =
+        |hash: &String| hash.starts_with('$') && !hash.contains([':', ' ']) && !hash.chars().any(char::is_control);
     if admin.console_password_hash.as_ref().is_some_and(|hash| !is_hash(hash)) {
         return wrong(
             "admin.console_password_hash",
@@ -144,5 +145,21 @@ mod tests {
         let hash = String::from("secret");
         let said = message(|machine| machine.admin.as_mut().unwrap().console_password_hash = Some(hash));
         assert!(said.contains("console_password_hash") && !said.contains("secret"), "{said}");
+    }
+
+    /// What passes can stand in a line of a file, wherever it comes from.
+    #[test]
+    fn fuzz_machines() {
+        quorate_fuzz::campaign(&[serde_json::to_vec(&machine()).unwrap()], |input| {
+            let Ok(machine) = serde_json::from_slice::<Machine>(input) else { return };
+            if check(&machine, Path::new("machine.json")).is_err() {
+                return;
+            }
+            let admin = machine.admin.iter().flat_map(|admin| admin.ssh_keys.iter().chain([&admin.user]));
+            let disk = machine.data_disk.iter().map(|disk| &disk.serial);
+            let macs = machine.interfaces.iter().map(|interface| &interface.mac);
+            let texts = [&machine.hostname].into_iter().chain(admin).chain(disk).chain(macs);
+            texts.for_each(|text| assert!(!text.chars().any(char::is_control), "{text:?}"));
+        });
     }
 }

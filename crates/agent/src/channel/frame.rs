@@ -136,4 +136,32 @@ mod tests {
             assert_eq!(Frame::decode(&stuffed[..cut]), None, "cut at {cut}");
         }
     }
+
+    mod fuzz {
+        use super::*;
+
+        /// What is read as a frame is one: written again, it is the same.
+        #[test]
+        fn frames() {
+            let frame = |what| Frame { stream: 7, what }.encode();
+            let samples = [
+                frame(What::Open),
+                frame(What::Accept),
+                frame(What::Data((0..=255).cycle().take(700).collect())),
+                frame(What::Data(vec![1; PAYLOAD])),
+                frame(What::Taken(u32::MAX)),
+                frame(What::End),
+                frame(What::Gone),
+            ];
+            quorate_fuzz::campaign(&samples, |input| {
+                for part in input.split(|byte| *byte == 0) {
+                    if let Some(frame) = Frame::decode(part) {
+                        let again = frame.encode();
+                        assert_eq!(Frame::decode(&again[..again.len() - 1]), Some(frame));
+                        assert!(again.len() <= LONGEST + 1);
+                    }
+                }
+            });
+        }
+    }
 }

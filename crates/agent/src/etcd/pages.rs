@@ -183,4 +183,20 @@ mod tests {
         assert_eq!(metrics.number("a"), None);
         assert_eq!(metrics.label("v", "v"), Some("3.4.23"));
     }
+
+    /// Pages as another program may show them that was started at etcd's port.
+    #[test]
+    fn fuzz_pages() {
+        let raft = br#"{"raft.status": {"id":"8e9e05c52164694d","term":2,"vote":"8e9e05c52164694d","commit":4,
+            "lead":"8e9e05c52164694d","raftState":"StateLeader","applied":4,"progress":{"8e9e05c52164694d":{"match":4}}}}"#;
+        let metrics = b"# HELP a page\netcd_server_is_learner 0\netcd_mvcc_db_total_size_in_bytes 2.4576e+04\n\
+            etcd_server_version{server_version=\"3.5.30\"} 1\netcd_debugging_mvcc_current_revision NaN\n";
+        let known = Raft { id: 1, term: 2, commit: 3, applied: 3, lead: 1, progress: BTreeMap::new() };
+        quorate_fuzz::campaign(&[raft.to_vec(), metrics.to_vec()], |input| {
+            let _ = serde_json::from_slice::<BTreeMap<String, Raft>>(input);
+            if let Ok(text) = std::str::from_utf8(input) {
+                let _ = status_in(&known, &Metrics(text));
+            }
+        });
+    }
 }

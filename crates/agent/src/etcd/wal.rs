@@ -503,4 +503,37 @@ mod tests {
             assert!(length >= bytes.len() as u64);
         }
     }
+
+    mod fuzz {
+        use super::*;
+
+        /// A log is read, or refused. Where all of it was made to count as agreed, it does, and it can be read again.
+        fn attempt(files: &[Vec<u8>]) {
+            let directory = log(files);
+            if let Ok(Some(before)) = read(directory.path())
+                && agree_to_all(directory.path()).is_ok()
+            {
+                let after = read(directory.path()).unwrap().unwrap();
+                assert_eq!(after.end.commit, before.end.index, "{before:?}");
+            }
+        }
+
+        #[test]
+        fn files() {
+            let good = file(0, &[metadata(), snapshot(1, 2), entry(1, 3), state(1, 3), entry(2, 4), state(2, 3)]);
+            let empty = file(0, &[metadata(), state(2, 3)]);
+            quorate_fuzz::short_campaign(&[good.clone(), empty], |input| attempt(&[good.clone(), input.to_vec()]));
+        }
+
+        /// With a checksum that is right, so that what is in the record is read too.
+        #[test]
+        fn records() {
+            let samples = [metadata(), snapshot(1, 2), entry(1, 3), state(1, u64::MAX), entry(u64::MAX, u64::MAX)];
+            let samples = samples.map(|(kind, data)| [vec![kind as u8], data].concat());
+            quorate_fuzz::short_campaign(&samples, |input| {
+                let Some((kind, data)) = input.split_first() else { return };
+                attempt(&[file(0, &[metadata(), entry(1, 3), (i64::from(*kind), data.to_vec()), state(2, 3)])]);
+            });
+        }
+    }
 }

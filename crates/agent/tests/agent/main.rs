@@ -5,6 +5,7 @@ mod common;
 mod enrolment;
 mod etcd;
 mod follow;
+mod fuzz;
 mod life;
 mod logs_on_disk;
 mod membership;

@@ -4,5 +4,6 @@ mod backup;
 mod choose;
 mod common;
 mod damage;
+mod fuzz;
 mod point_in_time;
 mod s3;

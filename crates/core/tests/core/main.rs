@@ -1,6 +1,7 @@
 //! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are binaries of their own.
 
 mod flags_match_etcd;
+mod fuzz;
 mod ledger;
 mod planner;
 mod remarks;

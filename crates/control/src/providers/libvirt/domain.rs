@@ -120,7 +120,7 @@ pub(super) fn attribute(element: &str, name: &str) -> Option<String> {
     let inside = element.split_once('>')?.0;
     let rest = inside.split_once(&format!("{name}="))?.1;
     let quote = rest.chars().next()?;
-    Some(unescaped(rest[1..].split(quote).next()?))
+    Some(unescaped(rest[quote.len_utf8()..].split(quote).next()?))
 }
 
 /// What a machine is to be.
@@ -257,5 +257,23 @@ mod tests {
         let found = Found::read(description).unwrap();
         assert!(found.on && found.mark.is_none());
         assert_eq!(found.line, Some(PathBuf::from("/run/y")));
+    }
+
+    /// Descriptions of domains that others have made.
+    #[test]
+    fn fuzz_descriptions() {
+        let description = format!(
+            "<domain type='kvm' id='1'><name>quorate-demo</name><uuid>1-2</uuid>{}<devices><interface><mac address='52:54:00:00:00:01'/>\
+             </interface><channel type='unix'><source mode='bind' path='/a'/><target type='virtio' name='{CHANNEL_PORT}'/></channel>\
+             </devices></domain>",
+            mark().metadata()
+        );
+        assert!(Found::read(&description).unwrap().mark.is_some(), "the sample is good");
+        let foreign = String::from("<domain><name>é</name><uuid>1</uuid><mac address=é/></domain>");
+        quorate_fuzz::campaign(&[description.into_bytes(), foreign.into_bytes()], |input| {
+            if let Some(found) = Found::read(&String::from_utf8_lossy(input)) {
+                let _ = found.mark.map(|mark| mark.element());
+            }
+        });
     }
 }
