@@ -1,7 +1,8 @@
-//! `cargo xtask lint`: formatting, clippy, the purity of core, and the ban on unsafe code. Every check runs, so
-//! that one run shows all there is to mend.
+//! `cargo xtask lint`: formatting, clippy, the purity of core, the ban on unsafe code, and the rules for dependencies.
+//! Every check runs, so one run shows everything that is wrong.
 
 mod purity;
+mod supply;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,12 +13,13 @@ use crate::{host, lab};
 
 type Check = fn() -> Result<()>;
 
-const CHECKS: [(&str, Check); 5] = [
+const CHECKS: [(&str, Check); 6] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("core depends on no I/O crate", purity::dependencies),
     ("core's code does no I/O and asks for no time or chance", purity::sources),
     ("no crate allows unsafe code", no_unsafe),
+    ("dependencies follow deny.toml", supply::check),
 ];
 
 pub fn run() -> Result<()> {
