@@ -23,8 +23,12 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 
-use crate::host;
 use crate::lab::{Lab, Version};
+use crate::test::build;
+use crate::{host, static_build};
+
+/// Of the benches that CI runs.
+pub const NEEDS: [host::Need; 3] = filled::NEEDS;
 
 /// The name of every cluster that a bench makes.
 const CLUSTER: &str = "bench";
@@ -59,19 +63,50 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
     }
 }
 
+/// Which programs are measured.
+#[derive(Clone, Copy)]
+enum Programs {
+    /// As users build them.
+    Release,
+    /// The static program that machines run, with examples from the build of the tests. A run of CI has both already.
+    Static,
+}
+
 /// The programs that are measured, and the place where they run. Clusters and files there end with it.
 struct Ground {
-    programs: PathBuf,
+    /// quorate itself.
+    program: PathBuf,
+    examples: PathBuf,
     directory: PathBuf,
     _lock: File,
 }
 
+impl Programs {
+    /// Where quorate and the examples are, after they were built.
+    fn build(self) -> Result<(PathBuf, PathBuf)> {
+        match self {
+            Programs::Release => {
+                let release = ["build", "--release", "--locked"];
+                host::run(host::cargo()?.args(release).args(["--package", "quorate"]))?;
+                for (package, example) in [("quorate-agent", "bare_loop"), ("quorate-backup", "load")] {
+                    host::run(host::cargo()?.args(release).args(["--package", package, "--example", example]))?;
+                }
+                let programs = host::release_directory()?;
+                Ok((programs.join("quorate"), programs.join("examples")))
+            }
+            Programs::Static => Ok((static_build::build(true)?, build::programs()?.join("examples"))),
+        }
+    }
+}
+
 impl Ground {
     fn prepare(lab: &Lab) -> Result<Self> {
+        Self::prepare_with(lab, Programs::Release)
+    }
+
+    fn prepare_with(lab: &Lab, programs: Programs) -> Result<Self> {
         eprintln!("building quorate");
-        let release = ["build", "--release", "--locked"];
-        host::run(host::cargo()?.args(release).args(["--package", "quorate"]))?;
-        host::run(host::cargo()?.args(release).args(["--package", "quorate-agent", "--example", "bare_loop"]))?;
+        let (program, examples) = programs.build()?;
         let directory = lab.root().join("bench");
         fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = directory.join(".lock");
@@ -80,7 +115,7 @@ impl Ground {
             eprintln!("waiting for another bench to end");
             lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
         }
-        let ground = Self { programs: host::release_directory()?, directory, _lock: lock };
+        let ground = Self { program, examples, directory, _lock: lock };
         ground.clear()?;
         Ok(ground)
     }
@@ -100,7 +135,7 @@ impl Ground {
 
     /// quorate on this ground, with an etcd directory as its whole PATH.
     fn quorate(&self, path: &Path) -> Command {
-        let mut command = Command::new(self.programs.join("quorate"));
+        let mut command = Command::new(&self.program);
         command.env("QUORATE_HOME", self.home()).env("PATH", path);
         command
     }
@@ -119,7 +154,7 @@ impl Ground {
 
     /// etcd started by a bare loop on this ground.
     fn bare_loop(&self, etcd: &Path, members: usize) -> Result<Command> {
-        let mut command = Command::new(self.programs.join("examples/bare_loop"));
+        let mut command = Command::new(self.examples.join("bare_loop"));
         command.arg(etcd).arg(members.to_string()).env("TMPDIR", self.directory("floor")?);
         Ok(command)
     }

@@ -27,7 +27,7 @@ const WORKERS: usize = 2;
 /// If more cells fail, it is not the machine.
 const MOST_AGAIN: usize = 3;
 
-const NEEDS: [Need; 1] = [Need::Command { name: "ip", package: "iproute2" }];
+pub const NEEDS: [Need; 1] = [Need::Command { name: "ip", package: "iproute2" }];
 
 #[derive(clap::Args)]
 pub struct Options {

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::lab;
 
 /// How to tell that a package is there, and its name.
+#[derive(Clone, Copy)]
 pub enum Need {
     Command { name: &'static str, package: &'static str },
     File { path: &'static str, package: &'static str },

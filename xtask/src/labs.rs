@@ -14,6 +14,9 @@ pub enum Which {
     Libvirt {
         #[command(flatten)]
         options: libvirt::Options,
+        /// Build the image and the programs, and run nothing
+        #[arg(long)]
+        prepare: bool,
         /// Already in those namespaces
         #[arg(long, hide = true)]
         inside: bool,
@@ -22,7 +25,8 @@ pub enum Which {
 
 pub fn run(lab: &Lab, which: &Which) -> Result<()> {
     match which {
-        Which::Libvirt { options, inside: false } => libvirt::run(lab, options),
-        Which::Libvirt { options, inside: true } => libvirt::inside(options),
+        Which::Libvirt { prepare: true, options, .. } => libvirt::prepare(lab, options.wanted()).map(drop),
+        Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
+        Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
     }
 }

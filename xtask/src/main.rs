@@ -2,10 +2,12 @@
 //! machine, so it depends on little, and installs only what a verb turns out to miss.
 
 mod bench;
+mod ci;
 mod demo;
 mod drill;
 mod etcd;
 mod forward;
+mod fuzz;
 mod host;
 mod lab;
 mod labs;
@@ -39,16 +41,25 @@ enum Verb {
     },
     /// Put SeaweedFS, the S3 store that tests and benches use, into the lab directory
     Weed,
-    /// Check formatting, clippy, the purity of core, and that no crate allows unsafe code
+    /// Check formatting, clippy, the purity of core, the ban on unsafe code, and dependencies
     Lint,
+    /// Do everything that must pass before a change is merged
+    Ci,
+    /// Install and fetch what tests, drills, benches and labs need, all at once
+    Prepare,
     /// Prepare the machine and run every test of the workspace
     Test {
+        /// Compile the tests and run none
+        #[arg(long)]
+        no_run: bool,
         /// Run only tests whose name contains this
         filter: Option<String>,
         /// Arguments for the test binaries, after `--`
         #[arg(last = true)]
         arguments: Vec<String>,
     },
+    /// Have every reader of bytes from elsewhere read damaged input, with bounded memory
+    Fuzz(fuzz::Options),
     /// Run the whole model check of the planner, with the runs that are too long for `cargo test`
     Model {
         /// Run only what has this in its name
@@ -88,7 +99,11 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
         Verb::Weed => weed::run(&lab),
         Verb::Lint => lint::run(),
-        Verb::Test { filter, arguments } => test::run(&lab, filter.as_deref(), &arguments),
+        Verb::Ci => ci::run(),
+        Verb::Prepare => prepare(&lab),
+        Verb::Test { no_run: true, .. } => test::compile(),
+        Verb::Test { filter, arguments, .. } => test::run(&lab, filter.as_deref(), &arguments),
+        Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Static { dev } => static_build::run(!dev),
         Verb::Demo => demo::run(&lab),
@@ -96,4 +111,18 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Lab(which) => labs::run(&lab, &which),
         Verb::Bench(bench) => bench::run(&lab, &bench),
     }
+}
+
+/// One call of apt for everybody, where each verb would make one of its own.
+fn prepare(lab: &Lab) -> anyhow::Result<()> {
+    let needs = [
+        &test::NEEDS[..],
+        &drill::NEEDS,
+        &bench::NEEDS,
+        &static_build::NEEDS,
+        &labs::libvirt::NEEDS,
+        &labs::libvirt::machine::NEEDS,
+    ];
+    host::install_missing(&needs.concat())?;
+    test::prepare(lab)
 }

@@ -10,12 +10,12 @@ use anyhow::{Context, Result, bail};
 use crate::host::{self, Need};
 
 /// zstd and ring are C in part.
-const COMPILER: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
+pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
 
 /// Builds it, and returns where it lies. Without `release` it is built sooner, for tests, and larger.
 pub fn build(release: bool) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    host::install_missing(&COMPILER)?;
+    host::install_missing(&NEEDS)?;
     if host::find("rustup").is_some() {
         host::read(Command::new("rustup").args(["target", "add", &target]))?;
     }

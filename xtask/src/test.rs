@@ -1,21 +1,32 @@
-//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store), then runs every test of the workspace with
-//! plain `cargo test`. Its output is passed on as it comes; the totals stand alone on the last line.
+//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store) while the tests compile, then runs the tests of all
+//! binaries side by side. Tests on real clusters get a process each; those that only compute run per binary, with the time that is
+//! left over. The totals stand alone on the last line.
 //!
-//! Tests on real clusters share this machine with each other, and some machines are slow now and then. So a few of them that
-//! fail are run once more, each alone; what passes then is named at the end, for it deserves a look. What needs no cluster gets
-//! no second chance: a rule that was broken once is broken.
+//! Tests on real clusters share this machine with each other, and some machines are slow now and then. So if a few of them fail, each
+//! is run once more, alone. One that passes then is named at the end: it has a cause, and somebody has to find it. Tests that need
+//! no cluster get no second try.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::process::{Command, Stdio};
-use std::thread;
+pub mod build;
+mod job;
+mod pace;
+mod pool;
+mod report;
+
+use std::fs;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 use crate::lab::Lab;
 use crate::{etcd, forward, unpacked, weed};
+use build::Binary;
+use job::{Done, Job, Part};
+use pace::Pace;
+use pool::Surroundings;
+use report::{Durations, Steps};
 
-const NEEDS: [Need; 7] = [
+pub const NEEDS: [Need; 7] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "nft", package: "nftables" },
@@ -25,208 +36,174 @@ const NEEDS: [Need; 7] = [
     Need::Command { name: "ps", package: "procps" },
 ];
 
-/// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model`.
+/// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.
 const SEED: &str = "PROPTEST_RNG_SEED";
-/// Packages whose tests start no cluster.
-const WITHOUT_CLUSTERS: [&str; 3] = ["quorate-core", "quorate-pki", "xtask"];
 /// If more fail, it is not the machine.
 const MOST_AGAIN: usize = 6;
+/// How long tests took on the machine of CI, for a machine that has not run them yet.
+const KNOWN: &str = include_str!("test/durations.txt");
+
+/// Compiles, and runs nothing.
+pub fn compile() -> Result<()> {
+    let binaries = build::build()?;
+    println!("{} test binaries", binaries.len());
+    Ok(())
+}
 
 pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> {
-    host::install_missing(&NEEDS)?;
-    etcd::run(lab, false)?;
-    weed::run(lab)?;
-    unpacked::ensure(lab)?;
-    forward::ensure(lab)?;
+    let mut steps = Steps::default();
+    let binaries = prepare_and_build(lab, &mut steps)?;
+    let place = host::target_directory()?.join("tests");
+    fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
+    let around = Surroundings { variables: variables(lab), scratch: place.clone() };
+    let file = place.join("durations.txt");
+    let mut durations = Durations::parse(&fs::read_to_string(&file).unwrap_or_else(|_| KNOWN.to_owned()));
 
-    let mut cargo = cargo_test(lab)?;
-    cargo.args(["--workspace", "--no-fail-fast"]).args(filter);
-    if !arguments.is_empty() {
-        cargo.arg("--").args(arguments);
-    }
-    let first = attempt(&mut cargo)?;
-    let passed_alone = if first.deserves_another() { again(lab, &first)? } else { Vec::new() };
+    let words: Vec<String> = filter.map(str::to_owned).into_iter().chain(arguments.iter().cloned()).collect();
+    let jobs = longest_first(jobs(&binaries, &words)?, &durations);
+    let shown = |done: &Done| println!("{}", report::line(done));
+    let first = steps.time("tests", || pool::run(jobs, Pace::shared(), &around, shown))?;
+    let failed: usize = first.iter().map(|done| done.failed.len()).sum();
+    let passed_alone = if deserve_another(&first) {
+        println!("\nonce more, alone: the {failed} that failed");
+        let again = first.iter().flat_map(|done| done.failed.iter().map(|test| done.job.alone(test))).collect();
+        steps.time("second try", || pool::run(again, Pace::alone(), &around, shown))?
+    } else {
+        Vec::new()
+    };
+    durations.learn(&first);
+    fs::write(&file, durations.text()).with_context(|| format!("cannot write {}", file.display()))?;
 
+    println!("\n{}\n\n{}", report::slowest(&first), steps.text());
     let versions: Vec<String> = lab.installed().keys().map(ToString::to_string).collect();
     println!("\nwith etcd {}", versions.join(", "));
-    for name in &passed_alone {
-        println!("failed beside others, passed alone: {name}");
+    conclude(&first, &passed_alone)
+}
+
+/// The last lines, and whether the run failed.
+fn conclude(first: &[Done], again: &[Done]) -> Result<()> {
+    let count = |all: &[Done]| all.iter().map(|done| done.passed).sum::<usize>();
+    let failed: Vec<String> = first.iter().flat_map(names_of_failed).collect();
+    let saved: Vec<String> = again.iter().filter(|done| done.passed == 1).map(|done| done.job.name()).collect();
+    for name in &failed {
+        let fate = if saved.contains(name) { "FLAKY: failed next to others, passed alone" } else { "FAILED" };
+        println!("{fate}: {name}");
     }
-    let passed = first.passed + passed_alone.len();
-    println!("{passed} passed, {} failed", first.failed.len() - passed_alone.len());
-    if !first.succeeded && passed_alone.len() < first.failed.len().max(1) {
-        bail!("`cargo test` failed");
+    println!("{} passed, {} failed", count(first) + saved.len(), failed.len() - saved.len());
+    if saved.len() < failed.len() {
+        bail!("{} tests failed", failed.len() - saved.len());
     }
     Ok(())
 }
 
-fn cargo_test(lab: &Lab) -> Result<Command> {
-    let mut cargo = host::cargo()?;
-    cargo.args(["test", "--locked"]).env("QUORATE_LAB", lab.root());
+fn names_of_failed(done: &Done) -> Vec<String> {
+    let name = |test: &String| if test.is_empty() { done.job.name() } else { done.job.alone(test).name() };
+    done.failed.iter().map(name).collect()
+}
+
+/// Packages, etcd versions and the rest come over the network for the most part, so they arrive while the tests compile.
+fn prepare_and_build(lab: &Lab, steps: &mut Steps) -> Result<Vec<Binary>> {
+    std::thread::scope(|scope| {
+        let began = Instant::now();
+        let prepared = scope.spawn(move || prepare(lab).map(|()| began.elapsed()));
+        let built = steps.time("build", build::build);
+        let prepared = prepared.join().expect("the preparation does not panic")?;
+        steps.add("preparation, during the build", prepared);
+        built
+    })
+}
+
+/// What the tests need on this machine.
+pub fn prepare(lab: &Lab) -> Result<()> {
+    host::install_missing(&NEEDS)?;
+    etcd::run(lab, false)?;
+    weed::run(lab)?;
+    unpacked::ensure(lab)?;
+    forward::ensure(lab)
+}
+
+fn variables(lab: &Lab) -> Vec<(&'static str, String)> {
+    let mut variables = vec![("QUORATE_LAB", lab.root().display().to_string())];
     if std::env::var_os(SEED).is_none() {
-        cargo.env(SEED, "1");
+        variables.push((SEED, String::from("1")));
     }
-    Ok(cargo)
+    variables
 }
 
-/// Runs each test that failed once more, with nothing beside it. Those that pass then, if every target has such: one that has none
-/// did not fail by a test.
-fn again(lab: &Lab, first: &Outcome) -> Result<Vec<String>> {
-    let mut passed = Vec::new();
-    for target in &first.targets {
-        println!("\nonce more, alone: what failed of `{target}`");
-        let before = passed.len();
-        for name in first.failed_once() {
-            let alone = attempt(cargo_test(lab)?.args(in_workspace(target)).args(["--", "--exact", name]))?;
-            if alone.succeeded && alone.passed > 0 {
-                passed.push(format!("{name} ({target})"));
-            }
-        }
-        if passed.len() == before {
-            return Ok(Vec::new());
+/// A process for each test on clusters, and one per binary for the rest.
+fn jobs(binaries: &[Binary], words: &[String]) -> Result<Vec<Job>> {
+    let mut jobs = Vec::new();
+    for binary in binaries {
+        let tests = binary.list(words)?;
+        let job = |part, words| Job { binary: binary.clone(), part, words };
+        if binary.integration && !binary.is_pure() {
+            let options: Vec<String> = words.iter().filter(|word| word.starts_with('-')).cloned().collect();
+            jobs.extend(tests.into_iter().map(|test| job(Part::One(test), options.clone())));
+        } else if !tests.is_empty() {
+            jobs.push(job(Part::All(tests.len()), words.to_vec()));
         }
     }
-    Ok(passed)
+    Ok(jobs)
 }
 
-/// The same target in other words: alone, a package would be built anew, with fewer features.
-fn in_workspace(target: &str) -> Vec<&str> {
-    let words: Vec<&str> = target.split(' ').collect();
-    let kind = if words.first() == Some(&"-p") { &words[2..] } else { &words[..] };
-    ["--workspace"].iter().chain(kind).copied().collect()
+fn longest_first(mut jobs: Vec<Job>, durations: &Durations) -> Vec<Job> {
+    let known = |job: &Job| match job.part {
+        Part::One(_) => durations.of(&job.name()),
+        Part::All(_) => durations.of(&job.binary.label()),
+    };
+    jobs.sort_by(|one, other| known(other).total_cmp(&known(one)));
+    jobs
 }
 
-/// What a run of `cargo test` showed.
-#[derive(Debug, Default, PartialEq)]
-struct Outcome {
-    /// As cargo sees it: it also knows of test binaries that crash or do not compile.
-    succeeded: bool,
-    passed: usize,
-    /// The names of tests.
-    failed: Vec<String>,
-    /// Of what something failed, in the words by which cargo is asked for it: `-p quorate --test changes`.
-    targets: Vec<String>,
-}
-
-impl Outcome {
-    fn deserves_another(&self) -> bool {
-        let clusters = |target: &String| !WITHOUT_CLUSTERS.iter().any(|package| names_package(target, package));
-        !self.succeeded
-            && (1..=MOST_AGAIN).contains(&self.failed.len())
-            && self.failed.len() >= self.targets.len()
-            && self.targets.iter().all(clusters)
-    }
-
-    /// Each name once.
-    fn failed_once(&self) -> Vec<&String> {
-        let mut names: Vec<&String> = self.failed.iter().collect();
-        names.sort();
-        names.dedup();
-        names
-    }
-}
-
-fn names_package(target: &str, package: &str) -> bool {
-    let words: Vec<&str> = target.split(' ').collect();
-    words.windows(2).any(|pair| pair == ["-p", package])
-}
-
-/// Runs tests and passes on what they and cargo print, as it comes.
-fn attempt(cargo: &mut Command) -> Result<Outcome> {
-    let mut running =
-        cargo.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().context("cannot start `cargo test`")?;
-    let complaints = running.stderr.take().context("`cargo test` has no stderr")?;
-    let output = running.stdout.take().context("`cargo test` has no stdout")?;
-    let complaints = thread::spawn(move || pass_on(complaints, std::io::stderr()));
-    let mut outcome = pass_on(output, std::io::stdout())?;
-    outcome.targets = complaints.join().expect("passing on does not panic")?.targets;
-    outcome.succeeded = running.wait()?.success();
-    Ok(outcome)
-}
-
-/// Copies what comes line by line, and notes what it says of tests.
-fn pass_on(from: impl Read, mut to: impl Write) -> Result<Outcome> {
-    let mut from = BufReader::new(from);
-    let mut outcome = Outcome::default();
-    let mut line = Vec::new();
-    while from.read_until(b'\n', &mut line)? > 0 {
-        to.write_all(&line)?;
-        to.flush()?;
-        outcome.note(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
-    }
-    Ok(outcome)
-}
-
-impl Outcome {
-    fn note(&mut self, line: &str) {
-        if let Some(passed) = parse_result(line) {
-            self.passed += passed;
-        } else if let Some(name) = line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED")) {
-            self.failed.push(name.to_owned());
-        } else if let Some(target) = line.strip_prefix("error: test failed, to rerun pass `") {
-            self.targets.push(target.trim_end_matches('`').to_owned());
-        }
-    }
-}
-
-/// Reads a line such as `test result: ok. 3 passed; 1 failed; 0 ignored; …`, coloured or not.
-fn parse_result(line: &str) -> Option<usize> {
-    let words: Vec<&str> = line.strip_prefix("test result: ")?.split_whitespace().collect();
-    words.windows(2).find(|pair| pair[1] == "passed;")?[0].parse().ok()
+/// Whether what failed is run again: a few tests on clusters, each known by name.
+fn deserve_another(first: &[Done]) -> bool {
+    let failed: Vec<&Done> = first.iter().filter(|done| !done.failed.is_empty()).collect();
+    let count: usize = failed.iter().map(|done| done.failed.len()).sum();
+    (1..=MOST_AGAIN).contains(&count) && failed.iter().all(|done| !done.job.binary.is_pure() && !done.crashed())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use super::job::tests::job;
     use super::*;
 
-    #[test]
-    fn results_of_all_binaries_are_added_and_the_output_is_unchanged() {
-        let output = "\
-running 2 tests
-test a ... ok
-test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-
-a test may print: test result: ok. 9 passed; 9 failed;
-test deep::b - should panic ... FAILED
-test result: \u{1b}[31mFAILED\u{1b}[m. 3 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.20s
-error: test failed, to rerun pass `-p quorate --test changes`
-no line break at the end";
-        let mut copy = Vec::new();
-        let outcome = pass_on(output.as_bytes(), &mut copy).unwrap();
-        assert_eq!(outcome.passed, 5);
-        assert_eq!(outcome.failed, ["deep::b - should panic"]);
-        assert_eq!(outcome.targets, ["-p quorate --test changes"]);
-        assert_eq!(String::from_utf8(copy).unwrap(), output);
+    fn failing(package: &str, tests: usize) -> Done {
+        let failed = (0..tests).map(|n| n.to_string()).collect();
+        Done { job: job(package, Part::All(9)), took: Duration::ZERO, passed: 0, failed, output: String::new() }
     }
 
     #[test]
-    fn a_target_is_run_again_as_it_was_built() {
-        assert_eq!(in_workspace("-p quorate --test changes"), ["--workspace", "--test", "changes"]);
-        assert_eq!(in_workspace("-p quorate-agent --lib"), ["--workspace", "--lib"]);
-    }
-
-    fn failing(tests: usize, targets: &[&str]) -> Outcome {
-        Outcome {
-            succeeded: false,
-            passed: 100,
-            failed: (0..tests).map(|n| n.to_string()).collect(),
-            targets: targets.iter().map(ToString::to_string).collect(),
-        }
+    fn a_second_try_is_for_few_tests_on_clusters() {
+        assert!(deserve_another(&[failing("quorate", 1), failing("quorate-core", 0)]));
+        assert!(deserve_another(&[failing("quorate", 3), failing("quorate-agent", 3)]));
+        assert!(!deserve_another(&[failing("quorate", 7)]), "too many");
+        assert!(!deserve_another(&[failing("quorate-core", 1)]), "a rule");
+        assert!(!deserve_another(&[failing("quorate", 1), failing("xtask", 1)]), "no cluster");
+        assert!(!deserve_another(&[failing("quorate", 0)]));
+        let mut crashed = failing("quorate", 0);
+        crashed.failed.push(String::new());
+        assert!(!deserve_another(&[crashed]), "nobody knows which test it was");
     }
 
     #[test]
-    fn a_second_chance_is_for_few_tests_on_clusters() {
-        assert!(failing(1, &["-p quorate --test changes"]).deserves_another());
-        assert!(failing(6, &["-p quorate --test changes", "-p quorate-agent --lib"]).deserves_another());
-        assert!(!failing(7, &["-p quorate --test changes"]).deserves_another(), "too many");
-        assert!(!failing(1, &["-p quorate-core --test stories"]).deserves_another(), "a rule");
-        assert!(!failing(2, &["-p quorate --test auth", "-p xtask --bin xtask"]).deserves_another(), "no cluster");
-        assert!(!failing(0, &["-p quorate --test auth"]).deserves_another(), "it crashed");
-        assert!(
-            !failing(1, &["-p quorate --test auth", "-p quorate --test binaries"]).deserves_another(),
-            "one crashed"
-        );
-        assert!(!Outcome { succeeded: true, ..failing(0, &[]) }.deserves_another());
+    fn what_passes_alone_is_counted_and_what_fails_again_is_not() {
+        let again = |succeeded: bool| {
+            let output = String::from("test result: ok. 1 passed; 0 failed;");
+            vec![Done::read(failing("quorate", 1).job.alone("0"), Duration::ZERO, succeeded, output)]
+        };
+        assert!(conclude(&[failing("quorate", 1)], &again(true)).is_ok());
+        assert!(conclude(&[failing("quorate", 1)], &again(false)).is_err());
+        assert!(conclude(&[failing("quorate", 1)], &[]).is_err());
+        assert!(conclude(&[], &[]).is_ok());
+    }
+
+    #[test]
+    fn the_longest_job_starts_first() {
+        let jobs = ["a", "b", "c"].map(|test| job("quorate", Part::One(test.to_owned()))).to_vec();
+        let known = Durations::parse("1.0 quorate::cli a\n9.0 quorate::cli b\n");
+        let order: Vec<String> = longest_first(jobs, &known).iter().map(Job::name).collect();
+        assert_eq!(order, ["quorate::cli c", "quorate::cli b", "quorate::cli a"]);
     }
 }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::store::{self, BUCKET, REGION, Store};
-use super::{CLUSTER, Ground};
+use super::{CLUSTER, Ground, Programs};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::{Lab, Version};
@@ -25,7 +25,7 @@ pub const QUORATES: &str = "quorate/";
 const QUOTA: &str = "8GiB";
 const MOST: u64 = 4 << 30;
 const IDENTITY: &str = "identity";
-const NEEDS: [Need; 3] = [
+pub const NEEDS: [Need; 3] = [
     Need::Command { name: "zstd", package: "zstd" },
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "rclone", package: "rclone" },
@@ -100,12 +100,10 @@ pub struct Filled<'a> {
 }
 
 impl<'a> Filled<'a> {
-    pub fn prepare(lab: &'a Lab, size: Size) -> Result<Self> {
+    pub fn prepare(lab: &'a Lab, size: Size, programs: Programs) -> Result<Self> {
         host::install_missing(&NEEDS)?;
         let version = etcd::ensure_any(lab)?;
-        let ground = Ground::prepare(lab)?;
-        let load = ["build", "--release", "--locked", "--package", "quorate-backup", "--example", "load"];
-        host::run(host::cargo()?.args(load))?;
+        let ground = Ground::prepare_with(lab, programs)?;
         let directory = ground.directory("by-hand")?;
         let store = Store::start(lab, &ground.directory("store")?)?;
         let recipient = make_identity(&directory.join(IDENTITY))?;
@@ -153,7 +151,7 @@ impl<'a> Filled<'a> {
 
     /// The cluster's clients.
     fn load(&self, verb: &str) -> Command {
-        let mut command = host::tethered(self.ground.programs.join("examples/load"));
+        let mut command = host::tethered(self.ground.examples.join("load"));
         command.arg(verb).envs(&self.environment);
         command
     }

@@ -55,7 +55,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 /// Builds all that is needed, and goes where libvirt is.
 fn enter(lab: &Lab, options: &Options) -> Result<()> {
     host::install_missing(&NEEDS)?;
-    let machine = libvirt::prepare(lab, Wanted { release: true, cloud_init: !options.without_cloud_init })?;
+    let machine = libvirt::prepare(lab, Wanted { cloud_init: !options.without_cloud_init })?;
     let rounds = options.rounds.to_string();
     let program = machine.program.to_str().context("the path of quorate is not text")?;
     let mut words = vec!["bench", "machines", "--rounds", &rounds, "--inside", program];

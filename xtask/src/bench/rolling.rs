@@ -167,7 +167,7 @@ fn sample_by_hand(ground: &Ground, lab: &Lab, change: Change) -> Result<Sample> 
 
 fn sample_quorate(ground: &Ground, lab: &Lab, change: Change) -> Result<Sample> {
     let directory = ground.directory("rolling")?;
-    let quorate = ground.programs.join("quorate");
+    let quorate = &ground.program;
     let quorate = quorate.to_str().context("the path of quorate is not text")?;
     let sample = sample(ground, lab, change, quorate, &directory);
     if sample.is_ok() {
@@ -178,7 +178,7 @@ fn sample_quorate(ground: &Ground, lab: &Lab, change: Change) -> Result<Sample> 
 
 fn sample(ground: &Ground, lab: &Lab, change: Change, who: &str, directory: &Path) -> Result<Sample> {
     let (before, after) = write_specs(lab, change, directory)?;
-    let mut command = Command::new(ground.programs.join("examples/rolling"));
+    let mut command = Command::new(ground.examples.join("rolling"));
     command.args([who, change.word()]).args([before, after]);
     command.env("TMPDIR", directory).env("QUORATE_HOME", ground.home()).env("PATH", "");
     host::read(&mut command)?.parse()

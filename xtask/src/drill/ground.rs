@@ -12,8 +12,8 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use super::cells::Cell;
 use super::rehearsal::{self, Verdict};
-use crate::host;
 use crate::lab::{self, Lab, Version};
+use crate::test::build;
 
 /// The name of every cell's cluster.
 pub const CLUSTER: &str = "c";
@@ -34,7 +34,7 @@ pub struct Ground<'a> {
 impl<'a> Ground<'a> {
     pub fn prepare(lab: &'a Lab) -> Result<Self> {
         eprintln!("building quorate");
-        host::run(host::cargo()?.args(["build", "--locked", "--package", "quorate"]))?;
+        let built = build::programs()?.join("quorate");
         let directory = lab.root().join("drill");
         fs::create_dir_all(&directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = directory.join(".lock");
@@ -47,7 +47,6 @@ impl<'a> Ground<'a> {
         let ground = Ground { lab, program, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
         ground.clear()?;
         // A copy, so that a build that goes on meanwhile changes nothing.
-        let built = host::debug_directory()?.join("quorate");
         fs::copy(&built, &ground.program).with_context(|| format!("cannot copy {}", built.display()))?;
         Ok(ground)
     }

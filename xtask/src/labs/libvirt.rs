@@ -16,9 +16,10 @@ use anyhow::{Context, Result, bail};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
+use crate::test::build;
 use machine::{Machine, Wanted};
 
-const NEEDS: [Need; 14] = [
+pub const NEEDS: [Need; 14] = [
     Need::Command { name: "libvirtd", package: "libvirt-daemon" },
     Need::File {
         path: "/usr/lib/x86_64-linux-gnu/libvirt/connection-driver/libvirt_driver_qemu.so",
@@ -80,6 +81,11 @@ impl Options {
         self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
     }
 
+    /// What the machines are made of.
+    pub fn wanted(&self) -> Wanted {
+        Wanted { cloud_init: !self.core }
+    }
+
     fn stories(&self) -> String {
         match (&self.filter, self.core) {
             (Some(filter), _) => filter.clone(),
@@ -90,10 +96,8 @@ impl Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let machine = prepare(lab, Wanted { release: false, cloud_init: !options.core })?;
-    for (_, suite) in suites(options)? {
-        host::run({ suite }.arg("--no-run"))?;
-    }
+    let machine = prepare(lab, options.wanted())?;
+    suites(options)?;
     let words: Vec<&str> = ["lab", "libvirt", "--inside"].into_iter().chain(options.words()).collect();
     enter(&machine, &words)
 }
@@ -115,6 +119,8 @@ pub fn enter(machine: &Machine, words: &[&str]) -> Result<()> {
     lab.args(["--mount", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]);
     // The first process must take leave of others' children, or libvirt waits for machines that have long ended.
     lab.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).arg(this).args(words);
+    // There is no network inside, and the tests were built before.
+    lab.env(build::BUILT, "1");
     machine.tell(&mut lab);
     host::run(&mut lab)
 }
@@ -122,28 +128,24 @@ pub fn enter(machine: &Machine, words: &[&str]) -> Result<()> {
 /// The provider's conformance suite, what the command line says where libvirt cannot do as a spec asks, and stories of clusters on
 /// real machines, one after another: emulation has use for every core. With each, the arguments for its tests.
 fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
-    let test = |package: &str, name: &str| -> Result<Command> {
-        let mut cargo = host::cargo()?;
-        cargo.args(["test", "--locked", "--offline", "--package", package, "--test", name]);
-        Ok(cargo)
-    };
+    let test = |label: &str| Ok::<Command, anyhow::Error>(build::find(label)?.command());
     let conformance = options.filter.clone().unwrap_or_else(|| String::from("libvirt::"));
     // Its machines boot no agent, and it tries what is said of a program that is not static.
-    let mut without_program = test("quorate-control", "conformance")?;
+    let mut without_program = test("quorate-control::conformance")?;
     without_program.env_remove(machine::PROGRAM_VARIABLE);
     let refusals = [String::from("--ignored")];
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
     Ok([
         (vec![conformance], without_program),
-        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate", "cli")?),
-        (stories.into_iter().chain([options.stories()]).collect(), test("quorate", "machines")?),
+        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate::cli")?),
+        (stories.into_iter().chain([options.stories()]).collect(), test("quorate::machines")?),
     ])
 }
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
     for (arguments, suite) in suites(options)? {
-        host::run({ suite }.env(URI_VARIABLE, URI).arg("--").args(arguments))?;
+        host::run({ suite }.env(URI_VARIABLE, URI).args(arguments))?;
         nothing_is_left()?;
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::host::{self, Need};
 use crate::lab::{self, Lab};
 use crate::static_build;
 
-const NEEDS: [Need; 4] = [
+pub const NEEDS: [Need; 4] = [
     Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
     Need::Command { name: "mke2fs", package: "e2fsprogs" },
     Need::Command { name: "extlinux", package: "extlinux" },
@@ -43,8 +43,6 @@ pub(super) const CLOUD_INIT_VARIABLE: &str = "QUORATE_LAB_CLOUD_INIT_IMAGE";
 /// What of it is wanted.
 #[derive(Clone, Copy)]
 pub struct Wanted {
-    /// Built for release, which takes longer.
-    pub release: bool,
     pub cloud_init: bool,
 }
 
@@ -59,7 +57,7 @@ pub struct Machine {
 impl Machine {
     /// Builds what is not there yet. It needs the network, so it is done outside of the lab's namespaces.
     pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Self> {
-        let program = static_build::build(wanted.release)?;
+        let program = static_build::build(true)?;
         let image = image(lab, &program, IMAGE, &[])?;
         let packages: Vec<&str> = CLOUD_INIT_PACKAGES.iter().flat_map(|name| ["--package", name]).collect();
         let options = [&["--cloud-init"], &packages[..]].concat();

@@ -3,9 +3,10 @@
 #![allow(dead_code, reason = "what is made for several tests may be used by none of them")]
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use age::secrecy::ExposeSecret;
@@ -88,10 +89,9 @@ impl Drop for Living {
 impl Living {
     pub async fn start(version: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let address = free_address();
         let (ca, chain, key) = certificates(directory.path(), address);
-        let port = TcpListener::bind((address, 0)).unwrap().local_addr().unwrap().port();
-        let endpoint = format!("https://{address}:{port}");
+        let endpoint = format!("https://{address}:2379");
         let log = fs::File::create(directory.path().join("log")).unwrap();
         let etcd = Command::new(programs(version).etcd)
             .args(["--name=etcd-1", "--data-dir=data", "--listen-peer-urls=unix://peer:0", "--logger=zap"])
@@ -146,6 +146,19 @@ impl Living {
 
 pub async fn contents(client: &Client, revision: i64) -> RangeResult {
     client.range(RangeQuery { revision, ..RangeQuery::new(KeyRange::prefix("")) }).await.unwrap()
+}
+
+/// An address in 127.202.0.0/16 that no other test uses. A free port of 127.0.0.1 would not do: until etcd listens there, any
+/// connection of a test beside this one may be given the same port.
+fn free_address() -> IpAddr {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let place = std::process::id().wrapping_mul(7919).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let address = IpAddr::from([127, 202, (place >> 8) as u8, place as u8 % 254 + 1]);
+        if TcpListener::bind((address, 2379)).is_ok() {
+            return address;
+        }
+    }
 }
 
 fn certificates(directory: &Path, address: IpAddr) -> (String, String, String) {

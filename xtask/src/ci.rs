@@ -1,0 +1,258 @@
+//! `cargo xtask ci`: everything that must pass before a change is taken in, as steps that run side by side where they do not wait for
+//! each other. Steps that only compute give way to those that judge clusters by the clock. A step that fails fails the run; the
+//! others still run, unless they need what it was to make, so that one run shows everything that is wrong.
+//!
+//! To add a step, for example the lab of another provider, add a line to [`STEPS`].
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::test::build;
+
+/// A step is a verb of this program.
+struct Step {
+    name: &'static str,
+    words: &'static [&'static str],
+    /// Steps that must have succeeded.
+    needs: &'static [&'static str],
+    /// Steps that must have ended, however they did: two that judge by the clock disturb each other.
+    after: &'static [&'static str],
+    /// It only computes, so it uses what the others leave of the processors.
+    gives_way: bool,
+}
+
+impl Step {
+    const fn new(name: &'static str, words: &'static [&'static str], needs: &'static [&'static str]) -> Self {
+        Step { name, words, needs, after: &[], gives_way: false }
+    }
+
+    const fn after(self, after: &'static [&'static str]) -> Self {
+        Step { after, ..self }
+    }
+
+    const fn giving_way(self) -> Self {
+        Step { gives_way: true, ..self }
+    }
+}
+
+const STEPS: &[Step] = &[
+    Step::new("prepare", &["prepare"], &[]),
+    Step::new("build", &["test", "--no-run"], &[]),
+    // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests.
+    Step::new("static", &["static"], &[]).giving_way(),
+    // Cargo would make it wait for the build.
+    Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(),
+    Step::new("test", &["test"], &["prepare", "build"]),
+    Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(),
+    Step::new("drill", &["drill", "--quick"], &["prepare", "build"]).after(&["test"]),
+    Step::new(
+        "bench backup",
+        &["bench", "backup", "--size", "128MiB", "--noisy", "--static"],
+        &["prepare", "build", "static"],
+    )
+    .after(&["drill"]),
+    Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(),
+    Step::new("lab libvirt", &["lab", "libvirt", "--core"], &["build", "image"]).after(&["bench backup"]),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum State {
+    Waiting,
+    Running,
+    Passed,
+    Failed,
+    /// What it needs failed.
+    Skipped,
+}
+
+impl State {
+    fn has_ended(self) -> bool {
+        !matches!(self, State::Waiting | State::Running)
+    }
+}
+
+/// What the threads that wait for steps report.
+enum News {
+    Line(usize, String),
+    Ended(usize, bool),
+}
+
+struct Run {
+    states: Vec<State>,
+    began: Vec<Option<Instant>>,
+    took: Vec<Duration>,
+}
+
+pub fn run() -> Result<()> {
+    let start = Instant::now();
+    let count = STEPS.len();
+    let mut run =
+        Run { states: vec![State::Waiting; count], began: vec![None; count], took: vec![Duration::ZERO; count] };
+    let (sender, receiver) = mpsc::channel();
+    while run.states.iter().any(|state| !state.has_ended()) {
+        for step in next(STEPS, &mut run.states) {
+            println!("== {} begins at {} s", STEPS[step].name, start.elapsed().as_secs());
+            run.began[step] = Some(Instant::now());
+            begin(step, &sender)?;
+        }
+        if run.states.contains(&State::Running) {
+            hear(&receiver, &mut run)?;
+        }
+    }
+    println!("\n{}", summary(STEPS, &run, start.elapsed()));
+    let failed: Vec<&str> = named(&run.states, |state| state == State::Failed);
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn named(states: &[State], which: impl Fn(State) -> bool) -> Vec<&'static str> {
+    STEPS.iter().zip(states).filter(|(_, state)| which(**state)).map(|(step, _)| step.name).collect()
+}
+
+/// The steps whose turn it is, which count as running from now on. Those that cannot run any more are marked so.
+fn next(steps: &[Step], states: &mut [State]) -> Vec<usize> {
+    let mut begin = Vec::new();
+    for at in 0..steps.len() {
+        if states[at] != State::Waiting {
+            continue;
+        }
+        let state_of = |name: &&str| states[steps.iter().position(|step| step.name == *name).expect("a step's name")];
+        let needs: Vec<State> = steps[at].needs.iter().map(state_of).collect();
+        if needs.iter().any(|state| matches!(state, State::Failed | State::Skipped)) {
+            states[at] = State::Skipped;
+        } else if needs.iter().all(|state| *state == State::Passed)
+            && steps[at].after.iter().map(state_of).all(State::has_ended)
+        {
+            states[at] = State::Running;
+            begin.push(at);
+        }
+    }
+    begin
+}
+
+fn begin(step: usize, news: &Sender<News>) -> Result<()> {
+    let Step { name, words, needs, gives_way, .. } = &STEPS[step];
+    let this = std::env::current_exe().context("cannot tell where this program is stored")?;
+    let mut command = if *gives_way { Command::new("nice") } else { Command::new(&this) };
+    if *gives_way {
+        command.args(["-n", "15"]).arg(&this);
+    }
+    command.args(*words);
+    if needs.contains(&"build") {
+        command.env(build::BUILT, "1");
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut process = command.spawn().with_context(|| format!("cannot start the step {name}"))?;
+    let pass = |from: Option<Box<dyn Read + Send>>| {
+        let (news, from) = (news.clone(), from.expect("it is piped"));
+        thread::spawn(move || pass_on(step, from, &news))
+    };
+    let readers = [
+        pass(process.stdout.take().map(|from| Box::new(from) as _)),
+        pass(process.stderr.take().map(|from| Box::new(from) as _)),
+    ];
+    let news = news.clone();
+    thread::spawn(move || {
+        let passed = wait(process);
+        // Agents that a step leaves behind may hold its output open, so this is not waited for without end.
+        let deadline = Instant::now() + Duration::from_secs(5);
+        while readers.iter().any(|reader| !reader.is_finished()) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(20));
+        }
+        let _ = news.send(News::Ended(step, passed));
+    });
+    Ok(())
+}
+
+fn wait(mut process: Child) -> bool {
+    process.wait().is_ok_and(|status| status.success())
+}
+
+fn pass_on(step: usize, from: impl Read, news: &Sender<News>) {
+    let mut from = BufReader::new(from);
+    let mut line = Vec::new();
+    while from.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
+        let _ = news.send(News::Line(step, String::from_utf8_lossy(&line).trim_end().to_owned()));
+        line.clear();
+    }
+}
+
+fn hear(news: &Receiver<News>, run: &mut Run) -> Result<()> {
+    match news.recv().context("nobody reports any more")? {
+        News::Line(step, line) => println!("[{}] {line}", STEPS[step].name),
+        News::Ended(step, passed) => {
+            run.states[step] = if passed { State::Passed } else { State::Failed };
+            run.took[step] = run.began[step].map_or(Duration::ZERO, |began| began.elapsed());
+            println!("== {} {} after {} s", STEPS[step].name, word(run.states[step]), run.took[step].as_secs());
+        }
+    }
+    Ok(())
+}
+
+fn word(state: State) -> &'static str {
+    match state {
+        State::Waiting => "waits",
+        State::Running => "runs",
+        State::Passed => "passed",
+        State::Failed => "FAILED",
+        State::Skipped => "not run: what it needs failed",
+    }
+}
+
+fn summary(steps: &[Step], run: &Run, all: Duration) -> String {
+    let width = steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
+    let line = |(at, step): (usize, &Step)| {
+        format!("{:width$}  {:5} s  {}\n", step.name, run.took[at].as_secs(), word(run.states[at]))
+    };
+    let lines: String = steps.iter().enumerate().map(line).collect();
+    format!("{lines}{:width$}  {:5} s", "all", all.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_name_only_earlier_steps() {
+        for (at, step) in STEPS.iter().enumerate() {
+            let known = |name: &&str| STEPS[..at].iter().any(|earlier| earlier.name == *name);
+            assert!(step.needs.iter().chain(step.after).all(known), "{}", step.name);
+        }
+    }
+
+    #[test]
+    fn a_step_begins_when_what_it_needs_passed_and_what_disturbs_it_ended() {
+        const FEW: &[Step] = &[
+            Step::new("build", &[], &[]),
+            Step::new("test", &[], &["build"]),
+            Step::new("drill", &[], &["build"]).after(&["test"]),
+        ];
+        let mut states = vec![State::Waiting; 3];
+        assert_eq!(next(FEW, &mut states), [0]);
+        assert_eq!(next(FEW, &mut states), [] as [usize; 0]);
+        states[0] = State::Passed;
+        assert_eq!(next(FEW, &mut states), [1]);
+        states[1] = State::Failed;
+        assert_eq!(next(FEW, &mut states), [2], "a failed test is no reason to skip the drill");
+        let mut states = vec![State::Failed, State::Waiting, State::Waiting];
+        assert_eq!(next(FEW, &mut states), [] as [usize; 0]);
+        assert_eq!(states, [State::Failed, State::Skipped, State::Skipped]);
+    }
+
+    #[test]
+    fn the_summary_names_what_failed() {
+        let states = vec![State::Passed, State::Failed, State::Skipped];
+        let run = Run { states, began: vec![None; 3], took: vec![Duration::from_secs(61); 3] };
+        let told = summary(&STEPS[..3], &run, Duration::from_secs(100));
+        let lines: Vec<&str> = told.lines().collect();
+        assert_eq!(lines.len(), 4);
+        assert!(lines[1].ends_with("61 s  FAILED") && lines[3].starts_with("all"), "{told}");
+    }
+}
