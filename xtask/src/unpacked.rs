@@ -10,8 +10,11 @@ use crate::host;
 use crate::lab::{Filling, Lab};
 
 /// Packages, and a program of each that must run.
-const PACKAGES: [(&str, &str); 2] =
-    [("chrony", "usr/sbin/chronyd"), ("prometheus-node-exporter", "usr/bin/prometheus-node-exporter")];
+const PACKAGES: [(&str, &str); 3] = [
+    ("chrony", "usr/sbin/chronyd"),
+    ("prometheus", "usr/bin/prometheus"),
+    ("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
+];
 
 /// Puts there what is missing.
 pub fn ensure(lab: &Lab) -> Result<()> {

@@ -6,10 +6,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use quorate_core::model::{ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
+use quorate_core::model::{Busy, ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
+use crate::clients::Clients;
 use crate::enrolment::requests;
 use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
@@ -33,11 +34,14 @@ pub(crate) struct Agent {
     pub(crate) prober: Prober,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
+    /// That order, for whoever looks meanwhile.
+    pub(crate) under_way: Mutex<Option<Busy>>,
     pub(crate) staging: Staging,
     /// Whether this is a machine of its own, whose clock, firewall and logs are the agent's affair too.
     pub(crate) keeps_host: bool,
     /// How long the data's disk took for its slowest durable write, in microseconds.
     pub(crate) fsync: OnceCell<Option<u64>>,
+    pub(crate) clients: Clients,
     /// For reading calls.
     pub(crate) readings: Arc<Semaphore>,
     /// Why etcd, which should run, does not, though nobody keeps starting it.
@@ -53,6 +57,8 @@ impl Agent {
         if !self.state.get().enrolled {
             return Err(Refusal::NotEnrolled);
         }
+        // Before the fence is looked at: whoever raises it afterwards sees that something is under way.
+        let _under_way = UnderWay::begin(self, Busy { order: order.name().to_owned(), fence });
         self.state.obey_fence(fence).await?;
         tracing::info!(fence, order = order.name(), "ordered");
         match order {
@@ -88,6 +94,16 @@ impl Agent {
         }
     }
 
+    /// Asked again by orders that wait before they act: another controller may have come meanwhile.
+    pub(crate) fn check_still_obeyed(&self) -> Result<(), Refusal> {
+        let carried = self.under_way.lock().expect("no holder panics").as_ref().map(|order| order.fence);
+        let obeyed = self.state.get().fence;
+        match carried {
+            Some(carried) if carried < obeyed => Err(Refusal::StaleFence { obeyed, carried }),
+            _ => Ok(()),
+        }
+    }
+
     async fn move_leader(&self, to: u64) -> Result<(), Refusal> {
         let client = self.access.client(&self.state.get())?;
         if client.status().await.map_err(AgentError::Etcd)?.leader == to {
@@ -104,6 +120,8 @@ impl Agent {
         if let Some(fence) = request.fence {
             self.state.obey_fence(fence).await?;
         }
+        // Before anything else is looked at: what has ended by now, the rest shows.
+        let busy = self.under_way.lock().expect("no holder panics").clone();
         let (etcd, reaches) = tokio::join!(self.etcd_facts(request.auth), reach::all(request.reach));
         let etcd = EtcdFacts { attempt: self.attempt_of(request.fence), ..etcd? };
         let state = self.state.get();
@@ -114,9 +132,10 @@ impl Agent {
             node_config: state.node_config.as_ref().map(|known| (known.generation, known.digest.clone())),
             certificates: BTreeMap::from_iter(certificates),
             requests: requests(&state),
-            host: self.host(self.fsync_micros(&etcd.data).await),
+            host: self.host(self.fsync_micros(&etcd.data).await).await,
             etcd,
             reaches,
+            busy,
         })
     }
 
@@ -169,7 +188,7 @@ impl Agent {
         }
     }
 
-    fn host(&self, fsync_micros: Option<u64>) -> Host {
+    async fn host(&self, fsync_micros: Option<u64>) -> Host {
         let memory = rustix::system::sysinfo();
         let disk = rustix::fs::statvfs(self.layout.root());
         Host {
@@ -178,8 +197,24 @@ impl Agent {
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),
             fsync_micros,
-            clients: if self.keeps_host { crate::clients::connected() } else { BTreeSet::new() },
+            clients: if self.keeps_host { self.clients.connected().await } else { BTreeSet::new() },
             log_source_trouble: crate::follow::trouble(&self.layout),
         }
+    }
+}
+
+/// Says that an order is carried out, until it is dropped.
+struct UnderWay<'a>(&'a Agent);
+
+impl<'a> UnderWay<'a> {
+    fn begin(agent: &'a Agent, order: Busy) -> Self {
+        *agent.under_way.lock().expect("no holder panics") = Some(order);
+        UnderWay(agent)
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.under_way.lock().expect("no holder panics").take();
     }
 }

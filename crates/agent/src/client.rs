@@ -43,6 +43,7 @@ pub use read::Answers;
 
 /// For the connection, and again for its handshake.
 const CONNECTING: Duration = Duration::from_secs(1);
+const TRIES: usize = 4;
 const FACTS: Duration = Duration::from_secs(4);
 /// RSA keys are made meanwhile.
 const ENROLMENT: Duration = Duration::from_secs(60);
@@ -203,13 +204,21 @@ impl AgentClient {
                 answer => return answer.map(Answer::Of).map_err(|failed| failed.error),
             }
         }
-        let connection = self.connect().await?;
-        if let Peer::Unverified(key) = &connection.peer {
-            let key = key.clone();
-            self.keep(connection);
-            return Ok(Answer::Stranger(key));
+        let mut tried = 0;
+        loop {
+            let connection = self.connect().await?;
+            if let Peer::Unverified(key) = &connection.peer {
+                let key = key.clone();
+                self.keep(connection);
+                return Ok(Answer::Stranger(key));
+            }
+            tried += 1;
+            match self.ask_and_keep(connection, at, request, time).await {
+                // Our side of the handshake ends before the agent's does.
+                Err(Failed { error: ClientError::Unreachable { .. }, hung_up: true }) if tried < TRIES => {}
+                answer => return answer.map(Answer::Of).map_err(|failed| failed.error),
+            }
         }
-        self.ask_and_keep(connection, at, request, time).await.map(Answer::Of).map_err(|failed| failed.error)
     }
 
     /// A connection on which an answer is still to come is not kept.
@@ -254,7 +263,18 @@ impl AgentClient {
         if connection.peer == Peer::Verified { Ok(connection) } else { Err(Refusal::NotEnrolled.into()) }
     }
 
+    /// An agent with a crowd at its door drops some of it unheard, and nothing has been asked yet: it is tried again.
     async fn connect(&self) -> Result<Connection, ClientError> {
+        for _ in 1..TRIES {
+            match self.connect_once().await {
+                Err(Failed { hung_up: true, .. }) => {}
+                connected => return connected.map_err(|failed| failed.error),
+            }
+        }
+        self.connect_once().await.map_err(|failed| failed.error)
+    }
+
+    async fn connect_once(&self) -> Result<Connection, Failed> {
         if let Some(line) = &self.line {
             let stream = in_time(CONNECTING, channel::connect(line)).await.map_err(|why| self.unreachable(why))?;
             return self.shake_hands(stream).await;
@@ -265,13 +285,16 @@ impl AgentClient {
         self.shake_hands(stream).await
     }
 
-    async fn shake_hands<S>(&self, stream: S) -> Result<Connection, ClientError>
+    async fn shake_hands<S>(&self, stream: S) -> Result<Connection, Failed>
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
         let name = ServerName::from(self.address.ip());
-        let connected = in_time(CONNECTING, self.connector.connect(name, stream)).await;
-        let stream = connected.map_err(|why| self.unreachable(why))?;
+        let mut hung_up = false;
+        let connecting = self.connector.connect(name, stream);
+        let connecting = async { connecting.await.inspect_err(|error| hung_up = was_dropped(error)) };
+        let connected = in_time(CONNECTING, connecting).await;
+        let stream = connected.map_err(|why| Failed { error: self.unreachable(why), hung_up })?;
         let peer = self.recognize(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error.to_string()))?;
@@ -362,10 +385,22 @@ async fn in_time<T, E: ToString>(time: Duration, work: impl Future<Output = Resu
     }
 }
 
+/// The other side closed the connection, which TLS itself has nothing to say about.
+fn was_dropped(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(error.kind(), ConnectionReset | BrokenPipe | UnexpectedEof)
+}
+
 struct Failed {
     error: ClientError,
     /// The other side closed the connection, as an agent that ends does.
     hung_up: bool,
+}
+
+impl From<ClientError> for Failed {
+    fn from(error: ClientError) -> Self {
+        Failed { error, hung_up: false }
+    }
 }
 
 enum Answer<A> {

@@ -1,17 +1,47 @@
 //! Who is connected to etcd now, as the kernel knows it.
 
 use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use quorate_core::model::CLIENT_PORT;
+use tokio::sync::Mutex;
+
+/// The kernel lists every connection of the machine, which on a busy one takes it a while; looks come several times a second.
+const FRESH: Duration = Duration::from_secs(10);
 
 /// How the kernel marks a connection that stands.
 const ESTABLISHED: &str = "01";
 
-/// Other hosts with a connection to etcd's client port.
-pub(crate) fn connected() -> BTreeSet<IpAddr> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| std::fs::read_to_string(path).unwrap_or_default());
-    tables.iter().flat_map(|table| table.lines()).filter_map(client).collect()
+/// Other hosts with a connection to etcd's client port, as of some seconds ago.
+#[derive(Default)]
+pub(crate) struct Clients {
+    last: Mutex<Option<(Instant, BTreeSet<IpAddr>)>>,
+}
+
+impl Clients {
+    pub(crate) async fn connected(&self) -> BTreeSet<IpAddr> {
+        let mut last = self.last.lock().await;
+        match &*last {
+            Some((at, known)) if at.elapsed() < FRESH => known.clone(),
+            _ => {
+                let Ok(found) = crate::blocking(|| Ok::<_, Infallible>(connected())).await;
+                *last = Some((Instant::now(), found.clone()));
+                found
+            }
+        }
+    }
+}
+
+fn connected() -> BTreeSet<IpAddr> {
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].into_iter().filter_map(|path| File::open(path).ok());
+    tables
+        .flat_map(|table| BufReader::new(table).lines().map_while(Result::ok))
+        .filter_map(|line| client(&line))
+        .collect()
 }
 
 /// `sl local_address rem_address st …`, where an address is hexadecimal and a port follows it. What the machine asks itself is no
@@ -52,6 +82,20 @@ mod tests {
         assert_ne!(here, etcd);
         assert!(connected().contains(&here));
         drop((stream, listener));
+    }
+
+    #[tokio::test]
+    async fn the_kernel_is_not_asked_at_each_look() {
+        let clients = Clients::default();
+        let before = clients.connected().await;
+        let [_, _, high, low] = std::process::id().to_be_bytes();
+        let etcd = IpAddr::from([127, 210, high, low]);
+        let listener = TcpListener::bind((etcd, CLIENT_PORT)).unwrap();
+        let _streams: Vec<_> = (0..3).map(|_| TcpStream::connect((etcd, CLIENT_PORT)).unwrap()).collect();
+        assert_eq!(clients.connected().await, before);
+        *clients.last.lock().await = None;
+        assert!(clients.connected().await.contains(&IpAddr::from([127, 0, 0, 1])));
+        drop(listener);
     }
 
     #[test]

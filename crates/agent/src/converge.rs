@@ -2,7 +2,7 @@
 //! only at its start when it is ordered to restart. A config is taken as a whole or not at all.
 
 use std::ffi::OsStr;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use quorate_core::model::{BinarySeen, ConfigAttempt, EtcdService, NodeConfig, ServiceState};
@@ -148,8 +148,11 @@ impl Agent {
 /// own memory.
 fn check_path(path: &str) -> Result<(), Refusal> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
-    let own = ["var/lib/quorate", "var/lib/etcd", "var/lib/etcd.disk", "etc/etcd/pki"];
-    if plain && !path.is_empty() && !own.iter().any(|taken| Path::new(path).starts_with(taken)) {
+    // And what lies beside them under a longer name: `etcd.stamp`, `etcd.staged`, `etcd.before-…`, `pki-…`.
+    let own = ["var/lib/quorate", "var/lib/etcd", "etc/etcd/pki", "run/quorate", "run/agent.lock"];
+    let clean = Path::new(path).components().collect::<PathBuf>();
+    let clean = clean.to_string_lossy();
+    if plain && !path.is_empty() && !own.iter().any(|taken| clean.starts_with(taken)) {
         Ok(())
     } else {
         Err(Refusal::Failed { why: format!("a node config may not write {path:?}") })
@@ -175,7 +178,12 @@ mod tests {
     #[test]
     fn a_node_config_stays_inside_the_root_and_outside_of_the_agents_memory() {
         assert!(check_path("etc/etcd/jwt.pem").is_ok());
-        for path in ["", "/etc/passwd", "../up", "etc/../../up", "var/lib/quorate/state.json", "etc/etcd/pki/ca.crt"] {
+        let outside = ["", "/etc/passwd", "../up", "etc/../../up", "./var/lib/etcd", "var//lib/etcd.stamp"];
+        let own = ["var/lib/quorate/state.json", "etc/etcd/pki/ca.crt", "etc/etcd/pki-2/ca.crt", "run/agent.lock"];
+        let data =
+            ["etcd/member", "etcd.stamp", "etcd.staged/x", "etcd.disk/etcd.stamp", "etcd.before-t", "etcd.renewal"];
+        let data = data.map(|name| format!("var/lib/{name}"));
+        for path in outside.into_iter().chain(own).chain(data.iter().map(String::as_str)) {
             assert!(check_path(path).is_err(), "{path:?}");
         }
     }

@@ -69,7 +69,9 @@ pub enum AgentError {
     Older(OlderData),
     #[error("the data could not be made anew: {why}")]
     Renewal { why: String },
-    #[error("there is no user {user:?} on this machine for etcd to run as")]
+    #[error("{value} holds the control character {found:?}, which cannot be part of a unit of systemd")]
+    ControlCharacter { value: String, found: char },
+    #[error("there is no user {user:?} on this machine")]
     NoUser { user: String },
     #[error(transparent)]
     Binary(#[from] BinaryError),

@@ -14,10 +14,12 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 use crate::agent::Agent;
-use crate::server::Crowd;
+use crate::crowd::Crowd;
 
 const HEADERS: Duration = Duration::from_secs(2);
 const CONNECTION: Duration = Duration::from_secs(5);
+/// Who asks needs milliseconds; the rest are in the way.
+const VISITORS: usize = 128;
 const FRESH: Duration = Duration::from_secs(1);
 
 struct Page {
@@ -28,14 +30,14 @@ struct Page {
 
 pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
     let page = Arc::new(Page { agent, last: Mutex::new(None) });
-    let mut visitors = Crowd::default();
+    let mut visitors = Crowd::new(VISITORS);
     loop {
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, from)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(100)).await;
             continue;
         };
         let page = page.clone();
-        visitors.admit(async move {
+        visitors.admit(Some(from.ip()), async move {
             let service = service_fn(move |request| answer(page.clone(), request));
             let connection = hyper::server::conn::http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -51,7 +53,7 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) {
 async fn answer(page: Arc<Page>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infallible> {
     let (status, body) = if request.uri().path() != "/health" {
         (StatusCode::NOT_FOUND, String::new())
-    } else if request.method() != Method::GET {
+    } else if !matches!(*request.method(), Method::GET | Method::HEAD) {
         (StatusCode::METHOD_NOT_ALLOWED, String::new())
     } else {
         match page.health().await {

@@ -13,6 +13,7 @@ pub mod channel;
 pub mod client;
 mod clients;
 mod converge;
+mod crowd;
 mod enrolment;
 mod error;
 mod etcd;
@@ -25,11 +26,14 @@ mod logs;
 mod preflight;
 mod reach;
 mod read;
+mod refused;
+mod rotate;
 mod server;
 mod services;
 mod staging;
 mod state;
 mod tls;
+mod units;
 mod x509;
 
 use std::fs::{File, OpenOptions};
@@ -106,8 +110,10 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         log: Arc::default(),
         prober: etcd::Prober::default(),
         orders: tokio::sync::Mutex::new(()),
+        under_way: Mutex::new(None),
         staging: staging::Staging::default(),
         readings: Arc::new(Semaphore::new(read::AT_ONCE)),
+        clients: clients::Clients::default(),
         fsync: tokio::sync::OnceCell::new(),
         keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
@@ -123,7 +129,8 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         }
         ended = server::serve(agent.clone(), orders) => ended,
         Err(error) = server::serve_channel(agent.clone(), options.channel) => Err(error),
-        () = health::serve(agent, health) => Ok(()),
+        () = health::serve(agent.clone(), health) => Ok(()),
+        () = agent.keep_logs_small() => Ok(()),
     }
 }
 

@@ -8,6 +8,7 @@ use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::{LogAnswer, LogOf, LogRequest, Refusal};
 use crate::layout::Layout;
+use crate::rotate;
 
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -32,9 +33,9 @@ impl Agent {
 }
 
 /// Whoever started the agent chose where its words go.
-fn own_log(layout: &Layout) -> PathBuf {
-    let stderr = PathBuf::from("/proc/self/fd/2");
-    if stderr.is_file() { stderr } else { layout.agent_log() }
+pub(crate) fn own_log(layout: &Layout) -> PathBuf {
+    let stderr = std::fs::canonicalize("/proc/self/fd/2").ok().filter(|path| path.is_file());
+    stderr.unwrap_or_else(|| layout.agent_log())
 }
 
 /// The end of a log, from the beginning of a line on. Nothing where there is none.
@@ -43,14 +44,24 @@ pub(crate) fn last_bytes(path: &Path, most: u64) -> String {
 }
 
 fn tail(path: &Path, lines: usize, most: u64) -> io::Result<LogAnswer> {
-    let Some((mut file, length)) = open(path)? else { return Ok(LogAnswer { text: String::new(), next: 0 }) };
+    let (mut text, next) = end(path, most)?;
+    // It may have been emptied a moment ago.
+    if text.lines().count() < lines && (text.len() as u64) < most {
+        text.insert_str(0, &end(&rotate::older(path), most - text.len() as u64)?.0);
+    }
+    let skip = text.lines().count().saturating_sub(lines);
+    let text = text.split_inclusive('\n').skip(skip).collect();
+    Ok(LogAnswer { text, next })
+}
+
+/// The last lines that fit into so many bytes, and the length of the file.
+fn end(path: &Path, most: u64) -> io::Result<(String, u64)> {
+    let Some((mut file, length)) = open(path)? else { return Ok((String::new(), 0)) };
     let from = length.saturating_sub(most);
     let text = read(&mut file, from, length)?;
     // A cut first line is dropped.
     let text = if from > 0 { text.split_once('\n').map_or("", |(_, rest)| rest) } else { &text };
-    let skip = text.lines().count().saturating_sub(lines);
-    let text = text.split_inclusive('\n').skip(skip).collect();
-    Ok(LogAnswer { text, next: length })
+    Ok((text.to_owned(), length))
 }
 
 /// A log that became shorter was begun anew.
@@ -96,5 +107,7 @@ mod tests {
         assert_eq!(read_on(&path, end.next).unwrap(), LogAnswer { text: String::from("four\n"), next: 19 });
         std::fs::write(&path, "new\n").unwrap();
         assert_eq!(read_on(&path, 19).unwrap(), LogAnswer { text: String::from("new\n"), next: 4 });
+        std::fs::write(rotate::older(&path), "old\nolder\n").unwrap();
+        assert_eq!(tail(&path, 2, 100).unwrap(), LogAnswer { text: String::from("older\nnew\n"), next: 4 });
     }
 }

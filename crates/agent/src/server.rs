@@ -2,7 +2,6 @@
 //! whatever comes in from strangers ends there and the agent lives on. Requests and answers are whole and small, except for
 //! reading calls of etcd and snapshots that are brought, which are streams.
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,18 +20,22 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket};
-use tokio::task::AbortHandle;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
 use crate::api::{self, CONTROLLER, Refusal, StageRequest, path};
+use crate::crowd::Crowd;
+use crate::refused::Refused;
 use crate::{AgentError, channel, tls, x509};
 
 const HANDSHAKE: Duration = Duration::from_secs(5);
 const HEADERS: Duration = Duration::from_secs(60);
 const BODY: Duration = Duration::from_secs(30);
 const BODY_BYTES: usize = 16 << 20;
+/// How many may be about to show who they are. More than a flood from one host easily holds, as an open connection that says
+/// nothing costs little; far fewer than the files that a process may open by default.
+const STRANGERS: usize = 512;
 /// A machine that acknowledges nothing for so long has vanished, and what was under way for it ends.
 const VANISHED: Duration = Duration::from_secs(120);
 
@@ -62,22 +65,22 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     let state = agent.state.get();
     let acceptor = TlsAcceptor::from(tls::server_config(&state.control_ca, agent.shown.clone())?);
     tracing::info!(address = %state.address, "the agent answers");
-    let mut strangers = Crowd::default();
+    let (mut strangers, refused) = (Crowd::new(STRANGERS), Refused::of("connections"));
     loop {
         let (stream, from) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, or a peer gone already: both pass.
-                tracing::warn!(%error, "a connection could not be accepted");
+                refused.say(&"nobody", &format!("a connection could not be accepted: {error}"));
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
             }
         };
         let _ = stream.set_nodelay(true);
         let _ = set_tcp_user_timeout(&stream, VANISHED.as_millis() as u32);
-        let (agent, acceptor) = (agent.clone(), acceptor.clone());
-        strangers.admit(async move {
-            let refused = move |why: String| tracing::info!(%from, why, "a connection was refused or broke off");
+        let (agent, acceptor, refused) = (agent.clone(), acceptor.clone(), refused.clone());
+        strangers.admit(Some(from.ip()), async move {
+            let refused = move |why: String| refused.say(&from, &why);
             match admit(&acceptor, stream).await {
                 Ok(stream) => drop(tokio::spawn(async move { converse(agent, stream).await.unwrap_or_else(refused) })),
                 Err(why) => refused(why),
@@ -92,11 +95,11 @@ pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) ->
     let mut streams = channel::listen(&device).await.map_err(AgentError::file("open", &device))?;
     let config = tls::server_config(&agent.state.get().control_ca, agent.shown.clone())?;
     let acceptor = TlsAcceptor::from(config);
-    let mut strangers = Crowd::default();
+    let (mut strangers, refused) = (Crowd::new(STRANGERS), Refused::of("streams of the line"));
     while let Some(stream) = streams.recv().await {
-        let (agent, acceptor) = (agent.clone(), acceptor.clone());
-        strangers.admit(async move {
-            let refused = move |why: String| tracing::info!(why, "a stream of the line was refused or broke off");
+        let (agent, acceptor, refused) = (agent.clone(), acceptor.clone(), refused.clone());
+        strangers.admit(None, async move {
+            let refused = move |why: String| refused.say(&"the host", &why);
             match admit(&acceptor, stream).await {
                 Ok(stream) => drop(tokio::spawn(async move { converse(agent, stream).await.unwrap_or_else(refused) })),
                 Err(why) => refused(why),
@@ -104,25 +107,6 @@ pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) ->
         });
     }
     Ok(())
-}
-
-/// Those whom nobody knows yet. When there are too many, who came first must go: whoever means well needs milliseconds, so
-/// a crowd that stalls is in nobody's way.
-#[derive(Default)]
-pub(crate) struct Crowd {
-    tasks: VecDeque<AbortHandle>,
-}
-
-impl Crowd {
-    const LIMIT: usize = 64;
-
-    pub(crate) fn admit(&mut self, work: impl Future<Output = ()> + Send + 'static) {
-        self.tasks.retain(|task| !task.is_finished());
-        if self.tasks.len() >= Self::LIMIT {
-            self.tasks.pop_front().inspect(AbortHandle::abort);
-        }
-        self.tasks.push_back(tokio::spawn(work).abort_handle());
-    }
 }
 
 /// Lets the controller in, and nobody else.

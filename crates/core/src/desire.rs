@@ -259,13 +259,27 @@ fn host_config(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> Ho
     let secrets = brought.log_forwarding.clone().unwrap_or_default();
     let log_forwarding = log_forwarding
         .map(|settings| log_forwarding_config(settings, secrets, spec.machine_name(member.name.as_str(), 1)));
+    let metrics = spec.etcd.metrics.clone();
+    let rules = letting_members_knock(firewall, spec);
     HostConfig {
         chrony,
         node_exporter: node_exporter.enabled,
-        firewall: firewall.enabled.then_some(FirewallConfig { rules: firewall, scrape_from }),
+        firewall: rules.enabled.then_some(FirewallConfig { rules, scrape_from, metrics }),
         install_dependencies,
         log_forwarding,
     }
+}
+
+/// Members knock at each other's agents to find out who lives: one that keeps them out would count as dead when its etcd is
+/// down too. They find a port that asks for the controller's certificate.
+fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> spec::Firewall {
+    let members = spec.members.iter().filter_map(MemberSpec::pinned).map(spec::AddressRange::from);
+    let others: Vec<_> = members.chain(firewall.peers_from.iter().flatten().cloned()).collect();
+    if let Some(controller) = &mut firewall.controller_from {
+        let missing: BTreeSet<_> = others.into_iter().filter(|range| !controller.contains(range)).collect();
+        controller.extend(missing);
+    }
+    firewall
 }
 
 fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, machine: String) -> LogForwardingConfig {
@@ -324,8 +338,14 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> 
     if etcd.client_auth == ClientAuth::Certificate {
         flags.insert(String::from("trusted-ca-file"), pki("ca.crt"));
     }
+    flags.extend(metrics_url(spec).map(|url| (String::from("listen-metrics-urls"), url)));
     flags.extend(flags::translate(&etcd.flags, etcd.version).flags);
     flags
+}
+
+/// Where etcd shows its metrics, besides its client port.
+fn metrics_url(spec: &ClusterSpec) -> Option<String> {
+    spec.etcd.metrics.as_ref().map(|metrics| format!("http://{ADDRESS}:{}", metrics.port))
 }
 
 fn compaction_mode(mode: spec::CompactionMode) -> &'static str {
@@ -472,6 +492,31 @@ mod tests {
         let spec = spec("{node_exporter: {enabled: false, scrape_from: [10.0.0.0/8]}}");
         let config = host_config(&spec, &spec.members[0], &Brought::default());
         assert!(!config.node_exporter && config.firewall.unwrap().scrape_from.is_empty());
+    }
+
+    #[test]
+    fn members_may_knock_at_each_others_agents_whoever_else_may() {
+        let mut spec = spec("{firewall: {controller_from: [10.1.2.3], peers_from: [10.0.0.0/24]}}");
+        spec.members[0].address = Some("10.0.0.1".parse().unwrap());
+        let of = |spec: &ClusterSpec| {
+            let config = host_config(spec, &spec.members[0], &Brought::default());
+            let from = config.firewall.unwrap().rules.controller_from;
+            from.map(|ranges| ranges.iter().map(ToString::to_string).collect::<Vec<_>>())
+        };
+        let expected = ["10.1.2.3/32", "10.0.0.0/24", "10.0.0.1/32"].map(str::to_owned);
+        assert_eq!(of(&spec), Some(expected.to_vec()));
+        spec.host.as_mut().unwrap().firewall.controller_from = None;
+        assert_eq!(of(&spec), None, "all may");
+    }
+
+    #[test]
+    fn metrics_have_a_port_of_their_own_where_they_are_wanted() {
+        let mut spec = spec("{}");
+        assert_eq!(metrics_url(&spec), None);
+        spec.etcd.metrics = Some(spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
+        assert_eq!(metrics_url(&spec).as_deref(), Some("http://{address}:9379"));
+        let firewall = host_config(&spec, &spec.members[0], &Brought::default()).firewall.unwrap();
+        assert_eq!(firewall.metrics, spec.etcd.metrics);
     }
 
     #[test]

@@ -83,10 +83,11 @@ impl Flag {
 
 /// Flags that quorate sets or must not be set, by name or by the beginning of the name, and what to do instead.
 /// The first that fits is taken.
-const MANAGED: [(&str, &str); 40] = [
+const MANAGED: [(&str, &str); 41] = [
     ("name", "it is the member's `name`"),
     ("data-dir", "quorate places the data directory"),
     ("wal-dir", "quorate places the data directory, and the log in it"),
+    ("listen-metrics-urls", "use `metrics`"),
     ("listen-*", "it follows from the member's `address`"),
     ("advertise-client-urls", "it follows from the member's `address`"),
     ("initial-election-tick-advance", "quorate leaves it on: without it, starting takes longer"),
@@ -182,7 +183,8 @@ mod tests {
             assert!(TABLE.iter().any(|flag| flag.name.starts_with(beginning)), "{pattern}");
         }
         assert_eq!(managed("quota-backend-bytes"), Some("use `quota`"));
-        assert!(managed("discovery-srv").is_some() && managed("listen-metrics-urls").is_some());
+        assert!(managed("discovery-srv").is_some() && managed("listen-peer-urls").is_some());
+        assert_eq!(managed("listen-metrics-urls"), Some("use `metrics`"));
         assert_eq!(managed("log-level"), None);
         assert_eq!(managed("snapshot-count"), None);
     }

@@ -6,6 +6,7 @@ use quorate_core::model::CLIENT_PORT;
 
 use super::{PROGRAM, channel_device};
 use crate::api::boot::{Interface, Machine};
+use crate::units::AGENT;
 
 const PREFIX: &str = "05-quorate-";
 const SUFFIX: &str = ".network";
@@ -136,17 +137,10 @@ pub(super) fn agent_unit() -> String {
          RestartSec=500ms\n\
          StandardOutput=append:/var/log/agent.log\n\
          StandardError=inherit\n\
-         UMask=0077\n\
          LimitNOFILE=65536\n\
          OOMScoreAdjust=-900\n\
          CPUWeight=1000\n\
-         ProtectHome=yes\n\
-         ProtectKernelTunables=yes\n\
-         ProtectKernelModules=yes\n\
-         ProtectControlGroups=yes\n\
-         RestrictRealtime=yes\n\
-         LockPersonality=yes\n\
-         RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK\n\
+         {AGENT}\
          \n\
          [Install]\n\
          WantedBy=multi-user.target\n"

@@ -59,7 +59,8 @@ impl Frame {
         let what = match (head[8], payload) {
             (0, []) => What::Open,
             (1, []) => What::Accept,
-            (2, bytes) => What::Data(bytes.to_vec()),
+            // Nothing costs no window, so that any number of it would have to be kept.
+            (2, bytes @ [_, ..]) => What::Data(bytes.to_vec()),
             (3, count) => What::Taken(u32::from_be_bytes(count.try_into().ok()?)),
             (4, []) => What::End,
             (5, []) => What::Gone,
@@ -109,7 +110,7 @@ mod tests {
 
     #[test]
     fn a_frame_holds_no_zero_but_its_last_byte_and_comes_back() {
-        let payloads = [0, 1, 253, 254, 255, 256, 508, 509, PAYLOAD].map(|length| {
+        let payloads = [1, 2, 253, 254, 255, 256, 508, 509, PAYLOAD].map(|length| {
             [vec![0; length], vec![7; length], (0..length).map(|at| (at % 256) as u8).collect::<Vec<u8>>()]
         });
         for payload in payloads.into_iter().flatten() {
@@ -125,6 +126,12 @@ mod tests {
             let bytes = frame.encode();
             assert_eq!(Frame::decode(&bytes[..bytes.len() - 1]), Some(frame));
         }
+    }
+
+    #[test]
+    fn data_without_bytes_is_no_frame() {
+        let bytes = Frame { stream: 9, what: What::Data(Vec::new()) }.encode();
+        assert_eq!(Frame::decode(&bytes[..bytes.len() - 1]), None);
     }
 
     #[test]

@@ -53,6 +53,8 @@ impl Agent {
                 return Ok(());
             }
             check(expects, &members)?;
+            // A later controller may have decided otherwise while etcd was not willing.
+            self.check_still_obeyed()?;
             match change.make(&client).await {
                 Ok(()) => return Ok(()),
                 Err(Error::UnhealthyCluster) if begun.elapsed() < SETTLING => tokio::time::sleep(PAUSE).await,

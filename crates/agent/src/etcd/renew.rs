@@ -70,6 +70,10 @@ impl Agent {
             place.clear().await?;
         }
         made?;
+        if let Err(refused) = self.check_still_obeyed() {
+            place.clear().await?;
+            return Err(refused);
+        }
         Ok(self.finish_renewal().await?)
     }
 

@@ -61,6 +61,7 @@ impl Agent {
                     self.state.update(|state| state.peers = peers).await?;
                 }
                 self.check_age().await?;
+                self.check_still_obeyed()?;
                 let stamp = stamp.clone();
                 let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
@@ -149,6 +150,7 @@ impl Agent {
             ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
+        self.check_still_obeyed()?;
         self.prober.end();
         self.service.stop(PATIENT).await?;
         Ok(self.bring_up(launch).await?)

@@ -1,14 +1,17 @@
 //! All files of fluent-bit's configuration, as one: checked by fluent-bit itself, put in place in one instant, known by a digest.
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::chown;
 use std::path::{Component, Path, PathBuf};
 
 use quorate_etcd::KeyValue;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
 
-use crate::host::find_below;
-use crate::services::systemd::run;
+use super::allowed;
+use crate::files::Owner;
+use crate::host::{LOG_READER, find_below};
+use crate::services::systemd::{owner_in, run};
 use crate::{AgentError, files, hex};
 
 /// Where fluent-bit finds them: a link to the set in use.
@@ -43,6 +46,7 @@ impl Set {
         if !found.contains_key(INDEX) {
             return Err(format!("there is no key {}, where fluent-bit begins to read", joined(prefix, INDEX)));
         }
+        allowed::check(&found)?;
         Ok(Set { files: found })
     }
 
@@ -68,7 +72,7 @@ impl Set {
             self.check(root).await?;
             let place = link.with_file_name(&home);
             files::remove_dir(&place)?;
-            self.write(&place, |content| content.to_vec())?;
+            self.write(root, &place, |content| content.to_vec())?;
             files::link(&link, &home)?;
             clear(&link, Some(&home))?;
         }
@@ -80,7 +84,7 @@ impl Set {
         files::write(&started_with, digest.as_bytes(), 0o644, None)
     }
 
-    /// In a place of its own, into which its own paths lead for so long.
+    /// In a place of its own, into which its own paths lead for so long; as the user that will read it.
     async fn check(&self, root: &Path) -> Result<(), AgentError> {
         let Some(program) = find_below(root, "fluent-bit") else {
             tracing::warn!("there is no fluent-bit on this machine that could check its configuration");
@@ -89,25 +93,44 @@ impl Set {
         let draft = root.join(format!("{DIRECTORY}.draft"));
         files::remove_dir(&draft)?;
         let (there, here) = (format!("/{DIRECTORY}/"), format!("{}/", draft.display()));
-        self.write(&draft, |content| match std::str::from_utf8(content) {
+        self.write(root, &draft, |content| match std::str::from_utf8(content) {
             Ok(text) => text.replace(&there, &here).into_bytes(),
             Err(_) => content.to_vec(),
         })?;
-        let checked = run(Command::new(program).arg("--dry-run").arg("-c").arg(draft.join(INDEX))).await;
+        let mut command = Command::new(program);
+        command.arg("--dry-run").arg("-c").arg(draft.join(INDEX));
+        if let Some((user, group)) = reader(root) {
+            command.uid(user).gid(group);
+        }
+        let checked = run(&mut command).await;
         files::remove_dir(&draft)?;
         checked.map(drop)
     }
 
-    /// There may be secrets in it. The name of a set says what is in it, after a power cut too.
-    fn write(&self, place: &Path, change: impl Fn(&[u8]) -> Vec<u8>) -> Result<(), AgentError> {
-        files::make_dir(place, 0o700)?;
+    /// There may be secrets in it: root writes it and fluent-bit's user reads it. The name of a set says what is in it, after a power
+    /// cut too.
+    fn write(&self, root: &Path, place: &Path, change: impl Fn(&[u8]) -> Vec<u8>) -> Result<(), AgentError> {
+        let readers = reader(root).map(|(_, group)| group);
+        let (directory, file) = if readers.is_some() { (0o750, 0o640) } else { (0o700, files::PRIVATE) };
+        let let_read = |path: &Path| match readers {
+            Some(group) => chown(path, Some(0), Some(group)).map_err(AgentError::file("give to fluent-bit", path)),
+            None => Ok(()),
+        };
         for (name, content) in &self.files {
             let path = place.join(name);
-            files::make_dir(path.parent().unwrap_or(place), 0o700)?;
-            files::write_durably(&path, &change(content), files::PRIVATE)?;
+            let parent = path.parent().unwrap_or(place);
+            files::make_dir(parent, directory)?;
+            files::write_durably(&path, &change(content), file)?;
+            let_read(&path)?;
+            parent.ancestors().take_while(|above| above.starts_with(place)).try_for_each(let_read)?;
         }
         Ok(())
     }
+}
+
+/// Whom fluent-bit runs as, where that user exists.
+fn reader(root: &Path) -> Option<Owner> {
+    owner_in(&std::fs::read_to_string(root.join("etc/passwd")).ok()?, LOG_READER)
 }
 
 /// Lets fluent-bit be started again with the configuration that it has.
@@ -181,6 +204,9 @@ mod tests {
         let of =
             |keys: &[&str]| Set::of("/l/", keys.iter().map(|key| pair(key, "x")).collect()).map(|set| set.digest());
         assert!(of(&["/l/index.conf", "/l/in/a.conf"]).is_ok());
+        let runs_programs = pair("/l/index.conf", "[INPUT]\n    Name exec\n    Command id\n");
+        let refused = Set::of("/l/", vec![runs_programs]).map(|set| set.digest()).unwrap_err();
+        assert!(refused.starts_with("index.conf: line 2: the input `exec` is not allowed"), "{refused}");
         for (keys, expected) in [
             (&["/l/a.conf"][..], "there is no key /l/index.conf"),
             (&[], "there is no key /l/index.conf"),

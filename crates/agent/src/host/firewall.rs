@@ -20,8 +20,9 @@ pub(super) fn none() -> String {
 }
 
 pub(super) fn render(config: &FirewallConfig, node_exporter: bool) -> String {
-    let FirewallConfig { rules, scrape_from } = config;
+    let FirewallConfig { rules, scrape_from, metrics } = config;
     let health = format!("{{ {CLIENT_PORT}, {HEALTH_PORT} }}");
+    let metrics = metrics.as_ref().map(|metrics| (metrics.port.to_string(), Some(metrics.scrape_from.as_slice())));
     let named = [
         (PEER_PORT.to_string(), rules.peers_from.as_deref()),
         (health, rules.clients_from.as_deref()),
@@ -29,7 +30,7 @@ pub(super) fn render(config: &FirewallConfig, node_exporter: bool) -> String {
         (AGENT_PORT.to_string(), rules.controller_from.as_deref()),
         (node_exporter::PORT.to_string(), Some(if node_exporter { scrape_from } else { &[] })),
     ];
-    let rules: String = named.iter().flat_map(|(ports, from)| lines(ports, *from)).collect();
+    let rules: String = named.iter().chain(&metrics).flat_map(|(ports, from)| lines(ports, *from)).collect();
     format!(
         "#!/usr/sbin/nft -f\n\
          {MARK}\

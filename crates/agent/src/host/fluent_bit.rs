@@ -3,6 +3,9 @@
 use quorate_core::model::{ForwardConfig, LogForwardingConfig};
 
 use crate::follow;
+use crate::units::SHUT_IN;
+
+use super::LOG_READER;
 
 const OUTPUT: &str = "etc/fluent-bit-customization/default-config/fluent-bit-output.conf";
 const SERVICE: &str = "etc/fluent-bit-customization/default-config/fluent-bit-service.conf";
@@ -10,6 +13,7 @@ pub(super) const INPUTS: &str = "etc/fluent-bit-customization/default-config/flu
 const CA: &str = "etc/fluent-bit-customization/forward-ca.crt";
 /// Where fluent-bit's own packages look.
 const MAIN: &str = "etc/fluent-bit/fluent-bit.conf";
+pub(super) const UNIT: &str = "etc/systemd/system/fluent-bit.service.d/quorate.conf";
 /// All that may be written.
 pub(super) const PIECES: [&str; 5] = [SERVICE, INPUTS, CA, OUTPUT, MAIN];
 const MARK: &str = "# Written by quorate; changes are lost.\n";
@@ -20,7 +24,7 @@ pub(super) struct Piece {
     pub(super) mode: u32,
 }
 
-/// The output holds the shared key: it is root's alone.
+/// The output holds the shared key: besides root, fluent-bit's own user alone reads it.
 pub(super) fn render(config: &LogForwardingConfig) -> Vec<Piece> {
     let piece = |path, content: String, mode| Piece { path, content, mode };
     let mut pieces = vec![
@@ -30,7 +34,7 @@ pub(super) fn render(config: &LogForwardingConfig) -> Vec<Piece> {
     ];
     if let Some(forward) = &config.forward {
         pieces.push(piece(CA, forward.ca.clone(), 0o644));
-        pieces.push(piece(OUTPUT, output(forward), 0o600));
+        pieces.push(piece(OUTPUT, output(forward), 0o640));
     }
     pieces
 }
@@ -51,7 +55,7 @@ fn inputs(config: &LogForwardingConfig) -> String {
             ("Name", "tail"),
             ("Tag", &config.etcd_tag),
             ("Path", "/var/log/etcd.log"),
-            ("DB", "/var/lib/fluent-bit-etcd.db"),
+            ("DB", "/var/lib/quorate-logs/etcd.db"),
             ("Read_from_Head", "off"),
         ],
     );
@@ -61,7 +65,7 @@ fn inputs(config: &LogForwardingConfig) -> String {
             ("Name", "systemd"),
             ("Tag", &config.node_exporter_tag),
             ("Systemd_Filter", "_SYSTEMD_UNIT=prometheus-node-exporter.service"),
-            ("DB", "/var/lib/fluent-bit-node-exporter.db"),
+            ("DB", "/var/lib/quorate-logs/node-exporter.db"),
         ],
     );
     format!("{etcd}\n{exporter}")
@@ -81,6 +85,20 @@ fn output(config: &ForwardConfig) -> String {
             ("tls.verify", "on"),
             ("tls.ca_file", &format!("/{CA}")),
         ],
+    )
+}
+
+/// What is added to the unit that fluent-bit's package brings, which would be root.
+pub(super) fn unit() -> String {
+    format!(
+        "{MARK}\
+         [Service]\n\
+         User={LOG_READER}\n\
+         Group={LOG_READER}\n\
+         SupplementaryGroups=etcd systemd-journal\n\
+         StateDirectory={LOG_READER}\n\
+         StateDirectoryMode=0700\n\
+         {SHUT_IN}"
     )
 }
 

@@ -2,11 +2,12 @@
 
 use quorate_core::model::{HostConfig, LogForwardingConfig, LogSourceConfig};
 
-use super::Host;
 use super::fluent_bit::{self, Piece};
+use super::{Host, LOG_READER};
 use crate::boot::PROGRAM;
 use crate::layout::Layout;
-use crate::services::systemd::systemctl;
+use crate::services::systemd::{add_user, owner_in, systemctl};
+use crate::units::ROOT_SHUT_IN;
 use crate::{AgentError, files, follow};
 
 const FLUENT_BIT: &str = "fluent-bit.service";
@@ -15,7 +16,8 @@ const FOLLOWER: &str = "quorate-follow.service";
 impl Host {
     pub(super) async fn put_log_forwarding(&self, config: &HostConfig) -> Result<(), AgentError> {
         let Some(forwarding) = &config.log_forwarding else { return self.end_log_forwarding().await };
-        let changed = self.put_pieces(forwarding)?;
+        let reader = self.log_reader().await?;
+        let changed = self.put_unit().await? | self.put_pieces(forwarding, reader)?;
         match &forwarding.from_etcd {
             // Whoever follows starts fluent-bit, once there is something to read.
             Some(source) => self.begin_following(source, changed).await,
@@ -26,13 +28,38 @@ impl Host {
         }
     }
 
+    /// The group of the user that fluent-bit runs as; the user is made where it is missing.
+    async fn log_reader(&self) -> Result<u32, AgentError> {
+        let path = self.root.join("etc/passwd");
+        let find = || -> Result<Option<u32>, AgentError> {
+            let users = std::fs::read_to_string(&path).map_err(AgentError::file("read", &path))?;
+            Ok(owner_in(&users, LOG_READER).map(|(_, group)| group))
+        };
+        if let Some(group) = find()? {
+            return Ok(group);
+        }
+        add_user(LOG_READER, &self.root.join("var/lib").join(LOG_READER)).await?;
+        find()?.ok_or_else(|| AgentError::NoUser { user: LOG_READER.to_owned() })
+    }
+
+    /// Whether it differed.
+    async fn put_unit(&self) -> Result<bool, AgentError> {
+        let (path, text) = (self.root.join(fluent_bit::UNIT), fluent_bit::unit());
+        if self.is_in_place(&path, &text) {
+            return Ok(false);
+        }
+        files::write(&path, text.as_bytes(), 0o644, None)?;
+        systemctl(&["daemon-reload"]).await?;
+        Ok(true)
+    }
+
     /// Whether anything differed.
-    fn put_pieces(&self, config: &LogForwardingConfig) -> Result<bool, AgentError> {
+    fn put_pieces(&self, config: &LogForwardingConfig, readers: u32) -> Result<bool, AgentError> {
         let pieces = fluent_bit::render(config);
         let differs = |piece: &Piece| !self.is_in_place(&self.root.join(piece.path), &piece.content);
         let mut changed = pieces.iter().any(differs);
         for piece in &pieces {
-            files::ensure(&self.root.join(piece.path), piece.content.as_bytes(), piece.mode, None)?;
+            files::ensure(&self.root.join(piece.path), piece.content.as_bytes(), piece.mode, Some((0, readers)))?;
         }
         for path in fluent_bit::PIECES.into_iter().filter(|path| !pieces.iter().any(|piece| piece.path == *path)) {
             changed |= self.root.join(path).exists();
@@ -48,7 +75,9 @@ impl Host {
             return Ok(());
         }
         systemctl(&["disable", "--quiet", "--now", FLUENT_BIT]).await?;
-        fluent_bit::PIECES.iter().try_for_each(|path| files::remove(&self.root.join(path)))
+        fluent_bit::PIECES.iter().try_for_each(|path| files::remove(&self.root.join(path)))?;
+        files::remove(&self.root.join(fluent_bit::UNIT))?;
+        systemctl(&["daemon-reload"]).await.map(drop)
     }
 
     async fn begin_following(&self, source: &LogSourceConfig, pieces_changed: bool) -> Result<(), AgentError> {
@@ -105,16 +134,8 @@ fn unit() -> String {
          ExecStart=/{PROGRAM} agent follow --root /\n\
          Restart=always\n\
          RestartSec=2s\n\
-         UMask=0077\n\
-         NoNewPrivileges=yes\n\
-         PrivateTmp=yes\n\
-         ProtectHome=yes\n\
-         ProtectKernelTunables=yes\n\
-         ProtectKernelModules=yes\n\
-         ProtectControlGroups=yes\n\
-         ProtectSystem=strict\n\
+         {ROOT_SHUT_IN}\
          ReadWritePaths=/etc/fluent-bit-customization -/run/quorate\n\
-         RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n\
          \n\
          [Install]\n\
          WantedBy=multi-user.target\n"

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, lchown};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use super::child::start_ticks;
 use super::{Doing, Gate, Launch, NEVER_NEW, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;
+use crate::units::{SHUT_IN, one_line, quote, quote_value};
 use crate::{AgentError, etcd};
 
 const UNIT: &str = "etcd.service";
@@ -60,10 +61,7 @@ impl Systemd {
     /// Makes the user that etcd runs as, where the image has none.
     pub(crate) async fn new(layout: Layout) -> Result<Self, AgentError> {
         if find_owner()?.is_none() {
-            let home = layout.data();
-            let mut command = Command::new("useradd");
-            command.args(["--system", "--no-create-home", "--shell", "/usr/sbin/nologin", "--home-dir"]);
-            run(command.arg(home).arg(USER)).await?;
+            add_user(USER, &layout.data()).await?;
         }
         Ok(Systemd { layout, seen: Mutex::default() })
     }
@@ -77,10 +75,10 @@ impl Systemd {
         if launch.first_args.is_empty() {
             files::remove(&first)?;
         } else {
-            let line = format!("{FORMATION}={}\n", quote_value(&launch.first_args.join(" ")));
+            let line = format!("{FORMATION}={}\n", quote_value(&launch.first_args.join(" "))?);
             files::write(&first, line.as_bytes(), 0o644, None)?;
         }
-        files::ensure(&self.unit_file(), unit(launch, &self.layout).as_bytes(), 0o644, None)?;
+        files::ensure(&self.unit_file(), unit(launch, &self.layout)?.as_bytes(), 0o644, None)?;
         self.give_away()?;
         // systemd reads a unit that it has no use for anew by itself, and reading all of them takes it a while.
         let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", UNIT]).await?;
@@ -99,6 +97,9 @@ impl Systemd {
         files::open_log(&log)?;
         let Some(owner) = self.owner()? else { return Ok(()) };
         give(&log, owner)?;
+        // For the group, which whoever forwards logs is in.
+        let readable = fs::set_permissions(&log, fs::Permissions::from_mode(0o640));
+        readable.map_err(AgentError::file("make readable", &log))?;
         // Data that came with its disk from another machine may be another user's there.
         let is_foreign = fs::metadata(&data).is_ok_and(|found| (found.uid(), found.gid()) != owner);
         if is_foreign { give_all(&data, owner) } else { Ok(()) }
@@ -199,22 +200,30 @@ fn first_args_file(layout: &Layout) -> PathBuf {
 fn find_owner() -> Result<Option<Owner>, AgentError> {
     let path = Path::new("/etc/passwd");
     let users = fs::read_to_string(path).map_err(AgentError::file("read", path))?;
-    Ok(owner_in(&users))
+    Ok(owner_in(&users, USER))
 }
 
-fn owner_in(users: &str) -> Option<Owner> {
+/// A user that nobody logs in as.
+pub(crate) async fn add_user(name: &str, home: &Path) -> Result<(), AgentError> {
+    let mut command = Command::new("useradd");
+    command.args(["--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin", "--home-dir"]);
+    run(command.arg(home).arg(name)).await.map(drop)
+}
+
+/// A user and its group, in a file such as /etc/passwd.
+pub(crate) fn owner_in(users: &str, name: &str) -> Option<Owner> {
     let mut lines = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
     lines.find_map(|fields| match fields[..] {
-        [USER, _, user, group, ..] => Some((user.parse().ok()?, group.parse().ok()?)),
+        [found, _, user, group, ..] if found == name => Some((user.parse().ok()?, group.parse().ok()?)),
         _ => None,
     })
 }
 
 /// The unit. At least one of its conditions must hold: there is data, or this is the first start.
-fn unit(launch: &Launch, layout: &Layout) -> String {
-    let command: Vec<String> =
-        [launch.program.display().to_string()].iter().chain(&launch.args).map(|word| quote(word)).collect();
-    format!(
+fn unit(launch: &Launch, layout: &Layout) -> Result<String, AgentError> {
+    let words = [launch.program.display().to_string()];
+    let command = words.iter().chain(&launch.args).map(|word| quote(word)).collect::<Result<Vec<_>, _>>()?;
+    Ok(format!(
         "# Written by quorate at each start of etcd; changes are lost.\n\
          [Unit]\n\
          Description=etcd, kept by quorate\n\
@@ -240,35 +249,15 @@ fn unit(launch: &Launch, layout: &Layout) -> String {
          LimitNOFILE=65536\n\
          OOMScoreAdjust=-900\n\
          CPUWeight=1000\n\
-         NoNewPrivileges=yes\n\
-         ProtectSystem=strict\n\
-         ProtectHome=yes\n\
-         PrivateTmp=yes\n\
-         PrivateDevices=yes\n\
-         ProtectKernelTunables=yes\n\
-         ProtectKernelModules=yes\n\
-         ProtectControlGroups=yes\n\
-         RestrictSUIDSGID=yes\n\
-         RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX\n\
-         CapabilityBoundingSet=\n\
+         {SHUT_IN}\
          ReadWritePaths={data}\n",
         wal = layout.data().join("member/wal").display(),
         first = first_args_file(layout).display(),
-        digest = launch.digest,
+        digest = one_line(&launch.digest)?,
         command = command.join(" "),
         log = layout.etcd_log().display(),
         data = layout.data().display(),
-    )
-}
-
-/// One word of a command line as units have it, where `%` and `$` would be expanded.
-fn quote(word: &str) -> String {
-    format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$"))
-}
-
-/// A value in a file of variables.
-fn quote_value(value: &str) -> String {
-    format!("\"{}\"", value.replace('\\', r"\\").replace('"', "\\\"").replace('$', r"\$"))
+    ))
 }
 
 fn state_in(shown: &str, last_words: impl FnOnce() -> String) -> ServiceState {
@@ -348,7 +337,7 @@ mod tests {
 
     #[test]
     fn the_unit_never_founds_a_cluster_unless_told_to() {
-        let unit = unit(&launch(), &Layout::new(Path::new("/")).unwrap());
+        let unit = unit(&launch(), &Layout::new(Path::new("/")).unwrap()).unwrap();
         let has = |line: &str| assert!(unit.lines().any(|l| l == line), "{line} is not in\n{unit}");
         has("ExecStart=\"/opt/etcd/etcd\" \"--name=etcd-1\" \"--log-level=a \\\"b\\\" 5%%\" $QUORATE_FORMATION");
         has("Environment=QUORATE_FORMATION=--initial-cluster-state=existing");
@@ -358,9 +347,19 @@ mod tests {
         has("Environment=QUORATE_INPUTS=abc123");
         has("Restart=always");
         has("ProtectSystem=strict");
+        has("SystemCallFilter=@system-service");
+        has("MemoryDenyWriteExecute=yes");
         has("ReadWritePaths=/var/lib/etcd");
         has("LimitNOFILE=65536");
         assert!(!unit.contains("[Install]"), "the agent starts it, not the boot");
+    }
+
+    #[test]
+    fn a_flag_cannot_add_a_line_to_the_unit() {
+        let layout = Layout::new(Path::new("/")).unwrap();
+        let args = vec![String::from("--log-level=info\nExecStartPre=/bin/sh -c id")];
+        let refused = unit(&Launch { args, ..launch() }, &layout).unwrap_err().to_string();
+        assert!(refused.contains(r"info\nExecStartPre") && refused.contains("control character"), "{refused}");
     }
 
     #[test]
@@ -437,7 +436,7 @@ mod tests {
     #[test]
     fn etcds_user_is_found_among_others() {
         let users = "root:x:0:0:root:/root:/bin/sh\netcd:x:998:997::/var/lib/etcd:/usr/sbin/nologin\n";
-        assert_eq!(owner_in(users), Some((998, 997)));
-        assert_eq!(owner_in("root:x:0:0:root:/root:/bin/sh\n"), None);
+        assert_eq!(owner_in(users, USER), Some((998, 997)));
+        assert_eq!(owner_in("root:x:0:0:root:/root:/bin/sh\n", USER), None);
     }
 }

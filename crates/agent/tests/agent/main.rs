@@ -13,3 +13,4 @@ mod orders;
 mod read;
 mod rebuild;
 mod restore;
+mod slow_orders;

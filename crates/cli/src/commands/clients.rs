@@ -21,7 +21,7 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     let variables = variables(&clients::environment(&context.home, &ledger, &brought).await?);
     match options.output.format {
         Format::Json => output::print_json(&variables)?,
-        Format::Text => output::print(&exports(&variables))?,
+        Format::Text => output::print_exactly(&exports(&variables))?,
     }
     Ok(Exit::Done)
 }

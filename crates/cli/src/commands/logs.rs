@@ -34,7 +34,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     loop {
         let answer = agent.logs(&request).await?;
         match options.output.format == Format::Json {
-            true => output::print(&as_json(&options, &answer.text))?,
+            true => output::print_exactly(&output::plain::json(&as_json(&options, &answer.text)))?,
             false => output::print(&answer.text)?,
         }
         if !options.follow {

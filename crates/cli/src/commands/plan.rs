@@ -33,7 +33,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
                 let comma = if summary.clusters > 0 { ",\n" } else { "\n" };
                 format!("{comma}{}", to_json(&plan::json(name, &plan)))
             }
-            false => plan::text(name, &plan, detail),
+            false => output::plain::text(&plan::text(name, &plan, detail)).into_owned(),
         };
         summary.add(&plan);
         out.write_all(piece.as_bytes()).map_err(Error::Output)?;
@@ -66,5 +66,6 @@ fn say(words: cli::Words, ledger: &mut Ledger) {
 }
 
 fn to_json(value: &impl serde::Serialize) -> String {
-    serde_json::to_string(value).expect("plain data serializes")
+    let text = serde_json::to_string(value).expect("plain data serializes");
+    output::plain::json(&text).into_owned()
 }

@@ -58,6 +58,6 @@ pub fn schema() -> Result<Exit, Error> {
 pub fn completions(shell: Shell) -> Result<Exit, Error> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "quorate", &mut script);
-    output::print(&String::from_utf8_lossy(&script))?;
+    output::print_exactly(&String::from_utf8_lossy(&script))?;
     Ok(Exit::Done)
 }

@@ -3,6 +3,7 @@
 pub mod backup;
 pub mod block;
 pub mod history;
+pub mod plain;
 pub mod plan;
 pub mod progress;
 pub mod status;
@@ -14,8 +15,13 @@ use serde::Serialize;
 
 use crate::error::Error;
 
-/// Prints data.
+/// Prints data for people. Nothing in it can steer a terminal.
 pub fn print(text: &str) -> Result<(), Error> {
+    print_exactly(&plain::text(text))
+}
+
+/// Prints data for programs, which need every byte of it.
+pub fn print_exactly(text: &str) -> Result<(), Error> {
     let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)
 }
@@ -23,12 +29,17 @@ pub fn print(text: &str) -> Result<(), Error> {
 pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     let mut text = serde_json::to_string_pretty(value).expect("plain data serializes");
     text.push('\n');
-    print(&text)
+    print_exactly(&plain::json(&text))
 }
 
 /// Tells something. Nobody may be listening, which is no reason to stop.
 pub fn talk(text: &str) {
-    let _ = io::stderr().lock().write_all(text.as_bytes());
+    draw("", text);
+}
+
+/// The same behind a sequence of our own that moves the cursor.
+pub fn draw(sequence: &str, text: &str) {
+    let _ = io::stderr().lock().write_all(format!("{sequence}{}", plain::text(text)).as_bytes());
 }
 
 /// Whether somebody can be asked.

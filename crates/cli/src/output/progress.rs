@@ -12,7 +12,7 @@ use quorate_control::{ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
 use quorate_core::planner::{Action, Decision, Step};
 
-use super::talk;
+use super::draw;
 
 /// Twenty times a second is fluent, and costs nothing.
 const REDRAW: Duration = Duration::from_millis(50);
@@ -76,14 +76,14 @@ impl Progress {
             return;
         }
         let lines = state.lines();
-        let mut text = state.clear();
+        let (cleared, mut text) = (state.clear(), String::new());
         let width = terminal_width();
         for line in &lines {
             let _ = writeln!(text, "{}", line.chars().take(width).collect::<String>());
         }
         state.lines_drawn = lines.len();
         state.drawn_at = Some(Instant::now());
-        talk(&text);
+        draw(&cleared, &text);
     }
 
     /// A line that stays: on a terminal above the members.
@@ -91,7 +91,7 @@ impl Progress {
         let mut state = self.state.borrow_mut();
         let cleared = state.clear();
         state.lines_drawn = 0;
-        talk(&format!("{cleared}[{:7.3}s] {text}\n", state.started.elapsed().as_secs_f64()));
+        draw(&cleared, &format!("[{:7.3}s] {text}\n", state.started.elapsed().as_secs_f64()));
     }
 }
 

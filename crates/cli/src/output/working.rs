@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use jiff::Timestamp;
 use quorate_control::backup::{Doing, Teller};
 
-use super::{size, talk};
+use super::{draw, size, talk};
 
 const REDRAW: Duration = Duration::from_millis(100);
 /// Into a file or a log, the same thing is told so often.
@@ -50,8 +50,8 @@ impl Teller for Working {
         let mut state = self.state();
         let cleared = if std::mem::take(&mut state.drawn) { "\r\x1b[K" } else { "" };
         match self.log {
-            true => talk(&format!("{cleared}{} {text}\n", Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ"))),
-            false => talk(&format!("{cleared}{text}\n")),
+            true => draw(cleared, &format!("{} {text}\n", Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ"))),
+            false => draw(cleared, &format!("{text}\n")),
         }
     }
 
@@ -67,10 +67,10 @@ impl Teller for Working {
         match (text(what), self.terminal) {
             (Some(text), true) => {
                 state.drawn = true;
-                talk(&format!("\r\x1b[K  {text} …"));
+                draw("\r\x1b[K", &format!("  {text} …"));
             }
             (Some(text), false) if !self.log => talk(&format!("{text} …\n")),
-            (None, true) if std::mem::take(&mut state.drawn) => talk("\r\x1b[K"),
+            (None, true) if std::mem::take(&mut state.drawn) => draw("\r\x1b[K", ""),
             _ => {}
         }
     }
@@ -79,7 +79,7 @@ impl Teller for Working {
 impl Drop for Working {
     fn drop(&mut self) {
         if self.state().drawn {
-            talk("\r\x1b[K");
+            draw("\r\x1b[K", "");
         }
     }
 }

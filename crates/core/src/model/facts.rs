@@ -67,6 +67,17 @@ pub struct Facts {
     pub host: Host,
     /// Of the addresses it was asked about: whether a machine answers there.
     pub reaches: BTreeMap<IpAddr, bool>,
+    /// The order that it carries out right now.
+    #[serde(default)]
+    pub busy: Option<Busy>,
+}
+
+/// An order under way. Whoever gave it may be gone, and what it changes is not seen yet.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Busy {
+    pub order: String,
+    /// The fencing number that it carried.
+    pub fence: u64,
 }
 
 /// What a certificate on a machine is for.

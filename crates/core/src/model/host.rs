@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Secret;
-use crate::spec::{AddressRange, Chrony, Firewall};
+use crate::spec::{AddressRange, Chrony, Firewall, Metrics};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostConfig {
@@ -22,6 +22,9 @@ pub struct FirewallConfig {
     pub rules: Firewall,
     /// From where the node exporter may be asked.
     pub scrape_from: Vec<AddressRange>,
+    /// From where etcd's metrics may be asked, and at which port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
 }
 
 /// With the contents of the operator's files.

@@ -16,9 +16,9 @@ pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use build::{Build, Data, LOCAL_DATA, kept_data};
 pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
 pub use facts::{
-    AgentSeen, AlarmSeen, AuthLook, BinarySeen, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust,
-    EtcdFacts, EtcdStatus, Exit, Facts, Host, LogEnd, MemberEntry, Membership, Number, OlderData, ServiceState, Staged,
-    Stamp,
+    AgentSeen, AlarmSeen, AuthLook, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen,
+    Distrust, EtcdFacts, EtcdStatus, Exit, Facts, Host, LogEnd, MemberEntry, Membership, Number, OlderData,
+    ServiceState, Staged, Stamp,
 };
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,

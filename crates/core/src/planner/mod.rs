@@ -94,6 +94,12 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         return decision;
     }
     refuse_the_untrusted(desired, seen, &mut decision);
+    // What an order still changes is not in these facts, so nothing that rests on them is decided.
+    let under_way = safety::orders_under_way(desired, seen);
+    if !under_way.is_empty() {
+        decision.waiting = under_way;
+        return decision;
+    }
     // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,
     // the members are kept running as they are.
     let fixed = safety::fixed_at_formation(desired);

@@ -1,6 +1,7 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
 mod absence;
+mod orders;
 mod renewal;
 pub mod restore;
 mod trust;
@@ -21,6 +22,7 @@ use crate::model::{
 use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
+pub use orders::orders_under_way;
 pub use renewal::{may_renew, may_replace};
 pub use trust::{LAST_REVISION, believe, is_absurd_fence};
 

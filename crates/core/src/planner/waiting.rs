@@ -16,6 +16,11 @@ pub enum WaitingFor {
         member: MemberName,
         why: String,
     },
+    /// An order that its agent still carries out: what it changes is not seen yet.
+    Order {
+        member: MemberName,
+        order: String,
+    },
     PeerPort {
         member: MemberName,
     },
@@ -70,6 +75,7 @@ impl WaitingFor {
             | WaitingFor::AuthSight => None,
             WaitingFor::VersionSight { member, .. } => member.as_ref(),
             WaitingFor::Agent { member, .. }
+            | WaitingFor::Order { member, .. }
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
             | WaitingFor::EtcdToStay { member, .. }
@@ -85,6 +91,9 @@ impl fmt::Display for WaitingFor {
         match self {
             WaitingFor::Provider { why } => write!(f, "the provider to answer: {why}"),
             WaitingFor::Agent { member, why } => write!(f, "the agent of {member} to answer: {why}"),
+            WaitingFor::Order { member, order } => {
+                write!(f, "the agent of {member} to finish an order of an earlier run: {order}")
+            }
             WaitingFor::PeerPort { member } => write!(f, "etcd on {member} to answer its peers"),
             WaitingFor::Health { member, why } => write!(f, "etcd on {member} to be healthy: {why}"),
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {

@@ -24,8 +24,8 @@ pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
-    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Network, Package, Permission, Provider,
-    RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
+    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Metrics, Network, Package, Permission,
+    Provider, RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
 };
 pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,

@@ -11,7 +11,9 @@ use serde::{Deserialize, Serialize};
 use super::backup::BackupSettings;
 use super::host::HostSettings;
 use super::libvirt::{InterfaceSpec, LibvirtSettings};
-use super::units::{AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity, VolumeName};
+use super::units::{
+    AddressRange, AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity, VolumeName,
+};
 use crate::versions::{self, Version};
 
 /// A quorate spec: the clusters that should exist.
@@ -184,6 +186,9 @@ pub struct EtcdSettings {
     pub heartbeat: Millis,
     /// After how long without a heartbeat a member stands for election: at least five heartbeats, at most 50s.
     pub election: Millis,
+    /// A port of etcd's for Prometheus. When absent, metrics are at the client port alone, for whoever may ask there.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics: Option<Metrics>,
     /// Further etcd flags without the leading dashes, such as `max-txn-ops: 256`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub flags: BTreeMap<String, FlagValue>,
@@ -200,8 +205,27 @@ impl Default for EtcdSettings {
             client_auth: ClientAuth::Certificate,
             heartbeat: Millis(100),
             election: Millis(1000),
+            metrics: None,
             flags: BTreeMap::new(),
         }
+    }
+}
+
+/// A port that shows etcd's metrics and its health, without TLS and without asking who wants to know.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Metrics {
+    /// The port, at the member's address.
+    #[schemars(range(min = 1))]
+    pub port: u16,
+    /// Source ranges allowed to scrape it; enforced by the firewall of machines.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub scrape_from: Vec<AddressRange>,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Metrics { port: 2381, scrape_from: Vec::new() }
     }
 }
 

@@ -147,6 +147,13 @@ fn first_of(address: IpAddr, prefix: u8) -> Option<IpAddr> {
     }
 }
 
+/// That address alone.
+impl From<IpAddr> for AddressRange {
+    fn from(address: IpAddr) -> Self {
+        AddressRange { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
+    }
+}
+
 impl FromStr for AddressRange {
     type Err = Malformed;
     fn from_str(text: &str) -> Result<Self, Malformed> {

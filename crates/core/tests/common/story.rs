@@ -20,7 +20,7 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, CertificateUse, ConfigAttempt, Consent,
+    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent,
     DataSeen, Enrolment, EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen,
     ServiceState, Stamp,
 };
@@ -349,6 +349,10 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             scene.facts_mut(member).reaches.insert(address, true);
         }
         ["agent", "does", "not", "say", "whom", "it", "reaches"] => drop(scene.mute.insert(member.clone())),
+        ["agent", "carries", "out", order] => {
+            let fence = scene.facts_mut(member).fence;
+            scene.facts_mut(member).busy = Some(Busy { order: order.replace('-', " "), fence });
+        }
         ["agent", "remembers", "fence", fence] => scene.facts_mut(member).fence = fence.parse().expect("a number"),
         ["agent", "remembers", "generation", generation] => {
             let generation = generation.parse().expect("a number");

@@ -24,6 +24,8 @@ pub struct Budget {
     pub hidden: u8,
     /// Orders that seem to have failed, and reach their agent later.
     pub delays: u8,
+    /// Orders that an agent has begun and that their controller gives up waiting for.
+    pub slow: u8,
     /// Looks that show the world as it was one or two changes ago.
     pub stale: u8,
     /// Long times in which nothing happens.
@@ -64,6 +66,8 @@ pub enum Move {
     Do { controller: usize, step: usize },
     Delay { controller: usize, step: usize },
     Deliver,
+    Begin { controller: usize, step: usize },
+    End,
     Finish(usize),
     Kill(usize),
     Strike(Fault, MemberName),
@@ -95,6 +99,9 @@ impl ClusterModel {
                                 if state.budget.delays > 0 && is_order(&work.steps[step].action) {
                                     moves.push(Move::Delay { controller: c, step });
                                 }
+                                if state.budget.slow > 0 && is_order(&work.steps[step].action) {
+                                    moves.push(Move::Begin { controller: c, step });
+                                }
                             }
                         }
                     }
@@ -106,6 +113,9 @@ impl ClusterModel {
         }
         if state.under_way.is_some() {
             moves.push(Move::Deliver);
+        }
+        if state.in_hand.is_some() {
+            moves.push(Move::End);
         }
         if state.budget.pauses > 0 && state.world.ledger.formation.is_formed() {
             moves.push(Move::Pause);
@@ -156,6 +166,8 @@ impl ClusterModel {
             Move::Do { controller, step } => self.act(&mut next, controller, step),
             Move::Delay { controller, step } => self.delay(&mut next, controller, step),
             Move::Deliver => self.deliver(&mut next),
+            Move::Begin { controller, step } => self.begin(&mut next, controller, step),
+            Move::End => self.end(&mut next),
             Move::Finish(c) => self.finish(&mut next, c),
             Move::Kill(c) => {
                 next.budget.crashes -= 1;

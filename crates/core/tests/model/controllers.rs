@@ -10,7 +10,9 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use quorate_core::desire::Wish;
-use quorate_core::model::{AgentSeen, Brought, Data, Desired, Formation, Ledger, MemberName, Observation, Power, Seen};
+use quorate_core::model::{
+    AgentSeen, Brought, Busy, Data, Desired, Formation, Ledger, MemberName, Observation, Power, Seen,
+};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, decide, remember};
 use quorate_core::spec::ClusterSpec;
@@ -19,7 +21,7 @@ use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
 use crate::deeds::{Deeds, is_order, machine_id, named_token, prepare, prepares, writes_ledger};
-use crate::etcd::Voters;
+use crate::etcd::{Voters, facts_mut};
 use crate::names::{called_as, rename, rename_seen};
 use crate::past::{Past, Wrong};
 use crate::reached::{Event, Reached};
@@ -31,6 +33,8 @@ pub struct State {
     pub world: Shared<World>,
     pub controllers: [Controller; 2],
     pub under_way: Option<Shared<Order>>,
+    /// What an agent carries out: it has looked at the fence and at what was expected, and the effect is still to come.
+    pub in_hand: Option<Shared<Order>>,
     /// What a look showed before the last changes, the newest first, and how many faults were left then.
     pub views: Vec<(Shared<Observation>, u8)>,
     pub budget: Budget,
@@ -129,7 +133,7 @@ impl ClusterModel {
         let world = Shared::new(world);
         let controllers = [Controller::Holding { fence, stale: None, work: None }, Controller::Away];
         let past = Past { majority_lost, formations, ..Past::default() };
-        State { world, controllers, under_way: None, views: Vec::new(), budget: self.budget, past }
+        State { world, controllers, under_way: None, in_hand: None, views: Vec::new(), budget: self.budget, past }
     }
 
     pub fn desired(&self, ledger: &Ledger, formations: u8) -> Arc<Desired> {
@@ -194,6 +198,13 @@ impl ClusterModel {
         };
         let decision = decide(&desired, &seen);
         self.reached.decided(&decision);
+        let is_at_work = |order: &Shared<Order>| {
+            let of = |m: &MemberName| seen.facts(m).is_some_and(|f| f.machine_id == order.machine_id);
+            desired.members.keys().any(of)
+        };
+        if (decision.settled() || !decision.steps.is_empty()) && state.in_hand.as_ref().is_some_and(is_at_work) {
+            state.past.wrongs.insert(Wrong::DecidedTooEarly);
+        }
         state.past.wrongs.extend(audit(&desired, &seen, &decision));
         let ends = decision.steps.is_empty() && decision.waiting.is_empty();
         let told_lost = ends && decision.blocked.iter().any(|b| matches!(b, UnsafeBecause::MajorityLost { .. }));
@@ -391,6 +402,58 @@ impl ClusterModel {
         }
     }
 
+    /// The agent begins, and the controller waits in vain for the answer.
+    pub fn begin(&self, state: &mut State, c: usize, index: usize) {
+        let Controller::Holding { fence, work: Some(work), .. } = &state.controllers[c] else { return };
+        let (step, desired, fence, faults_left) =
+            (work.steps[index].clone(), work.desired.clone(), *fence, work.faults_left);
+        let (before, mut past) = (state.world.clone(), state.past.clone());
+        let mut trial = World::clone(&state.world);
+        let deeds = Deeds { past: &mut past, before: &before, desired: &desired, fence, disturbed: true };
+        if deeds.carry_out(&mut trial, &step) != Ok(Obeyed::Done) {
+            return self.act(state, c, index);
+        }
+        let Controller::Holding { work: Some(work), .. } = &mut state.controllers[c] else { return };
+        work.change(|work| work.steps.retain(|s| s.action.member() != step.action.member()));
+        state.budget.slow -= 1;
+        let busy = Busy { order: step.action.kind().to_owned(), fence };
+        let begun = state.world.change(|world| {
+            called_as(world, &desired, |world| {
+                let facts = world.machines.get_mut(step.action.member()?).and_then(facts_mut)?;
+                (facts.busy, facts.fence) = (Some(busy), fence);
+                Some(facts.machine_id.clone())
+            })
+        });
+        if let Some(machine_id) = begun {
+            state.in_hand = Some(Shared::new(Order { machine_id, fence, desired, step, faults_left }));
+        }
+        self.end_of_work(state, c);
+    }
+
+    /// The effect comes, or does not where something else than was expected is found. The fence was looked at before.
+    pub fn end(&self, state: &mut State) {
+        let Some(order) = state.in_hand.take() else { return };
+        let disturbed = order.faults_left != state.budget.faults;
+        let past = &mut state.past;
+        let before = state.world.clone();
+        let done = state.world.change(|world| {
+            let mut machines = world.machines.values_mut().filter_map(facts_mut);
+            let facts = machines.find(|facts| facts.machine_id == order.machine_id).ok_or(Refusal::Unreachable)?;
+            facts.busy = None;
+            let fence = facts.fence;
+            let there = |world: &mut World| machine_id(world, &order.step.action);
+            if called_as(world, &order.desired, there).as_ref() != Some(&order.machine_id) {
+                return Err(Refusal::Unreachable);
+            }
+            let deeds = Deeds { past, before: &before, desired: &order.desired, fence, disturbed };
+            deeds.carry_out(world, &order.step)
+        });
+        if done == Ok(Obeyed::Done) {
+            self.note(state, &order.step.action);
+            self.reached.count(Event::EndedLate);
+        }
+    }
+
     /// What only holds afterwards is written where there is something to write.
     fn end_of_work(&self, state: &mut State, c: usize) {
         let now = state.world.now;
@@ -459,7 +522,8 @@ impl State {
                 alive.extend(steps.filter_map(|s| named_token(&s.action)));
             }
         }
-        alive.extend(self.under_way.as_ref().and_then(|order| named_token(&order.step.action)));
+        let orders = self.under_way.iter().chain(&self.in_hand);
+        alive.extend(orders.filter_map(|order| named_token(&order.step.action)));
         self.past.told_new.retain(|(token, _)| alive.contains(token));
         self.past.began.retain(|token, _| alive.contains(token));
     }

@@ -4,7 +4,7 @@
 //! Two controllers run `decide` in the simulated world (`controllers.rs`). The adversary (`adversary.rs`) switches machines off,
 //! hangs and destroys them, loses disks, with or without a machine around them, and sets them back, ends etcds, kills a controller at work, lets the second take the
 //! lock from the first while that one still acts, hides agents from a look, shows a look the world as it was one or two
-//! changes ago, and delivers an order late; each only as often as the budget says. Agents, etcd and the ledger refuse as the
+//! changes ago, delivers an order late, and lets an agent take so long over one that its controller gives up; each only as often as the budget says. Agents, etcd and the ledger refuse as the
 //! real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is taken over from
 //! and never moves again.
 //!
@@ -27,6 +27,7 @@
 //! | `old_looks_of_two_controllers` | 1 to 3 | 2 old looks, 1 takeover | `cargo xtask model` |
 //! | `hidden` | 1 to 3 | 1 fault, 1 hidden agent, 1 long pause | `cargo xtask model` |
 //! | `late_orders` | 1 to 3 | 1 fault, 1 crash, 1 late order | `cargo xtask model` |
+//! | `in_short_slow_orders` | 3 | 1 takeover, 1 slow order | `cargo test` |
 //! | `five_members` | 3 to 5 | 2 faults, 1 crash, 1 takeover, 1 old look; bounded in depth and time | `cargo xtask model` |
 //! | `all_at_once` | 1 to 4 | 2 faults, 1 crash, 1 takeover, 2 old looks, each up to 2 changes old; bounded in time | `cargo xtask model` |
 //!
@@ -94,6 +95,7 @@
 //! | the dead do not leave first | stories `changes`, `data` |
 //! | who left is not forgotten | model: it settles when faults stop |
 //! | agents ignore fences | model: no older fence is obeyed |
+//! | an order under way is not waited for | story `machines`; model: nothing is decided while an order is under way |
 //! | agents restart an etcd that runs with what is in place | model: one disturbance at a time |
 //! | agents begin as `new` on a disk that lost its data | model: no member begins twice under one token |
 //! | agents wipe whatever they find | model: it settles when faults stop |
@@ -160,6 +162,7 @@ impl Model for ClusterModel {
             Property::always("clients write after the formation", |_, s| never(s, Wrong::WroteBeforeFormed)),
             Property::always("clients write to one formation", |_, s: &State| s.past.written.len() <= 1),
             Property::always("no older fence is obeyed", |_, s| never(s, Wrong::OlderFenceObeyed)),
+            Property::always("nothing is decided while an order is under way", |_, s| never(s, Wrong::DecidedTooEarly)),
             Property::always("a formed cluster is not mixed", |_, s: &State| is_not_mixed(&s.world)),
             Property::always("one membership change at a time", |_, s| {
                 never(s, Wrong::TwoChanges) && never(s, Wrong::UnguardedChange) && never(s, Wrong::ChangedOnAnOldList)
@@ -256,6 +259,7 @@ impl Run {
             // Restarts alone leave nothing to write.
             (budget.takeovers > 0 && budget.faults > 0, Event::StaleWriteRefused),
             (budget.delays > 0 && !must.is_empty(), Event::DeliveredLate),
+            (budget.slow > 0 && !must.is_empty(), Event::EndedLate),
             (budget.crashes > 0, Event::KilledAtWork),
             (budget.stale > 0 && !must.is_empty(), Event::OldDecision),
             (true, Event::Settled),
@@ -273,7 +277,11 @@ fn show(model: &ClusterModel, property: &str, path: &stateright::Path<State, Mov
     for (state, step) in path.clone().into_vec() {
         match &step {
             None => eprintln!("  then: {:?}", state.past.wrongs),
-            Some(Move::Do { controller, step: at } | Move::Delay { controller, step: at }) => {
+            Some(
+                Move::Do { controller, step: at }
+                | Move::Delay { controller, step: at }
+                | Move::Begin { controller, step: at },
+            ) => {
                 let words = state.controllers[*controller].steps()[*at].action.to_string();
                 eprintln!("  {step:?}: {words}");
             }
@@ -292,7 +300,8 @@ fn show(model: &ClusterModel, property: &str, path: &stateright::Path<State, Mov
     });
 }
 
-const PEACE: Budget = Budget { faults: 0, crashes: 0, takeovers: 0, hidden: 0, delays: 0, stale: 0, pauses: 0 };
+const PEACE: Budget =
+    Budget { faults: 0, crashes: 0, takeovers: 0, hidden: 0, delays: 0, slow: 0, stale: 0, pauses: 0 };
 
 #[test]
 fn one_member_from_nothing() {
@@ -472,6 +481,13 @@ changes! {
 changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
+    replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
+}
+
+changes! {
+    [] in_short_slow_orders: Budget { takeovers: 1, slow: 1, ..PEACE };
+    settings: 3, Change::Settings, [Restarted];
+    three_to_two: 3, Change::Scale(2), [Removed];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
 }
 

@@ -38,6 +38,8 @@ pub enum Wrong {
     WipedAfterFormed,
     WroteBeforeFormed,
     OlderFenceObeyed,
+    /// Something was decided on facts that do not show what an order under way changes.
+    DecidedTooEarly,
     /// The machine of somebody who is a member.
     MemberDestroyed,
     TwoChanges,

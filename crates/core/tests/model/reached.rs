@@ -21,6 +21,7 @@ events! {
     StaleWriteRefused => "a write of a controller that was taken over from refused",
     NotAsExpected => "an order refused since something was not as expected",
     DeliveredLate => "an order that came late and was obeyed",
+    EndedLate => "an order that its controller had given up ended well",
     KilledAtWork => "a controller killed at work",
     OldDecision => "a decision on an old look",
     OldDecisionRefused => "an order from an old look refused",

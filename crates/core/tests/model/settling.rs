@@ -36,6 +36,8 @@ impl ClusterModel {
         let mut patience = 0;
         world.ledger.fence += 1;
         begin_run(&mut world.ledger);
+        // What was under way has ended, in vain.
+        world.machines.values_mut().filter_map(facts_mut).for_each(|f| f.busy = None);
         loop {
             self.bring_up(&mut world);
             world.look_again();

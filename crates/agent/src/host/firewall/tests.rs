@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
-use quorate_core::spec::Firewall;
+use quorate_core::spec::{Firewall, Metrics};
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -22,7 +22,7 @@ fn full() -> FirewallConfig {
         ssh_from: Some(Vec::new()),
         ..Firewall::default()
     };
-    FirewallConfig { rules, scrape_from: ranges(&["10.9.0.0/16"]) }
+    FirewallConfig { rules, scrape_from: ranges(&["10.9.0.0/16"]), metrics: None }
 }
 
 #[test]
@@ -39,8 +39,12 @@ fn each_port_is_open_to_those_who_are_named() {
     ];
     assert_eq!(rules, expected);
     assert!(!render(&full(), false).contains("9100"), "an exporter that does not run has no open port");
-    let open = render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new() }, true);
+    let open = render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true);
     assert!(open.contains("\n    tcp dport 22 accept\n") && !open.contains("9100"));
+    let metrics = Some(Metrics { port: 2381, scrape_from: ranges(&["10.9.0.0/16"]) });
+    let with_metrics = render(&FirewallConfig { metrics, ..full() }, true);
+    assert!(with_metrics.contains("    ip saddr { 10.9.0.0/16 } tcp dport 2381 accept\n"), "{with_metrics}");
+    assert!(!text.contains("2381"), "who is not asked to show metrics has no open port");
     assert!(is_ours(&text) && is_ours(&none()) && !is_ours("flush ruleset\n"));
 }
 
@@ -152,7 +156,7 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
         controller_from: Some(only.clone()),
         ..Firewall::default()
     };
-    let config = FirewallConfig { rules, scrape_from: only };
+    let config = FirewallConfig { rules, scrape_from: only, metrics: None };
     load(render(&config, true));
     for port in named {
         assert_eq!(hosts.knock(NAMED, port), Ok(()), "{port}");
@@ -164,7 +168,7 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
 
     load(render(&config, false));
     assert_eq!(hosts.knock(NAMED, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "no exporter, no port");
-    load(render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new() }, true));
+    load(render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true));
     assert_eq!(hosts.knock(STRANGER, CLIENT_PORT), Ok(()), "an absent list lets all in");
     assert_eq!(hosts.knock(STRANGER, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "but to the exporter");
     load(none());

@@ -72,9 +72,23 @@ fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_includ
 }
 
 #[test]
+fn fluent_bit_is_not_root_and_writes_nowhere_but_to_its_own_place() {
+    let text = unit();
+    let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    has("User=quorate-logs");
+    has("ProtectSystem=strict");
+    has("CapabilityBoundingSet=");
+    has("StateDirectory=quorate-logs");
+    assert!(!text.contains("ReadWritePaths"), "{text}");
+    let places = parse(&inputs(&config())).into_iter().flat_map(|(_, entries)| entries);
+    let kept: Vec<String> = places.filter(|(key, _)| key == "DB").map(|(_, path)| path).collect();
+    assert!(kept.len() == 2 && kept.iter().all(|path| path.starts_with("/var/lib/quorate-logs/")), "{kept:?}");
+}
+
+#[test]
 fn the_shared_key_is_in_one_private_file() {
     for piece in render(&config()).iter().filter(|piece| piece.content.contains("s3cret")) {
-        assert_eq!((piece.path, piece.mode), (OUTPUT, 0o600));
+        assert_eq!((piece.path, piece.mode), (OUTPUT, 0o640));
     }
 }
 

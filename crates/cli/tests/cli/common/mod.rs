@@ -329,7 +329,7 @@ fn lab_root() -> PathBuf {
 }
 
 /// What `cargo xtask` brings for tests is kept here.
-fn lab_directory() -> PathBuf {
+pub fn lab_directory() -> PathBuf {
     let var = |name| std::env::var_os(name).map(PathBuf::from);
     var("QUORATE_LAB").unwrap_or_else(|| {
         var("XDG_CACHE_HOME").unwrap_or_else(|| var("HOME").expect("a home").join(".cache")).join("quorate-lab")

@@ -542,6 +542,7 @@ fn blank(machine_id: &str) -> Facts {
         },
         host: Host::default(),
         reaches: BTreeMap::new(),
+        busy: None,
     }
 }
 

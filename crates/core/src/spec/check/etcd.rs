@@ -2,6 +2,7 @@
 
 use super::{Cluster, Findings};
 use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
+use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Provider, Retention, Severity, Size};
 use crate::versions::{self, Gate, Version};
 
@@ -17,6 +18,7 @@ pub(super) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     gateway(cluster, found);
     timeouts(cluster, found);
     compaction(cluster, found);
+    metrics(cluster, found);
     flags(cluster, found);
 }
 
@@ -34,6 +36,11 @@ fn release(cluster: &Cluster, found: &mut Findings) {
 }
 
 fn binary(cluster: &Cluster, found: &mut Findings) {
+    if let Some(Binary::Path(path)) = &cluster.spec.etcd.binary
+        && has_control(&path.to_string_lossy())
+    {
+        found.error(cluster.at("etcd.binary.path"), CONTROL_MESSAGE, CONTROL_HINT);
+    }
     let version = cluster.spec.etcd.version;
     let checksum_known = ["amd64", "arm64"].iter().any(|arch| versions::release_checksum(version, arch).is_some());
     if matches!(cluster.spec.etcd.binary, Some(Binary::Mirror(_))) && !checksum_known {
@@ -118,7 +125,44 @@ fn compaction(cluster: &Cluster, found: &mut Findings) {
     }
 }
 
+/// Ports of a member that are taken: ssh, etcd, the agent, its health page, and the node exporter.
+const TAKEN: [u16; 6] = [22, CLIENT_PORT, PEER_PORT, AGENT_PORT, HEALTH_PORT, 9100];
+
+fn metrics(cluster: &Cluster, found: &mut Findings) {
+    let Some(metrics) = &cluster.spec.etcd.metrics else { return };
+    if TAKEN.contains(&metrics.port) {
+        found.error(
+            cluster.at("etcd.metrics.port"),
+            format!("port {} is taken on every member", metrics.port),
+            "use another; etcd's own documentation has 2381",
+        );
+    }
+    let firewall = cluster.spec.host.as_ref().is_none_or(|host| host.firewall.enabled);
+    let machines = !matches!(cluster.spec.provider, Provider::Local);
+    if machines && firewall && metrics.scrape_from.is_empty() {
+        found.warning(
+            cluster.at("etcd.metrics"),
+            "no range is given in `scrape_from`, so the firewall lets nobody scrape this port",
+            "name the range of your Prometheus, such as `scrape_from: [10.9.0.0/16]`",
+        );
+    }
+}
+
+const CONTROL_MESSAGE: &str = "a line break or another control character cannot be on etcd's command line";
+const CONTROL_HINT: &str = "write it in one line";
+
+/// It would reach unit files, which are read line by line.
+fn has_control(text: &str) -> bool {
+    text.chars().any(char::is_control)
+}
+
 fn flags(cluster: &Cluster, found: &mut Findings) {
+    for (name, value) in &cluster.spec.etcd.flags {
+        if has_control(name) || has_control(&value.0) {
+            let at = cluster.at(&format!("etcd.flags.{name}"));
+            found.about_key(Severity::Error, at, CONTROL_MESSAGE.to_owned(), CONTROL_HINT.to_owned());
+        }
+    }
     let (given, version) = (&cluster.spec.etcd.flags, cluster.spec.etcd.version);
     let at = |name: &str| cluster.at(&format!("etcd.flags.{}", name.split('=').next().unwrap_or(name)));
     let Translation { flags: written, renamed, conflicts } = flags::translate(given, version);

@@ -1,0 +1,212 @@
+//! Connections whose other end is not known yet, within a bound. Anyone can open them, so when there are too many somebody
+//! must go, and that must not be the controller only because it came at a bad moment: the source that holds the most places
+//! loses one of them, chosen at random. A flood from one address displaces itself; a flood from the controller's own
+//! address displaces the controller no more often than anybody else, and its next try is as good as the first.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex};
+
+use tokio::task::AbortHandle;
+
+/// Who connects, as far as fairness goes. None: over a line that has no addresses.
+type Source = Option<IpAddr>;
+
+pub(crate) struct Crowd {
+    limit: usize,
+    places: Arc<Mutex<Places>>,
+}
+
+#[derive(Default)]
+struct Places {
+    of: BTreeMap<Source, Vec<Place>>,
+    count: usize,
+    next: u64,
+    /// Keyed by the operating system, so that nobody outside can tell who goes next.
+    random: RandomState,
+}
+
+struct Place {
+    number: u64,
+    /// Set right after the place was taken.
+    task: Option<AbortHandle>,
+}
+
+impl Crowd {
+    pub(crate) fn new(limit: usize) -> Self {
+        Crowd { limit, places: Arc::default() }
+    }
+
+    /// Runs `work` in a place of its own; it may be aborted whenever others want in.
+    pub(crate) fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
+        let source = from.map(network);
+        let number = {
+            let mut places = self.places.lock().expect("no holder panics");
+            if places.count >= self.limit {
+                places.drop_one();
+            }
+            places.take(source)
+        };
+        let leaving = Leaving { places: self.places.clone(), source, number };
+        let task = tokio::spawn(async move {
+            let _leaving = leaving;
+            work.await;
+        });
+        let mut places = self.places.lock().expect("no holder panics");
+        if let Some(place) = places.find(source, number) {
+            place.task = Some(task.abort_handle());
+        }
+    }
+}
+
+/// One customer usually has a whole /64 of IPv6 addresses.
+fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        v4 => v4,
+    }
+}
+
+impl Places {
+    fn take(&mut self, source: Source) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        self.count += 1;
+        self.of.entry(source).or_default().push(Place { number, task: None });
+        number
+    }
+
+    fn find(&mut self, source: Source, number: u64) -> Option<&mut Place> {
+        self.of.get_mut(&source)?.iter_mut().find(|place| place.number == number)
+    }
+
+    fn leave(&mut self, source: Source, number: u64) {
+        let Some(places) = self.of.get_mut(&source) else { return };
+        if let Some(at) = places.iter().position(|place| place.number == number) {
+            places.swap_remove(at);
+            self.count -= 1;
+        }
+        if places.is_empty() {
+            self.of.remove(&source);
+        }
+    }
+
+    fn drop_one(&mut self) {
+        let most = self.of.values().map(Vec::len).max().unwrap_or_default();
+        let largest: Vec<Source> = self.of.iter().filter(|(_, p)| p.len() == most).map(|(source, _)| *source).collect();
+        if largest.is_empty() {
+            return;
+        }
+        let source = largest[self.below(largest.len())];
+        let at = self.below(most);
+        let Some(place) = self.of.get_mut(&source).map(|places| places.swap_remove(at)) else { return };
+        self.count -= 1;
+        place.task.inspect(AbortHandle::abort);
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        self.next += 1;
+        (self.random.hash_one(self.next) % bound as u64) as usize
+    }
+}
+
+/// Frees the place when its work has ended, in whatever way.
+struct Leaving {
+    places: Arc<Mutex<Places>>,
+    source: Source,
+    number: u64,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.places.lock().expect("no holder panics").leave(self.source, self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    const FLOOD: [u8; 4] = [192, 0, 2, 66];
+
+    /// Whether it was dropped.
+    fn stay(crowd: &mut Crowd, from: Option<IpAddr>) -> Arc<AtomicBool> {
+        struct Gone(Arc<AtomicBool>);
+        impl Drop for Gone {
+            fn drop(&mut self) {
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let gone = Arc::new(AtomicBool::new(false));
+        let guard = Gone(gone.clone());
+        crowd.admit(from, async move {
+            let _guard = guard;
+            pending().await
+        });
+        gone
+    }
+
+    async fn settle() {
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_from_elsewhere_displaces_itself_alone() {
+        let mut crowd = Crowd::new(64);
+        let controller = stay(&mut crowd, Some(IpAddr::from([192, 0, 2, 1])));
+        let first = stay(&mut crowd, Some(IpAddr::from(FLOOD)));
+        for _ in 0..2000 {
+            stay(&mut crowd, Some(IpAddr::from(FLOOD)));
+        }
+        settle().await;
+        assert!(!controller.load(Ordering::Relaxed), "the controller was displaced by a stranger's flood");
+        assert!(first.load(Ordering::Relaxed), "nobody was displaced");
+        assert_eq!(crowd.places.lock().unwrap().count, 64);
+    }
+
+    #[tokio::test]
+    async fn in_a_flood_from_the_same_address_who_came_first_goes_no_sooner_than_others() {
+        let from = Some(IpAddr::from(FLOOD));
+        let mut stayed = 0;
+        for _ in 0..200 {
+            let mut crowd = Crowd::new(64);
+            let first = stay(&mut crowd, from);
+            for _ in 0..127 {
+                stay(&mut crowd, from);
+            }
+            settle().await;
+            stayed += usize::from(!first.load(Ordering::Relaxed));
+        }
+        // One in e stays: 73 of 200. Outside of these bounds is less likely than one in ten million.
+        assert!((30..=120).contains(&stayed), "{stayed} of 200");
+    }
+
+    #[tokio::test]
+    async fn who_has_a_whole_ipv6_network_is_one_source() {
+        let mut crowd = Crowd::new(64);
+        let controller = stay(&mut crowd, Some("2001:db8:0:1::1".parse().unwrap()));
+        for host in 1..2000_u128 {
+            stay(&mut crowd, Some(IpAddr::V6(Ipv6Addr::from_bits((0x2001_0db8_0000_0002_u128 << 64) + host))));
+        }
+        settle().await;
+        assert!(!controller.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn who_is_done_frees_a_place() {
+        let mut crowd = Crowd::new(2);
+        let waits = stay(&mut crowd, None);
+        for _ in 0..100 {
+            crowd.admit(None, async {});
+            settle().await;
+        }
+        assert!(!waits.load(Ordering::Relaxed));
+        assert_eq!(crowd.places.lock().unwrap().count, 1);
+    }
+}
