@@ -295,13 +295,16 @@ fn key(member: &MemberName, machine: &MachineSeen) -> (String, u64) {
 
 /// A machine of another incarnation than the ledger wants is a former one, and is called so.
 pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>) -> BTreeMap<MemberName, MachineSeen> {
-    let named = machines.into_iter().map(|(member, machine)| {
+    let named = |(member, machine): (MemberName, MachineSeen)| {
         let wanted = ledger.members.get(&member).map_or(1, |r| r.incarnation.max(1));
         let ours = machine.cluster_id == ledger.cluster_id;
         let name = if ours && machine.incarnation != wanted { member.former(machine.incarnation) } else { member };
         (name, machine)
-    });
-    named.collect()
+    };
+    // A name may be that of a machine of another cluster too. It is told about only where it is in the place of ours.
+    let (ours, foreign): (Vec<_>, Vec<_>) =
+        machines.into_iter().map(named).partition(|(_, machine)| machine.cluster_id == ledger.cluster_id);
+    foreign.into_iter().chain(ours).collect()
 }
 
 #[cfg(test)]
@@ -324,6 +327,29 @@ mod tests {
         let kinds = [SecretKind::ControlAuthority].into();
         secrets::make(&mut ledger, &kinds, &spec, &BroughtFiles::default(), now).unwrap();
         ledger
+    }
+
+    #[test]
+    fn a_machine_of_another_cluster_hides_none_of_ours_in_whatever_order_they_come() {
+        let ledger = ledger(Timestamp::now());
+        let machine = |cluster_id: &str, incarnation| MachineSeen {
+            cluster_id: cluster_id.to_owned(),
+            incarnation,
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            power: Power::On,
+            headless: false,
+            build: None,
+            data: None,
+        };
+        let etcd_1 = || MemberName::from("etcd-1");
+        let both = [(etcd_1(), machine("c", 1)), (etcd_1(), machine("other", 7))];
+        let reversed = both.iter().rev().cloned().collect();
+        for machines in [both.to_vec(), reversed] {
+            let named = by_name(&ledger, machines);
+            assert_eq!(named[&etcd_1()].cluster_id, "c");
+        }
+        let alone = by_name(&ledger, vec![(etcd_1(), machine("other", 7))]);
+        assert_eq!(alone[&etcd_1()].cluster_id, "other", "it is told about where it is in the place of ours");
     }
 
     #[tokio::test]

@@ -91,7 +91,7 @@ impl Place {
         let program = self.directory.path().join("virsh");
         let script = format!(
             "#!/bin/sh\ncase \"$4\" in\n\
-             define|undefine|start|destroy|metadata|vol-create|vol-upload|vol-delete)\n\
+             define|undefine|start|autostart|destroy|metadata|vol-create|vol-upload|vol-delete)\n\
              left=$(cat '{0}')\n[ \"$left\" -gt 0 ] || {{ echo 'error: killed by the lab' >&2; echo -1 > '{0}'; exit 1; }}\n\
              echo $((left - 1)) > '{0}';;\nesac\nexec virsh \"$@\"\n",
             counter.display()
@@ -108,8 +108,12 @@ impl Place {
 
     /// The file of a member's data volume; the lab's pool is a directory of this host.
     fn data(&self) -> PathBuf {
-        let name = format!("quorate-{}-etcd-1-data.qcow2", self.cluster_id);
-        PathBuf::from(virsh(&["vol-path", "--pool", POOL, &name]).trim())
+        let beginning = format!("quorate-{}-etcd-1.", self.cluster_id);
+        let volumes = virsh(&["vol-list", "--pool", POOL]);
+        let names = volumes.lines().filter_map(|line| line.split_whitespace().next());
+        let names = names.filter(|name| name.starts_with(&beginning) && name.ends_with("-data.qcow2"));
+        let name = names.max().expect("a data volume");
+        PathBuf::from(virsh(&["vol-path", "--pool", POOL, name]).trim())
     }
 }
 
@@ -238,7 +242,7 @@ type Case = (&'static str, fn(&Place));
 
 /// What only libvirt can get wrong.
 pub fn trials() -> Vec<Trial> {
-    let cases: [Case; 12] = [
+    let cases: [Case; 14] = [
         ("an_unknown_pool_is_told_with_those_that_are_there", |place| {
             let settings = LibvirtSettings { pool: String::from("nowhere"), ..place.settings() };
             place.refuses(settings, "libvirt has no storage pool `nowhere`; it has quorate-lab");
@@ -312,6 +316,30 @@ pub fn trials() -> Vec<Trial> {
                 assert!(matches!(&reach, Reach::Socket(path) if path.exists()), "{reach:?}");
             });
             place.removed();
+        }),
+        ("a_machine_comes_up_with_its_host_unless_it_was_switched_off", |place| {
+            let machine = place.made(Attachment::Network(NETWORK.to_owned()));
+            let domain = format!("quorate-{}-etcd-1", place.cluster);
+            let starts = || virsh(&["list", "--all", "--autostart", "--name"]).lines().any(|name| name == domain);
+            assert!(starts(), "it is on");
+            let provider = place.provider();
+            suite::runtime().block_on(provider.stop(&place.cluster, &machine.member, 1)).expect("stopped");
+            assert!(!starts(), "it was switched off");
+            suite::runtime().block_on(provider.start(&place.cluster, &machine.member, 1)).expect("started");
+            virsh(&["autostart", &domain, "--disable"]);
+            suite::runtime().block_on(provider.admit(&place.cluster, 2)).expect("admitted");
+            assert!(starts(), "one that an earlier version made");
+            place.removed();
+        }),
+        ("data_with_the_name_of_earlier_versions_is_kept", |place| {
+            let volume = format!("quorate-{}-etcd-1-data.qcow2", place.cluster_id);
+            virsh(&["vol-create-as", POOL, &volume, "1M", "--format", "qcow2"]);
+            let provider = place.provider();
+            suite::runtime().block_on(provider.create("etcd-1", &place.seed(), Data::Stays, 1)).expect("a machine");
+            let described = virsh(&["dumpxml", &format!("quorate-{}-etcd-1", place.cluster)]);
+            assert!(described.contains(&volume), "{described}");
+            place.removed();
+            assert!(!virsh(&["vol-list", "--pool", POOL]).contains(&volume), "it goes with the member's machine");
         }),
         ("the_trial_of_kvm_leaves_nothing", |place| {
             let settings = LibvirtSettings { acceleration: Acceleration::Probe, ..place.settings() };

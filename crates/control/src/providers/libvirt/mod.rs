@@ -4,8 +4,10 @@
 //! draft, which is nobody's machine; whoever is admitted next removes it with all that is its own. Only volumes that bear the
 //! cluster's id, or that such a mark names, are ever removed; what an operator brought never is.
 
+mod data;
 mod domain;
 mod orphans;
+mod power;
 mod probe;
 mod virsh;
 mod volumes;
@@ -15,7 +17,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -28,7 +30,7 @@ use sha2::{Digest, Sha256};
 use super::seed_disk::{seed_disk, static_program};
 use super::{Data, Provider, ProviderError, Reach, last_lines};
 use crate::brought::chain_of;
-use crate::home::Home;
+use crate::home::{Home, private_directory};
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 pub use virsh::LibvirtError;
 use virsh::{STDIN, Virsh};
@@ -39,7 +41,6 @@ const ROOT_SUFFIX: &str = "-root.qcow2";
 const DATA_SUFFIX: &str = "-data.qcow2";
 /// How long a machine may take to shut down before its plug is pulled.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
-const PAUSE: Duration = Duration::from_millis(200);
 /// How much of a console is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
 
@@ -64,7 +65,7 @@ impl Libvirt {
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
             cache: home.root().join("cache/libvirt"),
-            logs: home.machines().join(ledger.spec.name.as_str()),
+            logs: home.root().join("cache/consoles"),
             stop_patience: STOP_PATIENCE,
             lines: RefCell::default(),
         }
@@ -123,47 +124,6 @@ impl Libvirt {
     ) -> Result<Option<(Found, Mark)>, LibvirtError> {
         let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
         Ok(self.ours(cluster).await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
-    }
-
-    async fn power_off(&self, found: &Found) -> Result<(), LibvirtError> {
-        match self.virsh.run(&["destroy", &found.uuid]).await {
-            Err(LibvirtError::Failed { said, .. }) if said.contains("domain is not running") => Ok(()),
-            Err(error) if error.is_absent() => Ok(()),
-            done => done.map(drop),
-        }
-    }
-
-    async fn power_on(&self, found_by: &str) -> Result<(), LibvirtError> {
-        match self.virsh.run(&["start", found_by]).await {
-            Err(LibvirtError::Failed { said, .. }) if said.contains("already active") => Ok(()),
-            done => done.map(drop),
-        }
-    }
-
-    async fn undefine(&self, found: &Found) -> Result<(), LibvirtError> {
-        match self.virsh.run(&["undefine", &found.uuid, "--managed-save", "--snapshots-metadata"]).await {
-            Err(error) if error.is_absent() => Ok(()),
-            done => done.map(drop),
-        }
-    }
-
-    /// Lets a machine shut down, up to a bound.
-    async fn shut_down(&self, found: &Found) -> Result<(), LibvirtError> {
-        let begun = Instant::now();
-        let mut asked = false;
-        while begun.elapsed() < self.stop_patience {
-            match self.domain(&found.uuid).await? {
-                Some(now) if now.on => {}
-                _ => return Ok(()),
-            }
-            if !asked {
-                // One that is paused or still in its firmware cannot hear it.
-                let _ = self.virsh.run(&["shutdown", &found.uuid, "--mode", "acpi"]).await;
-                asked = true;
-            }
-            tokio::time::sleep(PAUSE).await;
-        }
-        self.power_off(found).await
     }
 
     /// Changes a mark, of exactly the domain that was seen: one that has its name by now is another.
@@ -342,7 +302,7 @@ impl Libvirt {
             fence,
             state: State::Draft,
             volumes,
-            data: makes_data.then(|| named(member.name.as_str(), DATA_SUFFIX)),
+            data: makes_data.then(|| self.new_data(member.name.as_str(), seed.incarnation, fence)),
             build: Build::of(&self.spec, member),
             console: self.console(domain),
             line_only: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
@@ -359,13 +319,14 @@ impl Libvirt {
         data: Data,
         fence: u64,
     ) -> Result<(), ProviderError> {
-        let mark = self.mark(domain, machine, member, seed, fence);
-        let kept = match &mark.data {
-            Some(volume) if data == Data::Stays => self.virsh.find_volume(volume).await?.is_some(),
-            _ => false,
+        let mut mark = self.mark(domain, machine, member, seed, fence);
+        let kept = match data {
+            Data::Stays if mark.data.is_some() => self.kept_data(&seed.cluster, member.name.as_str()).await?,
+            _ => None,
         };
         // Data that is to stay is not the draft's to lose.
-        let draft = Mark { data: mark.data.clone().filter(|_| !kept), ..mark.clone() };
+        let draft = Mark { data: mark.data.take().filter(|_| kept.is_none()), ..mark.clone() };
+        mark.data = kept.or_else(|| draft.data.clone());
         let prepared = self.prepare(domain, member, &draft).await?;
         let brings_program = self.settings.image.as_ref().is_none_or(|image| !image.has_agent);
         let program = if brings_program { Some(static_program()?) } else { None };
@@ -392,6 +353,13 @@ impl Libvirt {
             seed: prepared.seed.clone(),
             interfaces: prepared.interfaces,
         };
+        if let Some(directory) = mark.console.parent().filter(|directory| *directory == self.logs) {
+            private_directory(directory).map_err(|source| ProviderError::Io {
+                what: "made",
+                path: directory.to_owned(),
+                source,
+            })?;
+        }
         self.virsh.tell(&["define", STDIN], &wanted.description()).await?;
         if let Some(image) = &prepared.image {
             // An interrupted attempt may have left one that no mark names any more.
@@ -399,13 +367,13 @@ impl Libvirt {
             self.virsh.make_root(&mark.volumes[0], image, self.root_size(image)?).await?;
         }
         if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size) {
-            self.virsh.delete_volume(volume).await?;
             self.virsh.make_empty(volume, size.0).await?;
         }
         self.virsh.make_raw(&prepared.seed, &seed_disk(seed, &described, program.as_deref())).await?;
         let found = Found { uuid, name: domain.to_owned(), on: false, macs: Vec::new(), mark: None, line: None };
         self.set_mark(&found, &Mark { state: State::Whole, ..mark }).await?;
-        Ok(self.power_on(&found.uuid).await?)
+        self.power_on(&found.uuid).await?;
+        self.remove_left_data(&seed.cluster, member.name.as_str()).await
     }
 
     /// What the machine is told that it is.
@@ -490,7 +458,8 @@ impl Provider for Libvirt {
     }
 
     async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(cluster, |mark| mark.fence < fence).await
+        self.sweep(cluster, |mark| mark.fence < fence).await?;
+        Ok(self.let_start_with_host(cluster).await?)
     }
 
     async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
@@ -537,8 +506,8 @@ impl Provider for Libvirt {
 
     async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
         match self.find(cluster, member, incarnation).await? {
-            Some((found, _)) if found.on => Ok(self.shut_down(&found).await?),
-            _ => Ok(()),
+            Some((found, _)) => Ok(self.keep_off(&found).await?),
+            None => Ok(()),
         }
     }
 

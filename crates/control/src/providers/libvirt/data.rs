@@ -1,0 +1,66 @@
+//! Data volumes, which may outlive the machine that they were made for. The name of each bears the incarnation of that machine and the
+//! fencing number of the controller that made it. libvirt knows no fence: a controller that sleeps inside a call and wakes late can
+//! then delete only what it has meant, and never what its successor has made.
+
+use super::domain::Volume;
+use super::virsh::LibvirtError;
+use super::{DATA_SUFFIX, Libvirt, PREFIX};
+use crate::providers::ProviderError;
+
+impl Libvirt {
+    /// The volume to be made for a machine.
+    pub(super) fn new_data(&self, member: &str, incarnation: u64, fence: u64) -> Volume {
+        let name = format!("{PREFIX}{}-{member}.{incarnation}.{fence}{DATA_SUFFIX}", self.cluster_id);
+        Volume { pool: self.settings.pool.clone(), name }
+    }
+
+    /// What the machines of a member have left, the newest last.
+    async fn left_by(&self, cluster: &str, member: &str) -> Result<Vec<Volume>, LibvirtError> {
+        let beginning = format!("{PREFIX}{}-", self.cluster_id);
+        let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?, member);
+        let all = self.volumes_of_cluster(DATA_SUFFIX).await?;
+        let used: Vec<Volume> = self.ours(cluster).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        let mut left: Vec<_> =
+            all.into_iter().filter(|v| !used.contains(v)).filter_map(|v| Some((made(&v)?, v))).collect();
+        left.sort_by_key(|(made, _)| *made);
+        Ok(left.into_iter().map(|(_, volume)| volume).collect())
+    }
+
+    /// The data that the member's last machine has left for the next one.
+    pub(super) async fn kept_data(&self, cluster: &str, member: &str) -> Result<Option<Volume>, LibvirtError> {
+        Ok(self.left_by(cluster, member).await?.pop())
+    }
+
+    /// Removes data that no machine of the member has, once its present one is whole: that one has it all, or was made without it.
+    pub(super) async fn remove_left_data(&self, cluster: &str, member: &str) -> Result<(), ProviderError> {
+        for volume in self.left_by(cluster, member).await? {
+            self.virsh.delete_volume(&volume).await?;
+        }
+        Ok(())
+    }
+}
+
+/// For which incarnation, and under which number, a volume was made; `name` is what follows the cluster's id. Earlier versions named it
+/// after the member alone.
+fn made_for(name: &str, member: &str) -> Option<(u64, u64)> {
+    let of = name.strip_suffix(DATA_SUFFIX)?.strip_prefix(member)?;
+    if of.is_empty() {
+        return Some((0, 0));
+    }
+    let (incarnation, fence) = of.strip_prefix('.')?.split_once('.')?;
+    Some((incarnation.parse().ok()?, fence.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::made_for;
+
+    #[test]
+    fn a_volume_tells_which_machine_it_was_made_for() {
+        assert_eq!(made_for("etcd-1.3.17-data.qcow2", "etcd-1"), Some((3, 17)));
+        assert_eq!(made_for("etcd-1-data.qcow2", "etcd-1"), Some((0, 0)), "as earlier versions named it");
+        assert_eq!(made_for("etcd-11.3.17-data.qcow2", "etcd-1"), None);
+        assert_eq!(made_for("etcd-1-b.3.17-data.qcow2", "etcd-1"), None);
+        assert_eq!(made_for("etcd-1-root.qcow2", "etcd-1"), None);
+    }
+}
