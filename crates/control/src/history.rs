@@ -103,6 +103,22 @@ impl History {
         Ok(entries(&self.text()?, running))
     }
 
+    /// How many lines of the file cannot be read, and the number of the first; none in a file that is whole. One that is being written
+    /// at this moment does not count.
+    pub fn damage(&self) -> Result<Option<(usize, usize)>, LedgerError> {
+        let text = self.text()?;
+        let whole = text.rfind('\n').map_or("", |end| &text[..end]);
+        let unreadable = |line: &str| !line.is_empty() && serde_json::from_str::<Line>(line).is_err();
+        let mut bad =
+            whole.lines().enumerate().filter(|(_, line)| unreadable(line)).map(|(at, _)| at.saturating_add(1));
+        let first = bad.next();
+        Ok(first.map(|first| (bad.count().saturating_add(1), first)))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Puts the history of an export beside what is here: each line once, in the order of time.
     pub fn merge(&self, exported: &str) -> Result<(), LedgerError> {
         let here = self.text()?;
@@ -403,8 +419,10 @@ mod tests {
         let (first, second) = (step("etcd-1"), step("etcd-2"));
         recorder(&history, 1).through(&Nobody).report(Event::Begins(&first));
         let whole = history.text().unwrap();
+        assert_eq!(history.damage().unwrap(), None);
         fs::write(&history.path, format!("{whole}{}", &whole[..whole.len() / 2])).unwrap();
         recorder(&history, 2).through(&Nobody).report(Event::Begins(&second));
+        assert_eq!(history.damage().unwrap(), Some((1, 2)));
         let told = history.entries(None).unwrap();
         assert_eq!(told.iter().filter_map(|e| e.step.member.as_deref()).collect::<Vec<_>>(), ["etcd-1", "etcd-2"]);
     }

@@ -22,7 +22,15 @@ pub fn run(context: &Context, options: cli::History) -> Result<Exit, Error> {
     let name = options.name.as_str();
     let ledger = load::ledger(&context.home, name)?;
     let lock = ledger.lock.as_ref().filter(|lock| is_held(lock, Timestamp::now()));
-    let steps = History::new(context.home.history(name)).entries(lock.map(|lock| lock.fence))?;
+    let history = History::new(context.home.history(name));
+    let steps = history.entries(lock.map(|lock| lock.fence))?;
+    if let Some((lines, first)) = history.damage()? {
+        let path = history.path().display();
+        let these = if lines == 1 { String::from("1 line") } else { format!("{lines} lines") };
+        output::talk(&format!(
+            "warning: {these} of {path} cannot be read (the first is line {first}); steps may be missing here\n"
+        ));
+    }
     let first = options.last.map_or(0, |last| steps.len().saturating_sub(last));
     let steps = &steps[first..];
     match options.output.format {
