@@ -1,6 +1,7 @@
 //! The command line as types. What `quorate help` prints is written here, and nowhere else.
 
 mod backup;
+mod ledger;
 mod machine;
 
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use quorate_core::spec::ClientAuth;
 use quorate_core::versions::Version;
 
 pub use backup::*;
+pub use ledger::*;
 pub use machine::*;
 
 const EXIT_CODES: &str = "\
@@ -27,7 +29,9 @@ Exit codes:
   8  `drill`: a scenario failed, or had too little traffic to tell
   9  `backup create`, `backup verify`: a backup is damaged, or does not restore to what it should
 
-Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.";
+Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.
+Its secrets are encrypted to the key in $QUORATE_KEY, by default $QUORATE_HOME/key, or to the one that the command in
+$QUORATE_KEY_COMMAND prints.";
 
 /// Brings up highly available etcd clusters and keeps them well.
 ///
@@ -145,6 +149,14 @@ pub enum Verb {
     /// Move or keep the whole memory of a cluster, encrypted
     #[command(subcommand)]
     Ledger(Ledger),
+    /// Show or rotate the key that encrypts the secrets in ledgers
+    #[command(subcommand)]
+    Key(Key),
+    /// Break the lock of a controller that is gone
+    ///
+    /// A lock expires 10 seconds after its controller is gone, and the lock of a dead process on this host is free at once. This is for
+    /// the rest. A controller that still lives finds out at its next step and stops; its orders are refused from then on.
+    Unlock(Unlock),
     /// Make images for machines
     #[command(subcommand)]
     Image(Image),
@@ -449,73 +461,6 @@ pub struct Destroy {
     /// The data may go although there is no verified backup of it
     #[arg(long)]
     pub without_backup: bool,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum Ledger {
-    /// Write the ledger of a cluster as one encrypted file (age)
-    Export(LedgerExport),
-    /// Take over the ledger of a cluster from an export
-    ///
-    /// A ledger that is here already is replaced only by one of the same cluster that is not older.
-    ///
-    /// With a spec, a store and the operator's key alone, a controller on a new machine picks up a cluster that lives:
-    /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
-    Import(LedgerImport),
-}
-
-#[derive(Args, Debug)]
-pub struct LedgerExport {
-    /// The cluster
-    pub name: String,
-    #[command(flatten)]
-    pub key: ExportKey,
-    /// Write to FILE instead of stdout
-    #[arg(long, value_name = "FILE")]
-    pub out: Option<PathBuf>,
-}
-
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct ExportKey {
-    /// Encrypt to this age public key; can be given several times
-    #[arg(long = "recipient", value_name = "AGE1…")]
-    pub recipients: Vec<String>,
-    /// Encrypt with the passphrase in the first line of FILE
-    #[arg(long, value_name = "FILE")]
-    pub passphrase_file: Option<PathBuf>,
-}
-
-#[derive(Args, Debug)]
-pub struct LedgerImport {
-    /// The export, `-` for stdin
-    #[arg(default_value = "-")]
-    pub file: String,
-    /// Instead of an export, take what lies beside the newest backup of the cluster in this spec
-    #[arg(long, value_name = "SPEC", conflicts_with = "file")]
-    pub from_backup: Option<String>,
-    /// Of a spec with several clusters, this one
-    #[arg(long, value_name = "NAME", requires = "from_backup")]
-    pub cluster: Option<String>,
-    /// With `--from-backup`: read from the spec's second destination (`also_to`)
-    #[arg(long, requires = "from_backup")]
-    pub second: bool,
-    #[command(flatten)]
-    pub key: ImportKey,
-    /// Replace a ledger that is newer, or of another cluster of this name
-    #[arg(long)]
-    pub replace: bool,
-}
-
-#[derive(Args, Debug)]
-#[group(required = true, multiple = false)]
-pub struct ImportKey {
-    /// Decrypt with the age identity in FILE
-    #[arg(long, value_name = "FILE")]
-    pub identity: Option<PathBuf>,
-    /// Decrypt with the passphrase in the first line of FILE
-    #[arg(long, value_name = "FILE")]
-    pub passphrase_file: Option<PathBuf>,
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ use quorate_control::backup::BackupError;
 use quorate_control::clients::ClientError;
 use quorate_control::drill::DrillError;
 use quorate_control::image::ImageError;
+use quorate_control::key::KeyError as LedgerKeyError;
 use quorate_control::ledger::{ExportError, LedgerError};
 
 use crate::exit::Exit;
@@ -30,6 +31,8 @@ pub enum Error {
     Drill(#[from] DrillError),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Key(#[from] LedgerKeyError),
     #[error(transparent)]
     Export(#[from] ExportError),
     #[error(transparent)]
@@ -97,6 +100,28 @@ impl Error {
         }
     }
 
+    /// What is wrong with the ledger, where that is the cause.
+    fn of_the_ledger(&self) -> Option<&LedgerError> {
+        fn within(error: &ControlError) -> Option<&LedgerError> {
+            match error {
+                ControlError::Ledger(found) => Some(found),
+                ControlError::Step { source, .. } => within(source),
+                _ => None,
+            }
+        }
+        match self {
+            Error::Ledger(found) | Error::Export(ExportError::Ledger(found)) => Some(found),
+            Error::Control(error) => within(error),
+            Error::Client(ClientError::Control(error)) => within(error),
+            Error::Backup(error) => match &**error {
+                BackupError::Ledger(found) => Some(found),
+                BackupError::Control(error) => within(error),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
     /// Whether whoever read the output has gone; there is nobody left to tell.
     pub fn is_reader_gone(&self) -> bool {
         matches!(self, Error::Output(e) if e.kind() == io::ErrorKind::BrokenPipe)
@@ -104,10 +129,8 @@ impl Error {
 
     fn hint(&self) -> Option<String> {
         match self {
-            Error::Control(ControlError::Ledger(LedgerError::Locked { .. }))
-            | Error::Ledger(LedgerError::Locked { .. }) => {
-                Some(String::from("wait for it to end; if it hangs, end that process, and its lock is free at once"))
-            }
+            // A ledger that cannot be read or written has a way back of its own.
+            error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
                 "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; the same command goes on from here",

@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use quorate_control::brought::{self, BroughtFiles, FileProblem};
-use quorate_control::ledger::Store;
 use quorate_control::{Home, status};
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
@@ -165,7 +164,7 @@ pub fn remembered(home: &Home, name: &str) -> Result<Option<Ledger>, Error> {
     if name.parse::<Name>().is_err() {
         return Ok(None);
     }
-    Ok(Store::new(home.ledger(name)).read()?)
+    Ok(home.store(name).read()?)
 }
 
 pub fn unknown(home: &Home, name: &str) -> Error {

@@ -103,6 +103,9 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Restore(options) => commands::restore::run(&context, options).await,
         Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
+        Verb::Unlock(options) => commands::unlock::run(&context, options),
+        Verb::Key(cli::Key::Show(options)) => commands::key::show(&context, options),
+        Verb::Key(cli::Key::Rotate) => commands::key::rotate(&context),
         Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),
@@ -114,7 +117,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
 
 fn home(global: &Global) -> Result<Home, Error> {
     if let Some(directory) = &global.home {
-        return Ok(Home::new(std::path::absolute(directory).map_err(Error::file("found", directory))?));
+        return Ok(Home::at(std::path::absolute(directory).map_err(Error::file("found", directory))?));
     }
     Home::from_environment().ok_or_else(|| {
         Error::refused("there is no place to keep state: neither QUORATE_HOME nor HOME is set", "pass --home DIR")

@@ -67,11 +67,7 @@ impl Controller {
             }
             (done, None)
         });
-        // A step may take minutes, as when etcd is fetched; the lease must not run out meanwhile.
-        let ended = tokio::select! {
-            ended = join_all(lines) => ended,
-            lost = self.held.keep() => return Err(lost.into()),
-        };
+        let ended = join_all(lines).await;
         self.remember_after(desired, ended.iter().flat_map(|(done, _)| done.iter().copied()))?;
         ended.into_iter().find_map(|(_, error)| error).map_or(Ok(()), Err)
     }
@@ -89,12 +85,8 @@ impl Controller {
                     changed = true;
                 }
                 Action::CreateMachine { member, .. } => {
-                    let enrolment = Enrolment {
-                        token: quorate_pki::random_token(),
-                        expires: now + ENROLMENT_TIME,
-                        bound_key: None,
-                    };
-                    ledger.members.entry(member.clone()).or_default().enrolment = Some(enrolment);
+                    let record = ledger.members.entry(member.clone()).or_default();
+                    record.enrolment = Some(enrolment(record.enrolment.take(), now));
                 }
                 _ => {}
             }
@@ -417,6 +409,14 @@ impl Controller {
     }
 }
 
+/// The token of a machine that is made. One that was given out for it and not used yet is given again: an earlier attempt may have made
+/// the machine after all, and it knows no other.
+fn enrolment(known: Option<Enrolment>, now: Timestamp) -> Enrolment {
+    let has_time = |known: &Enrolment| known.expires.duration_since(now) > ENROLMENT_TIME / 2;
+    let fresh = || Enrolment { token: quorate_pki::random_token(), expires: now + ENROLMENT_TIME, bound_key: None };
+    known.filter(|known| known.bound_key.is_none() && has_time(known)).unwrap_or_else(fresh)
+}
+
 /// What an agent wants to have signed: as it was last seen, or as it says while it is enrolled.
 fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers) -> Requests<'a> {
     let enrolled = || answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.requests);
@@ -482,6 +482,17 @@ pub(crate) fn sign(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_token_is_given_again_while_nobody_used_it_and_there_is_time() {
+        let now = Timestamp::now();
+        let first = enrolment(None, now);
+        assert_eq!(enrolment(Some(first.clone()), now + SignedDuration::from_mins(20)), first);
+        let late = enrolment(Some(first.clone()), now + SignedDuration::from_mins(40));
+        assert_ne!(late.token, first.token);
+        let bound = Enrolment { bound_key: Some(String::from("key")), ..first.clone() };
+        assert_ne!(enrolment(Some(bound), now).token, first.token);
+    }
 
     #[test]
     fn only_what_gives_its_data_up_is_stopped_in_a_hurry() {

@@ -1,9 +1,11 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -114,7 +116,7 @@ pub struct Outcome {
 
 pub struct Controller {
     pub(crate) home: Home,
-    pub(crate) held: Held,
+    pub(crate) held: Rc<Held>,
     pub(crate) sight: Sight,
     pub(crate) brought: BroughtFiles,
     history: History,
@@ -132,13 +134,13 @@ impl Controller {
         verb: &str,
         change: impl FnOnce(&mut Ledger),
     ) -> Result<Self, ControlError> {
-        let store = Store::new(home.ledger(spec.name.as_str()));
+        let store = home.store(spec.name.as_str());
         let before = store.read()?;
         let mut ledger = before.clone().unwrap_or_else(|| new_ledger(spec));
         begin_run(&mut ledger, spec);
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
-        let held = Held::take(store, ledger, &holder, Timestamp::now())?;
+        let held = Rc::new(Held::take(store, ledger, &holder, Timestamp::now())?);
         let sight = Sight::new(providers::provider(&held.ledger(), home));
         let history = History::new(home.history(spec.name.as_str()));
         Ok(Controller { home: home.clone(), held, sight, brought, history, verb: verb.to_owned(), before })
@@ -155,11 +157,29 @@ impl Controller {
         Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &quorate_pki::random_hex(6))
     }
 
-    /// Looks, decides and acts until nothing is left to do.
+    /// Looks, decides and acts until nothing is left to do. However it ends, the lock is given up here and nowhere else.
     pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+        let (provider, held) = (self.sight.provider(), self.held.clone());
+        let cluster = held.ledger().spec.name.to_string();
+        let admitted = Cell::new(false);
+        // A look, a machine that is made, a key or a download may each take longer than the lease.
+        let ended = tokio::select! {
+            ended = self.lead(reporter, &admitted) => ended,
+            lost = held.keep() => Err(lost.into()),
+        };
+        if ended.as_ref().is_err_and(|error| !error.is_taken_over()) {
+            // What is told is why it ended. A lock that cannot be given up now runs out.
+            let _ = held.release(|_| {});
+        }
+        let dismissed = if admitted.get() { provider.dismiss(&cluster, held.fence()).await } else { Ok(()) };
+        let outcome = ended?;
+        dismissed?;
+        Ok(outcome)
+    }
+
+    async fn lead(&mut self, reporter: &dyn Reporter, admitted: &Cell<bool>) -> Result<Outcome, ControlError> {
         let (provider, fence) = (self.sight.provider(), self.held.fence());
         let ledger = self.held.ledger();
-        let cluster = ledger.spec.name.to_string();
         // Machines are called as they were before this run changed anything.
         let known = self.before.as_ref().filter(|before| before.cluster_id == ledger.cluster_id);
         let seen = self.sight.ask_first(known.unwrap_or(&ledger), fence).await?;
@@ -169,13 +189,12 @@ impl Controller {
         }
         self.held.announce(Timestamp::now())?;
         let recorder = Recorder::begin(self.history.clone(), &self.verb, fence, self.before.as_ref(), &ledger)?;
-        provider.admit(&cluster, fence).await?;
-        let ended = self.rounds(&recorder.through(reporter)).await;
-        provider.dismiss(&cluster, fence).await?;
-        ended
+        admitted.set(true);
+        provider.admit(ledger.spec.name.as_str(), fence).await?;
+        self.rounds(&recorder.through(reporter)).await
     }
 
-    async fn rounds(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
+    async fn rounds(&mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let mut spent = Spent::default();
         let mut asked = None;
         let mut still_true = None;
@@ -224,14 +243,7 @@ impl Controller {
                     Some(seen).filter(|_| went.is_ok() && changes_nothing_seen(&desired.formation, &decision.steps));
                 went
             };
-            match went {
-                Ok(()) => {}
-                Err(e) if e.is_taken_over() => return Err(e),
-                Err(e) => {
-                    self.held.release(|_| {})?;
-                    return Err(e);
-                }
-            }
+            went?;
         }
     }
 
@@ -260,13 +272,18 @@ impl Controller {
 
     /// This ledger is not the latest, as agents show: nothing more is done, and whoever tries again finds the same. If instead another
     /// controller took over, whose number the agents have heard, the lock is lost, and that is told.
-    fn stand_back(self, before: Option<Ledger>, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
+    fn stand_back(
+        &self,
+        before: Option<Ledger>,
+        steps_done: usize,
+        seen: Observation,
+    ) -> Result<Outcome, ControlError> {
         let blocked = self.sight.knows_more().to_vec();
         let ledger = self.held.stand_back(before)?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 
-    fn end(self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
+    fn end(&self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
         let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
         let highest = revisions.max().unwrap_or(0);
         let ledger = self.held.release(|ledger| ledger.highest_revision = ledger.highest_revision.max(highest))?;
@@ -274,7 +291,7 @@ impl Controller {
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 
-    async fn forget(self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
+    async fn forget(&self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
         let ledger = Ledger::clone(&self.held.ledger());
         self.sight.provider().forget(ledger.spec.name.as_str()).await?;
         self.history.remove()?;
@@ -365,7 +382,7 @@ pub async fn plan(
     brought: &BroughtFiles,
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Plan, ControlError> {
-    let store = Store::new(home.ledger(spec.name.as_str()));
+    let store = home.store(spec.name.as_str());
     let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
     begin_run(&mut ledger, spec);
     change(&mut ledger);

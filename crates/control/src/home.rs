@@ -3,19 +3,32 @@
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use quorate_core::model::RestoreWish;
 
-use crate::ledger::LedgerError;
+use crate::key::Keys;
+use crate::ledger::{LedgerError, Store};
 
 #[derive(Clone, Debug)]
 pub struct Home {
     root: PathBuf,
+    keys: Arc<Keys>,
 }
 
 impl Home {
+    /// A home at this place, with the key in it.
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Home { root: root.into() }
+        let root = root.into();
+        let keys = Arc::new(Keys::in_home(&root));
+        Home { root, keys }
+    }
+
+    /// A home at this place, with the key that the environment names.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        let root = root.into();
+        let keys = Arc::new(Keys::from_environment(&root));
+        Home { root, keys }
     }
 
     /// `$QUORATE_HOME`, else `$XDG_DATA_HOME/quorate`, else `~/.local/share/quorate`.
@@ -25,7 +38,7 @@ impl Home {
             .or_else(|| var("XDG_DATA_HOME").map(|d| d.join("quorate")))
             .or_else(|| var("HOME").map(|h| h.join(".local/share/quorate")))?;
         let root = std::path::absolute(root).ok()?;
-        Some(Home { root })
+        Some(Home::at(root))
     }
 
     pub fn root(&self) -> &Path {
@@ -42,6 +55,16 @@ impl Home {
 
     pub fn ledger(&self, name: &str) -> PathBuf {
         self.cluster(name).join("ledger")
+    }
+
+    /// One cluster's ledger.
+    pub fn store(&self, name: &str) -> Store {
+        Store::new(self.ledger(name), self.keys.clone())
+    }
+
+    /// The keys that open ledgers.
+    pub fn keys(&self) -> &Arc<Keys> {
+        &self.keys
     }
 
     /// What was ever done to a cluster.
@@ -79,9 +102,9 @@ impl Home {
         self.cluster(name).join("scratch")
     }
 
-    /// The operator's own client certificates.
+    /// The operator's own client certificates. They are apart from the ledger, for their keys are stored as they are.
     pub fn clients(&self, name: &str) -> PathBuf {
-        self.cluster(name).join("clients")
+        self.root.join("clients").join(name)
     }
 
     pub fn machines(&self) -> PathBuf {

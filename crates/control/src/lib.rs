@@ -11,6 +11,7 @@ pub mod drill;
 pub mod history;
 pub mod home;
 pub mod image;
+pub mod key;
 pub mod ledger;
 pub mod observe;
 pub mod process;

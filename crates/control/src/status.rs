@@ -15,7 +15,6 @@ use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch, latest_fence};
 use crate::home::Home;
-use crate::ledger::Store;
 use crate::observe::Sight;
 use crate::providers;
 
@@ -113,7 +112,7 @@ pub struct Pending {
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(providers::provider(ledger, home));
     let seen = sight.glance(ledger, None).await?;
-    let store = Store::new(home.ledger(ledger.spec.name.as_str()));
+    let store = home.store(ledger.spec.name.as_str());
     let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };
     let fingerprints = brought.fingerprints(home, ledger);
     let desired = Wish { spec: &ledger.spec, brought: &fingerprints, arch: arch() }.desire(ledger, "");
@@ -125,7 +124,7 @@ pub fn known_clusters(home: &Home) -> Vec<String> {
     let entries = std::fs::read_dir(home.clusters()).into_iter().flatten().flatten();
     let mut names: Vec<String> = entries
         .filter_map(|e| e.file_name().into_string().ok())
-        .filter(|name| matches!(Store::new(home.ledger(name)).read(), Ok(Some(_)) | Err(_)))
+        .filter(|name| matches!(home.store(name).read(), Ok(Some(_)) | Err(_)))
         .collect();
     names.sort();
     names

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// A text that never shows itself in `Debug` output. It serializes as it is: the ledger and the agents'
-/// channel carry secrets, and both are private.
+/// A text that never shows itself in `Debug` output. It serializes as it is: the agents' channel, which carries secrets, is
+/// private, and the ledger's are taken out before it is stored (`Ledger::each_secret`).
 #[derive(Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(String);
@@ -18,6 +18,11 @@ impl Secret {
     /// The text itself. Each use of this is a place to look at twice.
     pub fn expose(&self) -> &str {
         &self.0
+    }
+
+    /// The text, to put another in its place. As with `expose`, look twice.
+    pub fn expose_mut(&mut self) -> &mut String {
+        &mut self.0
     }
 }
 

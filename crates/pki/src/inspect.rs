@@ -9,7 +9,7 @@ use x509_parser::prelude::X509Certificate;
 
 use crate::certificate::{self, sha256_hex};
 use crate::random::hex;
-use crate::{Error, Usage};
+use crate::{Error, KeyPair, Secret, Usage};
 
 const SECONDS_PER_DAY: i64 = 24 * 60 * 60;
 
@@ -62,6 +62,16 @@ pub fn subject_key_id(ca_pem: &str) -> Option<String> {
     let chain = certificate::read_pem(ca_pem).ok()?;
     let parsed = certificate::parse_all(&chain[..1]).ok()?;
     Some(hex(&certificate::subject_key_identifier(&parsed[0])))
+}
+
+/// Whether a private key belongs to the first certificate in the text.
+pub fn key_fits(certificate_pem: &str, key_pem: &Secret) -> Result<(), Error> {
+    let chain = certificate::read_pem(certificate_pem)?;
+    let parsed = certificate::parse_all(&chain[..1])?;
+    match certificate::key_matches(&parsed[0], &KeyPair::from_pem(key_pem)?) {
+        true => Ok(()),
+        false => Err(Error::KeyDoesNotMatch { subject: certificate::subject(&parsed[0]) }),
+    }
 }
 
 /// Whole days until then; below zero once it is past.

@@ -99,6 +99,11 @@ fn remove_rest(context: &Context, name: &str) -> Result<Option<Exit>, Error> {
             "bring the ledger back with `quorate ledger import`, then destroy the cluster",
         ));
     }
+    let clients = context.home.clients(name);
+    match fs::remove_dir_all(&clients) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(Error::file("removed", &clients)(e)),
+        _ => {}
+    }
     let directory = context.home.cluster(name);
     match fs::remove_dir_all(&directory) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -62,8 +62,9 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
     };
     let name = imported.spec.name.clone();
     let version = imported.version;
-    let store = Store::new(context.home.ledger(name.as_str()));
+    let store = context.home.store(name.as_str());
     let beside = History::new(context.home.history(name.as_str()));
+    super::free_lapsed(context, name.as_str()).await?;
     let existing = store.read()?;
     let another = existing.as_ref().is_none_or(|existing| existing.cluster_id != imported.cluster_id);
     match existing {
@@ -175,7 +176,7 @@ mod tests {
     #[test]
     fn a_replaced_ledger_is_the_newest_version_and_keeps_the_higher_fence() {
         let home = tempfile::tempdir().unwrap();
-        let store = Store::new(home.path().join("ledger"));
+        let store = quorate_control::Home::new(home.path()).store("demo");
         let mut existing = Ledger { fence: 9, ..ledger("a", 3) };
         store.write(&mut existing).unwrap();
         replace(store.clone(), existing, Ledger { highest_revision: 42, ..ledger("a", 1) }, true).unwrap();

@@ -9,6 +9,7 @@ pub mod destroy;
 pub mod drill;
 pub mod history;
 pub mod image;
+pub mod key;
 pub mod ledger;
 pub mod logs;
 pub mod plan;
@@ -18,14 +19,16 @@ pub mod replace;
 pub mod restore;
 pub mod spec;
 pub mod status;
+pub mod unlock;
 pub mod up;
 
 use jiff::Timestamp;
 use quorate_control::brought::BroughtFiles;
+use quorate_control::ledger::LEASE;
 use quorate_control::process;
 use quorate_control::status::{Status, summarize};
 use quorate_control::{Controller, Home, Outcome};
-use quorate_core::model::{Consent, Ledger};
+use quorate_core::model::{Consent, Ledger, Lock};
 use quorate_core::planner::{Decision, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 
@@ -109,6 +112,7 @@ async fn run_loop(
     verb: &str,
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Outcome, Error> {
+    free_lapsed(context, spec.name.as_str()).await?;
     let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()));
     let controller = Controller::take(&context.home, spec, brought.clone(), verb, change)?;
     let outcome = tokio::select! {
@@ -117,6 +121,18 @@ async fn run_loop(
     };
     progress.finish();
     Ok(outcome?)
+}
+
+/// Frees a lock whose holder is gone. Where nobody here can know that, it takes as long as a lease.
+async fn free_lapsed(context: &Context, name: &str) -> Result<(), Error> {
+    let tell = |lock: &Lock| {
+        let seconds = LEASE.as_secs();
+        let (holder, host) = (&lock.holder, &lock.host);
+        output::talk(&format!(
+            "the ledger of {name} is locked by `{holder}` on {host}; waiting {seconds} s to see whether it is renewed\n"
+        ));
+    };
+    Ok(context.home.store(name).free_lapsed(tell).await?)
 }
 
 /// Prints how a run ended, and what was refused on the way.

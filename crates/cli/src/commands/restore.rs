@@ -9,7 +9,7 @@ use quorate_control::backup::{
 };
 use quorate_control::controller;
 use quorate_control::history::History;
-use quorate_control::ledger::{Exported, Store};
+use quorate_control::ledger::Exported;
 use quorate_control::observe::Sight;
 use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation, Power, RestoreWish};
@@ -190,7 +190,7 @@ fn restores(plan: &Plan) -> bool {
 fn take_over(context: &Context, name: &str, exported: &Exported) -> Result<(), Error> {
     let mut ledger = exported.ledger.clone();
     without_words(&mut ledger);
-    Store::new(context.home.ledger(name)).write(&mut ledger)?;
+    context.home.store(name).write(&mut ledger)?;
     let history = History::new(context.home.history(name));
     history.remove()?;
     history.merge(&exported.history)?;

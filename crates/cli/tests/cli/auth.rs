@@ -73,7 +73,7 @@ fn a_declared_user_by_certificate() {
 
         // The key is made here.
         let told = sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok().stdout;
-        let clients = sandbox.home().join("clusters/c/clients");
+        let clients = sandbox.home().join("clients/c");
         let (certificate, key) = (clients.join("app.crt"), clients.join("app.key"));
         assert!(told.contains(&certificate.display().to_string()) && told.contains("good until"), "{told}");
         assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
@@ -154,7 +154,7 @@ fn users_and_roles_follow_the_spec_and_others_are_left_alone() {
     let sandbox = Sandbox::new(&version);
     apply(&sandbox, &spec(3, &version, "", READER_AND_WRITER)).ok();
     sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok();
-    let clients = sandbox.home().join("clusters/c/clients");
+    let clients = sandbox.home().join("clients/c");
     let app = by_certificate(&sandbox, &clients.join("app.crt"), &clients.join("app.key"));
     let root = |arguments: &[&str]| sandbox.etcdctl(&version, "c", arguments).ok().stdout;
     let names = |what: &str| root(&[what, "list"]).split_whitespace().map(str::to_owned).collect::<Vec<_>>();

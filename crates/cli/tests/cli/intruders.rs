@@ -126,7 +126,7 @@ fn no_secret_is_in_a_log_an_argument_a_variable_a_printed_line_or_a_file_that_ot
         }
         assert!(logs >= 6, "{logs} logs were looked at");
         assert!(private > 30, "{private} files are private");
-        for path in ["", "clusters", "machines", "clusters/trio/ledger", "clusters/trio/clients", "machines/trio"] {
+        for path in ["", "clusters", "machines", "clusters/trio/ledger", "clients/trio", "machines/trio"] {
             let mode = fs::metadata(trio.sandbox.home().join(path)).expect(path).permissions().mode() & 0o777;
             assert_eq!(mode, 0o700, "home/{path}");
         }

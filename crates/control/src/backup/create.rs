@@ -282,7 +282,7 @@ mod tests {
     use quorate_core::versions::DEFAULT;
 
     use super::*;
-    use crate::ledger::{self, OpenWith, import};
+    use crate::ledger::{OpenWith, import};
 
     struct Silent;
 
@@ -308,7 +308,7 @@ mod tests {
         let vault = Vault::open(&known.spec).unwrap();
         // A controller has written since the recorder began.
         let mut now = Ledger { highest_revision: 4711, ..known.clone() };
-        ledger::Store::new(home.ledger("demo")).write(&mut now).unwrap();
+        home.store("demo").write(&mut now).unwrap();
         let backups = Backups { home: &home, ledger: &known, vault: &vault, teller: &Silent };
         let sealed = backups.sealed_ledger().unwrap();
         let identity = OpenWith::Identities(Secret::new(key.to_string().expose_secret()));

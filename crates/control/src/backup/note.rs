@@ -47,7 +47,7 @@ fn unsigned(revision: i64) -> u64 {
 
 /// Notes it in the ledger, unless another controller holds that for long. Tells whether it was done.
 pub(super) async fn write(home: &Home, ledger: &Ledger, record: &BackupRecord) -> Result<bool, LedgerError> {
-    let store = Store::new(home.ledger(ledger.spec.name.as_str()));
+    let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;
     loop {
         if write_at_once(&store, ledger, record)? {
@@ -72,7 +72,7 @@ fn write_at_once(store: &Store, ledger: &Ledger, record: &BackupRecord) -> Resul
 
 /// The ledger as it is now; as it was known, where it cannot be read or has become that of another cluster.
 pub(super) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
-    let read = Store::new(home.ledger(known.spec.name.as_str())).read();
+    let read = home.store(known.spec.name.as_str()).read();
     let same = |now: &Ledger| now.cluster_id == known.cluster_id;
     read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())
 }
@@ -227,7 +227,7 @@ mod tests {
         let home = Home::new(directory.path());
         let known = ledger(None);
         assert_eq!(ledger_of_now(&home, &known), known, "where there is none, what was known counts");
-        let store = Store::new(home.ledger(known.spec.name.as_str()));
+        let store = home.store(known.spec.name.as_str());
         store.write(&mut Ledger { highest_revision: 7, ..known.clone() }).unwrap();
         assert_eq!(ledger_of_now(&home, &known).highest_revision, 7);
         let of_another = Ledger { cluster_id: String::from("d"), ..known };
@@ -237,7 +237,7 @@ mod tests {
     #[test]
     fn a_note_waits_for_nobody_who_died() {
         let home = tempfile::tempdir().unwrap();
-        let store = Store::new(home.path().join("ledger"));
+        let store = Home::new(home.path()).store("demo");
         let mut ledger = ledger(None);
         store.write(&mut ledger).unwrap();
         let newest = noted("one", "2026-11-14T07:00:00Z", false);

@@ -26,7 +26,6 @@ use super::vault::Vault;
 use super::{BackupError, note};
 use crate::brought::chain_of;
 use crate::home::Home;
-use crate::ledger;
 
 /// How often is looked whether something is due.
 const TICK: Duration = Duration::from_secs(2);
@@ -86,7 +85,7 @@ impl Watching<'_> {
 
     fn ledger(&self) -> Result<Ledger, BackupError> {
         let gone = || BackupError::Gone { cluster: self.cluster.to_owned() };
-        ledger::Store::new(self.home.ledger(self.cluster)).read()?.ok_or_else(gone)
+        self.home.store(self.cluster).read()?.ok_or_else(gone)
     }
 }
 

@@ -34,7 +34,7 @@ use serde::Serialize;
 use crate::brought::BroughtFiles;
 use crate::clients::{self, ClientError, Environment};
 use crate::home::Home;
-use crate::ledger::{LedgerError, Store};
+use crate::ledger::LedgerError;
 use crate::providers::{self, Provider, ProviderError};
 use check::{Findings, Least, Settled, Violation};
 use command::Program;
@@ -136,14 +136,14 @@ impl Site {
 
     /// As it is now: a change may have come meanwhile.
     fn ledger(&self) -> Result<Ledger, DrillError> {
-        let ledger = Store::new(self.home.ledger(&self.cluster)).read()?;
+        let ledger = self.home.store(&self.cluster).read()?;
         ledger.ok_or_else(|| DrillError::NotFormed(self.cluster.clone()))
     }
 }
 
 /// The machines of the members that the spec has now.
 fn wished_machines(home: &Home, cluster: &str) -> Result<Vec<Machine>, LedgerError> {
-    let ledger = Store::new(home.ledger(cluster)).read()?;
+    let ledger = home.store(cluster).read()?;
     let members = ledger.into_iter().flat_map(|l| l.spec.members);
     let wished: BTreeSet<String> = members.map(|m| m.name.to_string()).collect();
     Ok(machines(home, cluster).into_iter().filter(|m| wished.contains(m.member.as_str())).collect())

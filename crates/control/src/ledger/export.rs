@@ -10,7 +10,7 @@ use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use serde::Deserialize;
 
-use super::{LedgerError, parse};
+use super::{LedgerError, check_keys, parse};
 
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
@@ -90,7 +90,9 @@ pub fn import(sealed: &[u8], key: &OpenWith) -> Result<Exported, ExportError> {
     reader.read_to_end(&mut bytes)?;
     let path = PathBuf::from("export");
     let ledger = parse(&path, &bytes)?;
-    let beside: Beside = serde_json::from_slice(&bytes).map_err(|source| LedgerError::Unreadable { path, source })?;
+    check_keys(&path, &ledger)?;
+    let beside: Beside =
+        serde_json::from_slice(&bytes).map_err(|source| LedgerError::Unreadable { path, source, intact: None })?;
     Ok(Exported { ledger, history: beside.history })
 }
 

@@ -4,7 +4,7 @@
 use std::fs;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::{Formation, Ledger, Lock};
@@ -15,12 +15,17 @@ use crate::process::{self, Process};
 /// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
 pub const LEASE: Duration = Duration::from_secs(10);
 
+/// How often a lock is looked at of which nobody knows whether its holder lives.
+const GLANCE: Duration = Duration::from_millis(200);
+
 /// The ledger, in the hands of the controller that holds its lock. Many may read it while one keeps the lease.
 #[derive(Debug)]
 pub struct Held {
     store: Store,
     fence: u64,
     ledger: Mutex<Arc<Ledger>>,
+    /// When the lease was last renewed, by a clock that nobody sets.
+    renewed: Mutex<Instant>,
 }
 
 impl Held {
@@ -40,12 +45,14 @@ impl Held {
             boot_id: process::boot_id(),
             pid: me.pid,
             pid_started: me.started,
+            pid_namespace: process::pid_namespace(),
             since: now,
             expires: now + lease(),
         });
         store.expect_newest(ledger.version)?;
         store.write(&mut ledger)?;
-        Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)) })
+        store.seal_older(ledger.version)?;
+        Ok(Held { store, fence, ledger: Mutex::new(Arc::new(ledger)), renewed: Mutex::new(Instant::now()) })
     }
 
     /// The ledger as it was last written.
@@ -66,7 +73,7 @@ impl Held {
 
     /// Gives the lock up, and the number with it: this ledger is not the latest, and the next controller must find that out too. Where
     /// nothing was done yet, the ledger is as it was `before`.
-    pub fn stand_back(self, before: Option<Ledger>) -> Result<Ledger, LedgerError> {
+    pub fn stand_back(&self, before: Option<Ledger>) -> Result<Ledger, LedgerError> {
         let last = self.fence.saturating_sub(1);
         self.release(|ledger| {
             if let Some(before) = before {
@@ -87,13 +94,18 @@ impl Held {
         }
         self.store.write(&mut changed)?;
         *current = Arc::new(changed);
+        *self.renewed.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         Ok(())
     }
 
     /// Makes sure that nobody took over, and that the lease has time left.
     pub fn confirm(&self, now: Timestamp) -> Result<(), LedgerError> {
         let ledger = self.ledger();
-        let fresh = ledger.lock.as_ref().is_some_and(|l| l.expires.duration_since(now) > lease() / 2);
+        let renewed = *self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
+        // A clock that was set back makes the lease look long, and one that was set ahead, short.
+        let in_time = |left: SignedDuration| left > lease() / 2 && left <= lease();
+        let fresh = ledger.lock.as_ref().is_some_and(|l| in_time(l.expires.duration_since(now)));
+        let fresh = fresh && renewed.elapsed() < LEASE / 2;
         if !fresh {
             return self.write(now, |_| {});
         }
@@ -111,7 +123,7 @@ impl Held {
     }
 
     /// Gives the lock up, with a last change. A word that the operator gave for this run ends with it.
-    pub fn release(self, change: impl FnOnce(&mut Ledger)) -> Result<Ledger, LedgerError> {
+    pub fn release(&self, change: impl FnOnce(&mut Ledger)) -> Result<Ledger, LedgerError> {
         let mut released = Ledger::clone(&self.current());
         self.store.expect_newest(released.version)?;
         change(&mut released);
@@ -127,7 +139,7 @@ impl Held {
 
     /// Removes the ledger: the cluster is gone. At once, for of a ledger that is removed file by file an older version
     /// could be left, which knows nothing of its end.
-    pub fn forget(self, now: Timestamp) -> Result<(), LedgerError> {
+    pub fn forget(&self, now: Timestamp) -> Result<(), LedgerError> {
         self.confirm(now)?;
         let path = self.store.directory();
         let doomed = path.with_extension("gone");
@@ -148,9 +160,85 @@ fn lease() -> SignedDuration {
     SignedDuration::try_from(LEASE).unwrap_or(SignedDuration::ZERO)
 }
 
+/// What is known of a lock's holder.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Standing {
+    /// It is gone, or hangs for longer than its lease.
+    Free,
+    /// It lives, on this host.
+    Held,
+    /// It may live on another host, or was started before this one was booted; or a clock was set.
+    Unknown,
+}
+
+fn standing(lock: &Lock, now: Timestamp) -> Standing {
+    let left = lock.expires.duration_since(now);
+    if left <= SignedDuration::ZERO || (is_of_here(lock) && !is_alive_here(lock)) {
+        Standing::Free
+    } else if is_of_here(lock) && left <= lease() {
+        Standing::Held
+    } else {
+        Standing::Unknown
+    }
+}
+
+/// Whether this process could see the holder. Containers may share the name of a host and its boot, but not their processes.
+fn is_of_here(lock: &Lock) -> bool {
+    let namespace = lock.pid_namespace.is_empty() || lock.pid_namespace == process::pid_namespace();
+    lock.host == process::host_name() && lock.boot_id == process::boot_id() && namespace
+}
+
+/// Whether a lock's holder is a process of this host that lives.
+pub fn is_alive_here(lock: &Lock) -> bool {
+    is_of_here(lock) && Process { pid: lock.pid, started: lock.pid_started }.is_alive()
+}
+
 /// A lock counts while its lease runs, unless its holder was a process of this host that is gone.
 pub fn is_held(lock: &Lock, now: Timestamp) -> bool {
-    let here = lock.host == process::host_name() && lock.boot_id == process::boot_id();
-    let gone = here && !Process { pid: lock.pid, started: lock.pid_started }.is_alive();
-    now < lock.expires && !gone
+    standing(lock, now) != Standing::Free
+}
+
+impl Store {
+    /// Frees a lock that nobody renews. Where it is not known whether its holder lives, the lock is watched for as long as a lease
+    /// lasts, by a clock that nobody sets: what the lock says of its end may come from a clock that was wrong.
+    pub async fn free_lapsed(&self, tell: impl FnOnce(&Lock)) -> Result<(), LedgerError> {
+        self.free_lapsed_after(LEASE + Duration::from_secs(1), tell).await
+    }
+
+    pub async fn free_lapsed_after(&self, lease: Duration, tell: impl FnOnce(&Lock)) -> Result<(), LedgerError> {
+        let Some(ledger) = self.read()? else { return Ok(()) };
+        let Some(lock) = ledger.lock.as_ref() else { return Ok(()) };
+        if standing(lock, Timestamp::now()) != Standing::Unknown {
+            return Ok(());
+        }
+        tell(lock);
+        let begun = Instant::now();
+        while begun.elapsed() < lease {
+            tokio::time::sleep(GLANCE.min(lease)).await;
+            if self.newest()? != Some(ledger.version) {
+                return Ok(());
+            }
+        }
+        let mut free = Ledger { lock: None, ..ledger };
+        match self.write(&mut free) {
+            // Somebody was quicker, or lives after all.
+            Err(LedgerError::Lost { .. }) => Ok(()),
+            written => written,
+        }
+    }
+
+    /// Breaks a lock, on the operator's word. A holder that lives may renew it meanwhile.
+    pub fn unlock(&self, lock: &Lock) -> Result<(), LedgerError> {
+        let is_it = |other: &Lock| (other.since, other.pid) == (lock.since, lock.pid);
+        loop {
+            let Some(ledger) = self.read()? else { return Ok(()) };
+            if !ledger.lock.as_ref().is_some_and(is_it) {
+                return Ok(());
+            }
+            match self.write(&mut Ledger { lock: None, ..ledger }) {
+                Err(LedgerError::Lost { .. }) => {}
+                written => return written,
+            }
+        }
+    }
 }

@@ -3,70 +3,43 @@
 //!
 //! The same conditional create exists in object stores, which is where a shared ledger will live.
 
+mod error;
 mod export;
 mod lock;
+mod seal;
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use jiff::Timestamp;
-use quorate_core::model::{LEDGER_FORMAT, Ledger, Lock};
+use quorate_core::Secret;
+use quorate_core::model::{AuthorityRecord, LEDGER_FORMAT, Ledger};
 
+pub use error::LedgerError;
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
-pub use lock::{Held, LEASE, is_held};
+pub use lock::{Held, LEASE, is_alive_here, is_held};
 
 use crate::home::private_directory;
+use crate::key::{KeyError, Keys, Ring};
+use seal::Cache;
 
 /// How many old versions are kept, to look at when something went wrong.
 const KEPT: u64 = 20;
-
-#[derive(Debug, thiserror::Error)]
-pub enum LedgerError {
-    #[error("{} cannot be {what}", path.display())]
-    Io { what: &'static str, path: PathBuf, source: io::Error },
-    #[error("{} is not a ledger", path.display())]
-    Unreadable { path: PathBuf, source: serde_json::Error },
-    #[error(
-        "the ledger {} has format {found}, and this quorate knows up to {LEDGER_FORMAT}: use a newer quorate",
-        path.display()
-    )]
-    NewerFormat { path: PathBuf, found: u32 },
-    #[error("the ledger {} is damaged: its {what} is {found}, which no cluster reaches", path.display())]
-    Damaged { path: PathBuf, what: &'static str, found: u64 },
-    #[error("{}", locked(holder))]
-    Locked { holder: Box<Lock> },
-    #[error("{}", taken_over(by.as_deref()))]
-    Lost { by: Option<Box<Lock>> },
-}
-
-fn locked(lock: &Lock) -> String {
-    format!(
-        "the ledger is locked by `{}` on {} (process {}) since {}; it is alive, and its lock runs until {}",
-        lock.holder, lock.host, lock.pid, lock.since, lock.expires
-    )
-}
-
-fn taken_over(by: Option<&Lock>) -> String {
-    match by {
-        Some(lock) => format!(
-            "this controller has lost its lock: `{}` on {} (process {}) took over at {}; nothing more is done here",
-            lock.holder, lock.host, lock.pid, lock.since
-        ),
-        None => String::from("this controller has lost its lock; nothing more is done here"),
-    }
-}
 
 /// One cluster's ledger on disk.
 #[derive(Clone, Debug)]
 pub struct Store {
     directory: PathBuf,
+    keys: Arc<Keys>,
+    cache: Cache,
 }
 
 impl Store {
-    pub fn new(directory: impl Into<PathBuf>) -> Self {
-        Store { directory: directory.into() }
+    pub fn new(directory: impl Into<PathBuf>, keys: Arc<Keys>) -> Self {
+        Store { directory: directory.into(), keys, cache: Cache::default() }
     }
 
     pub fn directory(&self) -> &Path {
@@ -78,29 +51,49 @@ impl Store {
         // A version may be pruned between listing and reading; the one after it is there then.
         for _ in 0..10 {
             let Some(newest) = self.newest()? else { return Ok(None) };
-            let path = self.file(newest);
-            match fs::read(&path) {
-                Ok(bytes) => return parse(&path, &bytes).map(Some),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(source) => return Err(LedgerError::Io { what: "read", path, source }),
+            match self.read_version(newest) {
+                Err(LedgerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error.with_intact(|| self.newest_intact(newest))),
+                Ok(ledger) => return Ok(Some(ledger)),
             }
         }
         Ok(None)
+    }
+
+    fn read_version(&self, version: u64) -> Result<Ledger, LedgerError> {
+        let path = self.file(version);
+        let bytes = fs::read(&path).map_err(|source| LedgerError::Io { what: "read", path: path.clone(), source })?;
+        self.parse(&path, &bytes)
+    }
+
+    /// The newest of the older versions that can be read: what somebody can go back to.
+    fn newest_intact(&self, damaged: u64) -> Option<PathBuf> {
+        let mut older: Vec<u64> = self.versions().ok()?.into_iter().filter(|v| *v < damaged).collect();
+        older.sort_unstable();
+        older.into_iter().rev().find(|v| self.read_version(*v).is_ok()).map(|v| self.file(v))
+    }
+
+    fn parse(&self, path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
+        let unreadable = |source| LedgerError::Unreadable { path: path.to_owned(), source, intact: None };
+        let mut ledger = parse(path, bytes)?;
+        if let Some(sealed) = seal::part(bytes).map_err(unreadable)? {
+            let open = |to: &str, bytes: &[u8]| self.keys.open(to, bytes);
+            seal::unseal(&mut ledger, &sealed, &self.cache, open).map_err(|source| closed(path, source))?;
+        }
+        check_keys(path, &ledger)?;
+        Ok(ledger)
     }
 
     /// Writes the ledger as the next version. Fails with `Lost` when that version exists already.
     pub fn write(&self, ledger: &mut Ledger) -> Result<(), LedgerError> {
         private_directory(&self.directory).map_err(|e| self.failed("made", e))?;
         let next = next(ledger.version, "version", &self.directory)?;
-        let written = Ledger { version: next, ..ledger.clone() };
-        let bytes = serde_json::to_vec_pretty(&written).expect("plain data serializes");
-        let temporary = self.directory.join(format!(".{next}.{}", std::process::id()));
-        self.put(&temporary, &bytes).map_err(|e| self.failed("written", e))?;
-        let linked = fs::hard_link(&temporary, self.file(next));
-        match fs::remove_file(&temporary) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(self.failed("written", e)),
-            _ => {}
-        }
+        let written = Ledger { version: next, format: LEDGER_FORMAT, ..ledger.clone() };
+        let draft = self.directory.join(format!(".{next}.{}", quorate_pki::random_hex(8)));
+        self.put(&draft, &self.stored(&written)?).map_err(|e| self.failed("written", e))?;
+        let linked = fs::hard_link(&draft, self.file(next));
+        // Where it stays, the next writer removes it.
+        let _ = fs::remove_file(&draft);
         match linked {
             // The draft itself is gone when a later version was written meanwhile.
             Err(e) if matches!(e.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => {
@@ -113,8 +106,71 @@ impl Store {
         if self.newest()? != Some(next) {
             return Err(self.lost());
         }
-        ledger.version = next;
-        self.prune(next)
+        (ledger.version, ledger.format) = (next, LEDGER_FORMAT);
+        // The version is written, whatever becomes of older ones: the next writer tries again.
+        let _ = self.prune(next);
+        Ok(())
+    }
+
+    /// The bytes of a file: everything readable but the secrets.
+    fn stored(&self, ledger: &Ledger) -> Result<Vec<u8>, LedgerError> {
+        let sealed = seal::seal(ledger, &self.cache, || self.ring_to_write());
+        let stored = sealed.map_err(|source| self.sealed(source))?;
+        Ok(serde_json::to_vec_pretty(&stored).expect("plain data serializes"))
+    }
+
+    /// The first key is made when the first secret is stored, unless a ledger of this home needs one that is gone.
+    fn ring_to_write(&self) -> Result<Arc<Ring>, KeyError> {
+        self.keys.ring_to_write(|| {
+            let clusters = self.directory.parent().and_then(Path::parent)?;
+            let entries = fs::read_dir(clusters).into_iter().flatten().flatten();
+            let mut stores = entries.map(|entry| Store::new(entry.path().join("ledger"), self.keys.clone()));
+            stores.find_map(|store| store.sealed_to())
+        })
+    }
+
+    /// The public half of the key that the newest version is encrypted to.
+    pub fn sealed_to(&self) -> Option<String> {
+        let newest = self.newest().ok()??;
+        Some(seal::part(&fs::read(self.file(newest)).ok()?).ok()??.to)
+    }
+
+    /// Encrypts older versions to the present key that are not, or hold their secrets as they are. The newest must be durable by then.
+    /// What cannot be read is left for people to look at.
+    pub(super) fn seal_older(&self, newest: u64) -> Result<(), LedgerError> {
+        let Ok(Some(ring)) = self.keys.ring() else { return Ok(()) };
+        for version in self.versions()?.into_iter().filter(|v| *v < newest) {
+            let path = self.file(version);
+            let Ok(bytes) = fs::read(&path) else { continue };
+            if !seal::is_to_be_sealed(&bytes, ring.recipient()) {
+                continue;
+            }
+            let Ok(mut ledger) = self.parse(&path, &bytes) else { continue };
+            ledger.format = LEDGER_FORMAT;
+            let draft = self.directory.join(format!(".{version}.{}", quorate_pki::random_hex(8)));
+            let written = self.put(&draft, &self.stored(&ledger)?).and_then(|()| fs::rename(&draft, &path));
+            written.map_err(|e| self.failed("encrypted", e))?;
+        }
+        Ok(())
+    }
+
+    /// Encrypts every version to the present key. Tells whether that is so now: one that a living controller holds is left to it.
+    pub fn seal_again(&self, now: Timestamp) -> Result<bool, LedgerError> {
+        let Some(ring) = self.keys.ring().map_err(|source| self.sealed(source))? else { return Ok(true) };
+        if self.sealed_to().is_none_or(|to| to != ring.recipient()) && !self.amend(now, |_| {})? {
+            return Ok(false);
+        }
+        let newest = self.newest()?.unwrap_or(0);
+        self.seal_older(newest)?;
+        let stays = |v: u64| fs::read(self.file(v)).is_ok_and(|b| seal::is_to_be_sealed(&b, ring.recipient()));
+        match self.versions()?.into_iter().find(|v| stays(*v)) {
+            None => Ok(true),
+            Some(version) => self.read_version(version).map(|_| false),
+        }
+    }
+
+    fn sealed(&self, source: KeyError) -> LedgerError {
+        closed(&self.directory, source)
     }
 
     /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Tells whether it was done.
@@ -131,7 +187,7 @@ impl Store {
     }
 
     fn put(&self, path: &Path, bytes: &[u8]) -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         file.write_all(bytes)?;
         file.sync_all()
     }
@@ -189,13 +245,21 @@ impl Store {
     }
 }
 
+fn closed(path: &Path, source: KeyError) -> LedgerError {
+    LedgerError::Sealed { path: path.to_owned(), source: Box::new(source) }
+}
+
 /// The highest number that a ledger may hold: what is read has room above it, so that counting on never wraps.
 const LAST_NUMBER: u64 = 1 << 62;
 
 /// The next number, unless the ledger is damaged.
 fn next(number: u64, what: &'static str, path: &Path) -> Result<u64, LedgerError> {
-    let damaged = || LedgerError::Damaged { path: path.to_owned(), what, found: number };
-    number.checked_add(1).filter(|next| *next <= LAST_NUMBER).ok_or_else(damaged)
+    number.checked_add(1).filter(|next| *next <= LAST_NUMBER).ok_or_else(|| beyond(path, what, number))
+}
+
+fn beyond(path: &Path, what: &'static str, number: u64) -> LedgerError {
+    let what = format!("its {what} is {number}, which no cluster reaches");
+    LedgerError::Damaged { path: path.to_owned(), what, intact: None }
 }
 
 /// Numbers that are raised by one with each run or change. A flipped bit in one of them would make every agent deaf.
@@ -203,18 +267,34 @@ fn check_numbers(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
     let members = ledger.members.values().flat_map(|m| [("generation", m.generation), ("incarnation", m.incarnation)]);
     let mut numbers = [("version", ledger.version), ("fencing number", ledger.fence)].into_iter().chain(members);
     match numbers.find(|(_, number)| *number >= LAST_NUMBER) {
-        Some((what, found)) => Err(LedgerError::Damaged { path: path.to_owned(), what, found }),
+        Some((what, number)) => Err(beyond(path, what, number)),
         None => Ok(()),
     }
 }
 
-/// Reads a ledger of this format or an older one.
+/// Keys are compared with what they belong to whenever a ledger is read, so that damage is found while an intact version is there still.
+fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
+    let damaged = |what: &str, why: String| {
+        let what = format!("the private key of the {what} does not belong to its certificate ({why})");
+        LedgerError::Damaged { path: path.to_owned(), what, intact: None }
+    };
+    let fits = |authority: &Option<AuthorityRecord>, what: &str| {
+        let pair = authority.as_ref().and_then(|a| Some((&a.certificate, a.key.as_ref()?)));
+        pair.map_or(Ok(()), |(certificate, key): (&String, &Secret)| {
+            quorate_pki::key_fits(certificate, key).map_err(|e| damaged(what, e.to_string()))
+        })
+    };
+    fits(&ledger.authorities.etcd, "etcd CA")?;
+    fits(&ledger.authorities.control, "control CA")
+}
+
+/// Reads a ledger of this format or an older one. Its secrets are as they were stored.
 fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
     #[derive(serde::Deserialize)]
     struct Format {
         format: u32,
     }
-    let unreadable = |source| LedgerError::Unreadable { path: path.to_owned(), source };
+    let unreadable = |source| LedgerError::Unreadable { path: path.to_owned(), source, intact: None };
     let Format { format } = serde_json::from_slice(bytes).map_err(unreadable)?;
     if format > LEDGER_FORMAT {
         return Err(LedgerError::NewerFormat { path: path.to_owned(), found: format });

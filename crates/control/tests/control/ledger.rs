@@ -1,11 +1,16 @@
 //! The ledger on disk: two writers never both succeed, a dead holder's lock is taken at once, a living one's is not.
 
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
+use quorate_control::Home;
 use quorate_control::ledger::{Exported, Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClientAuth, generated};
 use quorate_core::versions;
+use serde_json::Value;
 
 fn ledger() -> Ledger {
     let spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).expect("a fine name");
@@ -14,8 +19,17 @@ fn ledger() -> Ledger {
 
 fn store() -> (tempfile::TempDir, Store) {
     let directory = tempfile::tempdir().expect("a temporary directory");
-    let store = Store::new(directory.path().join("ledger"));
+    let store = Home::new(directory.path()).store("demo");
     (directory, store)
+}
+
+/// The file of the newest version.
+fn newest(store: &Store) -> PathBuf {
+    std::fs::read_dir(store.directory()).unwrap().map(|entry| entry.unwrap().path()).max().expect("a version")
+}
+
+fn stored(file: &Path) -> Value {
+    serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap()
 }
 
 fn after_the_lease(now: Timestamp) -> Timestamp {
@@ -186,9 +200,11 @@ fn a_lock_that_is_used_does_not_run_out() {
 #[test]
 fn a_newer_format_is_refused_clearly() {
     let (_directory, store) = store();
-    let mut newer = ledger();
-    newer.format = 99;
-    store.write(&mut newer).unwrap();
+    store.write(&mut ledger()).unwrap();
+    let file = newest(&store);
+    let mut newer = stored(&file);
+    newer["format"] = 99.into();
+    std::fs::write(&file, newer.to_string()).unwrap();
     let refused = store.read().unwrap_err().to_string();
     assert!(refused.contains("format 99") && refused.contains("newer quorate"), "{refused}");
 }
@@ -232,4 +248,90 @@ fn an_export_of_an_older_quorate_has_no_history_and_is_taken() {
     writer.finish().unwrap();
     let opened = import(&sealed, &OpenWith::Passphrase(Secret::new("battery staple"))).unwrap();
     assert_eq!(opened, Exported { ledger: ledger(), history: String::new() });
+}
+
+#[test]
+fn a_failed_prune_after_a_good_write_is_not_a_lost_lock() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    // A directory in the place of an old draft cannot be removed as a file.
+    std::fs::create_dir(store.directory().join(".1.stuck")).unwrap();
+    held.write(now, |l| l.highest_revision = 7).unwrap();
+    held.write(now, |l| l.highest_revision = 8).unwrap();
+    assert_eq!(store.read().unwrap().unwrap().highest_revision, 8);
+}
+
+#[test]
+fn numbers_that_no_cluster_reaches_are_damage() {
+    let (_directory, store) = store();
+    let mut far = Ledger { fence: u64::MAX, ..ledger() };
+    store.write(&mut far).unwrap();
+    let told = store.read().unwrap_err().to_string();
+    assert!(told.contains("its fencing number is 18446744073709551615"), "{told}");
+    let taken = Held::take(store, far, "quorate apply", Timestamp::now()).unwrap_err();
+    assert!(matches!(taken, LedgerError::Damaged { .. }), "{taken}");
+}
+
+/// As a clock that was ahead wrote it, or a host that was booted since: nobody knows whether its holder lives.
+fn locked_until(store: &Store, expires: Timestamp, boot_id: &str) -> u64 {
+    let known = store.read().unwrap().unwrap_or_else(ledger);
+    let held = Held::take(store.clone(), known, "quorate apply", Timestamp::now()).unwrap();
+    let mut left = Ledger::clone(&held.ledger());
+    let lock = left.lock.as_mut().unwrap();
+    (lock.expires, lock.boot_id) = (expires, boot_id.to_owned());
+    store.write(&mut left).unwrap();
+    left.version
+}
+
+#[tokio::test]
+async fn a_lock_that_nobody_renews_is_free_after_a_lease_whatever_its_clock_said() {
+    let (_directory, store) = store();
+    let far = Timestamp::now() + SignedDuration::from_hours(24 * 365 * 10);
+    let version = locked_until(&store, far, "of another boot");
+    let current = store.read().unwrap().unwrap();
+    assert!(matches!(
+        Held::take(store.clone(), current, "quorate up", Timestamp::now()),
+        Err(LedgerError::Locked { .. })
+    ));
+    let mut told = false;
+    store.free_lapsed_after(Duration::from_millis(50), |_| told = true).await.unwrap();
+    let free = store.read().unwrap().unwrap();
+    assert!(told && free.lock.is_none() && free.version == version + 1);
+    // One that is renewed meanwhile stays.
+    locked_until(&store, far, "of another boot");
+    let (watching, renewing) = (store.clone(), store.clone());
+    let renew = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut renewed = renewing.read().unwrap().unwrap();
+        renewing.write(&mut renewed).unwrap();
+    };
+    let (watched, ()) = tokio::join!(watching.free_lapsed_after(Duration::from_secs(5), |_| {}), renew);
+    watched.unwrap();
+    assert!(store.read().unwrap().unwrap().lock.is_some());
+}
+
+#[tokio::test]
+async fn a_lock_whose_holder_lives_here_is_not_waited_for_and_breaks_only_on_the_operators_word() {
+    let (_directory, store) = store();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", Timestamp::now()).unwrap();
+    store.free_lapsed_after(Duration::from_secs(60), |_| panic!("it is known to live")).await.unwrap();
+    let lock = held.ledger().lock.clone().unwrap();
+    assert_eq!(store.read().unwrap().unwrap().lock.as_ref(), Some(&lock));
+    store.unlock(&lock).unwrap();
+    assert!(store.read().unwrap().unwrap().lock.is_none());
+    assert!(matches!(held.confirm(Timestamp::now()), Err(LedgerError::Lost { .. })));
+    store.unlock(&lock).unwrap();
+}
+
+#[test]
+fn a_process_of_another_container_is_not_taken_for_a_dead_one_of_ours() {
+    let (_directory, store) = store();
+    let now = Timestamp::now();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    let mut elsewhere = Ledger::clone(&held.ledger());
+    let lock = elsewhere.lock.as_mut().unwrap();
+    (lock.pid, lock.pid_namespace) = (4_194_305, String::from("pid:[1]"));
+    store.write(&mut elsewhere).unwrap();
+    assert!(matches!(Held::take(store, elsewhere, "quorate apply", now), Err(LedgerError::Locked { .. })));
 }

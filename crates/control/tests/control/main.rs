@@ -1,3 +1,4 @@
 //! The controller as its users see it, without machines. What every provider must do is in `conformance`.
 
 mod ledger;
+mod secrets;

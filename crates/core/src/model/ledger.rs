@@ -10,8 +10,8 @@ use super::MemberName;
 use crate::Secret;
 use crate::spec::ClusterSpec;
 
-/// The format that this program writes. A newer one is refused.
-pub const LEDGER_FORMAT: u32 = 1;
+/// The format that this program writes. A newer one is refused. Up to 1, secrets were stored as they are.
+pub const LEDGER_FORMAT: u32 = 2;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Ledger {
@@ -73,6 +73,9 @@ pub struct Lock {
     pub pid: u32,
     /// In clock ticks since boot: tells a process from a later one with the same id.
     pub pid_started: u64,
+    /// Containers of one host have process ids of their own; empty where an older quorate wrote it.
+    #[serde(default)]
+    pub pid_namespace: String,
     pub since: Timestamp,
     pub expires: Timestamp,
 }
@@ -347,6 +350,63 @@ impl std::hash::Hash for Ledger {
 }
 
 impl Ledger {
+    /// Visits every text that must not be read by whoever gets hold of a copy of the ledger. Every field is named here: a new one
+    /// does not compile until somebody has decided whether it is secret.
+    pub fn each_secret(&mut self, mut visit: impl FnMut(&mut String)) {
+        let Ledger {
+            format: _,
+            version: _,
+            cluster_id: _,
+            spec: _,
+            lock: _,
+            fence: _,
+            power: _,
+            destroy: _,
+            without_backup: _,
+            downtime: _,
+            older_accepted: _,
+            without_grace: _,
+            recovery: _,
+            restore: _,
+            backups: _,
+            last_change: _,
+            formation: _,
+            abandoned: _,
+            formed_with: _,
+            members,
+            authorities: Authorities { etcd, control },
+            auth: AuthRecord { root_password, jwt, users, roles: _ },
+            highest_revision: _,
+        } = self;
+        for member in members.values_mut() {
+            let MemberRecord {
+                incarnation: _,
+                generation: _,
+                digest: _,
+                enrolment,
+                renewing: _,
+                unseen_since: _,
+                unseen_at: _,
+                join_failed: _,
+            } = member;
+            if let Some(Enrolment { token, expires: _, bound_key: _ }) = enrolment {
+                visit(token.expose_mut());
+            }
+        }
+        for authority in [etcd, control].into_iter().flatten() {
+            let AuthorityRecord { epoch: _, certificate: _, key, key_id: _, not_after: _ } = authority;
+            key.iter_mut().for_each(|key| visit(key.expose_mut()));
+        }
+        root_password.iter_mut().for_each(|password| visit(password.expose_mut()));
+        if let Some(JwtKeys { private, public: _ }) = jwt {
+            visit(private.expose_mut());
+        }
+        // A fingerprint is enough to try passwords against.
+        for OwnedUser { password, adopted: _ } in users.values_mut() {
+            password.iter_mut().for_each(&mut visit);
+        }
+    }
+
     pub fn new(cluster_id: String, spec: ClusterSpec) -> Self {
         Ledger {
             format: LEDGER_FORMAT,

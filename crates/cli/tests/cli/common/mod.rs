@@ -189,12 +189,11 @@ impl Sandbox {
         self.processes().into_iter().find(|(_, line)| line.contains("/etcd --") && line.contains(&name)).map(|p| p.0)
     }
 
-    /// The newest version of a cluster's ledger.
+    /// The newest version of a cluster's ledger, its secrets opened.
     pub fn ledger(&self, cluster: &str) -> Value {
-        let directory = self.home().join("clusters").join(cluster).join("ledger");
-        let entries = fs::read_dir(&directory).expect("a ledger").flatten().map(|e| e.path());
-        let newest = entries.filter(|p| p.extension().is_some_and(|e| e == "json")).max().expect("a version of it");
-        serde_json::from_slice(&fs::read(newest).expect("readable")).expect("JSON")
+        let ledger =
+            quorate_control::Home::new(self.home()).store(cluster).read().expect("readable").expect("a ledger");
+        serde_json::to_value(ledger).expect("JSON")
     }
 
     /// Whether a machine was made, even in part.

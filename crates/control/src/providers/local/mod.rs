@@ -34,6 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Data, Provider, ProviderError, last_lines};
 use crate::home::{Home, one_private_directory, private_directory};
+use crate::key;
 use crate::process::{self, Process};
 
 /// Set in every process of a machine, so that all of them can be found.
@@ -241,8 +242,11 @@ impl Local {
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
             .stderr(Stdio::from(errors));
-        // What opens a backup store is the controller's alone.
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"AWS_")) {
+        // What opens a backup store or a ledger is the controller's alone.
+        let private = |name: &std::ffi::OsString| {
+            name.as_encoded_bytes().starts_with(b"AWS_") || name == key::FILE_VARIABLE || name == key::COMMAND_VARIABLE
+        };
+        for (name, _) in std::env::vars_os().filter(|(name, _)| private(name)) {
             command.env_remove(name);
         }
         let mut agent = spawn(command).map_err(failed("started", &program))?;
@@ -293,7 +297,8 @@ impl Provider for Local {
         private_directory(&drafts).map_err(failed("made", &drafts))?;
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
-        self.sweep(cluster, older)?;
+        // What is left of a machine whose removal was cut short holds its data and its keys.
+        self.sweep(cluster, |name| name.ends_with(GONE) || older(name))?;
         self.remove_second_copies(cluster)?;
         self.remove_idle_networks(cluster)
     }

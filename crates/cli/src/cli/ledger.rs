@@ -1,0 +1,101 @@
+//! How the ledger, its key and its lock are asked for.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+use super::Output;
+
+#[derive(Subcommand, Debug)]
+pub enum Ledger {
+    /// Write the ledger of a cluster as one encrypted file (age)
+    Export(LedgerExport),
+    /// Take over the ledger of a cluster from an export
+    ///
+    /// A ledger that is here already is replaced only by one of the same cluster that is not older.
+    ///
+    /// With a spec, a store and the operator's key alone, a controller on a new machine picks up a cluster that lives:
+    /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
+    Import(LedgerImport),
+}
+
+#[derive(Args, Debug)]
+pub struct LedgerExport {
+    /// The cluster
+    pub name: String,
+    #[command(flatten)]
+    pub key: ExportKey,
+    /// Write to FILE instead of stdout
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct ExportKey {
+    /// Encrypt to this age public key; can be given several times
+    #[arg(long = "recipient", value_name = "AGE1…")]
+    pub recipients: Vec<String>,
+    /// Encrypt with the passphrase in the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+pub struct LedgerImport {
+    /// The export, `-` for stdin
+    #[arg(default_value = "-")]
+    pub file: String,
+    /// Instead of an export, take what lies beside the newest backup of the cluster in this spec
+    #[arg(long, value_name = "SPEC", conflicts_with = "file")]
+    pub from_backup: Option<String>,
+    /// Of a spec with several clusters, this one
+    #[arg(long, value_name = "NAME", requires = "from_backup")]
+    pub cluster: Option<String>,
+    /// With `--from-backup`: read from the spec's second destination (`also_to`)
+    #[arg(long, requires = "from_backup")]
+    pub second: bool,
+    #[command(flatten)]
+    pub key: ImportKey,
+    /// Replace a ledger that is newer, or of another cluster of this name
+    #[arg(long)]
+    pub replace: bool,
+}
+
+#[derive(Args, Debug)]
+#[group(required = true, multiple = false)]
+pub struct ImportKey {
+    /// Decrypt with the age identity in FILE
+    #[arg(long, value_name = "FILE")]
+    pub identity: Option<PathBuf>,
+    /// Decrypt with the passphrase in the first line of FILE
+    #[arg(long, value_name = "FILE")]
+    pub passphrase_file: Option<PathBuf>,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Key {
+    /// Show which key is used, where it is, and which ledgers are encrypted to it
+    Show(KeyShow),
+    /// Encrypt all ledgers to a new key
+    ///
+    /// The new key is stored before the old one in the key file, every version of every ledger is encrypted to it, then the old one is
+    /// dropped. After an interruption the same command continues. Where the key comes from a command, let it print the new key before the
+    /// old one: the ledgers are then encrypted to the first.
+    Rotate,
+}
+
+#[derive(Args, Debug)]
+pub struct KeyShow {
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Unlock {
+    /// The cluster
+    pub name: String,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}

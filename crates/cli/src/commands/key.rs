@@ -1,0 +1,99 @@
+//! `quorate key`: the key to which the secrets in ledgers are encrypted.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use quorate_control::key::Place;
+use quorate_control::status::known_clusters;
+use serde::Serialize;
+
+use super::Context;
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::output;
+
+#[derive(Serialize)]
+struct Shown {
+    /// The file, or the command that prints it.
+    from: String,
+    /// The public half of the key that is encrypted to; absent before the first secret is stored.
+    public_key: Option<String>,
+    /// Of keys that only open, while one is being exchanged.
+    also_opens: Vec<String>,
+    /// By cluster: the public key that the ledger is encrypted to; absent where its secrets are not encrypted yet.
+    clusters: BTreeMap<String, Option<String>>,
+}
+
+pub fn show(context: &Context, options: cli::KeyShow) -> Result<Exit, Error> {
+    let keys = context.home.keys();
+    let from = match keys.place()? {
+        Place::File(path) => path.display().to_string(),
+        Place::Command(command) => command.clone(),
+    };
+    let ring = keys.ring()?;
+    let public: Vec<String> = ring.map(|ring| ring.recipients().to_vec()).unwrap_or_default();
+    let sealed = |name: String| (name.clone(), context.home.store(&name).sealed_to());
+    let shown = Shown {
+        from,
+        public_key: public.first().cloned(),
+        also_opens: public.into_iter().skip(1).collect(),
+        clusters: known_clusters(&context.home).into_iter().map(sealed).collect(),
+    };
+    match options.output.format {
+        Format::Json => output::print_json(&shown)?,
+        Format::Text => output::print(&text(&shown))?,
+    }
+    Ok(Exit::Done)
+}
+
+fn text(shown: &Shown) -> String {
+    let Shown { from, public_key, also_opens, clusters } = shown;
+    let none = || String::from("none yet: it is made when the first secret is stored");
+    let mut text = format!("key         {from}\npublic key  {}\n", public_key.clone().unwrap_or_else(none));
+    also_opens.iter().for_each(|key| text.push_str(&format!("also opens  {key}\n")));
+    for (cluster, to) in clusters {
+        let to = match to {
+            Some(to) if Some(to) == public_key.as_ref() => String::from("encrypted to it"),
+            Some(to) => format!("encrypted to {to}"),
+            None => String::from("not encrypted: the next `quorate apply` encrypts it"),
+        };
+        text.push_str(&format!("cluster {cluster}: {to}\n"));
+    }
+    text
+}
+
+pub fn rotate(context: &Context) -> Result<Exit, Error> {
+    let keys = context.home.keys();
+    if keys.ring()?.is_none() {
+        let what = "there is no key yet, so there is nothing to rotate";
+        return Err(Error::refused(what, "`quorate apply` makes one when it stores the first secret"));
+    }
+    let ring = keys.begin_rotation()?;
+    let clusters = known_clusters(&context.home);
+    let mut busy = Vec::new();
+    for name in &clusters {
+        if !context.home.store(name).seal_again(Timestamp::now())? {
+            busy.push(name.as_str());
+        }
+    }
+    if !busy.is_empty() {
+        let what = format!(
+            "a controller is at work on {}, so its ledger is not encrypted to the new key yet",
+            busy.join(", ")
+        );
+        return Err(Error::refused(
+            what,
+            "run `quorate key rotate` again when it has ended; until then both keys are kept",
+        ));
+    }
+    keys.end_rotation()?;
+    output::talk(&format!("the ledgers of {} clusters are encrypted to {}\n", clusters.len(), ring.recipient()));
+    if let Place::File(path) = keys.place()? {
+        output::talk(&format!(
+            "keep a copy of {} apart from them; copies of the old key open older copies only\n",
+            path.display()
+        ));
+    }
+    Ok(Exit::Done)
+}

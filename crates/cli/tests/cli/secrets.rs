@@ -1,0 +1,123 @@
+//! Secrets at rest, as an operator meets them: a copy of the ledgers opens nothing, keys are moved, missed and rotated, and what an
+//! earlier version wrote in clear is encrypted by the next `apply`.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::common::{Run, Sandbox, newest, spec};
+
+fn files_below(directory: &Path) -> Vec<PathBuf> {
+    let entries: Vec<PathBuf> = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.into_iter().flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
+}
+
+/// What opens the cluster, as its ledger holds it.
+fn secrets(ledger: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().expect("a secret").to_owned();
+    let second_line = |value: &Value| text(value).lines().nth(1).expect("a key").to_owned();
+    let authorities = &ledger["authorities"];
+    vec![
+        text(&ledger["auth"]["root_password"]),
+        second_line(&authorities["etcd"]["key"]),
+        second_line(&authorities["control"]["key"]),
+        text(&ledger["members"]["etcd-1"]["enrolment"]["token"]),
+    ]
+}
+
+#[track_caller]
+fn assert_closed(sandbox: &Sandbox, secrets: &[String]) {
+    for file in files_below(&sandbox.home().join("clusters")) {
+        let bytes = fs::read(&file).unwrap();
+        let text = String::from_utf8_lossy(&bytes);
+        for secret in secrets {
+            assert!(!text.contains(secret.as_str()), "{} holds a secret in clear", file.display());
+        }
+    }
+}
+
+/// Every version as the version before this one wrote it, and no key.
+fn back_in_clear(sandbox: &Sandbox) {
+    let plain = serde_json::json!({ "format": 1 });
+    let ledger = sandbox.ledger("c");
+    for file in files_below(&sandbox.home().join("clusters/c/ledger")) {
+        let mut stored: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        let version = stored["version"].take();
+        stored = ledger.clone();
+        (stored["version"], stored["format"]) = (version, plain["format"].clone());
+        fs::write(&file, serde_json::to_vec_pretty(&stored).unwrap()).unwrap();
+    }
+    fs::remove_file(sandbox.home().join("key")).unwrap();
+}
+
+#[test]
+fn a_copy_of_the_ledgers_opens_nothing_and_the_key_can_be_moved_missed_and_rotated() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(1, &version, "client_auth: password", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    let known = secrets(&sandbox.ledger("c"));
+    assert_closed(&sandbox, &known);
+
+    // As if the version before had made the cluster.
+    back_in_clear(&sandbox);
+    let shown = sandbox.quorate(&["key", "show"]).ok().stdout;
+    assert!(shown.contains("cluster c: not encrypted: the next `quorate apply` encrypts it"), "{shown}");
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    assert_closed(&sandbox, &known);
+    assert_eq!(secrets(&sandbox.ledger("c")), known);
+    let shown = sandbox.quorate(&["key", "show", "--output", "json"]).ok().json();
+    let public = shown["public_key"].as_str().expect("a public key").to_owned();
+    assert_eq!(shown["clusters"]["c"], public.as_str());
+
+    // Gone, and then elsewhere.
+    let (key, elsewhere) = (sandbox.home().join("key"), sandbox.path().join("my key"));
+    fs::rename(&key, &elsewhere).unwrap();
+    for arguments in
+        [&["status", "c"][..], &["apply", "c.yaml", "--yes"], &["env", "c"], &["up", "other", "--members", "1"]]
+    {
+        let told = sandbox.quorate(arguments).expect(1).stderr;
+        for word in [public.as_str(), "key does not exist", "QUORATE_KEY=FILE"] {
+            assert!(told.contains(word), "{arguments:?}: {word} is not in {told}");
+        }
+    }
+    assert!(!key.exists(), "no other is made");
+    let with = |name: &str, value: &str| -> Run {
+        sandbox.command(&["status", "c"]).env(name, value).output().expect("quorate runs").into()
+    };
+    with("QUORATE_KEY", &elsewhere.display().to_string()).ok();
+    with("QUORATE_KEY_COMMAND", &format!("cat '{}'", elsewhere.display())).ok();
+    let told = with("QUORATE_KEY_COMMAND", "echo oops; exit 7").expect(1).stderr;
+    assert!(told.contains("QUORATE_KEY_COMMAND failed") && !told.contains("oops"), "{told}");
+    fs::rename(&elsewhere, &key).unwrap();
+
+    // On a full disk nothing could be written, and nothing needs to be.
+    let inode = || fs::metadata(sandbox.home().join("clients/c/ca.crt")).expect("a CA certificate").ino();
+    sandbox.quorate(&["env", "c"]).ok();
+    let first = inode();
+    sandbox.quorate(&["env", "c"]).ok();
+    assert_eq!(inode(), first, "what is as it should be is left alone");
+
+    // Another key, and the old one opens nothing any more.
+    let old = fs::read_to_string(&key).unwrap();
+    sandbox.quorate(&["key", "rotate"]).ok();
+    assert_closed(&sandbox, &known);
+    let shown = sandbox.quorate(&["key", "show", "--output", "json"]).ok().json();
+    assert!(shown["public_key"] != public.as_str() && shown["clusters"]["c"] == shown["public_key"], "{shown}");
+    // What is left of a machine whose removal was cut short holds keys and data too.
+    let left = sandbox.home().join("machines/c/.etcd-1.9.gone");
+    fs::create_dir_all(left.join("root")).unwrap();
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    assert!(!left.exists(), "{} is swept", left.display());
+    assert_eq!(secrets(&sandbox.ledger("c")), known);
+    fs::write(&elsewhere, old).unwrap();
+    let told = with("QUORATE_KEY", &elsewhere.display().to_string()).expect(1).stderr;
+    assert!(told.contains(&public) && told.contains("name the right key"), "{told}");
+    // No process that stays has the key in its hands.
+    for (pid, line) in sandbox.processes() {
+        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        assert!(!String::from_utf8_lossy(&environment).contains("QUORATE_KEY"), "{line}");
+    }
+}

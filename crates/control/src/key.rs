@@ -1,0 +1,286 @@
+//! The key to which the secrets of ledgers are encrypted: an age identity, in a file or from a command. It is made at first use,
+//! outside of what it protects, and never made again while any ledger needs one that is gone.
+//!
+//! A key file may hold several identities, one on each line: the first is encrypted to, all of them open. So a key is exchanged without a
+//! moment at which anything cannot be opened.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use age::secrecy::ExposeSecret;
+use age::x25519::Identity;
+use quorate_backup::keys::{Identities, Recipients};
+use quorate_core::Secret;
+
+use crate::home::private_directory;
+
+/// Names the key file, where it is not the one in the home.
+pub const FILE_VARIABLE: &str = "QUORATE_KEY";
+/// A command that prints the key, for keys that are kept in a vault, on a token or under a passphrase.
+pub const COMMAND_VARIABLE: &str = "QUORATE_KEY_COMMAND";
+
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    #[error("the key file {} does not exist, and the ledger is encrypted to {to}", path.display())]
+    Missing { path: PathBuf, to: String },
+    #[error("{place} holds no age identity: expected a line that begins with AGE-SECRET-KEY-1")]
+    NotAKey { place: Place },
+    #[error("the ledger is encrypted to {to}, and {place} opens what is encrypted to {}", has.join(", "))]
+    Wrong { place: Place, to: String, has: Vec<String> },
+    #[error("the encrypted part is damaged")]
+    Damaged(#[source] quorate_backup::keys::KeyError),
+    #[error("the key cannot be encrypted to")]
+    Unusable(#[source] quorate_backup::keys::KeyError),
+    #[error("the command in {COMMAND_VARIABLE} failed: {said}")]
+    Command { said: String },
+    #[error("both {FILE_VARIABLE} and {COMMAND_VARIABLE} are set: unset one of them")]
+    Ambiguous,
+    #[error("the key file {} cannot be {what}", path.display())]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+}
+
+/// Where the key is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    File(PathBuf),
+    Command(String),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::File(path) => write!(f, "the key file {}", path.display()),
+            Place::Command(_) => write!(f, "the key of the command in {COMMAND_VARIABLE}"),
+        }
+    }
+}
+
+/// The keys of one home. They are read when they are first needed.
+#[derive(Debug)]
+pub struct Keys {
+    place: Result<Place, ()>,
+    read: Mutex<Option<Arc<Ring>>>,
+}
+
+/// What a key file holds.
+pub struct Ring {
+    /// Encrypted to.
+    recipient: String,
+    /// Of all identities, the first one's first.
+    recipients: Vec<String>,
+    /// As they are in the file, without comments.
+    lines: Vec<Secret>,
+    identities: Identities,
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ring").field("recipients", &self.recipients).finish_non_exhaustive()
+    }
+}
+
+impl Ring {
+    fn parse(place: &Place, text: &Secret) -> Result<Self, KeyError> {
+        let parsed = |line: &str| Identity::from_str(line.trim()).ok();
+        let found: Vec<Identity> = text.expose().lines().filter_map(parsed).collect();
+        let not_a_key = || KeyError::NotAKey { place: place.clone() };
+        let recipients: Vec<String> = found.iter().map(|identity| identity.to_public().to_string()).collect();
+        let lines = found.iter().map(|identity| Secret::new(identity.to_string().expose_secret())).collect();
+        let recipient = recipients.first().cloned().ok_or_else(not_a_key)?;
+        let identities = Identities::parse(text).map_err(|_| not_a_key())?;
+        Ok(Ring { recipient, recipients, lines, identities })
+    }
+
+    /// The public half of the key that is encrypted to.
+    pub fn recipient(&self) -> &str {
+        &self.recipient
+    }
+
+    /// The public halves of all keys, that one first.
+    pub fn recipients(&self) -> &[String] {
+        &self.recipients
+    }
+
+    pub(crate) fn seal(&self, plain: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let recipients = Recipients::parse(std::slice::from_ref(&self.recipient)).map_err(KeyError::Unusable)?;
+        recipients.expect("there is one").seal(plain).map_err(KeyError::Unusable)
+    }
+
+    fn open(&self, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
+        self.identities.open(sealed).map_err(KeyError::Damaged)
+    }
+}
+
+impl Keys {
+    /// Of a home without any setting: the file `key` in it.
+    pub fn in_home(root: &Path) -> Self {
+        Keys { place: Ok(Place::File(root.join("key"))), read: Mutex::default() }
+    }
+
+    /// As the environment says, else that of the home.
+    pub fn from_environment(root: &Path) -> Self {
+        let var = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+        let place = match (var(FILE_VARIABLE), var(COMMAND_VARIABLE)) {
+            (None, None) => Ok(Place::File(root.join("key"))),
+            (Some(path), None) => Ok(Place::File(std::path::absolute(&path).unwrap_or_else(|_| path.into()))),
+            (None, Some(command)) => Ok(Place::Command(command.to_string_lossy().into_owned())),
+            (Some(_), Some(_)) => Err(()),
+        };
+        Keys { place, read: Mutex::default() }
+    }
+
+    pub fn place(&self) -> Result<&Place, KeyError> {
+        self.place.as_ref().map_err(|()| KeyError::Ambiguous)
+    }
+
+    /// The keys, where there are any.
+    pub fn ring(&self) -> Result<Option<Arc<Ring>>, KeyError> {
+        if let Some(ring) = &*self.cached() {
+            return Ok(Some(ring.clone()));
+        }
+        self.read_again()
+    }
+
+    fn read_again(&self) -> Result<Option<Arc<Ring>>, KeyError> {
+        let place = self.place()?;
+        let Some(text) = read(place)? else { return Ok(None) };
+        let ring = Arc::new(Ring::parse(place, &text)?);
+        *self.cached() = Some(ring.clone());
+        Ok(Some(ring))
+    }
+
+    fn cached(&self) -> std::sync::MutexGuard<'_, Option<Arc<Ring>>> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens what is encrypted to `to`.
+    pub(crate) fn open(&self, to: &str, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
+        let holds = |ring: &Arc<Ring>| ring.recipients.iter().any(|known| known == to);
+        // The key may have been exchanged since it was read.
+        let ring = match self.ring()?.filter(holds) {
+            Some(ring) => Some(ring),
+            None => self.read_again()?,
+        };
+        match (ring, self.place()?.clone()) {
+            (Some(ring), _) if holds(&ring) => ring.open(sealed),
+            (Some(ring), place) => Err(KeyError::Wrong { place, to: to.to_owned(), has: ring.recipients.clone() }),
+            (None, Place::File(path)) => Err(KeyError::Missing { path, to: to.to_owned() }),
+            (None, place) => Err(KeyError::NotAKey { place }),
+        }
+    }
+
+    /// The keys to write with. The first is made here, unless something needs one that is gone: `needed` tells what.
+    pub(crate) fn ring_to_write(&self, needed: impl FnOnce() -> Option<String>) -> Result<Arc<Ring>, KeyError> {
+        if let Some(ring) = self.ring()? {
+            return Ok(ring);
+        }
+        let place = self.place()?.clone();
+        let Place::File(path) = &place else { return Err(KeyError::NotAKey { place }) };
+        if let Some(to) = needed() {
+            return Err(KeyError::Missing { path: path.clone(), to });
+        }
+        create(path, &key_file(&[&Identity::generate()]))?;
+        self.read_again()?.ok_or(KeyError::NotAKey { place })
+    }
+
+    /// Puts a new key before those that are there. One that is exchanged already stays: there are two then.
+    pub fn begin_rotation(&self) -> Result<Arc<Ring>, KeyError> {
+        let place = self.place()?.clone();
+        let ring = self.ring()?.ok_or_else(|| KeyError::NotAKey { place: place.clone() })?;
+        match &place {
+            Place::Command(_) => Ok(ring),
+            Place::File(_) if ring.lines.len() > 1 => Ok(ring),
+            Place::File(path) => {
+                let made = Identity::generate();
+                let old = ring.lines.iter().filter_map(|line| Identity::from_str(line.expose()).ok());
+                let all: Vec<Identity> = std::iter::once(made).chain(old).collect();
+                replace(path, &key_file(&all.iter().collect::<Vec<_>>()))?;
+                self.read_again()?.ok_or(KeyError::NotAKey { place })
+            }
+        }
+    }
+
+    /// Drops all keys but the first, once nothing is encrypted to the others any more.
+    pub fn end_rotation(&self) -> Result<Arc<Ring>, KeyError> {
+        let place = self.place()?.clone();
+        let ring = self.ring()?.ok_or_else(|| KeyError::NotAKey { place: place.clone() })?;
+        let Place::File(path) = &place else { return Ok(ring) };
+        let first = ring.lines.first().and_then(|line| Identity::from_str(line.expose()).ok());
+        replace(path, &key_file(&first.iter().collect::<Vec<_>>()))?;
+        self.read_again()?.ok_or(KeyError::NotAKey { place })
+    }
+}
+
+fn read(place: &Place) -> Result<Option<Secret>, KeyError> {
+    match place {
+        Place::File(path) => match fs::read_to_string(path) {
+            Ok(text) => Ok(Some(Secret::new(text))),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(KeyError::Io { what: "read", path: path.clone(), source }),
+        },
+        Place::Command(command) => {
+            // It may ask for a passphrase at the terminal.
+            let ran = Command::new("sh").arg("-c").arg(command).stderr(std::process::Stdio::inherit()).output();
+            let output = ran.map_err(|e| KeyError::Command { said: e.to_string() })?;
+            if !output.status.success() {
+                return Err(KeyError::Command { said: output.status.to_string() });
+            }
+            Ok(Some(Secret::new(String::from_utf8_lossy(&output.stdout))))
+        }
+    }
+}
+
+/// As `age-keygen` writes it.
+fn key_file(identities: &[&Identity]) -> Secret {
+    let mut text = String::from(
+        "# The key to the secrets in quorate's ledgers. Keep a copy of this file apart from them: without it they cannot be opened.\n",
+    );
+    for identity in identities {
+        let (public, secret) = (identity.to_public(), identity.to_string());
+        text.push_str(&format!("# public key: {public}\n{}\n", secret.expose_secret()));
+    }
+    Secret::new(text)
+}
+
+/// Makes the file, all at once and durably, unless somebody else has made it by then.
+fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
+    let draft = draft(path, text)?;
+    let linked = fs::hard_link(&draft, path);
+    let _ = fs::remove_file(&draft);
+    match linked {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
+            Err(KeyError::Io { what: "made", path: path.to_owned(), source: e })
+        }
+        _ => sync_parent(path),
+    }
+}
+
+/// Replaces the file, all at once and durably.
+fn replace(path: &Path, text: &Secret) -> Result<(), KeyError> {
+    let draft = draft(path, text)?;
+    fs::rename(&draft, path).map_err(|source| KeyError::Io { what: "replaced", path: path.to_owned(), source })?;
+    sync_parent(path)
+}
+
+fn draft(path: &Path, text: &Secret) -> Result<PathBuf, KeyError> {
+    let failed = |source| KeyError::Io { what: "made", path: path.to_owned(), source };
+    if let Some(parent) = path.parent() {
+        private_directory(parent).map_err(failed)?;
+    }
+    let draft = path.with_extension(format!("new-{}", quorate_pki::random_hex(4)));
+    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft);
+    file.and_then(|mut f| f.write_all(text.expose().as_bytes()).and_then(|()| f.sync_all())).map_err(failed)?;
+    Ok(draft)
+}
+
+fn sync_parent(path: &Path) -> Result<(), KeyError> {
+    let parent = path.parent().unwrap_or(Path::new("/"));
+    let synced = File::open(parent).and_then(|directory| directory.sync_all());
+    synced.map_err(|source| KeyError::Io { what: "made", path: path.to_owned(), source })
+}

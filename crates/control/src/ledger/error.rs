@@ -1,0 +1,130 @@
+//! What can be wrong with a ledger, and the way back.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use quorate_core::model::{LEDGER_FORMAT, Lock};
+
+use crate::key::{COMMAND_VARIABLE, FILE_VARIABLE, KeyError};
+
+#[derive(Debug, thiserror::Error)]
+pub enum LedgerError {
+    #[error("{} cannot be {what}", path.display())]
+    Io { what: &'static str, path: PathBuf, source: io::Error },
+    #[error("{} is not a ledger", path.display())]
+    Unreadable {
+        path: PathBuf,
+        source: serde_json::Error,
+        /// The newest older version that can be read.
+        intact: Option<PathBuf>,
+    },
+    #[error(
+        "the ledger {} has format {found}, and this quorate knows up to {LEDGER_FORMAT}: use a newer quorate",
+        path.display()
+    )]
+    NewerFormat { path: PathBuf, found: u32 },
+    #[error("the ledger {} is damaged: {what}", path.display())]
+    Damaged { path: PathBuf, what: String, intact: Option<PathBuf> },
+    #[error("the secrets in {} cannot be opened or stored", path.display())]
+    Sealed { path: PathBuf, source: Box<KeyError> },
+    #[error("{}", locked(holder))]
+    Locked { holder: Box<Lock> },
+    #[error("{}", taken_over(by.as_deref()))]
+    Lost { by: Option<Box<Lock>> },
+}
+
+impl LedgerError {
+    /// Notes what somebody can go back to, where that helps.
+    pub(super) fn with_intact(self, find: impl FnOnce() -> Option<PathBuf>) -> Self {
+        match self {
+            LedgerError::Unreadable { path, source, .. } => LedgerError::Unreadable { path, source, intact: find() },
+            LedgerError::Damaged { path, what, .. } => LedgerError::Damaged { path, what, intact: find() },
+            LedgerError::Sealed { path, source } if matches!(*source, KeyError::Damaged(_)) => {
+                let what = format!("its encrypted part cannot be opened: {}", chain(&source));
+                LedgerError::Damaged { path, what, intact: find() }
+            }
+            other => other,
+        }
+    }
+
+    /// What somebody can do about it.
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            LedgerError::Unreadable { path, intact, .. } | LedgerError::Damaged { path, intact, .. } => {
+                Some(way_back(path, intact.as_deref()))
+            }
+            LedgerError::NewerFormat { .. } => {
+                Some(String::from("use the quorate that wrote it, or a newer one; nothing was changed"))
+            }
+            LedgerError::Sealed { source, .. } => key_hint(source),
+            LedgerError::Locked { .. } => Some(String::from(
+                "wait for it to end; if it hangs, end that process, and its lock is free at once; `quorate unlock NAME` \
+                 breaks the lock of one that cannot be reached",
+            )),
+            LedgerError::Io { source, .. } => space_hint(source),
+            LedgerError::Lost { .. } => None,
+        }
+    }
+}
+
+fn way_back(path: &Path, intact: Option<&Path>) -> String {
+    match intact {
+        Some(intact) => format!(
+            "{} next to it can be read: move {} away, then run `quorate apply NAME --accept-older-ledger`",
+            intact.display(),
+            path.display()
+        ),
+        None => String::from(
+            "bring the ledger back with `quorate ledger import`, from an export, or with --from-backup from next to a backup; \
+             move this file away first",
+        ),
+    }
+}
+
+fn key_hint(error: &KeyError) -> Option<String> {
+    match error {
+        KeyError::Missing { .. } | KeyError::NotAKey { .. } => Some(format!(
+            "bring the key back from its copy, or say where it is: {FILE_VARIABLE}=FILE, or {COMMAND_VARIABLE} with a command that \
+             prints it. If it is lost, move the ledger away and bring it back with `quorate ledger import`"
+        )),
+        KeyError::Wrong { .. } => Some(format!(
+            "name the right key: {FILE_VARIABLE}=FILE, or {COMMAND_VARIABLE}; a key file may hold several, one on each line"
+        )),
+        KeyError::Io { source, .. } => space_hint(source),
+        _ => None,
+    }
+}
+
+fn space_hint(source: &io::Error) -> Option<String> {
+    match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem | io::ErrorKind::PermissionDenied => {
+            Some(String::from("make that place writable for this user, then run the same command again"))
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            Some(String::from("free some space there, then run the same command again"))
+        }
+        _ => None,
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+fn locked(lock: &Lock) -> String {
+    format!(
+        "the ledger is locked by `{}` on {} (process {}) since {}; its lock runs until {}",
+        lock.holder, lock.host, lock.pid, lock.since, lock.expires
+    )
+}
+
+fn taken_over(by: Option<&Lock>) -> String {
+    match by {
+        Some(lock) => format!(
+            "this controller has lost its lock: `{}` on {} (process {}) took over at {}; nothing more is done here",
+            lock.holder, lock.host, lock.pid, lock.since
+        ),
+        None => String::from("this controller has lost its lock; nothing more is done here"),
+    }
+}

@@ -1,0 +1,202 @@
+//! Secrets at rest: what is stored opens with the key alone, and nothing that is needed to open it is ever made again unasked.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use jiff::{SignedDuration, Timestamp};
+use quorate_control::Home;
+use quorate_control::key::KeyError;
+use quorate_control::ledger::{Held, LedgerError, Store};
+use quorate_core::Secret;
+use quorate_core::model::{AuthorityRecord, Ledger, OwnedUser};
+use quorate_core::spec::{ClientAuth, generated};
+use quorate_core::versions;
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
+
+const PASSWORD: &str = "correct horse battery staple";
+const FINGERPRINT: &str = "0123456789abcdef0123456789abcdef";
+
+fn authority() -> AuthorityRecord {
+    let subject = AuthoritySubject { common_name: String::from("a CA"), organization: None };
+    let day = SignedDuration::from_hours(24);
+    let made = Authority::generate(&subject, KeyAlgorithm::P256, day, Timestamp::now()).unwrap();
+    AuthorityRecord {
+        epoch: 1,
+        certificate: made.certificate_pem().to_owned(),
+        key: Some(made.key_pem().clone()),
+        key_id: String::new(),
+        not_after: made.not_after(),
+    }
+}
+
+fn ledger(name: &str) -> Ledger {
+    let spec = generated(name, 3, versions::DEFAULT, ClientAuth::Password).unwrap();
+    let mut ledger = Ledger::new(String::from("0123456789abcdef"), spec.clusters[0].clone());
+    ledger.auth.root_password = Some(Secret::new(PASSWORD));
+    ledger.auth.users.insert(String::from("app"), OwnedUser { password: Some(FINGERPRINT.into()), adopted: false });
+    ledger.authorities.etcd = Some(authority());
+    ledger.authorities.control = Some(authority());
+    ledger
+}
+
+fn home() -> (tempfile::TempDir, Home) {
+    let directory = tempfile::tempdir().unwrap();
+    let home = Home::new(directory.path());
+    (directory, home)
+}
+
+fn versions_of(store: &Store) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(store.directory()).unwrap().map(|e| e.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[track_caller]
+fn assert_opens_nothing(store: &Store, ledger: &Ledger) {
+    let key = |a: &Option<AuthorityRecord>| a.as_ref().unwrap().key.as_ref().unwrap().expose().to_owned();
+    let keys = [key(&ledger.authorities.etcd), key(&ledger.authorities.control)];
+    let lines = keys.iter().map(|pem| pem.lines().nth(1).unwrap());
+    let secrets: Vec<&str> = lines.chain([PASSWORD, FINGERPRINT]).collect();
+    for file in versions_of(store) {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(!text.contains("PRIVATE KEY"), "{}", file.display());
+        for secret in &secrets {
+            assert!(!text.contains(secret), "{} holds {secret}", file.display());
+        }
+    }
+}
+
+/// As the version before wrote it: everything as it is, under the first format.
+fn in_clear(store: &Store, ledger: &Ledger) {
+    let plain = Ledger { format: 1, ..ledger.clone() };
+    let file = store.directory().join(format!("{:010}.json", ledger.version));
+    fs::create_dir_all(store.directory()).unwrap();
+    fs::write(file, serde_json::to_vec_pretty(&plain).unwrap()).unwrap();
+}
+
+#[test]
+fn what_is_stored_opens_with_the_key_alone() {
+    use std::os::unix::fs::PermissionsExt;
+    let (directory, home) = home();
+    let store = home.store("demo");
+    let mut written = ledger("demo");
+    store.write(&mut written).unwrap();
+    store.write(&mut written).unwrap();
+    assert_opens_nothing(&store, &written);
+    assert_eq!(Home::new(directory.path()).store("demo").read().unwrap(), Some(written.clone()));
+    let key = directory.path().join("key");
+    assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
+    // Unchanged secrets are not encrypted anew with each version.
+    let part = |file: &Path| {
+        let stored: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
+        stored["sealed"].clone()
+    };
+    let files = versions_of(&store);
+    assert_eq!(part(&files[0]), part(&files[1]));
+    written.auth.root_password = Some(Secret::new("another"));
+    store.write(&mut written).unwrap();
+    assert_ne!(part(&files[1]), part(versions_of(&store).last().unwrap()));
+}
+
+#[test]
+fn a_ledger_in_clear_is_encrypted_in_place_with_all_its_versions() {
+    let (_directory, home) = home();
+    let store = home.store("demo");
+    let old = Ledger { version: 7, ..ledger("demo") };
+    for version in 4..=7 {
+        in_clear(&store, &Ledger { version, ..old.clone() });
+    }
+    assert_eq!(store.read().unwrap().unwrap().auth, old.auth);
+    let held = Held::take(store.clone(), store.read().unwrap().unwrap(), "quorate apply", Timestamp::now()).unwrap();
+    assert_eq!(versions_of(&store).len(), 5, "none is lost");
+    assert_opens_nothing(&store, &old);
+    assert_eq!(held.ledger().auth, old.auth);
+    for file in versions_of(&store) {
+        assert!(fs::read_to_string(&file).unwrap().contains("AGE ENCRYPTED FILE"), "{}", file.display());
+    }
+}
+
+#[test]
+fn a_key_that_is_gone_is_named_and_not_made_again() {
+    let (directory, home) = home();
+    home.store("demo").write(&mut ledger("demo")).unwrap();
+    let key = directory.path().join("key");
+    let (aside, public) = (directory.path().join("aside"), home.keys().ring().unwrap().unwrap().recipient().to_owned());
+    fs::rename(&key, &aside).unwrap();
+
+    let home = Home::new(directory.path());
+    let error = home.store("demo").read().unwrap_err();
+    let LedgerError::Sealed { source, .. } = &error else { panic!("{error}") };
+    assert!(source.to_string().contains(&public) && source.to_string().contains("/key does not exist"), "{source}");
+    assert!(error.hint().unwrap().contains("QUORATE_KEY"), "{:?}", error.hint());
+    // Another cluster would get another key, and nobody would miss the first.
+    let refused = home.store("other").write(&mut ledger("other")).unwrap_err();
+    let LedgerError::Sealed { source, .. } = &refused else { panic!("{refused}") };
+    assert!(matches!(**source, KeyError::Missing { .. }), "{refused:?}");
+    assert!(!key.exists());
+
+    let (_elsewhere, stranger) = self::home();
+    stranger.store("any").write(&mut ledger("any")).unwrap();
+    fs::copy(stranger.root().join("key"), &key).unwrap();
+    let error = Home::new(directory.path()).store("demo").read().unwrap_err();
+    let LedgerError::Sealed { source, .. } = error else { panic!("{error}") };
+    let KeyError::Wrong { to, has, .. } = *source else { panic!("another error") };
+    assert_eq!((to, has.len()), (public, 1));
+    fs::rename(&aside, &key).unwrap();
+    assert!(Home::new(directory.path()).store("demo").read().unwrap().is_some());
+}
+
+#[test]
+fn a_key_is_exchanged_without_a_moment_at_which_nothing_opens() {
+    let (directory, home) = home();
+    let now = Timestamp::now();
+    for name in ["one", "two"] {
+        let mut ledger = ledger(name);
+        home.store(name).write(&mut ledger).unwrap();
+        home.store(name).write(&mut ledger).unwrap();
+    }
+    let old = fs::read_to_string(directory.path().join("key")).unwrap();
+    let before = home.keys().ring().unwrap().unwrap().recipient().to_owned();
+    // Somebody who stays, such as a recorder of changes, has read the old key.
+    let staying = Home::new(directory.path());
+    assert!(staying.store("one").read().unwrap().is_some());
+
+    let ring = home.keys().begin_rotation().unwrap();
+    assert_eq!((ring.recipients().len(), ring.recipient() == before), (2, false));
+    assert_eq!(home.keys().begin_rotation().unwrap().recipients(), ring.recipients(), "it goes on where it stopped");
+    let held = Held::take(home.store("two"), home.store("two").read().unwrap().unwrap(), "quorate apply", now).unwrap();
+    assert!(home.store("one").seal_again(now).unwrap());
+    held.release(|_| {}).unwrap();
+    assert!(home.store("two").seal_again(now).unwrap());
+    home.keys().end_rotation().unwrap();
+
+    for name in ["one", "two"] {
+        for home in [&home, &Home::new(directory.path()), &staying] {
+            assert!(home.store(name).read().unwrap().is_some(), "{name}");
+        }
+        for file in versions_of(&home.store(name)) {
+            assert!(!fs::read_to_string(&file).unwrap().contains(&before), "{}", file.display());
+        }
+    }
+    let now = fs::read_to_string(directory.path().join("key")).unwrap();
+    let secret = old.lines().find(|line| line.starts_with("AGE-SECRET-KEY-1")).unwrap();
+    assert!(!now.contains(secret), "the old key is dropped");
+}
+
+#[test]
+fn a_key_that_does_not_fit_its_certificate_is_found_while_an_intact_version_is_there() {
+    let (_directory, home) = home();
+    let store = home.store("demo");
+    let mut good = ledger("demo");
+    store.write(&mut good).unwrap();
+    let mut bad = good.clone();
+    bad.authorities.etcd.as_mut().unwrap().key = authority().key;
+    store.write(&mut bad).unwrap();
+    let error = store.read().unwrap_err();
+    let told = error.to_string();
+    assert!(told.contains("0000000002.json is damaged") && told.contains("private key of the etcd CA"), "{told}");
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("0000000001.json next to it can be read"), "{hint}");
+    fs::remove_file(store.directory().join("0000000002.json")).unwrap();
+    assert!(store.read().unwrap().is_some());
+}
