@@ -119,7 +119,7 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let directory = home.clients(name);
     private_directory(&directory).map_err(|source| ClientError::Io { path: directory.clone(), source })?;
     let ca = directory.join("ca.crt");
-    write_private(&ca, &authority.certificate)?;
+    keep_private(&ca, &authority.certificate)?;
     let certificate = match ledger.spec.etcd.client_auth {
         ClientAuth::Password => None,
         ClientAuth::Certificate => Some(root_certificate(&directory, ledger, brought)?),
@@ -162,25 +162,40 @@ fn root_certificate(
 ) -> Result<(PathBuf, PathBuf), ClientError> {
     let (certificate, key) = (directory.join("root.crt"), directory.join("root.key"));
     if let Some(root) = brought.given.as_ref().and_then(|g| g.root.as_ref()) {
-        write_private(&key, root.key.expose())?;
-        write_private(&certificate, &root.chain)?;
+        keep_private(&key, root.key.expose())?;
+        keep_private(&certificate, &root.chain)?;
         return Ok((certificate, key));
     }
-    if !still_good(&certificate, ledger) {
+    if !still_good(&certificate, ledger, ROOT_LEFT) {
         let issued = sign_client(ledger, "root", None, Some(ROOT_VALIDITY))?;
-        if let Some(made) = &issued.key {
-            write_private(&key, made.expose())?;
+        let made = issued.key.as_ref().map_or(Ok(()), |made| write_private(&key, made.expose()));
+        match made.and_then(|()| write_private(&certificate, &issued.certificate)) {
+            // On a full or read-only disk an older one does, for as long as it lasts: that is when somebody needs etcdctl.
+            Err(_) if still_good(&certificate, ledger, SignedDuration::ZERO) && is_pair(&certificate, &key) => {}
+            done => done?,
         }
-        write_private(&certificate, &issued.certificate)?;
     }
     Ok((certificate, key))
 }
 
-fn still_good(certificate: &Path, ledger: &Ledger) -> bool {
+fn is_pair(certificate: &Path, key: &Path) -> bool {
+    let read = |path| std::fs::read_to_string(path).unwrap_or_default();
+    quorate_pki::key_fits(&read(certificate), &Secret::new(read(key))).is_ok()
+}
+
+/// Leaves a file alone that holds this already, so that nothing is written where nothing changes.
+fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
+    match std::fs::read(path) {
+        Ok(found) if found == text.as_bytes() => Ok(()),
+        _ => write_private(path, text),
+    }
+}
+
+fn still_good(certificate: &Path, ledger: &Ledger, left: SignedDuration) -> bool {
     let Ok(pem) = std::fs::read_to_string(certificate) else { return false };
     let Ok(facts) = quorate_pki::inspect(&pem) else { return false };
     let authority = ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone());
-    facts.authority_key_id == authority && facts.not_after.duration_since(Timestamp::now()) > ROOT_LEFT
+    facts.authority_key_id == authority && facts.not_after.duration_since(Timestamp::now()) > left
 }
 
 /// Writes a file that only its owner can read, all at once.
