@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use quorate_core::model::{ADDRESS, ROOT};
+use sha2::{Digest, Sha256};
 
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {
@@ -84,8 +85,10 @@ impl Layout {
     }
 
     /// What was there before the formation of this token was made of it.
+    /// A token is free text, so the name is a digest of it: never a path, and never too long for one.
     pub(crate) fn before(&self, token: &str) -> PathBuf {
-        self.data_home().join(format!("etcd.before-{token}"))
+        let digest: String = Sha256::digest(token)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        self.data_home().join(format!("etcd.before-{digest}"))
     }
 
     pub(crate) fn stamp(&self) -> PathBuf {
@@ -138,6 +141,17 @@ mod tests {
             assert!(path.starts_with(root.path().join("var/lib/etcd.disk")), "{}", path.display());
         }
         assert_eq!(layout.state_file(), root.path().join("var/lib/quorate/state.json"));
+    }
+
+    #[test]
+    fn no_token_leads_a_name_astray() {
+        let layout = Layout::new(Path::new("/")).unwrap();
+        for token in ["etcd-cluster-0123", "team/orders-0123", "../../etc", &"x".repeat(300), "a\0b", ""] {
+            let before = layout.before(token);
+            assert_eq!(before.parent(), Some(Path::new("/var/lib")), "{token:?}");
+            assert!(before.file_name().unwrap().len() < 64, "{token:?}");
+        }
+        assert_ne!(layout.before("one"), layout.before("two"));
     }
 
     #[test]

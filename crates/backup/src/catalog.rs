@@ -5,12 +5,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::{StreamExt, TryStreamExt, stream};
+use quorate_core::spec::Signer;
 
 use crate::Error;
 use crate::damage::Damage;
 use crate::manifest::Manifest;
 use crate::names::{BackupId, Named, Names, Span};
 use crate::segment::{self, SegmentManifest};
+use crate::signed::{self, Kind, Standing, Trust};
 use crate::store::{Listed, Store};
 
 /// Small objects that are read at once.
@@ -19,14 +21,16 @@ const AT_ONCE: usize = 8;
 #[derive(Clone, Debug)]
 pub struct Catalog {
     pub cluster: String,
-    /// Oldest first. Those whose manifest is damaged or foreign are not among them.
+    /// Oldest first. Those whose manifest is damaged, foreign or forged are not among them.
     pub fulls: Vec<Full>,
+    /// Those that nobody signed, oldest first: an older quorate made them, or somebody who says so. They count for nothing.
+    pub unsigned: Vec<Full>,
     /// All that was found, in full backups and beside them.
     pub damage: Vec<Damage>,
     /// Ids of which there are objects, but no manifest.
     pub leftovers: BTreeSet<BackupId>,
-    /// Of those whose manifest is damaged: the last revision that their segments' names speak of.
-    lost: BTreeMap<BackupId, i64>,
+    /// Of those whose manifest is damaged: the last revision that their segments' names speak of, and that signed ones do.
+    lost: BTreeMap<BackupId, (i64, i64)>,
 }
 
 #[derive(Clone, Debug)]
@@ -42,8 +46,12 @@ pub struct Full {
     pub damage: Vec<Damage>,
     /// What ends the chain of segments early.
     pub chain_damage: Option<Damage>,
-    /// The last revision that it or any of its segments speaks of, whether or not the way there is whole.
+    /// The last revision that it or any of its segments speaks of, whether or not the way there is whole, and whoever says so.
     pub claims: i64,
+    /// The same, as far as it is signed where it must be.
+    pub proven_claims: i64,
+    /// The key that signed it, if that was checked. Its segments are signed by the same.
+    pub signed_by: Option<Signer>,
 }
 
 impl Full {
@@ -77,34 +85,54 @@ struct Objects {
 }
 
 impl Objects {
+    /// A segment without a manifest does not exist.
+    fn last_manifest(&self) -> i64 {
+        self.segment_manifests.iter().map(|span| span.to).max().unwrap_or(0)
+    }
+
     fn last_segment(&self) -> i64 {
         self.segments.keys().chain(&self.segment_manifests).map(|span| span.to).max().unwrap_or(0)
     }
 }
 
 impl Catalog {
-    /// `cluster_id` is the one expected; without one, whatever is there is taken.
-    pub async fn load(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, Error> {
+    /// `cluster_id` is the one expected; without one, whatever is there is taken, as far as it is trusted.
+    pub async fn load(store: &Store, cluster: &str, cluster_id: Option<&str>, trust: &Trust) -> Result<Catalog, Error> {
         let names = Names::new(cluster);
-        let mut objects = group(&names, &store.list(names.root()).await?);
+        let listed = store.list(names.root()).await?;
+        let mut objects = group(&names, &listed);
         // A backup that was killed while its snapshot was on its way has left nothing else.
         for named in store.unfinished(names.root()).await?.iter().filter_map(|path| names.parse(path)) {
             objects.entry(named.id().clone()).or_default();
         }
         let ids: Vec<BackupId> = objects.iter().filter(|(_, found)| found.manifest).map(|(id, _)| id.clone()).collect();
-        let read = ids.into_iter().map(|id| read_manifest(store, &names, id, cluster_id));
+        let read = ids.into_iter().map(|id| read_manifest(store, &names, id, cluster_id, trust));
         let read: Vec<_> = stream::iter(read).buffered(AT_ONCE).try_collect().await?;
         let mut catalog = Catalog {
             cluster: cluster.to_owned(),
             fulls: Vec::new(),
-            damage: Vec::new(),
+            unsigned: Vec::new(),
+            damage: absurd(&names, &listed),
             leftovers: objects.iter().filter(|(_, found)| !found.manifest).map(|(id, _)| id.clone()).collect(),
             lost: BTreeMap::new(),
         };
         for manifest in read {
             match manifest {
-                Ok(Some(manifest)) => {
-                    let full = assess(&names, manifest.clone(), &objects[&manifest.id]);
+                Ok(Some((manifest, standing))) => {
+                    let found = objects.entry(manifest.id.clone()).or_default();
+                    let signed_by = trust.signer.clone().filter(|_| standing == Standing::Signed);
+                    let claims = found.last_manifest().max(manifest.newest_revision());
+                    let forged = match &signed_by {
+                        Some(signer) => drop_forged(store, &names, &manifest, found, signer).await?,
+                        None => Vec::new(),
+                    };
+                    let mut full = Full { signed_by, claims, ..assess(&names, manifest, found) };
+                    full.chain_damage = full.chain_damage.or_else(|| forged.first().cloned());
+                    catalog.damage.extend(forged.into_iter().filter(|one| full.chain_damage.as_ref() != Some(one)));
+                    if trust.signer.is_some() && full.signed_by.is_none() && !trust.unsigned {
+                        catalog.unsigned.push(full);
+                        continue;
+                    }
                     catalog.damage.extend(full.damage.iter().cloned().chain(full.chain_damage.clone()));
                     catalog.fulls.push(full);
                 }
@@ -112,8 +140,17 @@ impl Catalog {
                 Ok(None) => {}
                 Err(damage) => {
                     // What is of another cluster says nothing of this one's revisions.
-                    if let Damage::Manifest { id, .. } = &damage {
-                        catalog.lost.insert(id.clone(), objects[id].last_segment());
+                    if let Damage::Manifest { id, .. } | Damage::Forged { id, .. } = &damage {
+                        let found = objects.entry(id.clone()).or_default();
+                        let named = found.last_segment();
+                        let signed = match &trust.signer {
+                            Some(signer) => {
+                                drop_forged_end(store, &names, id, found, signer).await?;
+                                found.last_manifest()
+                            }
+                            None => named,
+                        };
+                        catalog.lost.insert(id.clone(), (named, signed));
                     }
                     catalog.damage.push(damage);
                 }
@@ -122,15 +159,15 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// The id of the newest full backup, by names alone: cheap, and no word on whether it can be used.
-    pub async fn newest_id(store: &Store, cluster: &str) -> Result<Option<BackupId>, Error> {
+    /// The ids of full backups after this one, by names alone: cheap, and no word on whether they can be used, or are ours.
+    pub async fn ids_after(store: &Store, cluster: &str, after: &BackupId) -> Result<BTreeSet<BackupId>, Error> {
         let names = Names::new(cluster);
         let listed = store.list(&names.fulls_directory()).await?;
         let manifests = listed.iter().filter_map(|object| match names.parse(&object.path)? {
             Named::Manifest(id) => Some(id),
             _ => None,
         });
-        Ok(manifests.max())
+        Ok(manifests.filter(|id| id > after).collect())
     }
 
     /// Damage to manifests of which it is not known what they were. What is of another cluster and older than all that is ours was
@@ -139,18 +176,20 @@ impl Catalog {
         let former = |one: &Damage| {
             matches!(one, Damage::Foreign { .. }) && self.fulls.first().is_some_and(|first| one.id() < first.id())
         };
-        self.damage.iter().filter(move |one| self.find(one.id()).is_none() && !former(one))
+        let ahead = |one: &Damage| matches!(one, Damage::Future { .. });
+        self.damage.iter().filter(move |one| self.find(one.id()).is_none() && !former(one) && !ahead(one))
     }
 
     /// The last revision that the segments of one speak of whose manifest is damaged.
     pub(crate) fn claimed_by_lost(&self, id: &BackupId) -> i64 {
-        self.lost.get(id).copied().unwrap_or(0)
+        self.lost.get(id).map_or(0, |(named, _)| *named)
     }
 
-    /// The highest revision that anything here speaks of, damaged or not: clients may have seen it.
+    /// The highest revision that anything here speaks of, damaged or not: clients may have seen it. What is not signed does not count, as
+    /// far as that can be told: a restore goes on above this number, which may come from nobody else.
     pub fn highest_revision(&self) -> i64 {
-        let of_fulls = self.fulls.iter().map(|full| full.claims.max(full.manifest.revision_at_most));
-        of_fulls.chain(self.lost.values().copied()).max().unwrap_or(0)
+        let of_fulls = self.fulls.iter().map(|full| full.proven_claims.max(full.manifest.revision_at_most));
+        of_fulls.chain(self.lost.values().map(|(_, signed)| *signed)).max().unwrap_or(0)
     }
 
     pub fn find(&self, id: &BackupId) -> Option<&Full> {
@@ -189,6 +228,8 @@ fn segment_start(damage: &Damage) -> Option<i64> {
         Damage::Hole { after, .. } => Some(after + 1),
         Damage::Manifest { path, .. }
         | Damage::Foreign { path, .. }
+        | Damage::Forged { path, .. }
+        | Damage::Future { path, .. }
         | Damage::Missing { path, .. }
         | Damage::Size { path, .. }
         | Damage::Content { path, .. }
@@ -233,8 +274,12 @@ async fn read_manifest(
     names: &Names,
     id: BackupId,
     cluster_id: Option<&str>,
-) -> Result<Result<Option<Manifest>, Damage>, Error> {
+    trust: &Trust,
+) -> Result<Result<Option<(Manifest, Standing)>, Damage>, Error> {
     let path = names.manifest(&id);
+    if signed::is_of_the_future(trust, &id) {
+        return Ok(Err(Damage::Future { id, path, now: trust.now }));
+    }
     let found = match store.get(&path).await {
         Err(error) if error.is_not_found() => return Ok(Ok(None)),
         found => found?,
@@ -243,6 +288,8 @@ async fn read_manifest(
         Ok(manifest) => manifest,
         Err(why) => return Ok(Err(Damage::Manifest { id, path, why })),
     };
+    // What is of another cluster is signed by another key.
+    let standing = signed::judge(trust, Kind::Full, &id, &path, &found.bytes);
     let expected = cluster_id.unwrap_or(&manifest.cluster_id).to_owned();
     if manifest.cluster_id != expected || manifest.cluster != names.root() {
         let (cluster, found) = (manifest.cluster, manifest.cluster_id);
@@ -252,7 +299,7 @@ async fn read_manifest(
         let why = format!("it is the manifest of {}", manifest.id);
         return Ok(Err(Damage::Manifest { id, path, why }));
     }
-    Ok(Ok(Some(manifest)))
+    Ok(standing.map(|standing| Some((manifest, standing))).map_err(|damage| *damage))
 }
 
 fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
@@ -273,10 +320,75 @@ fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
     }
     let (spans, chain_damage) = follow(names, &manifest, found);
     let changes_bytes = found.segments.values().sum();
-    // A segment without a manifest does not exist.
-    let recorded = found.segment_manifests.iter().map(|span| span.to).max().unwrap_or(0);
-    let claims = manifest.newest_revision().max(recorded);
-    Full { manifest, spans, stored_bytes: found.bytes, changes_bytes, damage, chain_damage, claims }
+    let claims = manifest.newest_revision().max(found.last_manifest());
+    Full {
+        manifest,
+        spans,
+        stored_bytes: found.bytes,
+        changes_bytes,
+        damage,
+        chain_damage,
+        claims,
+        proven_claims: claims,
+        signed_by: None,
+    }
+}
+
+/// Names that claim what cannot be.
+fn absurd(names: &Names, listed: &[Listed]) -> Vec<Damage> {
+    let claims = listed.iter().filter_map(|object| Some((names.absurd(&object.path)?, object.path.clone())));
+    let why = || String::from("its name speaks of revisions that no cluster can have");
+    claims.map(|(id, path)| Damage::Forged { id, path, why: why() }).collect()
+}
+
+/// Names alone can claim anything: those that claim the latest revisions are looked at until one is signed. The others are none.
+async fn drop_forged_end(
+    store: &Store,
+    names: &Names,
+    id: &BackupId,
+    found: &mut Objects,
+    signer: &Signer,
+) -> Result<Vec<Damage>, Error> {
+    let mut forged = Vec::new();
+    while let Some(last) = found.segment_manifests.iter().max_by_key(|span| (span.to, span.from)).copied() {
+        match segment::signed_manifest(store, names, id, last, Some(signer)).await {
+            Ok(_) => break,
+            Err(Error::Damaged(damage)) => {
+                found.segment_manifests.remove(&last);
+                // What is gone by now is no news.
+                forged.extend(Some(*damage).filter(|damage| !matches!(damage, Damage::Missing { .. })));
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(forged)
+}
+
+/// Where one that was put between the others breaks their chain, all are looked at.
+async fn drop_forged(
+    store: &Store,
+    names: &Names,
+    manifest: &Manifest,
+    found: &mut Objects,
+    signer: &Signer,
+) -> Result<Vec<Damage>, Error> {
+    let id = &manifest.id;
+    let mut forged = drop_forged_end(store, names, id, found, signer).await?;
+    if !matches!(follow(names, manifest, found), (_, Some(Damage::Hole { .. }))) {
+        return Ok(forged);
+    }
+    let all: Vec<Span> = found.segment_manifests.iter().copied().collect();
+    for span in all {
+        match segment::signed_manifest(store, names, id, span, Some(signer)).await {
+            Err(Error::Damaged(damage)) if damage.is_forgery() => {
+                found.segment_manifests.remove(&span);
+                forged.push(*damage);
+            }
+            Err(Error::Damaged(_)) | Ok(_) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(forged)
 }
 
 /// From the full backup on, as far as one segment joins the other.
@@ -303,7 +415,8 @@ fn follow(names: &Names, manifest: &Manifest, found: &Objects) -> (Vec<Span>, Op
 pub async fn chain(store: &Store, full: &Full) -> Result<Chain, Error> {
     let Manifest { id, cluster, cluster_id, .. } = &full.manifest;
     let names = Names::new(cluster);
-    let read = full.spans.iter().map(|span| segment::manifest(store, &names, id, *span, cluster_id));
+    let signer = full.signed_by.as_ref();
+    let read = full.spans.iter().map(|span| segment::manifest(store, &names, id, *span, cluster_id, signer));
     let mut read = stream::iter(read).buffered(AT_ONCE);
     let mut chain = Chain { segments: Vec::new(), damage: full.chain_damage.clone() };
     let mut before = id.as_str().to_owned();

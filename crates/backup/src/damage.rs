@@ -10,6 +10,11 @@ pub enum Damage {
         "{path} belongs to another cluster: expected the one with id {expected}, found `{cluster}` with id {found}"
     )]
     Foreign { id: BackupId, path: String, expected: String, cluster: String, found: String },
+    /// Somebody else put it there, or changed it.
+    #[error("{path} is NOT of this cluster: {why}")]
+    Forged { id: BackupId, path: String, why: String },
+    #[error("{path} is dated {}, and it is {now} now: it counts for nothing. If this clock is right, somebody put it there", id.begun())]
+    Future { id: BackupId, path: String, now: jiff::Timestamp },
     #[error("{path} is missing")]
     Missing { id: BackupId, path: String },
     #[error("{path} has {found} bytes, and its manifest says {expected}: it was cut or replaced")]
@@ -36,6 +41,8 @@ impl Damage {
         match self {
             Damage::Manifest { id, .. }
             | Damage::Foreign { id, .. }
+            | Damage::Forged { id, .. }
+            | Damage::Future { id, .. }
             | Damage::Missing { id, .. }
             | Damage::Size { id, .. }
             | Damage::Content { id, .. }
@@ -45,6 +52,13 @@ impl Damage {
             | Damage::Chain { id, .. }
             | Damage::Exchanged { id, .. } => id,
         }
+    }
+}
+
+impl Damage {
+    /// Whether it shows that somebody else writes to the store.
+    pub fn is_forgery(&self) -> bool {
+        matches!(self, Damage::Forged { .. } | Damage::Future { .. })
     }
 }
 

@@ -46,6 +46,10 @@ pub enum Error {
         damage.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     )]
     NotCopied { damage: Vec<Damage> },
+    #[error(
+        "{path} is signed, and only the cluster's ledger has the key to sign it again: bring that here with `quorate ledger import`"
+    )]
+    CannotSign { path: String },
     #[error("a key or certificate for the throwaway etcd could not be made")]
     Pki(#[source] Box<quorate_pki::Error>),
     #[error("the work was interrupted")]
@@ -55,6 +59,12 @@ pub enum Error {
 impl From<Damage> for Error {
     fn from(damage: Damage) -> Self {
         Error::Damaged(Box::new(damage))
+    }
+}
+
+impl From<Box<Damage>> for Error {
+    fn from(damage: Box<Damage>) -> Self {
+        Error::Damaged(damage)
     }
 }
 

@@ -8,6 +8,7 @@ use std::path::Path;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use jiff::Timestamp;
+use quorate_pki::SigningKey;
 use sha2::{Digest, Sha256};
 
 use crate::Error;
@@ -17,6 +18,7 @@ use crate::manifest::{Beside, FORMAT, Hash, Manifest, Taken};
 use crate::names::{BackupId, Names};
 use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotCheck, Unsealing};
 use crate::settings::Settings;
+use crate::signed::{self, Kind, Trust};
 use crate::source::{About, Source, count_at, newest_revision};
 use crate::store::{Store, hex, sha256_hex};
 
@@ -25,14 +27,16 @@ use crate::store::{Store, hex, sha256_hex};
 pub struct Draft {
     id: BackupId,
     key: Option<(BackupKey, Recipients)>,
+    signing: SigningKey,
 }
 
 impl Draft {
-    pub fn new(settings: &Settings, now: Timestamp) -> Result<Self, Error> {
+    pub fn new(settings: &Settings, signing: &SigningKey, now: Timestamp) -> Result<Self, Error> {
         let recipients = Recipients::parse(&settings.recipients).map_err(Error::key("the spec's recipients"))?;
         Ok(Draft {
             id: BackupId::new(now, &quorate_pki::random_hex(4)),
             key: recipients.map(|recipients| (BackupKey::generate(), recipients)),
+            signing: signing.clone(),
         })
     }
 
@@ -81,6 +85,7 @@ pub async fn create(
         store.put_new(&names.ledger(&draft.id), ledger).await?;
     }
     let manifest = Manifest { taken: Taken { ended: Timestamp::now(), ..manifest.taken }, beside, ..manifest };
+    let manifest = manifest.signed(&draft.signing);
     store.put_new(&names.manifest(&draft.id), manifest.to_json().into()).await?;
     Ok(manifest)
 }
@@ -130,7 +135,9 @@ async fn stored(
         stored_sha256: sealed.sha256,
         recipient: draft.recipient(),
         beside: Beside::default(),
+        sealed_for: settings.recipients.clone(),
         verified: Vec::new(),
+        signature: None,
     })
 }
 
@@ -228,7 +235,8 @@ pub async fn fetch(
         return Err(Damage::Size { id, path, expected: manifest.stored_bytes, found }.into());
     }
     let output = Checking { output: into, check: SnapshotCheck::new() };
-    let Unsealing { input, done } = pipe::unseal(key, output);
+    // The database, and etcd's checksum of it.
+    let Unsealing { input, done } = pipe::unseal(key, output, manifest.db_bytes.saturating_add(pipe::SUM as u64));
     let mut sha256 = Sha256::new();
     while let Some(piece) = content.next().await {
         let piece = piece?;
@@ -266,30 +274,29 @@ pub struct Rekeyed {
 }
 
 /// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. What the identities do
-/// not open is left, and the others are changed nevertheless: so it can be done again after a kill.
+/// not open is left, and the others are changed nevertheless: so it can be done again after a kill. What a signed manifest does not know
+/// is never signed for: it would come back as ours.
 pub async fn rekey(
     store: &Store,
     manifests: &[Manifest],
     identities: &Identities,
-    recipients: &Recipients,
+    recipients: &[String],
+    signing: Option<&SigningKey>,
 ) -> Result<Rekeyed, Error> {
+    let parsed = Recipients::parse(recipients).map_err(Error::key("the spec's recipients"))?;
     let mut done = Rekeyed::default();
+    let Some(parsed) = parsed else { return Ok(done) };
     for manifest in manifests.iter().filter(|manifest| manifest.recipient.is_some()) {
-        let key = rekey_key(store, manifest, identities, recipients).await;
-        let ledger = rekey_ledger(store, manifest, identities, recipients).await;
-        let (key, ledger) = (unless_unopened(key)?, unless_unopened(ledger)?);
-        match key.is_some() && ledger.is_some() {
-            true => done.changed.push(manifest.id.clone()),
-            false => done.unopened.push(manifest.id.clone()),
-        }
-        let (key, ledger) = (key.flatten(), ledger.flatten());
-        if key.is_some() || ledger.is_some() {
-            let note = |manifest: &mut Manifest| {
-                let Beside { key: old_key, ledger: old_ledger } = std::mem::take(&mut manifest.beside);
-                manifest.beside = Beside { key: key.clone().or(old_key), ledger: ledger.clone().or(old_ledger) };
-            };
-            update_manifest(store, &manifest.cluster, &manifest.id, note).await?;
-        }
+        let sealing = async {
+            let key = sealed_key(store, manifest, identities, &parsed).await?;
+            Ok((key, sealed_ledger(store, manifest, identities, &parsed).await?))
+        };
+        let Some((key, ledger)) = unless_unopened(sealing.await)? else {
+            done.unopened.push(manifest.id.clone());
+            continue;
+        };
+        replace_beside(store, manifest, key, ledger, recipients, signing).await?;
+        done.changed.push(manifest.id.clone());
     }
     Ok(done)
 }
@@ -301,13 +308,48 @@ fn unless_unopened<T>(done: Result<T, Error>) -> Result<Option<T>, Error> {
     }
 }
 
-/// Returns the SHA-256 of what is there now.
-async fn rekey_key(
+/// An object as it is to be from now on.
+struct Anew {
+    path: String,
+    sealed: Vec<u8>,
+    was: crate::store::Tag,
+}
+
+/// The manifest knows of both while the objects are replaced.
+async fn replace_beside(
+    store: &Store,
+    manifest: &Manifest,
+    key: Anew,
+    ledger: Option<Anew>,
+    recipients: &[String],
+    signing: Option<&SigningKey>,
+) -> Result<(), Error> {
+    let (cluster, id) = (&manifest.cluster, &manifest.id);
+    let key_sha256 = sha256_hex(&key.sealed);
+    let ledger_sha256 = ledger.as_ref().map(|ledger| sha256_hex(&ledger.sealed));
+    let announce = |manifest: &mut Manifest| {
+        // What an earlier one announced may be in place, if it was killed.
+        manifest.beside.next.extend([Some(key_sha256.clone()), ledger_sha256.clone()].into_iter().flatten());
+    };
+    update_manifest(store, cluster, id, signing, announce).await?;
+    for Anew { path, sealed, was } in [Some(key), ledger].into_iter().flatten() {
+        store.replace(&path, sealed.into(), &was).await?;
+    }
+    let settle = |manifest: &mut Manifest| {
+        let ledger = ledger_sha256.clone().or_else(|| manifest.beside.ledger.take());
+        manifest.beside = Beside { key: Some(key_sha256.clone()), ledger, next: Vec::new() };
+        manifest.sealed_for = recipients.to_vec();
+    };
+    update_manifest(store, cluster, id, signing, settle).await?;
+    Ok(())
+}
+
+async fn sealed_key(
     store: &Store,
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<Option<String>, Error> {
+) -> Result<Anew, Error> {
     let path = Names::new(&manifest.cluster).key(&manifest.id);
     let what = || format!("the key {path}");
     let sealed = match store.get(&path).await {
@@ -316,39 +358,51 @@ async fn rekey_key(
         }
         sealed => sealed?,
     };
+    // The public half, which the manifest has, tells whether it is the right one.
     let public = manifest.recipient.as_deref().unwrap_or_default();
     let key = BackupKey::unwrap(&sealed.bytes, identities, public).map_err(Error::key(what()))?;
-    let wrapped = key.wrap(recipients).map_err(Error::key(what()))?;
-    let sha256 = sha256_hex(&wrapped);
-    store.replace(&path, wrapped.into(), &sealed.tag).await?;
-    Ok(Some(sha256))
+    let anew = key.wrap(recipients).map_err(Error::key(what()))?;
+    Ok(Anew { path, sealed: anew, was: sealed.tag })
 }
 
 /// `None` where there is none.
-async fn rekey_ledger(
+async fn sealed_ledger(
     store: &Store,
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<Option<String>, Error> {
+) -> Result<Option<Anew>, Error> {
     let path = Names::new(&manifest.cluster).ledger(&manifest.id);
     let what = || format!("the ledger {path}");
     let sealed = match store.get(&path).await {
         Err(error) if error.is_not_found() => return Ok(None),
         sealed => sealed?,
     };
+    if manifest.signature.is_some() {
+        is_ledger_of(manifest, &path, &sealed.bytes)?;
+    }
     let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
     let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
-    let sha256 = sha256_hex(&anew);
-    store.replace(&path, anew.into(), &sealed.tag).await?;
-    Ok(Some(sha256))
+    Ok(Some(Anew { path, sealed: anew, was: sealed.tag }))
 }
 
-/// Reads a manifest, lets it be changed, and writes it back if nobody else did meanwhile; else does so again.
+/// Whether this is the ledger that the manifest speaks of, and no other that somebody put in its place.
+pub fn is_ledger_of(manifest: &Manifest, path: &str, sealed: &[u8]) -> Result<(), Error> {
+    let found = sha256_hex(sealed);
+    if manifest.beside.is_ledger(&found) {
+        return Ok(());
+    }
+    let expected = manifest.beside.ledger.clone().unwrap_or_else(|| String::from("that there is none"));
+    Err(Damage::Content { id: manifest.id.clone(), path: path.to_owned(), expected, found }.into())
+}
+
+/// Reads a manifest, lets it be changed, signs it, and writes it back if nobody else did meanwhile; else does so again. One that is signed
+/// is only changed by who can sign it again.
 pub async fn update_manifest(
     store: &Store,
     cluster: &str,
     id: &BackupId,
+    signing: Option<&SigningKey>,
     change: impl Fn(&mut Manifest),
 ) -> Result<Manifest, Error> {
     let path = Names::new(cluster).manifest(id);
@@ -356,7 +410,20 @@ pub async fn update_manifest(
         let found = store.get(&path).await?;
         let unreadable = |why| Damage::Manifest { id: id.clone(), path: path.clone(), why };
         let mut manifest = Manifest::parse(&found.bytes).map_err(unreadable)?;
+        let signing = match (&manifest.signature, signing) {
+            (None, _) => None,
+            (Some(_), None) => return Err(Error::CannotSign { path }),
+            (Some(_), Some(signing)) => {
+                // What was exchanged since it was looked at must not be signed.
+                let trust = Trust::only(signing.signer(), Timestamp::now());
+                signed::judge(&trust, Kind::Full, id, &path, &found.bytes)?;
+                Some(signing)
+            }
+        };
         change(&mut manifest);
+        if let Some(signing) = signing {
+            manifest = manifest.signed(signing);
+        }
         match store.replace(&path, manifest.to_json().into(), &found.tag).await {
             Ok(_) => return Ok(manifest),
             Err(error) if error.trouble == crate::store::Trouble::Changed => {}

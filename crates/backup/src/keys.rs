@@ -21,6 +21,8 @@ pub enum KeyError {
     WrongIdentity,
     #[error("it is damaged: {0}")]
     Damaged(String),
+    #[error("it holds more than the {limit} bytes that its manifest says")]
+    TooLarge { limit: u64 },
     /// What came out of it could not be written here, which says nothing of what was stored.
     #[error("what it holds cannot be written")]
     Output(#[source] io::Error),

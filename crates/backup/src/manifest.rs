@@ -2,10 +2,12 @@
 //! of the data.
 
 use jiff::Timestamp;
+use quorate_pki::SigningKey;
 use serde::{Deserialize, Serialize};
 
 use crate::damage::Damage;
-use crate::names::BackupId;
+use crate::names::{BackupId, is_revision};
+use crate::signed::{self, Kind, Signature};
 use crate::source::{HashKv, Member};
 
 pub const FORMAT: u32 = 1;
@@ -39,9 +41,15 @@ pub struct Manifest {
     /// Of the small objects beside the snapshot.
     #[serde(default)]
     pub beside: Beside,
+    /// The recipients that its key is encrypted to; absent where an older quorate stored it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sealed_for: Vec<String>,
     /// Oldest first.
     #[serde(default)]
     pub verified: Vec<Verification>,
+    /// Of all above; absent where an older quorate stored it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<Signature>,
 }
 
 /// The SHA-256 of the key and of the ledger as they were stored last: whoever copies them can tell whether they are whole. Absent where
@@ -50,6 +58,20 @@ pub struct Manifest {
 pub struct Beside {
     pub key: Option<String>,
     pub ledger: Option<String>,
+    /// Those that are about to take the place of the others: noted before, so that a kill between the two leaves nothing unknown.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub next: Vec<String>,
+}
+
+impl Beside {
+    pub(crate) fn is_key(&self, sha256: &str) -> bool {
+        self.key.as_deref() == Some(sha256) || self.next.iter().any(|next| next == sha256)
+    }
+
+    /// Whether this is the ledger that was stored with the backup.
+    pub fn is_ledger(&self, sha256: &str) -> bool {
+        self.ledger.as_deref() == Some(sha256) || self.next.iter().any(|next| next == sha256)
+    }
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -129,6 +151,23 @@ impl Manifest {
         exact.unwrap_or(self.revision_at_most)
     }
 
+    /// With the signature of all that it says now.
+    #[must_use]
+    pub fn signed(self, key: &SigningKey) -> Self {
+        let signature = Some(signed::sign(key, Kind::Full, &self));
+        Manifest { signature, ..self }
+    }
+
+    /// Revisions that no cluster can have would lead a restore astray.
+    fn revisions_are_sound(&self) -> bool {
+        let proven = self.verified.iter().filter_map(|one| match &one.outcome {
+            Outcome::Ok(proven) => Some([proven.revision, proven.up_to]),
+            Outcome::Failed { .. } => None,
+        });
+        let own = [self.revision, self.revision_at_most, self.hash.revision];
+        self.revision <= self.revision_at_most && own.into_iter().chain(proven.flatten()).all(is_revision)
+    }
+
     pub fn to_json(&self) -> Vec<u8> {
         let mut json = serde_json::to_vec_pretty(self).expect("plain data serializes");
         json.push(b'\n');
@@ -146,6 +185,10 @@ impl Manifest {
         if format != FORMAT {
             return Err(format!("it has format {format}, and this quorate reads format {FORMAT}: use a newer one"));
         }
-        serde_json::from_slice(json).map_err(|error| format!("it is not whole: {error}"))
+        let manifest: Manifest = serde_json::from_slice(json).map_err(|error| format!("it is not whole: {error}"))?;
+        match manifest.revisions_are_sound() {
+            true => Ok(manifest),
+            false => Err(String::from("it speaks of revisions that no cluster can have")),
+        }
     }
 }

@@ -1,43 +1,58 @@
-//! The second destination: whatever the first holds is copied there, each backup's manifest last, so that it too never shows a backup
-//! that is not whole. Copying is what heals it as well, after it was away. Everything is compared with its digest on the way: what is
-//! damaged in the first never takes the place of what is good in the second.
+//! The second destination: what the first holds of this cluster is copied there, each backup's manifest last, so that it too never shows a
+//! backup that is not whole. Copying is what heals it as well, after it was away. Only what the cluster signed is copied, everything is
+//! compared with its digest on the way, and nothing that is whole in the second is replaced or deleted, whatever the first holds: who can
+//! write to the one must not reach the other through us.
 
 use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
+use quorate_pki::SigningKey;
 use sha2::{Digest, Sha256};
 
 use crate::Error;
-use crate::damage::{Damage, exchanged};
-use crate::manifest::Manifest;
+use crate::damage::Damage;
+use crate::manifest::{Beside, Manifest};
 use crate::names::{BackupId, Named, Names, Span};
 use crate::segment::{self, SegmentManifest};
-use crate::store::{PART, Store, hex, sha256_hex};
+use crate::signed::{self, Kind, Standing, Trust};
+use crate::store::{PART, Store, Tag, hex, sha256_hex};
 
 /// Objects up to here are copied whole.
 const SMALL: u64 = PART as u64;
 
-/// Copies what is missing or has changed, and returns how many objects that were. What is only in the second stays: pruning is asked
-/// of each for itself. What is damaged is left out, and told at the end.
-pub async fn copy(from: &Store, to: &Store, cluster: &str) -> Result<usize, Error> {
+/// Copies what is missing, and returns how many objects that were. What is only in the second stays: pruning is asked of each for itself.
+/// What is damaged or not this cluster's is left out, and told at the end. Backups of before there were signatures are passed over: they
+/// were copied when they were made.
+pub async fn copy(
+    from: &Store,
+    to: &Store,
+    cluster: &str,
+    trust: &Trust,
+    signing: &SigningKey,
+) -> Result<usize, Error> {
     let names = Names::new(cluster);
     let there = to.list(names.root()).await?.into_iter().map(|object| (object.path, object.bytes)).collect();
-    let mut mirror = Mirror { from, to, names: &names, there, copied: 0, damage: Vec::new() };
-    let (mut segments, mut fulls) = (Vec::new(), Vec::new());
+    let mut mirror = Mirror { from, to, names: &names, trust, signing, there, copied: 0, damage: Vec::new() };
+    let (mut segments, mut fulls) = (Vec::new(), BTreeMap::new());
     for object in from.list(names.root()).await? {
         match names.parse(&object.path) {
             Some(Named::SegmentManifest(id, span)) => segments.push((id, span)),
-            Some(Named::Manifest(id)) => fulls.push(id),
+            Some(Named::Manifest(id)) => drop(fulls.insert(id.clone(), mirror.look_at(&id).await?)),
             // What has no manifest does not exist.
             _ => {}
         }
     }
     for (id, span) in segments {
-        mirror.segment(&id, span).await?;
+        // While a backup is being taken, changes are recorded on top of it already.
+        if fulls.get(&id).is_none_or(Option::is_some) {
+            mirror.segment(&id, span).await?;
+        }
     }
-    for id in fulls {
-        mirror.full(&id).await?;
+    for (id, manifest) in fulls {
+        if let Some(manifest) = manifest {
+            mirror.full(&id, manifest).await?;
+        }
     }
     match mirror.damage.is_empty() {
         true => Ok(mirror.copied),
@@ -49,6 +64,8 @@ struct Mirror<'a> {
     from: &'a Store,
     to: &'a Store,
     names: &'a Names,
+    trust: &'a Trust,
+    signing: &'a SigningKey,
     /// What the second has, and of which size.
     there: BTreeMap<String, u64>,
     copied: usize,
@@ -63,77 +80,169 @@ struct Expected<'a> {
     sha256: &'a str,
 }
 
+/// A small object that belongs to a backup.
+#[derive(Clone, Copy)]
+enum Part {
+    Key,
+    Ledger,
+}
+
+impl Part {
+    fn path(self, names: &Names, id: &BackupId) -> String {
+        match self {
+            Part::Key => names.key(id),
+            Part::Ledger => names.ledger(id),
+        }
+    }
+
+    fn fits(self, beside: &Beside, sha256: &str) -> bool {
+        match self {
+            Part::Key => beside.is_key(sha256),
+            Part::Ledger => beside.is_ledger(sha256),
+        }
+    }
+
+    fn expected(self, beside: &Beside) -> Option<&String> {
+        match self {
+            Part::Key => beside.key.as_ref(),
+            Part::Ledger => beside.ledger.as_ref(),
+        }
+    }
+}
+
 impl Mirror<'_> {
+    /// The first's manifest, if the cluster signed it.
+    async fn look_at(&mut self, id: &BackupId) -> Result<Option<Manifest>, Error> {
+        let path = self.names.manifest(id);
+        if signed::is_of_the_future(self.trust, id) {
+            self.damage.push(Damage::Future { id: id.clone(), path, now: self.trust.now });
+            return Ok(None);
+        }
+        let json = match self.from.get(&path).await {
+            // Pruned meanwhile.
+            Err(error) if error.is_not_found() => return Ok(None),
+            json => json?.bytes,
+        };
+        match self.judge(id, &path, &json) {
+            Ok(manifest) => Ok(manifest),
+            Err(damage) => {
+                self.damage.push(*damage);
+                Ok(None)
+            }
+        }
+    }
+
+    fn judge(&self, id: &BackupId, path: &str, json: &[u8]) -> Result<Option<Manifest>, Box<Damage>> {
+        let unreadable = |why| Box::new(Damage::Manifest { id: id.clone(), path: path.to_owned(), why });
+        let manifest = Manifest::parse(json).map_err(unreadable)?;
+        if signed::judge(self.trust, Kind::Full, id, path, json)? != Standing::Signed {
+            return Ok(None);
+        }
+        match manifest.id == *id && manifest.cluster == self.names.root() {
+            true => Ok(Some(manifest)),
+            false => Err(unreadable(format!("it is the manifest of {}", manifest.id))),
+        }
+    }
+
     /// Segments and their manifests never change: what is there stays.
     async fn segment(&mut self, id: &BackupId, span: Span) -> Result<(), Error> {
         let (path, about) = (self.names.segment(id, span), self.names.segment_manifest(id, span));
         if self.there.contains_key(&about) && self.there.contains_key(&path) {
             return Ok(());
         }
-        let manifest = match segment::read_manifest(self.from, self.names, id, span).await {
-            Ok(manifest) if manifest.full == *id && manifest.span == span => manifest,
-            Ok(other) => {
-                let damage = exchanged(id, about, &other.cluster_id, other.full.as_str(), other.span);
-                return self.note(damage.into());
-            }
+        let signer = self.signing.signer();
+        let manifest = match segment::signed_manifest(self.from, self.names, id, span, Some(&signer)).await {
+            Ok(manifest) => manifest,
             Err(error) => return self.note(error),
         };
         let SegmentManifest { stored_bytes: bytes, stored_sha256: sha256, .. } = &manifest;
         if self.data(Expected { id, path, bytes: *bytes, sha256 }).await? && !self.there.contains_key(&about) {
-            self.put(&about, manifest.to_json().into()).await?;
+            self.to.put_new(&about, manifest.to_json().into()).await?;
+            self.copied += 1;
         }
         Ok(())
     }
 
-    /// The snapshot, then the small objects beside it, then the manifest. Those may change: the first has them as they are now.
-    async fn full(&mut self, id: &BackupId) -> Result<(), Error> {
+    /// The snapshot, then the small objects beside it, then the manifest.
+    async fn full(&mut self, id: &BackupId, manifest: Manifest) -> Result<(), Error> {
         let path = self.names.manifest(id);
-        let json = match self.from.get(&path).await {
-            // Pruned meanwhile.
-            Err(error) if error.is_not_found() => return Ok(()),
-            json => json?.bytes,
-        };
-        let manifest = match Manifest::parse(&json) {
-            Ok(manifest) if manifest.id == *id => manifest,
-            Ok(manifest) => {
-                let why = format!("it is the manifest of {}", manifest.id);
-                return self.note(Damage::Manifest { id: id.clone(), path, why }.into());
+        let (known, tag) = match self.to.get(&path).await {
+            Err(error) if error.is_not_found() => (None, None),
+            there => {
+                let there = there?;
+                // One that the cluster did not sign is not whole, as the first has one that it did.
+                (self.judge(id, &path, &there.bytes).ok().flatten(), Some(there.tag))
             }
-            Err(why) => return self.note(Damage::Manifest { id: id.clone(), path, why }.into()),
         };
         let (bytes, sha256) = (manifest.stored_bytes, manifest.stored_sha256.as_str());
         if !self.data(Expected { id, path: self.names.snapshot(id), bytes, sha256 }).await? {
             return Ok(());
         }
-        let (key, ledger) = (self.names.key(id), self.names.ledger(id));
-        let is_whole = self.beside(id, key, manifest.beside.key.as_deref(), manifest.recipient.is_some()).await?
-            & self.beside(id, ledger, manifest.beside.ledger.as_deref(), manifest.beside.ledger.is_some()).await?;
+        let needs_key = manifest.recipient.is_some();
+        let has_ledger = manifest.beside.ledger.is_some();
+        let key = self.beside(Part::Key, &manifest, known.as_ref(), needs_key).await?;
+        let ledger = self.beside(Part::Ledger, &manifest, known.as_ref(), has_ledger).await?;
         // A manifest without its key would be that of a backup which nobody can open.
-        if is_whole { self.put(&path, json).await } else { Ok(()) }
+        let (Some(key), Some(ledger)) = (key, ledger) else { return Ok(()) };
+        let merged = self.merged(manifest, known.clone(), Beside { key, ledger, next: Vec::new() });
+        if known.as_ref() == Some(&merged) {
+            return Ok(());
+        }
+        self.put(&path, merged.to_json().into(), tag).await
     }
 
-    /// One that has no digest, since an older quorate stored it, is only copied where the second has none. Says whether the second has it
-    /// as it should be.
-    async fn beside(&mut self, id: &BackupId, path: String, sha256: Option<&str>, needed: bool) -> Result<bool, Error> {
-        let has = self.there.contains_key(&path);
-        if sha256.is_none() && has {
-            return Ok(true);
+    /// What the second is to say: its own, with the verifications that came after.
+    fn merged(&self, manifest: Manifest, known: Option<Manifest>, beside: Beside) -> Manifest {
+        let Some(known) = known else {
+            let same = manifest.beside == beside;
+            return if same { manifest } else { Manifest { beside, ..manifest }.signed(self.signing) };
+        };
+        let continues = manifest.verified.starts_with(&known.verified);
+        let verified = if continues { manifest.verified } else { known.verified.clone() };
+        match verified == known.verified && beside == known.beside {
+            true => known,
+            false => Manifest { verified, beside, ..known }.signed(self.signing),
         }
+    }
+
+    /// Sees to it that the second has a small object, and returns its digest there. `None`: it lacks one that is needed.
+    async fn beside(
+        &mut self,
+        part: Part,
+        manifest: &Manifest,
+        known: Option<&Manifest>,
+        needed: bool,
+    ) -> Result<Option<Option<String>>, Error> {
+        let (id, path) = (&manifest.id, part.path(self.names, &manifest.id));
+        if !needed {
+            return Ok(Some(known.and_then(|known| part.expected(&known.beside).cloned())));
+        }
+        let there = match self.to.get(&path).await {
+            Err(error) if error.is_not_found() => None,
+            there => Some(there?),
+        };
+        let whole = there.as_ref().map(|there| sha256_hex(&there.bytes));
+        let whole = whole.filter(|found| part.fits(&known.unwrap_or(manifest).beside, found));
         let bytes = match self.from.get(&path).await {
             Err(error) if error.is_not_found() => {
-                if needed && !has {
+                if whole.is_none() {
                     self.damage.push(Damage::Missing { id: id.clone(), path });
                 }
-                return Ok(has || !needed);
+                return Ok(whole.map(Some));
             }
             object => object?.bytes,
         };
         let found = sha256_hex(&bytes);
-        if let Some(expected) = sha256.filter(|expected| *expected != found) {
-            self.damage.push(Damage::Content { id: id.clone(), path, expected: expected.to_owned(), found });
-            return Ok(has);
+        if !part.fits(&manifest.beside, &found) {
+            let expected = part.expected(&manifest.beside).cloned().unwrap_or_default();
+            self.damage.push(Damage::Content { id: id.clone(), path, expected, found });
+            return Ok(whole.map(Some));
         }
-        self.put(&path, bytes).await.map(|()| true)
+        if whole.is_some() {
+            return Ok(whole.map(Some));
+        }
+        self.put(&path, bytes, there.map(|there| there.tag)).await?;
+        Ok(Some(Some(found)))
     }
 
     /// A snapshot or a segment. Says whether the second has it.
@@ -142,7 +251,7 @@ impl Mirror<'_> {
         if there == Some(object.bytes) {
             return Ok(true);
         }
-        // One that is there with another size was replaced by nobody: it is damaged, and makes way for one that is known to be whole.
+        // One that is there with another size than the cluster signed for is damaged, and makes way for one that is known to be whole.
         if there.is_some() {
             if let Err(error) = self.read(&object, None).await {
                 self.note(error)?;
@@ -219,13 +328,11 @@ impl Mirror<'_> {
         }
     }
 
-    /// Something small, where it is missing or other.
-    async fn put(&mut self, path: &str, bytes: Bytes) -> Result<(), Error> {
-        match self.to.get(path).await {
-            Ok(copy) if copy.bytes == bytes => return Ok(()),
-            Ok(copy) => drop(self.to.replace(path, bytes, &copy.tag).await?),
-            Err(error) if error.is_not_found() => drop(self.to.put_new(path, bytes).await?),
-            Err(error) => return Err(error.into()),
+    /// Something small: new, or in place of what was not whole.
+    async fn put(&mut self, path: &str, bytes: Bytes, was: Option<Tag>) -> Result<(), Error> {
+        match was {
+            Some(tag) => drop(self.to.replace(path, bytes, &tag).await?),
+            None => drop(self.to.put_new(path, bytes).await?),
         }
         self.copied += 1;
         Ok(())

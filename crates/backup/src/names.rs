@@ -14,6 +14,7 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use quorate_core::planner::safety::revision::MAX_REVISION;
 use serde::{Deserialize, Serialize};
 
 /// Of a full backup: when it was begun, and something random. Sorted by time.
@@ -84,6 +85,11 @@ impl fmt::Debug for BackupId {
     }
 }
 
+/// Whether a cluster can come there. etcd panics beyond 63 bits, and what leads near them was made up.
+pub(crate) fn is_revision(revision: i64) -> bool {
+    u64::try_from(revision).is_ok_and(|revision| revision <= MAX_REVISION)
+}
+
 /// The revisions of a segment, both ends included. Sorted by the first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Span {
@@ -101,7 +107,8 @@ impl Span {
     fn parse(text: &str) -> Option<Span> {
         let (from, to) = text.split_once('-')?;
         let span = Span { from: from.parse().ok()?, to: to.parse().ok()? };
-        (span.from <= span.to && span.to_string() == text).then_some(span)
+        (span.from <= span.to && is_revision(span.from) && is_revision(span.to) && span.to_string() == text)
+            .then_some(span)
     }
 }
 
@@ -179,6 +186,19 @@ impl Names {
         format!("{}.json", self.segment(id, span))
     }
 
+    /// The backup on top of which a name claims changes up to revisions that no cluster can have.
+    pub(crate) fn absurd(&self, path: &str) -> Option<BackupId> {
+        let rest = path.strip_prefix(&self.changes_directory_prefix())?;
+        let (id, name) = rest.split_once('/')?;
+        let digits = name.strip_suffix(".json").unwrap_or(name);
+        let is_span = digits.len() == 41 && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-');
+        if is_span && self.parse(path).is_none() { id.parse().ok() } else { None }
+    }
+
+    fn changes_directory_prefix(&self) -> String {
+        format!("{}/changes/", self.cluster)
+    }
+
     /// `None` for what is not ours.
     pub(crate) fn parse(&self, path: &str) -> Option<Named> {
         let rest = path.strip_prefix(&self.cluster)?.strip_prefix('/')?;
@@ -228,5 +248,9 @@ mod tests {
         assert_eq!(names.parse(&names.segment_manifest(&id, span)), Some(Named::SegmentManifest(id.clone(), span)));
         assert_eq!(names.parse(&format!("orders-2/full/{id}/snapshot")), None);
         assert_eq!(names.parse(&format!("orders/changes/{id}/2-10")), None);
+        let beyond = Span { from: 5, to: i64::MAX };
+        assert_eq!(names.parse(&names.segment_manifest(&id, beyond)), None);
+        assert_eq!(names.absurd(&names.segment_manifest(&id, beyond)), Some(id.clone()));
+        assert_eq!(names.absurd(&names.segment(&id, span)), None);
     }
 }

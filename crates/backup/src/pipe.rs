@@ -118,34 +118,37 @@ pub(crate) struct Unsealing<W> {
     pub done: JoinHandle<Result<W, KeyError>>,
 }
 
-/// Writes to `output` what `input` holds, opened with `key` where it is encrypted.
-pub(crate) fn unseal<W: Write + Send + 'static>(key: Option<BackupKey>, output: W) -> Unsealing<W> {
+/// Writes to `output` what `input` holds, opened with `key` where it is encrypted. A few bytes can hold any number of them: what holds more
+/// than `limit` is damaged.
+pub(crate) fn unseal<W: Write + Send + 'static>(key: Option<BackupKey>, output: W, limit: u64) -> Unsealing<W> {
     let (input, sealed) = mpsc::channel(2);
     let sealed = Pieces { sealed, piece: Bytes::new() };
-    let done = tokio::task::spawn_blocking(move || unseal_into(key.as_ref(), sealed, output));
+    let done = tokio::task::spawn_blocking(move || unseal_into(key.as_ref(), sealed, output, limit));
     Unsealing { input, done }
 }
 
 /// Something that fits into memory.
-pub(crate) fn unseal_small(key: Option<&BackupKey>, sealed: &[u8]) -> Result<Vec<u8>, KeyError> {
-    unseal_into(key, sealed, Vec::new())
+pub(crate) fn unseal_small(key: Option<&BackupKey>, sealed: &[u8], limit: u64) -> Result<Vec<u8>, KeyError> {
+    unseal_into(key, sealed, Vec::new(), limit)
 }
 
-fn unseal_into<W: Write>(key: Option<&BackupKey>, sealed: impl Read, mut output: W) -> Result<W, KeyError> {
+fn unseal_into<W: Write>(key: Option<&BackupKey>, sealed: impl Read, mut output: W, limit: u64) -> Result<W, KeyError> {
     match key {
-        Some(key) => expand(key.decrypt(sealed)?, &mut output)?,
-        None => expand(sealed, &mut output)?,
+        Some(key) => expand(key.decrypt(sealed)?, &mut output, limit)?,
+        None => expand(sealed, &mut output, limit)?,
     }
     Ok(output)
 }
 
 /// What cannot be read is damaged; what cannot be written is this machine's trouble.
-fn expand(compressed: impl Read, output: &mut impl Write) -> Result<(), KeyError> {
+fn expand(compressed: impl Read, output: &mut impl Write, limit: u64) -> Result<(), KeyError> {
     let damaged = |error: io::Error| KeyError::Damaged(error.to_string());
     let mut decoder = zstd::stream::read::Decoder::new(compressed).map_err(damaged)?;
-    let mut buffer = vec![0; COPY_BUFFER];
+    let (mut buffer, mut left) = (vec![0; COPY_BUFFER], limit);
     loop {
-        match decoder.read(&mut buffer).map_err(damaged)? {
+        let read = decoder.read(&mut buffer).map_err(damaged)?;
+        left = left.checked_sub(read as u64).ok_or(KeyError::TooLarge { limit })?;
+        match read {
             0 => return output.flush().map_err(KeyError::Output),
             read => output.write_all(&buffer[..read]).map_err(KeyError::Output)?,
         }
@@ -171,7 +174,8 @@ impl Read for Pieces {
     }
 }
 
-const SUM: usize = 32;
+/// etcd's checksum at the end of a snapshot.
+pub(crate) const SUM: usize = 32;
 
 /// Compares a snapshot with the SHA-256 at its own end, in one pass.
 #[derive(Clone)]
@@ -300,14 +304,17 @@ mod tests {
             assert!(parts.len() > 1 && parts.iter().rev().skip(1).all(|part| part.len() == PART));
             let stored = parts.concat();
             assert_eq!(sealed, Sealed { bytes: stored.len() as u64, sha256: crate::store::sha256_hex(&stored) });
-            assert!(unseal_small(key.as_ref(), &stored).unwrap() == plain);
-            assert!(unseal_small(key.as_ref(), &stored[..stored.len() - 1]).is_err());
+            let whole = plain.len() as u64;
+            assert!(unseal_small(key.as_ref(), &stored, whole).unwrap() == plain);
+            assert!(unseal_small(key.as_ref(), &stored[..stored.len() - 1], whole).is_err());
+            let cut = unseal_small(key.as_ref(), &stored, whole - 1);
+            assert!(matches!(cut, Err(KeyError::TooLarge { limit }) if limit == whole - 1));
         }
     }
 
     #[test]
     fn another_key_opens_nothing() {
         let sealed = seal_small(Bytes::from_static(b"x"), 3, Some(&BackupKey::generate().recipient())).unwrap();
-        assert!(matches!(unseal_small(Some(&BackupKey::generate()), &sealed), Err(KeyError::WrongIdentity)));
+        assert!(matches!(unseal_small(Some(&BackupKey::generate()), &sealed, 1), Err(KeyError::WrongIdentity)));
     }
 }

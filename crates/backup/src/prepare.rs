@@ -14,6 +14,7 @@ use crate::choose::Choice;
 use crate::full;
 use crate::keys::BackupKey;
 use crate::manifest::{Hash, Manifest};
+use crate::names::is_revision;
 use crate::pipe::SnapshotCheck;
 use crate::replay::replay;
 use crate::source::count_at;
@@ -113,11 +114,34 @@ async fn prove(draft: Draft, source: String, workshop: &Workshop<'_>, directory:
     }
     let keys = throwaway.client().range(count_at(revision)).await?.count;
     throwaway.end().await;
+    if !is_revision(revision) {
+        return Err(Error::NothingToRestore(format!("{source} is at revision {revision}, where no cluster can come")));
+    }
     let place = directory.join(format!("{}.db", file.sha256));
     path.persist(&place).map_err(|error| Error::file("put in place", &place)(error.error))?;
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(Error::file("write", directory))?;
     Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
+}
+
+/// Restores a prepared snapshot with its revision raised, as the members will, and looks at what comes out.
+pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Workshop<'_>) -> Result<(), Error> {
+    let raised = Throwaway::start_raised(workshop.programs, &prepared.path, workshop.scratch, bump_revision).await?;
+    let found = raised.client().range(count_at(0)).await?;
+    raised.end().await;
+    let differs = |what: &str, expected: String, found: String| Error::Differs {
+        what: format!("{what} of the snapshot, raised by {bump_revision},"),
+        expected,
+        found,
+    };
+    let at_least = i64::try_from(bump_revision).unwrap_or(i64::MAX);
+    if found.revision < at_least || !is_revision(found.revision) {
+        return Err(differs("the revision", format!("more than {at_least}"), found.revision.to_string()));
+    }
+    match found.count == prepared.keys {
+        true => Ok(()),
+        false => Err(differs("the number of keys", prepared.keys.to_string(), found.count.to_string())),
+    }
 }
 
 /// A plain snapshot made by any tool.

@@ -30,7 +30,8 @@ impl PrunePlan {
     }
 }
 
-/// What would go. A damaged backup does not count as verified, and is not removed for being damaged.
+/// What would go. A damaged backup does not count as verified, and is not removed for being damaged. Only what the cluster signed counts:
+/// anything else neither takes a place that `keep` gives, nor goes.
 pub fn plan(catalog: &Catalog, keep: &Keep, now: Timestamp) -> PrunePlan {
     let candidates: Vec<Candidate> = catalog
         .fulls

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use jiff::{SignedDuration, Timestamp};
 use prost::Message;
+use quorate_pki::SigningKey;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::Error;
@@ -250,6 +251,7 @@ pub enum Ended {
 
 /// A recorder with the store that it writes to.
 pub struct Recording {
+    signing: SigningKey,
     store: Store,
     level: i32,
     recorder: Recorder,
@@ -258,8 +260,8 @@ pub struct Recording {
 }
 
 impl Recording {
-    pub fn new(store: Store, level: i32, recorder: Recorder) -> Self {
-        Recording { store, level, recorder, closed: Vec::new() }
+    pub fn new(store: Store, level: i32, recorder: Recorder, signing: SigningKey) -> Self {
+        Recording { signing, store, level, recorder, closed: Vec::new() }
     }
 
     /// The last revision that was received.
@@ -346,7 +348,7 @@ impl Recording {
 
     async fn store_closed(&mut self, told: &(dyn Fn(&SegmentManifest) + Sync)) -> Result<(), Error> {
         while let Some(segment) = self.closed.first() {
-            let manifest = segment::write(&self.store, segment, self.level).await?;
+            let manifest = segment::write(&self.store, segment, self.level, &self.signing).await?;
             self.recorder.stored(&manifest);
             self.closed.remove(0);
             told(&manifest);

@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use bytes::{Buf, Bytes};
 use jiff::Timestamp;
 use prost::Message;
+use quorate_core::spec::Signer;
 use quorate_etcd::Event;
+use quorate_pki::SigningKey;
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
@@ -17,9 +19,12 @@ use crate::full::unreadable;
 use crate::keys::BackupKey;
 use crate::names::{BackupId, Names, Span};
 use crate::pipe;
-use crate::store::{Store, sha256_hex};
+use crate::signed::{self, Kind, Signature, Standing, Trust};
+use crate::store::{Store, StoreError, Trouble, sha256_hex};
 
 pub const FORMAT: u32 = 1;
+/// Far more than a recorder puts into one, which closes it at a few MiB; whoever claims more fills our memory.
+const LARGEST: u64 = 256 << 20;
 
 /// All that happened in one revision.
 #[derive(Clone, PartialEq, Message)]
@@ -97,6 +102,12 @@ pub struct SegmentManifest {
     pub stored_sha256: String,
     /// The SHA-256 of the segment before, or the full backup's id for the first.
     pub previous: String,
+    /// Of what it holds, uncompressed; absent where an older quorate stored it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plain_bytes: Option<u64>,
+    /// Of all above; absent where an older quorate stored it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<Signature>,
 }
 
 impl SegmentManifest {
@@ -148,9 +159,15 @@ impl Segment {
 }
 
 /// Stores a segment, and then its manifest.
-pub async fn write(store: &Store, segment: &Segment, level: i32) -> Result<SegmentManifest, Error> {
+pub async fn write(
+    store: &Store,
+    segment: &Segment,
+    level: i32,
+    signing: &SigningKey,
+) -> Result<SegmentManifest, Error> {
     let (names, span) = (Names::new(&segment.cluster), segment.span());
     let (plain, recipient) = (Bytes::from(segment.encode()), segment.recipient.clone());
+    let plain_bytes = plain.len() as u64;
     let sealed = tokio::task::spawn_blocking(move || pipe::seal_small(plain, level, recipient.as_deref())).await?;
     let path = names.segment(&segment.full, span);
     let sealed = Bytes::from(sealed.map_err(Error::key(format!("the segment {path}")))?);
@@ -167,7 +184,11 @@ pub async fn write(store: &Store, segment: &Segment, level: i32) -> Result<Segme
         stored_bytes: sealed.len() as u64,
         stored_sha256: sha256_hex(&sealed),
         previous: segment.previous.clone(),
+        plain_bytes: Some(plain_bytes),
+        signature: None,
     };
+    let signature = Some(signed::sign(signing, Kind::Segment, &manifest));
+    let manifest = SegmentManifest { signature, ..manifest };
     put_segment(store, &names, &manifest, sealed).await?;
     store.put_new(&names.segment_manifest(&segment.full, span), manifest.to_json().into()).await?;
     Ok(manifest)
@@ -196,8 +217,9 @@ pub(crate) async fn manifest(
     id: &BackupId,
     span: Span,
     cluster_id: &str,
+    signer: Option<&Signer>,
 ) -> Result<SegmentManifest, Error> {
-    let parsed = read_manifest(store, names, id, span).await?;
+    let parsed = signed_manifest(store, names, id, span, signer).await?;
     if parsed.cluster_id != cluster_id {
         return Err(Damage::Foreign {
             id: id.clone(),
@@ -208,25 +230,29 @@ pub(crate) async fn manifest(
         }
         .into());
     }
-    if parsed.full != *id || parsed.span != span {
-        let path = names.segment_manifest(id, span);
-        return Err(exchanged(id, path, &parsed.cluster_id, parsed.full.as_str(), parsed.span).into());
-    }
     Ok(parsed)
 }
 
-/// Of whichever cluster it is.
-pub(crate) async fn read_manifest(
+/// Of whichever cluster it is. With a signer, only what that key signed.
+pub(crate) async fn signed_manifest(
     store: &Store,
     names: &Names,
     id: &BackupId,
     span: Span,
+    signer: Option<&Signer>,
 ) -> Result<SegmentManifest, Error> {
     let path = names.segment_manifest(id, span);
     let found = match store.get(&path).await {
         Err(error) if error.is_not_found() => return Err(Damage::Missing { id: id.clone(), path }.into()),
         found => found?,
     };
+    if let Some(signer) = signer {
+        let trust = Trust::only(signer.clone(), id.begun());
+        if signed::judge(&trust, Kind::Segment, id, &path, &found.bytes)? == Standing::Unproven {
+            let why = String::from("it has no signature, and the backup that it is on top of has one");
+            return Err(Damage::Forged { id: id.clone(), path, why }.into());
+        }
+    }
     let parsed: SegmentManifest = serde_json::from_slice(&found.bytes).map_err(|error| Damage::Manifest {
         id: id.clone(),
         path: path.clone(),
@@ -236,17 +262,29 @@ pub(crate) async fn read_manifest(
         let why = format!("it has format {}, and this quorate reads format {FORMAT}: use a newer one", parsed.format);
         return Err(Damage::Manifest { id: id.clone(), path, why }.into());
     }
+    if parsed.full != *id || parsed.span != span {
+        return Err(exchanged(id, path, &parsed.cluster_id, parsed.full.as_str(), parsed.span).into());
+    }
     Ok(parsed)
 }
 
 /// Reads a segment. All of it is compared with its manifest, and with what it says itself.
 pub async fn read(store: &Store, manifest: &SegmentManifest, key: Option<BackupKey>) -> Result<Vec<Revision>, Error> {
     let (id, path) = (manifest.full.clone(), Names::new(&manifest.cluster).segment(&manifest.full, manifest.span));
-    let sealed = match store.get(&path).await {
+    let (expected, limit) = (manifest.stored_bytes, manifest.plain_bytes.unwrap_or(LARGEST));
+    if expected > LARGEST || limit > LARGEST {
+        let why =
+            format!("its manifest says {expected} bytes, {limit} when opened, and a segment has at most {LARGEST}");
+        return Err(Damage::Unreadable { id, path, why }.into());
+    }
+    let sealed = match store.get_up_to(&path, expected).await {
         Err(error) if error.is_not_found() => return Err(Damage::Missing { id, path }.into()),
+        Err(StoreError { trouble: Trouble::TooLarge { found, .. }, .. }) => {
+            return Err(Damage::Size { id, path, expected, found }.into());
+        }
         sealed => sealed?.bytes,
     };
-    let (expected, found) = (manifest.stored_bytes, sealed.len() as u64);
+    let found = sealed.len() as u64;
     if found != expected {
         return Err(Damage::Size { id, path, expected, found }.into());
     }
@@ -254,7 +292,7 @@ pub async fn read(store: &Store, manifest: &SegmentManifest, key: Option<BackupK
     if found != manifest.stored_sha256 {
         return Err(Damage::Content { id, path, expected: manifest.stored_sha256.clone(), found }.into());
     }
-    let opened = tokio::task::spawn_blocking(move || pipe::unseal_small(key.as_ref(), &sealed)).await?;
+    let opened = tokio::task::spawn_blocking(move || pipe::unseal_small(key.as_ref(), &sealed, limit)).await?;
     let plain = opened.map_err(|error| unreadable(&id, &path, &error))?;
     decode(manifest, &path, &plain)
 }

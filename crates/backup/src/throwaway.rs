@@ -69,9 +69,19 @@ pub(crate) struct Place {
 impl Throwaway {
     /// Makes one of a snapshot, under `scratch`, which must have room for it. The snapshot's own checksum is compared on the way.
     pub async fn start(programs: &Programs, snapshot: &Path, scratch: &Path) -> Result<Self, Error> {
+        Self::start_raised(programs, snapshot, scratch, 0).await
+    }
+
+    /// The same, with the revision raised by so much and all before it marked as compacted.
+    pub async fn start_raised(
+        programs: &Programs,
+        snapshot: &Path,
+        scratch: &Path,
+        bump_revision: u64,
+    ) -> Result<Self, Error> {
         let place = Place::make(scratch)?;
         let revision = revision_of(programs, snapshot).await?;
-        restore(programs, snapshot, &place).await?;
+        restore(programs, snapshot, &place, bump_revision).await?;
         let bytes = fs::metadata(snapshot).map_err(Error::file("look at", snapshot))?.len();
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let credentials = Credentials::make(&place, address)?;
@@ -260,13 +270,16 @@ async fn counted(client: &Client, revision: i64) -> Result<i64, Error> {
     }
 }
 
-async fn restore(programs: &Programs, snapshot: &Path, place: &Place) -> Result<(), Error> {
+async fn restore(programs: &Programs, snapshot: &Path, place: &Place, bump_revision: u64) -> Result<(), Error> {
     let mut command = Command::new(&programs.restorer);
     command.args(["snapshot", "restore"]).arg(snapshot).args([
         data_argument(&place.data()).as_str(),
         "--name=throwaway",
         "--initial-cluster=throwaway=http://localhost:2380",
     ]);
+    if bump_revision > 0 {
+        command.arg(format!("--bump-revision={bump_revision}")).arg("--mark-compacted");
+    }
     run(programs, &mut command).await.map(drop)
 }
 

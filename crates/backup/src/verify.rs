@@ -6,6 +6,7 @@ use std::path::Path;
 
 use jiff::Timestamp;
 use quorate_etcd::{Client, KeyRange, KeyValue, RangeQuery};
+use quorate_pki::SigningKey;
 
 use crate::Error;
 use crate::catalog::{self, Full};
@@ -27,7 +28,7 @@ pub struct Workshop<'a> {
     pub scratch: &'a Path,
 }
 
-/// Verifies a backup and notes the outcome in its manifest. What is wrong with the backup is an outcome; an error is trouble with the
+/// Verifies a backup and notes the outcome in its manifest, signed like the rest of it. What is wrong with the backup is an outcome; an error is trouble with the
 /// store, the key or this machine, and nothing is noted.
 pub async fn verify(
     store: &Store,
@@ -35,6 +36,7 @@ pub async fn verify(
     key: Option<BackupKey>,
     workshop: &Workshop<'_>,
     living: Option<&dyn Source>,
+    signing: Option<&SigningKey>,
 ) -> Result<Verification, Error> {
     let outcome = match prove(store, full, key, workshop, living).await {
         Ok(proven) => Outcome::Ok(proven),
@@ -46,7 +48,10 @@ pub async fn verify(
     };
     let verification = Verification { at: Timestamp::now(), etcd_version: workshop.programs.version.clone(), outcome };
     let note = |manifest: &mut Manifest| manifest.verified.push(verification.clone());
-    full::update_manifest(store, &full.manifest.cluster, full.id(), note).await?;
+    // Who cannot sign proves it for himself alone.
+    if full.manifest.signature.is_none() || signing.is_some() {
+        full::update_manifest(store, &full.manifest.cluster, full.id(), signing, note).await?;
+    }
     Ok(verification)
 }
 

@@ -14,6 +14,7 @@ use quorate_core::desire::Wish;
 use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
+use quorate_core::planner::safety::revision;
 use quorate_core::planner::{Action, Decision, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide};
 use quorate_core::spec::ClusterSpec;
 
@@ -284,9 +285,11 @@ impl Controller {
     }
 
     fn end(&self, steps_done: usize, blocked: Vec<UnsafeBecause>, seen: Observation) -> Result<Outcome, ControlError> {
-        let revisions = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision));
-        let highest = revisions.max().unwrap_or(0);
-        let ledger = self.held.release(|ledger| ledger.highest_revision = ledger.highest_revision.max(highest))?;
+        let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
+        let highest = revision::told(statuses).unwrap_or(0);
+        let ledger = self.held.release(|ledger| {
+            ledger.highest_revision = revision::remembered(ledger.highest_revision).max(highest);
+        })?;
         self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }

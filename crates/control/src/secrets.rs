@@ -1,4 +1,4 @@
-//! The secrets that quorate makes once and keeps in the ledger: the two CAs, root's password, the keys of tokens.
+//! The secrets that quorate makes once and keeps in the ledger: the two CAs, root's password, the keys of tokens and of backups.
 
 use std::collections::BTreeSet;
 
@@ -35,6 +35,7 @@ pub(crate) fn make(
                 let (private, public) = quorate_pki::jwt_keypair(JwtAlgorithm::Es256)?;
                 ledger.auth.jwt = Some(JwtKeys { private, public });
             }
+            SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
         }
     }
     Ok(())

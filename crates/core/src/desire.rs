@@ -197,6 +197,7 @@ fn restore(ledger: &Ledger, brought: &Brought) -> Option<Restore> {
         sha256: wish.sha256.clone(),
         bytes: wish.bytes,
         revision: wish.revision,
+        bump_revision: wish.bump_revision,
         source: wish.source.clone(),
         at_hand: brought.snapshot.as_ref() == Some(&wish.sha256),
     })
@@ -387,6 +388,7 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
         (SecretKind::RootPassword, wants_root_password(spec), ledger.auth.root_password.is_some()),
         (SecretKind::JwtKeys, token_kind(spec, ledger) == TokenKind::Jwt, ledger.auth.jwt.is_some()),
+        (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
     ];
     wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
 }

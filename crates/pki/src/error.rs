@@ -27,6 +27,9 @@ pub enum Error {
     #[error("the private key cannot be used: P-256, P-384, Ed25519 and RSA of 2048 to 4096 bits are supported")]
     KeyUnsupported,
 
+    #[error("the key that signs backups cannot be used: it is not 32 bytes in hexadecimal")]
+    SigningKey,
+
     #[error("the signing request cannot be read")]
     RequestUnreadable,
     #[error("the signing request is not signed by the key that it names")]

@@ -12,6 +12,7 @@ mod inspect;
 mod jwt;
 mod key;
 mod random;
+mod signing;
 
 pub use authority::{Authority, AuthoritySubject, LeafWish};
 pub use enrolment::{enrolment_proof, verify_enrolment_proof};
@@ -22,3 +23,4 @@ pub use jwt::{JwtAlgorithm, jwt_keypair};
 pub use key::{KeyAlgorithm, KeyPair};
 pub use quorate_core::Secret;
 pub use random::{random_hex, random_token};
+pub use signing::{SigningKey, is_signed_by};

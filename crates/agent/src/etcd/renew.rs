@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use quorate_core::model::{DataSeen, MemberName, NodeConfig, Stamp};
+use quorate_core::planner::safety::restore::MARGIN;
+use quorate_core::planner::safety::revision::MAX_REVISION;
 use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -38,7 +40,8 @@ pub(crate) struct Renewal {
     pub(crate) stamp: Stamp,
     pub(crate) initial_cluster: BTreeMap<MemberName, String>,
     pub(crate) peer_url: String,
-    /// By how much the revision goes up; all before is marked as compacted.
+    /// By how much the revision goes up; all before is marked as compacted. Of a survivor, where its own revision is known: what it goes on
+    /// from at least.
     pub(crate) bump_revision: u64,
     pub(crate) origin: Origin,
 }
@@ -88,7 +91,8 @@ impl Agent {
             Origin::Survivor => rebuild::database(&self.layout, place, &config, &program).await?,
             Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256).await?,
         };
-        restore_into(&place.new_data(), &etcdutl, database, renewal).await?;
+        let bump_revision = raised(renewal.bump_revision, database.revision)?;
+        restore_into(&place.new_data(), &etcdutl, database, renewal, bump_revision).await?;
         let (new, owner) = (place.new_data(), self.service.owner()?);
         blocking(move || give_away(&new, owner)).await?;
         let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
@@ -190,10 +194,30 @@ struct Database {
     path: PathBuf,
     /// Whether etcd's own checksum stands at its end.
     has_checksum: bool,
+    /// Where it is known.
+    revision: Option<u64>,
 }
 
-async fn restore_into(data: &Path, etcdutl: &Path, database: Database, renewal: &Renewal) -> Result<(), AgentError> {
-    let Renewal { stamp, initial_cluster, peer_url, bump_revision, was: _, origin: _ } = renewal;
+/// By how much the revision goes up. Of a survivor the controller knows only how far the whole cluster had come, and asks for a revision
+/// above that: what the survivor has itself need not be added to it again.
+fn raised(bump_revision: u64, own: Option<u64>) -> Result<u64, AgentError> {
+    let bump = own.map_or(bump_revision, |own| bump_revision.max(own.saturating_add(MARGIN)) - own);
+    match own.unwrap_or(0).checked_add(bump) {
+        Some(begins_at) if begins_at <= MAX_REVISION => Ok(bump),
+        _ => {
+            Err(AgentError::Renewal { why: format!("a revision cannot be raised by {bump}: etcd cannot count so far") })
+        }
+    }
+}
+
+async fn restore_into(
+    data: &Path,
+    etcdutl: &Path,
+    database: Database,
+    renewal: &Renewal,
+    bump_revision: u64,
+) -> Result<(), AgentError> {
+    let Renewal { stamp, initial_cluster, peer_url, bump_revision: _, was: _, origin: _ } = renewal;
     let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
     let mut command = Command::new(etcdutl);
     command.args(["snapshot", "restore"]).arg(&database.path).args([
@@ -204,7 +228,7 @@ async fn restore_into(data: &Path, etcdutl: &Path, database: Database, renewal: 
         format!("--initial-advertise-peer-urls={peer_url}"),
         format!("--data-dir={}", data.display()),
     ]);
-    if *bump_revision > 0 {
+    if bump_revision > 0 {
         command.arg(format!("--bump-revision={bump_revision}")).arg("--mark-compacted");
     }
     let done = timeout(RESTORING, child::without_etcd_variables(&mut command).kill_on_drop(true).output()).await;
@@ -240,11 +264,24 @@ fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentEr
     let (data, new, before) = (layout.data(), place.new_data(), layout.before(&stamp.token));
     if new.exists() {
         if data.exists() && !before.exists() {
-            fs::rename(&data, &before).map_err(AgentError::file("put aside", &data))?;
+            fs::rename(&data, &before).map_err(AgentError::file("put the data aside at", &before))?;
         }
         data::write_stamp(layout, &stamp)?;
         fs::rename(&new, &data).map_err(AgentError::file("put in place", &data))?;
         files::make_durable(data.parent().unwrap_or(layout.root()))?;
     }
     Ok(Some(stamp))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_survivor_is_raised_past_the_cluster_and_not_by_it() {
+        assert_eq!(raised(MARGIN + 50, Some(40)).unwrap(), MARGIN + 10, "above the 50 that the cluster had come to");
+        assert_eq!(raised(MARGIN + 50, Some(60)).unwrap(), MARGIN, "it had come further than was known");
+        assert_eq!(raised(MARGIN + 50, None).unwrap(), MARGIN + 50);
+        assert!(raised(u64::MAX, None).is_err() && raised(MAX_REVISION, Some(MAX_REVISION)).is_err());
+    }
 }

@@ -184,7 +184,7 @@ async fn interrupt(machine: &mut Machine, put_aside: bool) {
     fs::rename(&stamp, place.join("ready.json")).unwrap();
     fs::write(&stamp, serde_json::to_vec(&machine.stamp("t-1")).unwrap()).unwrap();
     if !put_aside {
-        fs::rename(var.join("etcd.before-t-2"), &data).unwrap();
+        fs::rename(var.join("etcd.before-b1ad9ff6eb8dad4a"), &data).unwrap();
     }
     machine.start_agent().await;
 }
@@ -229,7 +229,7 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
             let stamp: Stamp = machine.stamp("t-2");
             assert_eq!((etcd.data, etcd.last_started), (DataSeen::Stamped(stamp.clone()), Some(stamp)));
             let var = machine.root().join("var/lib");
-            assert!(var.join("etcd.before-t-2/member/wal").exists() && !var.join("etcd.renewal").exists());
+            assert!(var.join("etcd.before-b1ad9ff6eb8dad4a/member/wal").exists() && !var.join("etcd.renewal").exists());
         }
         for (machine, client) in &all {
             let expects = DataSeen::Stamped(machine.stamp("t-2"));
@@ -298,7 +298,7 @@ async fn an_empty_machine_is_restored_and_damage_on_disk_is_found() {
     assert_eq!(facts(&client).await.etcd.staged, None, "it must be brought again");
     stage(&client, &request, &bytes).await.unwrap();
     order(&client, 1, restore.order(&machine, DataSeen::Empty)).await.unwrap();
-    assert!(!machine.root().join("var/lib/etcd.before-t-2").exists(), "there was nothing to keep");
+    assert!(!machine.root().join("var/lib/etcd.before-b1ad9ff6eb8dad4a").exists(), "there was nothing to keep");
     let expects = DataSeen::Stamped(machine.stamp("t-2"));
     order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
     machine.healthy(&client).await;

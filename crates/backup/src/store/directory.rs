@@ -51,12 +51,17 @@ impl Directory {
         done.await?.ok_or(Trouble::Changed)
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Object, Trouble> {
-        self.blocking(path, |target| {
-            let bytes = Bytes::from(fs::read(target)?);
-            Ok(Object { tag: tag_of(&bytes), bytes })
-        })
-        .await
+    pub(super) async fn get(&self, path: &str, limit: u64) -> Result<Object, Trouble> {
+        let read = move |target: PathBuf| {
+            let file = File::open(target)?;
+            let (found, mut bytes) = (file.metadata()?.len(), Vec::new());
+            file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+            Ok((found.max(bytes.len() as u64), bytes))
+        };
+        match self.blocking(path, read).await? {
+            (found, _) if found > limit => Err(Trouble::TooLarge { limit, found }),
+            (_, bytes) => Ok(Object { tag: tag_of(&bytes), bytes: bytes.into() }),
+        }
     }
 
     pub(super) async fn read(&self, path: &str) -> Result<(u64, BoxStream<'static, Result<Bytes, Trouble>>), Trouble> {

@@ -57,6 +57,8 @@ pub enum Trouble {
     NoSpace(String),
     #[error("there is no such object")]
     NotFound,
+    #[error("it has {found} bytes, and at most {limit} were expected: it is not what was stored")]
+    TooLarge { limit: u64, found: u64 },
     #[error("it exists already, with other content")]
     AlreadyExists,
     #[error("someone else changed it meanwhile")]

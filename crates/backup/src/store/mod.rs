@@ -29,6 +29,9 @@ pub const PART: usize = 8 << 20;
 /// More would be faster over a long line, and a third of the memory that a backup may take.
 const PARTS_IN_FLIGHT: usize = 3;
 
+/// Manifests have some KiB, a ledger with its history may have some MiB.
+const SMALL: u64 = 32 << 20;
+
 /// Which version of an object was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tag(String);
@@ -163,10 +166,15 @@ impl Store {
 
     /// A small object, whole.
     pub async fn get(&self, path: &str) -> Result<Object, StoreError> {
+        self.get_up_to(path, SMALL).await
+    }
+
+    /// The same for one that may have so many bytes: it is held in memory, and whoever writes to the store can make it any size.
+    pub async fn get_up_to(&self, path: &str, limit: u64) -> Result<Object, StoreError> {
         let attempt = || async {
             match &self.inner.kind {
-                Kind::S3(s3) => s3.get(path).await,
-                Kind::Directory(directory) => directory.get(path).await,
+                Kind::S3(s3) => s3.get(path, limit).await,
+                Kind::Directory(directory) => directory.get(path, limit).await,
             }
         };
         self.patiently(attempt).await.map_err(|trouble| self.error(format!("read {path}"), trouble))

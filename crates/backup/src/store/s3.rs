@@ -80,8 +80,11 @@ impl S3 {
         Ok(Tag(put.map_err(|error| Trouble::of(&error))?.e_tag.unwrap_or_default()))
     }
 
-    pub(super) async fn get(&self, path: &str) -> Result<Object, Trouble> {
+    pub(super) async fn get(&self, path: &str, limit: u64) -> Result<Object, Trouble> {
         let found = self.client.get(&self.at(path)).await.map_err(|error| Trouble::of(&error))?;
+        if found.meta.size > limit {
+            return Err(Trouble::TooLarge { limit, found: found.meta.size });
+        }
         let tag = Tag(found.meta.e_tag.clone().unwrap_or_default());
         let bytes = found.bytes().await.map_err(|error| Trouble::of(&error))?;
         Ok(Object { bytes, tag })
@@ -145,7 +148,7 @@ impl S3 {
     pub(super) async fn clear_abandoned(&self, under: &str) -> Result<(), Trouble> {
         for note in self.list_all(under).await? {
             let Some(path) = note.path.strip_suffix(NOTE) else { continue };
-            let id = String::from_utf8_lossy(&self.get(&note.path).await?.bytes).into_owned();
+            let id = String::from_utf8_lossy(&self.get(&note.path, super::SMALL).await?.bytes).into_owned();
             self.abort(path, &id).await?;
             self.delete(&note.path).await?;
         }

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::Catalog;
 use quorate_backup::choose::{Wish, choose};
 use quorate_backup::full::{self, Draft};
-use quorate_backup::keys::{KeyError, Recipients};
+use quorate_backup::keys::KeyError;
 use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::{PlainSnapshot, export, prepare, prepare_plain};
 use quorate_backup::settings::{Patience, Place, Settings};
@@ -21,7 +21,7 @@ use quorate_backup::{Error, Names, Source, SourceError, Store, mirror, prune};
 use quorate_core::spec::Keep;
 use quorate_etcd::{RangeQuery, RangeResult};
 
-use crate::common::{CLUSTER, Living, Operator, Room, VERSION, contents};
+use crate::common::{CLUSTER, CLUSTER_ID, Living, Operator, Room, VERSION, contents, signing, trust};
 
 async fn taken_verified_and_brought_back(version: &str) {
     let (room, operator, living) = (Room::new(version), Operator::new(), Living::start(version).await);
@@ -32,7 +32,8 @@ async fn taken_verified_and_brought_back(version: &str) {
     assert_eq!((manifest.revision, manifest.revision_at_most, manifest.keys), (201, 201, 200));
     assert!(manifest.stored_bytes < manifest.db_bytes, "it is compressed");
 
-    let verification = verify(&room.store, &room.newest().await, draft.key(), &room.workshop(), Some(&living)).await;
+    let verification =
+        verify(&room.store, &room.newest().await, draft.key(), &room.workshop(), Some(&living), Some(&signing())).await;
     let Outcome::Ok(proven) = verification.unwrap().outcome else { panic!("{:?}", room.newest().await.manifest) };
     assert_eq!((proven.revision, proven.keys, proven.up_to, proven.compared_with_living), (201, 200, 201, true));
     assert!(room.newest().await.manifest.is_verified());
@@ -120,11 +121,14 @@ async fn new_recipients_come_and_old_ones_go_while_the_data_stays() {
     let (manifest, _) = room.create(&living, &one.settings()).await;
     let snapshot = room.file(&Names::new(CLUSTER).snapshot(&manifest.id));
     let before = std::fs::read(&snapshot).unwrap();
-    let to = Recipients::parse(std::slice::from_ref(&other.recipient)).unwrap().unwrap();
+    let to = [other.recipient.clone()];
     let manifests = [manifest.clone()];
-    assert_eq!(full::rekey(&room.store, &manifests, &one.identities, &to).await.unwrap().changed.len(), 1);
+    assert_eq!(
+        full::rekey(&room.store, &manifests, &one.identities, &to, Some(&signing())).await.unwrap().changed.len(),
+        1
+    );
     // Given again after a kill, it passes over what it has done.
-    let again = full::rekey(&room.store, &manifests, &one.identities, &to).await.unwrap();
+    let again = full::rekey(&room.store, &manifests, &one.identities, &to, Some(&signing())).await.unwrap();
     assert_eq!((again.changed.len(), again.unopened), (0, vec![manifest.id.clone()]));
     assert!(full::key_of(&room.store, &manifest, Some(&other.identities)).await.unwrap().is_some());
     let refused = full::key_of(&room.store, &manifest, Some(&one.identities)).await;
@@ -140,11 +144,11 @@ async fn what_is_not_kept_goes_and_a_killed_prune_is_finished_by_the_next() {
     let mut ids = Vec::new();
     for days in [9, 8, 7] {
         let begun = Timestamp::now() - SignedDuration::from_hours(24 * days);
-        let draft = Draft::new(&Settings::default(), begun).unwrap();
+        let draft = Draft::new(&Settings::default(), &signing(), begun).unwrap();
         full::create(&room.store, &living, &draft, &Settings::default(), None, &|_| {}).await.unwrap();
         ids.push(draft.id().clone());
     }
-    verify(&room.store, &room.catalog().await.fulls[0], None, &room.workshop(), None).await.unwrap();
+    verify(&room.store, &room.catalog().await.fulls[0], None, &room.workshop(), None, Some(&signing())).await.unwrap();
     let keep = Keep { last: 1, ..Keep::NONE };
     let plan = prune::plan(&room.catalog().await, &keep, Timestamp::now());
     assert_eq!(plan.remove, [ids[1].clone()], "the oldest is the only verified one");
@@ -166,23 +170,23 @@ async fn the_second_destination_follows_the_first() {
     let (manifest, _) = room.create(&living, &Settings::default()).await;
     let place = Place::Directory(room.directory.path().join("second"));
     let second = Store::open(&place, None, Patience::default()).unwrap();
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 2);
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 0);
-    verify(&room.store, &room.newest().await, None, &room.workshop(), None).await.unwrap();
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 1);
-    let copied = Catalog::load(&second, CLUSTER, None).await.unwrap();
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 2);
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 0);
+    verify(&room.store, &room.newest().await, None, &room.workshop(), None, Some(&signing())).await.unwrap();
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 1);
+    let copied = Catalog::load(&second, CLUSTER, None, &trust()).await.unwrap();
     assert!(copied.find(&manifest.id).unwrap().manifest.is_verified() && copied.damage.is_empty());
 }
 
 /// A first and a second destination; the second has all that the first has.
 async fn mirrored(living: &Living, operator: &Operator) -> (Room, Store, Names, quorate_backup::BackupId) {
     let room = Room::new(VERSION);
-    let draft = Draft::new(&operator.settings(), Timestamp::now()).unwrap();
+    let draft = Draft::new(&operator.settings(), &signing(), Timestamp::now()).unwrap();
     let ledger = Some(Bytes::from_static(b"sealed"));
     let manifest = full::create(&room.store, living, &draft, &operator.settings(), ledger, &|_| {}).await.unwrap();
     let place = Place::Directory(room.directory.path().join("second"));
     let second = Store::open(&place, None, Patience::default()).unwrap();
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 4);
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 4);
     (room, second, Names::new(CLUSTER), manifest.id)
 }
 
@@ -197,22 +201,22 @@ async fn damage_in_the_first_destination_never_reaches_the_second() {
         let flipped: Vec<u8> = good.iter().enumerate().map(|(n, byte)| if n == 0 { byte ^ 1 } else { *byte }).collect();
         for damaged in [&flipped[..], &good[..good.len() - 3]] {
             std::fs::write(room.file(path), damaged).unwrap();
-            let told = mirror::copy(&room.store, &second, CLUSTER).await;
+            let told = mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await;
             assert_eq!(second.get(path).await.unwrap().bytes, good, "{path} was overwritten: {told:?}");
             // A snapshot of which the second has a whole copy is not read again; that is for `verify`.
             assert!(*path == objects[0] || matches!(&told, Err(Error::NotCopied { damage }) if damage.len() == 1));
             // Nor does it come to a second destination that has nothing yet.
             let place = Place::Directory(room.directory.path().join("third"));
             let third = Store::open(&place, None, Patience::default()).unwrap();
-            let told = mirror::copy(&room.store, &third, CLUSTER).await.unwrap_err();
+            let told = mirror::copy(&room.store, &third, CLUSTER, &trust(), &signing()).await.unwrap_err();
             assert!(matches!(&told, Error::NotCopied { damage } if damage.len() == 1), "{told}");
             assert!(told.to_string().contains(path.as_str()), "{told}");
-            assert!(Catalog::load(&third, CLUSTER, None).await.unwrap().fulls.is_empty());
+            assert!(Catalog::load(&third, CLUSTER, None, &trust()).await.unwrap().fulls.is_empty());
             std::fs::remove_dir_all(room.directory.path().join("third")).unwrap();
         }
         std::fs::write(room.file(path), good).unwrap();
     }
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 0);
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 0);
 }
 
 #[tokio::test]
@@ -222,15 +226,22 @@ async fn a_second_destination_is_healed_and_follows_new_keys() {
     let cut = room.directory.path().join("second").join(names.snapshot(&id));
     let good = std::fs::read(&cut).unwrap();
     std::fs::write(&cut, &good[..good.len() - 1]).unwrap();
-    assert_eq!(mirror::copy(&room.store, &second, CLUSTER).await.unwrap(), 1);
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 1);
     assert_eq!(std::fs::read(&cut).unwrap(), good);
-    let to = Recipients::parse(std::slice::from_ref(&other.recipient)).unwrap().unwrap();
+    let to = [other.recipient.clone()];
     let manifest = room.newest().await.manifest;
     // What lies beside it here is no ledger that could be opened.
     room.store.delete(&names.ledger(&id)).await.unwrap();
-    full::rekey(&room.store, std::slice::from_ref(&manifest), &one.identities, &to).await.unwrap();
-    mirror::copy(&room.store, &second, CLUSTER).await.unwrap();
+    second.delete(&names.ledger(&id)).await.unwrap();
+    full::rekey(&room.store, std::slice::from_ref(&manifest), &one.identities, &to, Some(&signing())).await.unwrap();
+    mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap();
+    let refused = full::key_of(&second, &manifest, Some(&other.identities)).await;
+    assert!(refused.is_err(), "what is whole in the second is never replaced because of the first");
+    full::rekey(&second, std::slice::from_ref(&manifest), &one.identities, &to, Some(&signing())).await.unwrap();
     assert!(full::key_of(&second, &manifest, Some(&other.identities)).await.unwrap().is_some());
+    let _ = mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await;
+    let catalog = Catalog::load(&second, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap();
+    assert!(catalog.damage.is_empty() && catalog.fulls[0].manifest.sealed_for == to);
 }
 
 #[tokio::test]
@@ -259,7 +270,9 @@ async fn a_manifest_tells_no_name_of_a_key() {
         other.client.put(format!("secret-plans/{}", n / 2), "y").await.unwrap();
     }
     let (manifest, _) = room.create(&living, &Settings::default()).await;
-    let verified = verify(&room.store, &room.newest().await, None, &room.workshop(), Some(&other)).await.unwrap();
+    let verified = verify(&room.store, &room.newest().await, None, &room.workshop(), Some(&other), Some(&signing()))
+        .await
+        .unwrap();
     let Outcome::Failed { why, .. } = verified.outcome else { panic!("two clusters are the same") };
     assert!(why.contains("key 1 in order") && why.contains("value of 1"), "{why}");
     let text = std::fs::read_to_string(room.file(&Names::new(CLUSTER).manifest(&manifest.id))).unwrap();
@@ -348,7 +361,7 @@ impl Source for Bad<'_> {
 #[tokio::test]
 async fn a_snapshot_that_comes_damaged_or_not_whole_becomes_no_backup() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
-    let draft = Draft::new(&Settings::default(), Timestamp::now()).unwrap();
+    let draft = Draft::new(&Settings::default(), &signing(), Timestamp::now()).unwrap();
     for breaks in [false, true] {
         let bad = Bad { living: &living, breaks };
         let error = full::create(&room.store, &bad, &draft, &Settings::default(), None, &|_| {}).await.unwrap_err();

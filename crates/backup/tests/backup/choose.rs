@@ -7,8 +7,10 @@ use quorate_backup::manifest::{Beside, Hash, Manifest, Taken};
 use quorate_backup::retention::Reason;
 use quorate_backup::segment::{self, Revision, Segment, SegmentManifest};
 use quorate_backup::settings::{Patience, Place};
-use quorate_backup::{BackupId, Names, Store, prune};
+use quorate_backup::{BackupId, Names, Store, Trust, prune};
 use quorate_core::spec::Keep;
+
+use crate::common::signing;
 
 const CLUSTER: &str = "orders";
 const CLUSTER_ID: &str = "5f2c9c0de1a74b1c";
@@ -51,8 +53,11 @@ impl Shelf {
             stored_sha256: String::new(),
             recipient: None,
             beside: Beside::default(),
+            sealed_for: Vec::new(),
             verified: Vec::new(),
+            signature: None,
         };
+        let manifest = manifest.signed(&signing());
         self.store.put_new(&names.snapshot(&id), "x".into()).await.unwrap();
         self.store.put_new(&names.manifest(&id), manifest.to_json().into()).await.unwrap();
         id
@@ -76,7 +81,7 @@ impl Shelf {
                 previous: previous.clone(),
                 revisions: (first..=last).map(revision).collect(),
             };
-            let manifest = segment::write(&self.store, &segment, 3).await.unwrap();
+            let manifest = segment::write(&self.store, &segment, 3, &signing()).await.unwrap();
             previous.clone_from(&manifest.stored_sha256);
             stored.push(manifest);
         }
@@ -88,7 +93,9 @@ impl Shelf {
     }
 
     async fn catalog(&self) -> Catalog {
-        Catalog::load(&self.store, CLUSTER, Some(CLUSTER_ID)).await.unwrap()
+        Catalog::load(&self.store, CLUSTER, Some(CLUSTER_ID), &Trust::only(signing().signer(), at(10_000)))
+            .await
+            .unwrap()
     }
 
     async fn choose(&self, wish: Wish) -> Result<Choice, String> {
@@ -215,6 +222,6 @@ async fn the_highest_revision_is_that_of_anything_that_was_ever_stored() {
     assert_eq!(shelf.catalog().await.highest_revision(), 40);
     shelf.spoil(&Names::new(CLUSTER).manifest(&first));
     assert_eq!(shelf.catalog().await.highest_revision(), 40);
-    assert_eq!(Catalog::newest_id(&shelf.store, CLUSTER).await.unwrap(), Some(second));
-    assert_eq!(Catalog::newest_id(&shelf.store, "others").await.unwrap(), None);
+    assert_eq!(Catalog::ids_after(&shelf.store, CLUSTER, &first).await.unwrap(), [second.clone()].into());
+    assert!(Catalog::ids_after(&shelf.store, CLUSTER, &second).await.unwrap().is_empty());
 }

@@ -14,7 +14,7 @@ use quorate_backup::verify::verify;
 use quorate_backup::{Damage, Error, Names};
 use tokio::sync::mpsc;
 
-use crate::common::{CLUSTER, Living, Operator, Room, VERSION};
+use crate::common::{CLUSTER, Living, Operator, Room, VERSION, signing};
 
 /// One good backup, and one with three segments on top of it.
 struct Story {
@@ -35,7 +35,7 @@ impl Story {
         for _ in 0..3 {
             let full = room.newest().await;
             let chain = catalog::chain(&room.store, &full).await.unwrap();
-            let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain));
+            let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain), signing());
             let (tell, mut commands) = mpsc::channel(1);
             let story = async {
                 living.fill(3).await;
@@ -66,13 +66,15 @@ impl Story {
             None => catalog.damage.iter().map(Damage::to_string).collect(),
             Some(full) => match full::key_of(&self.room.store, &full.manifest, Some(&self.operator.identities)).await {
                 Err(error) => chain_of(&error),
-                Ok(key) => match verify(&self.room.store, full, key, &self.room.workshop(), None).await {
-                    Err(error) => chain_of(&error),
-                    Ok(verification) => match verification.outcome {
-                        Outcome::Failed { why, .. } => why,
-                        Outcome::Ok(proven) => panic!("it was taken for good: {proven:?}"),
-                    },
-                },
+                Ok(key) => {
+                    match verify(&self.room.store, full, key, &self.room.workshop(), None, Some(&signing())).await {
+                        Err(error) => chain_of(&error),
+                        Ok(verification) => match verification.outcome {
+                            Outcome::Failed { why, .. } => why,
+                            Outcome::Ok(proven) => panic!("it was taken for good: {proven:?}"),
+                        },
+                    }
+                }
             },
         };
         (verified, self.restore().await.expect_err("it was restored"))
@@ -198,7 +200,10 @@ async fn a_segment_whose_manifest_was_made_to_fit() {
     let mut manifest: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     manifest["previous"] = "0".repeat(64).into();
     fs::write(&path, manifest.to_string()).unwrap();
-    assert_both(&story.refusals().await, &["00000000000000000028-00000000000000000030.json does not follow"]);
+    assert_both(
+        &story.refusals().await,
+        &["00000000000000000028-00000000000000000030.json is NOT of this cluster", "its signature does not fit"],
+    );
 }
 
 #[tokio::test]

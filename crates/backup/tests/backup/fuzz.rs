@@ -7,10 +7,10 @@ use quorate_backup::catalog::Catalog;
 use quorate_backup::manifest::Manifest;
 use quorate_backup::segment::SegmentManifest;
 use quorate_backup::settings::{Patience, Place};
-use quorate_backup::{BackupId, Names, Span, Store};
+use quorate_backup::{BackupId, Names, Span, Store, Trust};
 use quorate_fuzz::{campaign, short_campaign};
 
-use crate::common::{CLUSTER, CLUSTER_ID};
+use crate::common::{CLUSTER, CLUSTER_ID, trust};
 
 const MANIFEST: &str = include_str!("fuzz/manifest.json");
 const SEGMENT: &str = include_str!("fuzz/segment.json");
@@ -83,7 +83,9 @@ fn stores() {
         }
         let place = Place::Directory(directory.path().to_owned());
         let store = Store::open(&place, None, Patience::default()).unwrap();
-        let listed = runtime.block_on(Catalog::load(&store, CLUSTER, Some(CLUSTER_ID)));
-        let _ = listed.map(|catalog| catalog.highest_revision());
+        for trust in [trust(), Trust::anything(Timestamp::now())] {
+            let listed = runtime.block_on(Catalog::load(&store, CLUSTER, Some(CLUSTER_ID), &trust));
+            let _ = listed.map(|catalog| catalog.highest_revision());
+        }
     });
 }

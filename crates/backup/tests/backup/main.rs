@@ -1,5 +1,6 @@
 //! Backups of real etcds, in directories and in a real S3 store.
 
+mod attacks;
 mod backup;
 mod choose;
 mod common;

@@ -16,7 +16,7 @@ use quorate_backup::{BackupId, Error};
 use quorate_etcd::{KeyRange, KeyValue, Op, Txn};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::common::{CLUSTER, Living, Operator, Room, VERSION, contents};
+use crate::common::{CLUSTER, Living, Operator, Room, VERSION, contents, signing};
 
 /// What a writer that puts, overwrites, deletes and leases numbered keys saw after each revision.
 async fn write(living: &Living, steps: u64) -> (BTreeMap<i64, Vec<KeyValue>>, Vec<(Timestamp, i64)>) {
@@ -49,13 +49,13 @@ async fn every_revision_and_moment_comes_back(version: &str) {
     room.create(&living, &operator.settings()).await;
     let full = room.newest().await;
     let chain = catalog::chain(&room.store, &full).await.unwrap();
-    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain));
+    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain), signing());
     let (tell, mut commands) = mpsc::channel(1);
     let recorded = recording.run(&living, &mut commands, &|_| {});
     let story = async {
         let (contents, moments) = write(&living, 60).await;
         // A second full backup while changes go on.
-        let draft = Draft::new(&operator.settings(), Timestamp::now()).unwrap();
+        let draft = Draft::new(&operator.settings(), &signing(), Timestamp::now()).unwrap();
         let (begun, wait) = oneshot::channel();
         let begin = Command::Begin { full: draft.id().clone(), recipient: draft.recipient(), begun };
         tell.send(begin).await.unwrap();
@@ -77,7 +77,8 @@ async fn every_revision_and_moment_comes_back(version: &str) {
     assert_eq!((catalog.fulls.len(), &catalog.damage[..]), (2, &[][..]));
     for full in &catalog.fulls {
         let key = full::key_of(&room.store, &full.manifest, Some(&operator.identities)).await.unwrap();
-        let verification = verify(&room.store, full, key, &room.workshop(), Some(&living)).await.unwrap();
+        let verification =
+            verify(&room.store, full, key, &room.workshop(), Some(&living), Some(&signing())).await.unwrap();
         let Outcome::Ok(proven) = &verification.outcome else { panic!("{verification:?}") };
         assert!(proven.compared_with_living && proven.up_to > proven.revision, "{proven:?}");
     }
@@ -140,7 +141,7 @@ async fn keys_of_short_leases_stay_through_replay_and_no_revision_is_added() {
     room.create(&living, &Default::default()).await;
     let full = room.newest().await;
     let chain = catalog::chain(&room.store, &full).await.unwrap();
-    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain));
+    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain), signing());
     let (tell, mut commands) = mpsc::channel(1);
     let story = async {
         let late = living.client.lease_grant(Duration::from_secs(2)).await.unwrap();
@@ -170,7 +171,7 @@ async fn what_was_compacted_before_it_was_recorded_asks_for_a_full_backup() {
     living.client.compact(newest, true).await.unwrap();
     let full = room.newest().await;
     let chain = catalog::chain(&room.store, &full).await.unwrap();
-    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain));
+    let mut recording = Recording::new(room.store.clone(), 3, Recorder::resume(&full, &chain), signing());
     let (_tell, mut commands) = mpsc::channel(1);
     let ended = recording.run(&living, &mut commands, &|_| {}).await;
     assert!(matches!(ended, Ended::Compacted), "{ended:?}");

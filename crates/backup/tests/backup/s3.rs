@@ -26,7 +26,7 @@ use quorate_core::Secret;
 use quorate_core::spec::Keep;
 use tempfile::TempDir;
 
-use crate::common::{CLUSTER, CLUSTER_ID, Living, Operator, Room, VERSION};
+use crate::common::{CLUSTER, CLUSTER_ID, Living, Operator, Room, VERSION, signing, trust};
 
 /// SeaweedFS wants at least three letters.
 const BUCKET: &str = "backups";
@@ -166,33 +166,37 @@ async fn whole_story(weed: &Weed, version: &str) {
     living.enable_auth().await;
     let mut drafts = Vec::new();
     for _ in 0..2 {
-        let draft = Draft::new(&operator.settings(), Timestamp::now()).unwrap();
+        let draft = Draft::new(&operator.settings(), &signing(), Timestamp::now()).unwrap();
         let recipients = Recipients::parse(&operator.settings().recipients).unwrap().unwrap();
         let ledger = Some(Bytes::from(recipients.seal(b"the ledger").unwrap()));
         full::create(&store, &living, &draft, &operator.settings(), ledger, &|_| {}).await.unwrap();
         drafts.push(draft);
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
-    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID)).await.unwrap();
+    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap();
     assert_eq!((catalog.fulls.len(), &catalog.damage[..]), (2, &[][..]), "{version}");
     let workshop = room.workshop();
-    let verified = verify(&store, &catalog.fulls[1], drafts[1].key(), &workshop, Some(&living)).await.unwrap();
+    let verified =
+        verify(&store, &catalog.fulls[1], drafts[1].key(), &workshop, Some(&living), Some(&signing())).await.unwrap();
     assert!(matches!(verified.outcome, Outcome::Ok(_)), "{verified:?}");
 
-    let to = Recipients::parse(std::slice::from_ref(&other.recipient)).unwrap().unwrap();
+    let to = [other.recipient.clone()];
     let manifests: Vec<_> = catalog.fulls.iter().map(|full| full.manifest.clone()).collect();
-    assert_eq!(full::rekey(&store, &manifests, &operator.identities, &to).await.unwrap().changed.len(), 2);
+    assert_eq!(
+        full::rekey(&store, &manifests, &operator.identities, &to, Some(&signing())).await.unwrap().changed.len(),
+        2
+    );
 
     let ledger = store.get(&Names::new(CLUSTER).ledger(drafts[1].id())).await.unwrap();
     assert_eq!(other.identities.open(&ledger.bytes).unwrap(), b"the ledger");
 
     let keep = Keep { last: 1, ..Keep::NONE };
-    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID)).await.unwrap();
+    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap();
     let plan = prune::plan(&catalog, &keep, Timestamp::now());
     assert_eq!(plan.remove, [drafts[0].id().clone()]);
     prune::carry_out(&store, CLUSTER, &plan).await.unwrap();
 
-    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID)).await.unwrap();
+    let catalog = Catalog::load(&store, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap();
     let choice = choose(&store, &catalog, &Wish::Newest).await.unwrap();
     let key = full::key_of(&store, &choice.full, Some(&other.identities)).await.unwrap();
     let prepared = prepare(&store, &catalog, &choice, key, &workshop, &room.prepared(), &|_| {}).await.unwrap();

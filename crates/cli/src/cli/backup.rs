@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use quorate_core::spec::Signer;
 
 use super::Output;
 
@@ -56,6 +57,17 @@ pub struct Identity {
     pub identity: Option<PathBuf>,
 }
 
+/// Whose backups are believed.
+#[derive(Args, Debug)]
+pub struct Trusted {
+    /// The public key that signs the cluster's backups, where no ledger and no spec names it
+    #[arg(long, value_name = "KEY")]
+    pub signed_by: Option<Signer>,
+    /// Consent to backups that nobody signed or that cannot be checked: anyone who can write to the store can make them
+    #[arg(long)]
+    pub unsigned: bool,
+}
+
 #[derive(Args, Debug)]
 pub struct Second {
     /// Read from the spec's second destination (`also_to`)
@@ -103,6 +115,9 @@ pub struct BackupVerify {
 pub struct BackupPrune {
     #[command(flatten)]
     pub of: BackupOf,
+    /// Also remove every backup that nobody signed, once there are signed ones
+    #[arg(long)]
+    pub unsigned: bool,
     /// Only show what would go
     #[arg(long)]
     pub dry_run: bool,
@@ -169,6 +184,8 @@ pub struct Restore {
     pub yes: bool,
     #[command(flatten)]
     pub identity: Identity,
+    #[command(flatten)]
+    pub trusted: Trusted,
     #[command(flatten)]
     pub second: Second,
 }

@@ -55,6 +55,12 @@ pub struct LedgerImport {
     /// With `--from-backup`: read from the spec's second destination (`also_to`)
     #[arg(long, requires = "from_backup")]
     pub second: bool,
+    /// With `--from-backup`: the public key that signs the cluster's backups, where the spec does not name it
+    #[arg(long, value_name = "KEY", requires = "from_backup")]
+    pub signed_by: Option<quorate_core::spec::Signer>,
+    /// With `--from-backup`: consent to a ledger that cannot be checked: anyone who can write to the store can put one there
+    #[arg(long, requires = "from_backup")]
+    pub unsigned: bool,
     #[command(flatten)]
     pub key: ImportKey,
     /// Replace a ledger that is newer, or of another cluster of this name

@@ -7,11 +7,13 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use jiff::Timestamp;
+use quorate_backup::Trust;
+use quorate_control::backup::signing::{fingerprint_of, trust_of};
 use quorate_control::backup::{catalog_of, ledger_beside, open_store};
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
 use quorate_core::Secret;
-use quorate_core::model::Ledger;
+use quorate_core::model::{AuthorityRecord, Ledger};
 
 use super::Context;
 use crate::cli;
@@ -39,6 +41,7 @@ pub fn export(context: &Context, options: cli::LedgerExport) -> Result<Exit, Err
         Some(path) => {
             let file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path);
             file.and_then(|mut f| f.write_all(&sealed)).map_err(Error::file("written", path))?;
+            output::talk(&super::backup::who_signs(&ledger));
             output::talk(&format!(
                 "the ledger of {}, version {}, is in {}\n",
                 options.name,
@@ -93,11 +96,64 @@ async fn beside_backup(
     let OpenWith::Identities(identity) = key else {
         return Err(Error::refused("what lies beside a backup is opened by an age identity", "pass --identity FILE"));
     };
-    let catalog = catalog_of(&store, spec.name.as_str(), None).await?;
-    ledger_beside(&store, &catalog, Some(identity)).await?.ok_or_else(|| {
+    let trust = trust_of(None, &spec, options.signed_by.as_ref(), options.unsigned);
+    refuse_unchecked(spec.name.as_str(), &trust)?;
+    let catalog = catalog_of(&store, spec.name.as_str(), None, &trust).await?;
+    let found = ledger_beside(&store, &catalog, Some(identity)).await?;
+    if let Some(found) = &found {
+        output::talk(&format!("{}{}", what_is_taken_over(&found.ledger), who_made_it(&trust)));
+    }
+    found.ok_or_else(|| {
         let what = format!("no backup of {} in {} has a ledger beside it", spec.name, store.place());
         Error::refused(what, "it is stored only where the spec names recipients")
     })
+}
+
+/// Nothing is taken from a store on its own word.
+pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), Error> {
+    if trust.signer.is_some() || trust.unsigned {
+        return Ok(());
+    }
+    Err(Error::refused(
+        format!(
+            "nothing here knows the key that signs the backups of {name}, so it cannot be checked who made them: anyone who can write to \
+             the store can put others there, and whoever made the ledger next to a backup controls every machine afterwards"
+        ),
+        "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \
+         `backup.signed_by` of the spec; or consent with --unsigned to what cannot be checked",
+    ))
+}
+
+pub fn who_made_it(trust: &Trust) -> String {
+    match (&trust.signer, trust.unsigned) {
+        (Some(signer), false) => format!("  checked: it is signed by {signer}\n"),
+        (Some(signer), true) => {
+            format!("  WARNING: what {signer} has not signed is taken too, as --unsigned was passed\n")
+        }
+        (None, _) => String::from(NOT_CHECKED),
+    }
+}
+
+const NOT_CHECKED: &str = "\
+  WARNING: it is NOT CHECKED who made this, as --unsigned was passed. Anyone who can write to the store could have.
+  Compare the fingerprints above with what you know of the cluster.
+";
+
+/// What tells this cluster from any other.
+pub fn what_is_taken_over(ledger: &Ledger) -> String {
+    let fingerprint = |record: &Option<AuthorityRecord>| {
+        let found = record.as_ref().and_then(fingerprint_of);
+        found.map_or_else(|| String::from("none"), |found| format!("SHA-256 {found}"))
+    };
+    format!(
+        "  the ledger of cluster {}, version {}:\n    cluster id  {}\n    etcd CA     {}\n    control CA  {}\n    signs with  {}\n",
+        ledger.spec.name,
+        ledger.version,
+        ledger.cluster_id,
+        fingerprint(&ledger.authorities.etcd),
+        fingerprint(&ledger.authorities.control),
+        ledger.backup_signing.as_ref().map_or_else(|| String::from("no key yet"), |signing| signing.public.to_string()),
+    )
 }
 
 fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Result<(), Error> {

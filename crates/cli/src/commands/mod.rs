@@ -34,6 +34,7 @@ use quorate_core::spec::ClusterSpec;
 
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::load;
 use crate::output::progress::Progress;
 use crate::output::{self, block};
 
@@ -114,13 +115,19 @@ async fn run_loop(
 ) -> Result<Outcome, Error> {
     free_lapsed(context, spec.name.as_str()).await?;
     let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()));
+    let had_key =
+        load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
     let controller = Controller::take(&context.home, spec, brought.clone(), verb, change)?;
     let outcome = tokio::select! {
         outcome = controller.run(&progress) => outcome,
         never = progress.keep_drawing() => match never {},
     };
     progress.finish();
-    Ok(outcome?)
+    let outcome = outcome?;
+    if !had_key {
+        output::talk(&backup::who_signs(&outcome.ledger));
+    }
+    Ok(outcome)
 }
 
 /// Frees a lock whose holder is gone. Where nobody here can know that, it takes as long as a lease.

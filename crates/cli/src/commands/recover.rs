@@ -24,6 +24,9 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     refuse_if_being_destroyed(context, Some(&ledger))?;
     refuse_what_has_no_data(context, &ledger)?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
+    if let Some(exit) = go_on(context, &cluster, &ledger).await? {
+        return Ok(exit);
+    }
     let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger, None).await?;
     let mut shown = standing(&ledger, &seen);
     let begun = matches!(ledger.formation, Formation::Recovering { .. });
@@ -46,6 +49,22 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     agree_by_name(options.yes, name, "recover")?;
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", give).await?;
     conclude(context, outcome)
+}
+
+/// A recovery that was interrupted after the survivor served again: what is left is to give it its other members back, and all that was
+/// consented to is done. None: there is no such recovery, or the survivor was lost too.
+async fn go_on(context: &Context, cluster: &Cluster, ledger: &Ledger) -> Result<Option<Exit>, Error> {
+    if ledger.recovered.is_none() {
+        return Ok(None);
+    }
+    let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, |_| {}).await?;
+    if !plan.end.blocked.is_empty() {
+        return Ok(None);
+    }
+    output::talk("the recovery has begun, and one survivor serves its data: the other members come back now\n");
+    output::print(&output::plan::text(cluster.spec.name.as_str(), &plan, Detail::Reasons))?;
+    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", |_| {}).await?;
+    conclude(context, outcome).map(Some)
 }
 
 const WHAT_MAY_BE_LOST: &str = "

@@ -3,9 +3,11 @@
 
 use std::fmt::Write as _;
 
+use quorate_backup::catalog::Catalog;
 use quorate_backup::choose::Wish;
+use quorate_control::backup::signing::trust_of;
 use quorate_control::backup::{
-    BackupError, Ready, SnapshotAt, Wanted, Which, catalog_of, ledger_beside, open_store, root_is_let_in,
+    BackupError, Ready, SnapshotAt, Wanted, Which, catalog_of, ledger_beside, open_store, prove_raised, root_is_let_in,
 };
 use quorate_control::controller;
 use quorate_control::history::History;
@@ -13,10 +15,13 @@ use quorate_control::ledger::Exported;
 use quorate_control::observe::Sight;
 use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation, Power, RestoreWish};
+use quorate_core::planner::safety::restore::{MARGIN, bump_past};
+use quorate_core::planner::safety::revision;
 use quorate_core::planner::{Action, Plan, remember};
 use quorate_core::spec::ClusterSpec;
 
 use super::backup::{id, identities, identity};
+use super::ledger::{refuse_unchecked, what_is_taken_over};
 use super::{Context, agree_by_name, conclude, consent, refuse_if_being_destroyed, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
@@ -24,7 +29,7 @@ use crate::exit::Exit;
 use crate::load::{self, Cluster};
 use crate::output::plan::Detail;
 use crate::output::working::Working;
-use crate::output::{self, backup::shown, size};
+use crate::output::{self, backup::shown, count, size};
 
 pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error> {
     let cluster = load::one_cluster(&context.home, &options.target, options.cluster.as_deref())?;
@@ -84,7 +89,11 @@ async fn prepare(
     };
     let store = &open_store(spec, super::backup::which(options.second.second))?;
     let cluster_id = known.map(|ledger| ledger.cluster_id.as_str());
-    let catalog = catalog_of(store, spec.name.as_str(), cluster_id).await?;
+    let cli::Trusted { signed_by, unsigned } = &options.trusted;
+    let trust = trust_of(known, spec, signed_by.as_ref(), *unsigned);
+    refuse_unchecked(spec.name.as_str(), &trust)?;
+    let catalog = catalog_of(store, spec.name.as_str(), cluster_id, &trust).await?;
+    refuse_if_all_are_unsigned(&catalog)?;
     let imported = match known {
         Some(_) => None,
         None if options.without_ledger => None,
@@ -101,7 +110,8 @@ async fn highest_in_backups(cluster: &Cluster, known: Option<&Ledger>) -> i64 {
     let (Some(ledger), Some(_)) = (known, &cluster.spec.backup) else { return 0 };
     let looked = async {
         let store = open_store(&cluster.spec, Which::First)?;
-        let catalog = catalog_of(&store, cluster.spec.name.as_str(), Some(&ledger.cluster_id)).await?;
+        let trust = trust_of(known, &cluster.spec, None, false);
+        let catalog = catalog_of(&store, cluster.spec.name.as_str(), Some(&ledger.cluster_id), &trust).await?;
         Ok::<i64, BackupError>(catalog.highest_revision())
     };
     looked.await.unwrap_or_else(|error| {
@@ -109,6 +119,15 @@ async fn highest_in_backups(cluster: &Cluster, known: Option<&Ledger>) -> i64 {
         output::talk(&format!("warning: how far the backups of this cluster go is not known\n{why}"));
         0
     })
+}
+
+fn refuse_if_all_are_unsigned(catalog: &Catalog) -> Result<(), Error> {
+    let Some(newest) = catalog.unsigned.last().filter(|_| catalog.fulls.is_empty()) else { return Ok(()) };
+    let count = count(catalog.unsigned.len(), "backup");
+    Err(Error::refused(
+        format!("none of the {count} of {} is signed; the newest is {}", catalog.cluster, newest.id()),
+        "an older quorate made them, or anyone else who can write to the store; pass --unsigned to restore one nevertheless",
+    ))
 }
 
 fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
@@ -145,12 +164,16 @@ async fn restore(context: &Context, cluster: &Cluster, word: Word<'_>, options: 
         Some(ledger) => Some(Sight::new(providers::provider(ledger, &context.home)).glance(ledger, None).await?),
         None => None,
     };
-    let shown = what_happens(&cluster.spec, ready, known.as_ref(), imported.as_ref(), seen.as_ref());
+    let highest = highest(ready, base, seen.as_ref());
+    let bump_revision = bump_past(highest, unsigned(ready.prepared.revision));
+    prove_raised(&context.home, &cluster.spec, &ready.prepared, bump_revision).await?;
+    let shown = what_happens(&cluster.spec, ready, known.as_ref(), imported.as_ref(), seen.as_ref(), highest);
     let giving = Giving {
         consent: consent(shown.clone()),
         ready,
         imported: imported.as_ref().map(|exported| &exported.ledger),
         seen: seen.as_ref(),
+        bump_revision,
         now: options.now,
     };
     let imagined = |ledger: &mut Ledger| {
@@ -208,6 +231,7 @@ struct Giving<'a> {
     ready: &'a Ready,
     imported: Option<&'a Ledger>,
     seen: Option<&'a Observation>,
+    bump_revision: u64,
     now: bool,
 }
 
@@ -227,7 +251,8 @@ impl Giving<'_> {
             ledger.older_accepted = Some(self.consent.clone());
         }
         // Clients may have seen what only the backups still know of.
-        ledger.highest_revision = ledger.highest_revision.max(unsigned(self.ready.highest_revision));
+        ledger.highest_revision =
+            revision::remembered(ledger.highest_revision).max(unsigned(self.ready.highest_revision));
         let epoch = ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         ledger.restore = Some(RestoreWish {
             consent: self.consent.clone(),
@@ -236,6 +261,7 @@ impl Giving<'_> {
             revision: unsigned(prepared.revision),
             source: prepared.source.clone(),
             epoch,
+            bump_revision: Some(self.bump_revision),
         });
         ledger.without_grace = self.now.then(|| self.consent.clone());
     }
@@ -248,6 +274,7 @@ fn what_happens(
     known: Option<&Ledger>,
     imported: Option<&Exported>,
     seen: Option<&Observation>,
+    highest: u64,
 ) -> String {
     let (name, prepared) = (&spec.name, &ready.prepared);
     let mut text = format!("cluster {name} begins anew from {}\n", prepared.source);
@@ -261,6 +288,13 @@ fn what_happens(
     for note in ready.choice.iter().flat_map(|choice| &choice.notes) {
         let _ = writeln!(text, "  note: {note}");
     }
+    if let Some(choice) = &ready.choice {
+        text.push_str(&match &ready.signed_by {
+            Some(signer) => format!("  signed by {signer}\n"),
+            None => NOT_SIGNED.to_owned(),
+        });
+        let _ = writeln!(text, "  of cluster {} with id {}", choice.full.cluster, choice.full.cluster_id);
+    }
     let is_open = ready.choice.as_ref().is_some_and(|choice| choice.full.recipient.is_none());
     if is_open && spec.backup.as_ref().is_some_and(|backup| !backup.recipients.is_empty()) {
         text.push_str(NOT_ENCRYPTED);
@@ -271,32 +305,45 @@ fn what_happens(
             text,
             "  nothing is known of {name} here: its ledger, version {version}, comes back from beside the backup"
         );
+        text.push_str(&what_is_taken_over(&exported.ledger));
         if seen.is_some_and(|seen| seen.agents.keys().any(|member| seen.facts(member).is_some())) {
             text.push_str(ITS_MACHINES_LIVE);
         }
     } else if known.is_none() {
         let _ = writeln!(text, "  nothing is known of {name} here, and no ledger comes back: it gets new CAs and keys");
     }
-    let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, known, seen));
+    let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, highest));
     text.push_str(WHAT_ELSE);
     text
 }
 
-fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation>) -> String {
+/// The highest revision that clients can have seen: by what members report, the ledger remembers, and the backups hold.
+fn highest(ready: &Ready, ledger: Option<&Ledger>, seen: Option<&Observation>) -> u64 {
+    let statuses =
+        seen.into_iter().flat_map(|seen| seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref()));
+    let told = revision::told(statuses).unwrap_or(0);
+    let remembered = ledger.map_or(0, |ledger| revision::remembered(ledger.highest_revision));
+    told.max(remembered).max(unsigned(ready.highest_revision))
+}
+
+fn what_is_lost(ready: &Ready, highest: u64) -> String {
     let revision = unsigned(ready.prepared.revision);
     let when = ready.choice.as_ref().map(|choice| {
         let last = choice.segments.last().map(|last| last.last_at);
         format!(", {}", shown(last.unwrap_or(choice.full.taken.opened)))
     });
     let when = when.unwrap_or_default();
-    let told = seen.into_iter().flat_map(|seen| {
-        seen.agents.keys().filter_map(|member| Some(seen.facts(member)?.etcd.status.as_ref()?.revision))
-    });
-    let noted = [known.map_or(0, |ledger| ledger.highest_revision), unsigned(ready.highest_revision)];
-    let highest = told.chain(noted).max().unwrap_or(0);
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
+        // Nobody wrote the revisions that a restore has skipped.
+        Some(raised) if raised >= MARGIN => format!(
+            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, which a restore or recovery \
+             has raised since"
+        ),
+        Some(1) => format!(
+            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, 1 revision is lost"
+        ),
         Some(lost) => format!(
-            "  - all that was written after revision {revision}{when}: the cluster has come to {highest}, so that {lost} revisions go"
+            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, {lost} revisions are lost"
         ),
         None => format!("  - all that was written after revision {revision}{when}, should there be anything"),
     }
@@ -305,6 +352,11 @@ fn what_is_lost(ready: &Ready, known: Option<&Ledger>, seen: Option<&Observation
 fn unsigned(revision: i64) -> u64 {
     u64::try_from(revision).unwrap_or(0)
 }
+
+const NOT_SIGNED: &str = "\
+  WARNING: this backup is NOT SIGNED, or its signature cannot be checked. Anyone who can write to the store could have made it, with any
+  data and any users in it. It is restored only because --unsigned was passed
+";
 
 const NOT_ENCRYPTED: &str = "\
   note: this backup is not encrypted, though the spec names recipients: whoever could write to the store could have made it

@@ -9,6 +9,7 @@ use quorate_backup::manifest::{Manifest, Outcome, Verification};
 use quorate_backup::prune::PrunePlan;
 use quorate_backup::retention::Reason;
 use quorate_backup::{BackupId, Damage};
+use quorate_core::spec::Signer;
 use serde::Serialize;
 
 use super::{count, size, table};
@@ -21,6 +22,8 @@ pub struct Listing {
     pub places: Vec<String>,
     /// Oldest first.
     pub backups: Vec<Listed>,
+    /// The key that signs them; none: who made them cannot be told.
+    pub signed_by: Option<Signer>,
     /// Of what is not in any backup that can be used.
     pub damage: BTreeSet<String>,
     /// Of a cluster that had this name before.
@@ -43,6 +46,8 @@ pub struct Listed {
     pub etcd_version: String,
     pub from_member: String,
     pub encrypted: bool,
+    /// Whether the cluster's key has signed it.
+    pub signed: bool,
     /// When it was last proven, all of it.
     pub verified_at: Option<Timestamp>,
     /// Why the last verification failed.
@@ -55,7 +60,7 @@ impl Listing {
     pub fn new(cluster: &str, catalogs: &[(String, Catalog)]) -> Self {
         let mut rows: BTreeMap<(BackupId, &'static str), Listed> = BTreeMap::new();
         for (place, catalog) in catalogs {
-            for listed in catalog.fulls.iter().flat_map(listed) {
+            for listed in catalog.fulls.iter().chain(&catalog.unsigned).flat_map(listed) {
                 let row = rows.entry((listed.id.clone(), listed.kind)).or_insert(listed);
                 row.places.push(place.clone());
             }
@@ -67,6 +72,7 @@ impl Listing {
             cluster: cluster.to_owned(),
             places: catalogs.iter().map(|(place, _)| place.clone()).collect(),
             backups: rows.into_values().collect(),
+            signed_by: None,
             damage: merged(catalogs, |catalog| loose(catalog).iter().map(ToString::to_string).collect()),
             of_others: merged(catalogs, |catalog| of_others(catalog).cloned().collect()),
             unfinished: merged(catalogs, |catalog| catalog.leftovers.clone()),
@@ -109,6 +115,7 @@ fn listed(full: &Full) -> Vec<Listed> {
         etcd_version: manifest.etcd_version.clone(),
         from_member: manifest.from_member.clone(),
         encrypted: manifest.recipient.is_some(),
+        signed: full.signed_by.is_some(),
         verified_at: proven.map(|(at, _)| at),
         verify_failed: failed,
         places: Vec::new(),
@@ -129,7 +136,7 @@ fn listed(full: &Full) -> Vec<Listed> {
 }
 
 pub fn list(listing: &Listing) -> String {
-    let head = ["ID", "WHEN", "REVISIONS", "KEYS", "SIZE", "KIND", "VERIFIED", "WHERE"];
+    let head = ["ID", "WHEN", "REVISIONS", "KEYS", "SIZE", "KIND", "SIGNED", "VERIFIED", "WHERE"];
     let mut rows = vec![head.map(String::from).to_vec()];
     rows.extend(listing.backups.iter().map(|one| {
         let revisions = match one.first_revision == one.last_revision {
@@ -143,11 +150,19 @@ pub fn list(listing: &Listing) -> String {
             one.keys.map_or_else(|| String::from("-"), |keys| keys.to_string()),
             size(one.stored_bytes),
             one.kind.to_owned(),
+            String::from(if one.signed { "yes" } else { "NO" }),
             verified(one),
             one.places.join(", "),
         ]
     }));
     let mut text = table(&rows);
+    match &listing.signed_by {
+        Some(signer) => drop(writeln!(text, "signed by {signer}")),
+        None => text.push_str(UNCHECKED),
+    }
+    if listing.signed_by.is_some() && listing.backups.iter().any(|one| !one.signed) {
+        text.push_str(UNSIGNED);
+    }
     let of_backups = listing.backups.iter().flat_map(|one| &one.damage);
     for damage in of_backups.chain(&listing.damage) {
         let _ = writeln!(text, "damaged: {damage}");
@@ -166,9 +181,17 @@ pub fn list(listing: &Listing) -> String {
     text
 }
 
+const UNCHECKED: &str =
+    "nothing here knows the key that signs these backups: whoever can write to the store could have made them\n";
+const UNSIGNED: &str = "\
+those without a signature were made by an older quorate, or by anybody else who can write to the store: they count for nothing, and are
+restored only with `--unsigned`
+";
+
 fn verified(one: &Listed) -> String {
     match (&one.verified_at, &one.verify_failed) {
         _ if !one.damage.is_empty() => String::from("damaged"),
+        _ if !one.signed => String::from("no"),
         (Some(at), _) => shown(*at),
         (None, Some(_)) => String::from("failed"),
         (None, None) => String::from("no"),

@@ -54,6 +54,9 @@ pub fn full(status: &Status) -> String {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
     }
     text.push_str(&pending(status));
+    if let Some(signer) = status.backup.as_ref().and_then(|backup| backup.signed_by.as_ref()) {
+        let _ = writeln!(text, "backups are signed by {signer}");
+    }
     for problem in status.backup.iter().flat_map(|backup| &backup.problems) {
         let _ = writeln!(text, "backup: {problem}");
     }

@@ -27,5 +27,6 @@ mod refusals;
 mod renewal;
 mod restore_clients;
 mod secrets;
+mod store_writer;
 mod terminals;
 mod verbs;

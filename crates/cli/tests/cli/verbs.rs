@@ -99,13 +99,13 @@ fn what_scripts_read_of_backups_keeps_its_shape() {
     assert_eq!(keys(&created["verification"]), of(verified));
     assert_eq!(created["places"].as_array().map(Vec::len), Some(1));
     let standing = json(&["status", "c"])["backup"].clone();
-    assert_eq!(keys(&standing), of("newest verified problems"));
+    assert_eq!(keys(&standing), of("newest verified signed_by problems"));
     assert_eq!(keys(&standing["verified"]), of("id at revision verified_at"));
     assert_eq!(standing["newest"]["id"], created["id"]);
 
     let listed = json(&["backup", "list", "c"]);
-    assert_eq!(keys(&listed), of("cluster places backups damage of_others unfinished"));
-    let fields = "id kind at first_revision last_revision keys stored_bytes etcd_version from_member encrypted verified_at \
+    assert_eq!(keys(&listed), of("cluster places backups signed_by damage of_others unfinished"));
+    let fields = "id kind at first_revision last_revision keys stored_bytes etcd_version from_member encrypted signed verified_at \
                   verify_failed places damage";
     assert_eq!(keys(&listed["backups"][0]), of(fields));
     let proven = json(&["backup", "verify", "c"]);

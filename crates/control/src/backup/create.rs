@@ -17,11 +17,12 @@ use quorate_backup::verify::{Workshop, verify};
 use quorate_backup::{BackupId, Error, Source, SourceError, Store, mirror};
 use quorate_core::model::Ledger;
 use quorate_core::spec::ClusterSpec;
+use quorate_pki::SigningKey;
 use tokio::sync::{mpsc, oneshot};
 
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
-use super::{BackupError, note, programs};
+use super::{BackupError, note, programs, signing};
 use crate::brought::chain_of;
 use crate::history::History;
 use crate::home::{Home, private_directory};
@@ -112,6 +113,7 @@ impl Backups<'_> {
         members: &mut Members<'_>,
         recorder: Option<&mpsc::Sender<Command>>,
     ) -> Result<Taken, BackupError> {
+        let signing = signing::key_of(self.ledger)?;
         let (mut round, mut last) = (0, None);
         while round < ROUNDS {
             if round > 0 {
@@ -120,7 +122,7 @@ impl Backups<'_> {
             round += 1;
             self.teller.doing(Doing::Looking);
             for source in members.readable().await? {
-                let draft = Draft::new(&self.vault.settings, Timestamp::now())?;
+                let draft = Draft::new(&self.vault.settings, &signing, Timestamp::now())?;
                 begin(recorder, &draft).await;
                 match self.attempt(&source, &draft).await {
                     Ok(manifest) => return Ok(Taken { source, manifest, key: draft.key() }),
@@ -177,11 +179,13 @@ impl Backups<'_> {
             || Error::NothingToRestore(format!("backup {id} is not in {} any more", self.vault.first.place()));
         let full = catalog.find(id).ok_or_else(missing)?;
         self.teller.doing(Doing::Proving { id: full.id().as_str() });
-        prove(self.home, &self.ledger.spec, &self.vault.first, full, key, Some(source)).await
+        let signing = signing::key_of(self.ledger)?;
+        prove(self.home, &self.ledger.spec, &self.vault.first, full, key, Some(source), Some(&signing)).await
     }
 
     pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
-        Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id)).await?)
+        let trust = signing::trust_of(Some(self.ledger), &self.ledger.spec, None, false);
+        Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id), &trust).await?)
     }
 
     /// Proves that a store can be written to, and keeps conditions.
@@ -201,12 +205,18 @@ impl Backups<'_> {
     pub async fn copy(&self) -> Result<(), BackupError> {
         let Some(second) = self.vault.second()? else { return Ok(()) };
         self.teller.doing(Doing::Copying { place: second.place() });
-        mirror::copy(&self.vault.first, second, &self.vault.cluster).await?;
+        let trust = signing::trust_of(Some(self.ledger), &self.ledger.spec, None, false);
+        let signing = signing::key_of(self.ledger)?;
+        mirror::copy(&self.vault.first, second, &self.vault.cluster, &trust, &signing).await?;
         Ok(())
     }
 
     /// Notes in the ledger what there is. Tells whether that was done.
     pub async fn note(&self, last: Option<&SegmentManifest>) -> Result<bool, BackupError> {
+        // Without a key nothing can be told from a forgery.
+        if self.ledger.backup_signing.is_none() {
+            return Ok(true);
+        }
         let catalog = self.catalog(&self.vault.first).await?;
         match note::record(&catalog, last) {
             Some(record) => Ok(note::write(self.home, self.ledger, &record).await?),
@@ -233,7 +243,9 @@ pub async fn prove_beside(
     let mut members = Members::new(home, ledger);
     // A proof without the living cluster is one too.
     let living = members.readable().await.ok().and_then(|sources| sources.into_iter().next());
-    prove(home, &ledger.spec, store, full, key, living.as_ref().map(|source| source as &dyn Source)).await
+    let signing = signing::key_of(ledger).ok();
+    let living = living.as_ref().map(|source| source as &dyn Source);
+    prove(home, &ledger.spec, store, full, key, living, signing.as_ref()).await
 }
 
 /// Proves a backup, whether or not the cluster lives.
@@ -244,12 +256,13 @@ pub async fn prove(
     full: &Full,
     key: Option<BackupKey>,
     living: Option<&dyn Source>,
+    signing: Option<&SigningKey>,
 ) -> Result<Verification, BackupError> {
     let programs = programs::programs(home, spec, &full.manifest.etcd_version).await?;
     let scratch = home.scratch(spec.name.as_str());
     private_directory(&scratch).map_err(BackupError::file("made", &scratch))?;
     let workshop = Workshop { programs: &programs, scratch: &scratch };
-    Ok(verify(store, full, key, &workshop, living).await?)
+    Ok(verify(store, full, key, &workshop, living, signing).await?)
 }
 
 /// What is wrong with one member may be well with another.

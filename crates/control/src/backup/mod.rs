@@ -6,6 +6,7 @@ mod create;
 mod note;
 mod programs;
 mod restore;
+pub mod signing;
 mod source;
 mod vault;
 mod watch;
@@ -15,7 +16,7 @@ use std::path::PathBuf;
 pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
 pub use note::{BackupStatus, standing};
 pub use quorate_backup as store;
-pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, root_is_let_in};
+pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, prove_raised, root_is_let_in};
 pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 
@@ -56,6 +57,14 @@ pub enum BackupError {
     Watched { cluster: String },
     #[error("someone else records on top of the same backup: only one recorder may")]
     RecordedTwice { source: quorate_backup::store::StoreError },
+    #[error(
+        "the ledger of {cluster} has no key to sign backups with yet, and another controller holds it: try again, or run `quorate apply`"
+    )]
+    NoSigningKey { cluster: String },
+    #[error("the key with which the ledger of {cluster} signs backups cannot be used")]
+    SigningKey { cluster: String, source: quorate_pki::Error },
+    #[error("the ledger next to the backup {id} is not the one that belongs there: {why}")]
+    OtherLedger { id: String, why: String },
     #[error("cluster {cluster} is not known here any more")]
     Gone { cluster: String },
     #[error("{} cannot be {what}", path.display())]

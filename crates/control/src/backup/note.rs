@@ -13,8 +13,11 @@ use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
 
 /// A controller that holds the lock is waited for so long.
-const PATIENCE: Duration = Duration::from_secs(15);
-const PAUSE: Duration = Duration::from_millis(250);
+pub(super) const PATIENCE: Duration = Duration::from_secs(15);
+pub(super) const PAUSE: Duration = Duration::from_millis(250);
+
+/// So many of them tell enough; whoever writes to the store could fill the ledger.
+const FORGED: usize = 3;
 
 /// What a catalog says, with the changes that were recorded last.
 pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
@@ -29,7 +32,8 @@ pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Optio
         let (_, proven) = full.manifest.proven()?;
         Some(note(full, proven.up_to))
     });
-    Some(BackupRecord { newest: newest_note, verified })
+    let forged = catalog.damage.iter().filter(|damage| damage.is_forgery()).map(ToString::to_string);
+    Some(BackupRecord { newest: newest_note, verified, forged: forged.take(FORGED).collect() })
 }
 
 fn note(full: &Full, up_to: i64) -> BackupNote {
@@ -84,6 +88,8 @@ pub struct BackupStatus {
     pub newest: Option<NoteStatus>,
     /// The newest that was restored and compared.
     pub verified: Option<NoteStatus>,
+    /// The public key that signs them.
+    pub signed_by: Option<String>,
     /// What is wrong, in words; nothing where all is as the spec wants it.
     pub problems: Vec<String>,
 }
@@ -111,7 +117,8 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     let mut problems = Vec::new();
     match record {
         None => problems.push(String::from("there is no backup yet")),
-        Some(BackupRecord { newest, verified }) => {
+        Some(BackupRecord { newest, verified, forged }) => {
+            problems.extend(forged.iter().map(|forged| format!("somebody else writes to the backup store: {forged}")));
             let age = now.duration_since(begun(newest));
             if is_late(age, settings.schedule.0) {
                 problems.push(format!(
@@ -136,6 +143,7 @@ pub fn standing(ledger: &Ledger, now: Timestamp) -> Option<BackupStatus> {
     Some(BackupStatus {
         newest: record.map(|record| NoteStatus::from(&record.newest)),
         verified: record.and_then(|record| record.verified.as_ref()).map(NoteStatus::from),
+        signed_by: ledger.backup_signing.as_ref().map(|signing| signing.public.to_string()),
         problems,
     })
 }
@@ -192,33 +200,38 @@ mod tests {
     #[test]
     fn a_backup_that_is_young_and_proven_is_no_problem() {
         let newest = noted("one", "2026-11-14T07:00:00Z", true);
-        assert!(problems(Some(BackupRecord { verified: Some(newest.clone()), newest })).is_empty());
+        assert!(problems(Some(BackupRecord { verified: Some(newest.clone()), newest, forged: Vec::new() })).is_empty());
         assert_eq!(problems(None), ["there is no backup yet"]);
     }
 
     #[test]
     fn one_that_is_older_than_its_schedule_or_not_proven_is() {
         let old = noted("one", "2026-11-14T05:00:00Z", true);
-        let told = problems(Some(BackupRecord { verified: Some(old.clone()), newest: old.clone() }));
+        let told =
+            problems(Some(BackupRecord { verified: Some(old.clone()), newest: old.clone(), forged: Vec::new() }));
         assert_eq!(told, ["the newest backup, one, is 7 hours old, and the schedule wants one every 6h"]);
         let newest = noted("two", "2026-11-14T11:00:00Z", false);
-        let told = problems(Some(BackupRecord { verified: Some(old), newest: newest.clone() }));
+        let told = problems(Some(BackupRecord { verified: Some(old), newest: newest.clone(), forged: Vec::new() }));
         assert_eq!(
             told,
             ["the newest backup, two, is not verified; the newest that is, one, is of 2026-11-14 05:00 UTC"]
         );
-        let told = problems(Some(BackupRecord { verified: None, newest }));
+        let told = problems(Some(BackupRecord { verified: None, newest, forged: Vec::new() }));
         assert_eq!(told, ["no backup was verified yet, the newest is two"]);
     }
 
     #[test]
     fn what_is_recorded_on_top_makes_a_full_backup_no_younger() {
         let recorded = noted("20261114T050000Z-0123abcd", "2026-11-14T11:59:58Z", true);
-        let told = problems(Some(BackupRecord { verified: Some(recorded.clone()), newest: recorded }));
+        let told =
+            problems(Some(BackupRecord { verified: Some(recorded.clone()), newest: recorded, forged: Vec::new() }));
         let late = "the newest backup, 20261114T050000Z-0123abcd, is 7 hours old, and the schedule wants one every 6h";
         assert_eq!(told, [late]);
         let young = noted("20261114T070000Z-0123abcd", "2026-11-14T11:59:58Z", true);
-        assert!(problems(Some(BackupRecord { verified: Some(young.clone()), newest: young })).is_empty());
+        assert!(
+            problems(Some(BackupRecord { verified: Some(young.clone()), newest: young, forged: Vec::new() }))
+                .is_empty()
+        );
     }
 
     #[test]
@@ -241,7 +254,7 @@ mod tests {
         let mut ledger = ledger(None);
         store.write(&mut ledger).unwrap();
         let newest = noted("one", "2026-11-14T07:00:00Z", false);
-        let record = BackupRecord { newest, verified: None };
+        let record = BackupRecord { newest, verified: None, forged: Vec::new() };
         assert!(write_at_once(&store, &ledger, &record).unwrap());
         assert_eq!(store.read().unwrap().unwrap().backups, Some(record));
     }

@@ -40,12 +40,12 @@ pub(super) async fn programs(home: &Home, spec: &ClusterSpec, version: &str) -> 
 
 /// A restore needs one more program, which not every etcd brings: the one that raises revisions. Agents look for it as this does, but
 /// only when the old data is given up already.
-pub(super) async fn check_restorer(home: &Home, spec: &ClusterSpec) -> Result<(), BackupError> {
+pub(super) async fn raising(home: &Home, spec: &ClusterSpec) -> Result<Programs, BackupError> {
     let wanted = spec.etcd.version;
     let failed = |source| BackupError::Restorer { version: wanted.to_string(), source };
     let Binary { etcd, version } = located(home, spec, wanted).await.map_err(failed)?;
-    binaries::etcdutl(&etcd, &version, &home.programs(), search().as_deref()).await.map_err(failed)?;
-    Ok(())
+    let restorer = binaries::etcdutl(&etcd, &version, &home.programs(), search().as_deref()).await.map_err(failed)?;
+    Ok(Programs { version, etcd, restorer })
 }
 
 async fn located(home: &Home, spec: &ClusterSpec, version: Version) -> Result<Binary, BinaryError> {

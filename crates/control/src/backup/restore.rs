@@ -2,19 +2,21 @@
 //! back from beside a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, on the
 //! operator's word.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use quorate_backup::catalog::Catalog;
+use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::choose::{Choice, Wish, choose};
-use quorate_backup::full::key_of;
+use quorate_backup::full::{is_ledger_of, key_of};
 use quorate_backup::keys::{Identities, KeyError};
-use quorate_backup::prepare::{PlainSnapshot, Prepared, prepare, prepare_plain};
+use quorate_backup::manifest::Manifest;
+use quorate_backup::prepare::{self, PlainSnapshot, Prepared, prepare_plain};
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place};
-use quorate_backup::throwaway::{Programs, Throwaway};
+use quorate_backup::throwaway::Throwaway;
 use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
-use quorate_core::spec::{ClientAuth, ClusterSpec, Destination};
+use quorate_core::model::Ledger;
+use quorate_core::spec::{ClientAuth, ClusterSpec, Destination, Signer};
 use quorate_core::versions::Version;
 
 use super::create::{Doing, Teller};
@@ -42,6 +44,8 @@ pub struct Ready {
     pub prepared: Prepared,
     /// None for a plain snapshot.
     pub choice: Option<Choice>,
+    /// The key that signed it, where that was checked.
+    pub signed_by: Option<Signer>,
     /// The highest revision that any backup of the cluster speaks of, as far as they were looked at.
     pub highest_revision: i64,
 }
@@ -56,7 +60,7 @@ impl Ready {
         identities: Option<&Identities>,
         teller: &dyn Teller,
     ) -> Result<Self, BackupError> {
-        programs::check_restorer(home, spec).await?;
+        programs::raising(home, spec).await?;
         let choice = choose(store, catalog, wish).await?;
         let found = &choice.full.etcd_version;
         fits(spec.etcd.version, found)?;
@@ -66,10 +70,10 @@ impl Ready {
         teller.doing(Doing::Fetching { what: &choice.describe() });
         let progress = |revision| teller.doing(Doing::Replaying { revision });
         let workshop = Workshop { programs: &programs, scratch: &place.scratch };
-        let prepared = prepare(store, catalog, &choice, key, &workshop, &place.snapshots, &progress).await?;
-        opens_in_the_specs_version(home, spec, &programs, &prepared, &place.scratch).await?;
+        let prepared = prepare::prepare(store, catalog, &choice, key, &workshop, &place.snapshots, &progress).await?;
         teller.doing(Doing::Nothing);
-        Ok(Ready { prepared, choice: Some(choice), highest_revision: catalog.highest_revision() })
+        let signed_by = catalog.find(&choice.full.id).and_then(|full| full.signed_by.clone());
+        Ok(Ready { prepared, choice: Some(choice), signed_by, highest_revision: catalog.highest_revision() })
     }
 
     /// From a plain snapshot that any tool made.
@@ -79,7 +83,7 @@ impl Ready {
         snapshot: &SnapshotAt,
         teller: &dyn Teller,
     ) -> Result<Self, BackupError> {
-        programs::check_restorer(home, spec).await?;
+        programs::raising(home, spec).await?;
         let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
         let place = Bench::make(home, spec)?;
         let workshop = Workshop { programs: &programs, scratch: &place.scratch };
@@ -95,7 +99,7 @@ impl Ready {
             }
         };
         teller.doing(Doing::Nothing);
-        Ok(Ready { prepared, choice: None, highest_revision: 0 })
+        Ok(Ready { prepared, choice: None, signed_by: None, highest_revision: 0 })
     }
 }
 
@@ -129,20 +133,17 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
     Ok(())
 }
 
-async fn opens_in_the_specs_version(
+/// Tries a restore out exactly as the members will do it: with the spec's version, and with the revision raised. It comes before anything
+/// is stopped, as a snapshot that cannot be raised would leave a cluster that never starts.
+pub async fn prove_raised(
     home: &Home,
     spec: &ClusterSpec,
-    tried: &Programs,
     prepared: &Prepared,
-    scratch: &Path,
+    bump_revision: u64,
 ) -> Result<(), BackupError> {
-    let wanted = spec.etcd.version;
-    if tried.version.parse::<Version>().is_ok_and(|tried| tried.line() == wanted.line()) {
-        return Ok(());
-    }
-    let programs = programs::programs(home, spec, &wanted.to_string()).await?;
-    Throwaway::start(&programs, &prepared.path, scratch).await?.end().await;
-    Ok(())
+    let programs = programs::raising(home, spec).await?;
+    let scratch = home.scratch(spec.name.as_str());
+    Ok(prepare::prove_raised(prepared, bump_revision, &Workshop { programs: &programs, scratch: &scratch }).await?)
 }
 
 /// Where members log in by password: whether root is let in with the one that they have. Found out in a throwaway etcd, before anything
@@ -189,7 +190,8 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
     Ok(Store::open(&Place::S3(place), None, Patience::default())?)
 }
 
-/// The ledger as it was at the newest backup that has one beside it. `None` where none has: without recipients it is not stored.
+/// The ledger as it was at the newest backup that has one beside it. `None` where none has: without recipients it is not stored. It must
+/// be the very one that was stored with the backup, and speak of the same cluster.
 pub async fn ledger_beside(
     store: &Store,
     catalog: &Catalog,
@@ -202,12 +204,36 @@ pub async fn ledger_beside(
             Err(error) if error.is_not_found() => continue,
             sealed => sealed?,
         };
+        // Before there were signatures, the oldest manifests had no digest of it.
+        if full.signed_by.is_some() || full.manifest.beside.ledger.is_some() {
+            is_ledger_of(&full.manifest, &path, &sealed.bytes)?;
+        }
         let Some(identity) = identity else {
             return Err(Error::Key { what: format!("the ledger {path}"), source: KeyError::NoIdentity }.into());
         };
-        return Ok(Some(import(&sealed.bytes, &OpenWith::Identities(identity.clone()))?));
+        let exported = import(&sealed.bytes, &OpenWith::Identities(identity.clone()))?;
+        belongs_to(full, &exported.ledger)?;
+        return Ok(Some(exported));
     }
     Ok(None)
+}
+
+/// Whoever can write to the store can put any ledger next to a backup, encrypted to the recipients, who are no secret.
+fn belongs_to(full: &Full, ledger: &Ledger) -> Result<(), BackupError> {
+    let Manifest { cluster, cluster_id, .. } = &full.manifest;
+    let other = |why: String| Err(BackupError::OtherLedger { id: full.id().to_string(), why });
+    if ledger.cluster_id != *cluster_id || ledger.spec.name.as_str() != cluster {
+        let (name, id) = (&ledger.spec.name, &ledger.cluster_id);
+        return other(format!(
+            "it is that of cluster {name} with id {id}, and the backup is of {cluster} with id {cluster_id}"
+        ));
+    }
+    match (&full.signed_by, &ledger.backup_signing) {
+        (Some(signer), Some(own)) if own.public != *signer => {
+            other(format!("its backups are signed by {}, and this one by {signer}", own.public))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -223,5 +249,47 @@ mod tests {
         for found in ["3.7.0", "3.4.23"] {
             assert!(fits(version("3.6.14"), found).is_err(), "{found}");
         }
+    }
+
+    /// A backup of cluster `demo` with id `c`.
+    fn full(signed_by: Option<Signer>) -> Full {
+        let at = "2026-11-14T10:00:00Z";
+        let hash = serde_json::json!({"hash": 0, "revision": 5, "compact_revision": 0});
+        let manifest = serde_json::json!({
+            "format": 1, "id": "20261114T100000Z-0123abcd", "cluster": "demo", "cluster_id": "c", "etcd_version": "3.5.30",
+            "taken": {"began": at, "opened": at, "ended": at}, "from_member": "etcd-1", "members": [], "revision": 5,
+            "revision_at_most": 5, "hash": hash, "keys": 1, "db_bytes": 1, "snapshot_sha256": "", "stored_bytes": 1,
+            "stored_sha256": "", "recipient": null,
+        });
+        Full {
+            manifest: Manifest::parse(manifest.to_string().as_bytes()).unwrap(),
+            spans: Vec::new(),
+            stored_bytes: 1,
+            changes_bytes: 0,
+            damage: Vec::new(),
+            chain_damage: None,
+            claims: 5,
+            proven_claims: 5,
+            signed_by,
+        }
+    }
+
+    #[test]
+    fn a_ledger_of_another_cluster_or_another_key_belongs_to_no_backup_of_ours() {
+        let ledger = |name: &str, id: &str| {
+            let spec = quorate_core::spec::generated(name, 1, quorate_core::versions::DEFAULT, ClientAuth::Certificate);
+            Ledger::new(id.to_owned(), spec.unwrap().clusters.remove(0))
+        };
+        let key = || crate::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);
+        let (ours, other) = (key(), key());
+        let signed = full(Some(ours.public.clone()));
+        assert!(belongs_to(&full(None), &ledger("demo", "c")).is_ok());
+        for (name, id) in [("two", "c"), ("demo", "d")] {
+            let told = belongs_to(&signed, &ledger(name, id)).unwrap_err().to_string();
+            assert!(told.contains(&format!("cluster {name} with id {id}")), "{told}");
+        }
+        let with = |signing| Ledger { backup_signing: Some(signing), ..ledger("demo", "c") };
+        assert!(belongs_to(&signed, &with(ours)).is_ok());
+        assert!(belongs_to(&signed, &with(other)).is_err());
     }
 }

@@ -6,9 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use jiff::SignedDuration;
-use quorate_backup::Store;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
+use quorate_backup::{Store, Trust};
 use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, Network, S3Destination, StoreKeys};
 
 use super::BackupError;
@@ -81,12 +81,17 @@ fn settings_of(spec: &ClusterSpec) -> Result<&BackupSettings, BackupError> {
 }
 
 /// What there is of a cluster. Where its id is not known, that of the newest backup counts: a name may have been used before.
-pub async fn catalog_of(store: &Store, cluster: &str, cluster_id: Option<&str>) -> Result<Catalog, BackupError> {
-    let catalog = Catalog::load(store, cluster, cluster_id).await?;
+pub async fn catalog_of(
+    store: &Store,
+    cluster: &str,
+    cluster_id: Option<&str>,
+    trust: &Trust,
+) -> Result<Catalog, BackupError> {
+    let catalog = Catalog::load(store, cluster, cluster_id, trust).await?;
     let ids: Vec<&str> = catalog.fulls.iter().map(|full| full.manifest.cluster_id.as_str()).collect();
     match ids.last() {
         Some(newest) if cluster_id.is_none() && ids.iter().any(|id| id != newest) => {
-            Ok(Catalog::load(store, cluster, Some(newest)).await?)
+            Ok(Catalog::load(store, cluster, Some(newest), trust).await?)
         }
         _ => Ok(catalog),
     }

@@ -3,6 +3,7 @@
 //! going on makes no sense.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +24,7 @@ use tokio::sync::{mpsc, watch};
 use super::create::{Backups, Doing, Taken, Teller, end};
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
-use super::{BackupError, note};
+use super::{BackupError, note, signing};
 use crate::brought::chain_of;
 use crate::home::Home;
 
@@ -52,10 +53,10 @@ pub async fn watch(watching: &Watching<'_>, stop: Stop) -> Result<(), BackupErro
     let _alone = watching.alone()?;
     let mut first = true;
     loop {
-        let ledger = watching.ledger()?;
+        let ledger = signing::with_key(watching.home, watching.ledger()?).await?;
         let vault = Vault::open(&ledger.spec)?;
         let backups = Backups { home: watching.home, ledger: &ledger, vault: &vault, teller: watching.teller };
-        let watch = Watch { watching, backups, stop: stop.clone() };
+        let watch = Watch { watching, backups, stop: stop.clone(), reported: Mutex::default() };
         if std::mem::take(&mut first) {
             tokio::select! {
                 checked = vault.first.check(&vault.cluster) => checked?,
@@ -112,6 +113,8 @@ struct Watch<'a> {
     watching: &'a Watching<'a>,
     backups: Backups<'a>,
     stop: Stop,
+    /// What was told of others who write to the store.
+    reported: Mutex<BTreeSet<String>>,
 }
 
 impl Watch<'_> {
@@ -188,13 +191,27 @@ impl Watch<'_> {
     async fn base(&self) -> Result<Option<Base>, BackupError> {
         let store = &self.backups.vault.first;
         let catalog = self.backups.catalog(store).await?;
+        self.report_forged(&catalog);
         let Some(full) = newest(&catalog) else { return Ok(None) };
+        if let Some(why) = why_not_on(full, &self.backups.vault.settings.recipients) {
+            self.say(&format!("nothing more is recorded on top of {}, as {why}: a full backup is taken", full.id()));
+            return Ok(None);
+        }
         let chain = chain(store, full).await?;
         if let Some(damage) = &chain.damage {
             self.say(&format!("warning: nothing more can be recorded on top of {}: {damage}", full.id()));
             return Ok(None);
         }
         Ok(Some((full.clone(), chain)))
+    }
+
+    /// Once each: they stay where they are.
+    fn report_forged(&self, catalog: &Catalog) {
+        for forged in catalog.damage.iter().filter(|damage| damage.is_forgery()).map(ToString::to_string) {
+            if self.reported.lock().unwrap_or_else(PoisonError::into_inner).insert(forged.clone()) {
+                self.say(&format!("WARNING: somebody else writes to {}: {forged}", self.backups.vault.first.place()));
+            }
+        }
     }
 
     /// Proves, copies and notes a full backup, and tells of it. Whatever of that fails does not keep anyone from recording on top.
@@ -239,7 +256,8 @@ impl Watch<'_> {
     async fn record(&self, (full, chain): &Base, taken: Option<Taken>) -> Result<Over, BackupError> {
         let vault = self.backups.vault;
         let recorder = Recorder::resume(full, chain);
-        let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder);
+        let signing = signing::key_of(self.backups.ledger)?;
+        let mut recording = Recording::new(vault.first.clone(), vault.settings.compression, recorder, signing);
         let (commands, mut orders) = mpsc::channel(8);
         let stored = LastStored::default();
         let told = |segment: &SegmentManifest| {
@@ -354,6 +372,19 @@ fn newest(catalog: &Catalog) -> Option<&Full> {
     catalog.fulls.last().filter(|full| full.damage.is_empty())
 }
 
+/// Why changes may not be recorded on top of a backup. It decides who can read them, so that it must be one of ours, made as the spec wants
+/// it now: another could be from before there were recipients, or for one who is no longer among them.
+fn why_not_on(full: &Full, recipients: &[String]) -> Option<&'static str> {
+    let named: BTreeSet<&String> = recipients.iter().collect();
+    let sealed_for: BTreeSet<&String> = full.manifest.sealed_for.iter().collect();
+    match full.manifest.recipient.is_some() {
+        _ if full.signed_by.is_none() => Some("it is not signed"),
+        encrypted if encrypted == named.is_empty() => Some("it is not encrypted as the spec wants it"),
+        _ if named != sealed_for => Some("it is encrypted to other recipients than the spec names now"),
+        _ => None,
+    }
+}
+
 /// What happens beside the recording.
 struct Director<'a> {
     watch: &'a Watch<'a>,
@@ -393,7 +424,7 @@ impl Director<'_> {
         let mut trouble = Trouble::default();
         let mut not_before = Timestamp::now();
         let (mut passed_on, mut told_of) = (Timestamp::now(), None);
-        let (mut looked, mut useless) = (Timestamp::now(), None);
+        let (mut looked, mut useless) = (Timestamp::now(), BTreeSet::new());
         loop {
             tokio::select! {
                 () = self.watch.stopped() => return Ok(End::Stopped),
@@ -437,26 +468,24 @@ impl Director<'_> {
         }
     }
 
-    /// Whether somebody else took a later full backup that can be recorded on. One that cannot is remembered in `useless`, and not
+    /// Whether somebody else took a later full backup that can be recorded on. Those that cannot are remembered in `useless`, and not
     /// looked at again.
-    async fn overtaken(&self, useless: &mut Option<BackupId>) -> Result<bool, BackupError> {
+    async fn overtaken(&self, useless: &mut BTreeSet<BackupId>) -> Result<bool, BackupError> {
         let backups = &self.watch.backups;
         let store = &backups.vault.first;
-        let newest_id = Catalog::newest_id(store, &backups.vault.cluster).await?;
-        let later = newest_id.filter(|id| *id > *self.on_top_of.borrow() && useless.as_ref() != Some(id));
-        let Some(later) = later else { return Ok(false) };
-        let catalog = backups.catalog(store).await?;
-        match newest(&catalog).filter(|full| *full.id() > *self.on_top_of.borrow()) {
-            Some(full) => {
-                self.watch
-                    .say(&format!("backup {} was taken meanwhile: changes are recorded on top of it now", full.id()));
-                Ok(true)
-            }
-            None => {
-                *useless = Some(later);
-                Ok(false)
-            }
+        let on_top_of = self.on_top_of.borrow().clone();
+        let later = Catalog::ids_after(store, &backups.vault.cluster, &on_top_of).await?;
+        if later.is_subset(useless) {
+            return Ok(false);
         }
+        let catalog = backups.catalog(store).await?;
+        useless.extend(later);
+        self.watch.report_forged(&catalog);
+        let recipients = &backups.vault.settings.recipients;
+        let newer = newest(&catalog).filter(|full| *full.id() > on_top_of);
+        let Some(full) = newer.filter(|full| why_not_on(full, recipients).is_none()) else { return Ok(false) };
+        self.watch.say(&format!("backup {} was taken meanwhile: changes are recorded on top of it now", full.id()));
+        Ok(true)
     }
 
     async fn take_full(&self) -> Result<(), BackupError> {

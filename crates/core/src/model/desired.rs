@@ -68,6 +68,8 @@ pub struct Restore {
     pub bytes: u64,
     /// The revision that the snapshot ends at.
     pub revision: u64,
+    /// By how much its revision goes up, as it was tried.
+    pub bump_revision: Option<u64>,
     /// Where it is from, in words.
     pub source: String,
     /// Whether it lies here, for members that do not have it yet.

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::MemberName;
 use crate::Secret;
-use crate::spec::ClusterSpec;
+use crate::spec::{ClusterSpec, Signer};
 
 /// The format that this program writes. A newer one is refused. Up to 1, secrets were stored as they are.
 pub const LEDGER_FORMAT: u32 = 2;
@@ -40,6 +40,9 @@ pub struct Ledger {
     /// The operator's word that the majority is lost for good, and what may be lost with it.
     #[serde(default)]
     pub recovery: Option<Consent>,
+    /// The word under which the cluster was recovered, until all members that are wanted vote again.
+    #[serde(default)]
+    pub recovered: Option<Consent>,
     /// The operator's word that the data of all members is replaced, and by what.
     #[serde(default)]
     pub restore: Option<RestoreWish>,
@@ -57,6 +60,9 @@ pub struct Ledger {
     pub members: BTreeMap<MemberName, MemberRecord>,
     pub authorities: Authorities,
     pub auth: AuthRecord,
+    /// The key that signs the cluster's backups.
+    #[serde(default)]
+    pub backup_signing: Option<BackupSigning>,
     /// The highest etcd revision ever seen: a restore must go past it.
     pub highest_revision: u64,
 }
@@ -109,6 +115,18 @@ pub struct RestoreWish {
     pub source: String,
     /// Raised by one with each restore that is asked for.
     pub epoch: u64,
+    /// By how much the revision goes up: the snapshot was tried with this.
+    #[serde(default)]
+    pub bump_revision: Option<u64>,
+}
+
+/// What proves that a backup is this cluster's: without it, anyone who can write to a store could make one up.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct BackupSigning {
+    pub key: Secret,
+    pub public: Signer,
+    /// Backups of before have no signature.
+    pub since: Timestamp,
 }
 
 /// The newest full backup, and the newest that was proven by restoring it.
@@ -116,6 +134,9 @@ pub struct RestoreWish {
 pub struct BackupRecord {
     pub newest: BackupNote,
     pub verified: Option<BackupNote>,
+    /// What the store holds under the cluster's name that is not this cluster's, in words; the first few.
+    #[serde(default)]
+    pub forged: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -336,6 +357,7 @@ pub enum SecretKind {
     ControlAuthority,
     RootPassword,
     JwtKeys,
+    BackupSigning,
 }
 
 impl std::hash::Hash for Ledger {
@@ -343,9 +365,9 @@ impl std::hash::Hash for Ledger {
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.formation, &self.abandoned)
             .hash(state);
-        (&self.members, &self.authorities, &self.auth, &self.recovery, self.last_change).hash(state);
+        (&self.members, &self.authorities, &self.auth, &self.recovery, &self.recovered, self.last_change).hash(state);
         (&self.downtime, &self.without_grace, &self.formed_with, self.highest_revision).hash(state);
-        (&self.restore, &self.backups).hash(state);
+        (&self.restore, &self.backups, &self.backup_signing).hash(state);
     }
 }
 
@@ -422,6 +444,7 @@ impl Ledger {
             older_accepted: None,
             without_grace: None,
             recovery: None,
+            recovered: None,
             restore: None,
             backups: None,
             last_change: None,
@@ -431,6 +454,7 @@ impl Ledger {
             members: BTreeMap::new(),
             authorities: Authorities::default(),
             auth: AuthRecord::default(),
+            backup_signing: None,
             highest_revision: 0,
         }
     }

@@ -25,8 +25,9 @@ pub use host::{
     SourceLogin, SourceSecrets,
 };
 pub use ledger::{
-    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, Consent, Enrolment, Formation, FormedWith,
-    FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
+    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation,
+    FormedWith, FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish,
+    SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

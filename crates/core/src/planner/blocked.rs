@@ -6,6 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::safety::Rule;
+use super::safety::restore::MARGIN;
 use super::step::list;
 use crate::model::{Distrust, MemberName};
 
@@ -350,7 +351,7 @@ impl UnsafeBecause {
                 String::from("say that none is needed with `--without-backup`: the data is then gone for good")
             }
             UnsafeBecause::BackupOlder { data: None, .. } => String::from(
-                "start the cluster, so that it can tell; or say with `--without-backup` that what came after may be lost",
+                "bring back a majority of the members, so that they can report it; or say with `--without-backup` that what came after may be lost",
             ),
             UnsafeBecause::BackupOlder { .. } => String::from(
                 "`quorate backup create` makes and verifies another; or say with `--without-backup` that what came after may be \
@@ -520,15 +521,26 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
             UnsafeBecause::BackupOlder { id, at, backup, data: Some(data) } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at {data}: {} revisions are \
-                 not in it",
-                data.saturating_sub(*backup)
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at revision {data}: {}",
+                not_in_it(*data, *backup)
             ),
             UnsafeBecause::BackupOlder { id, at, backup, data: None } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no member tells how far the data goes"
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no quorum of voters reports how far the \
+                 data goes"
             ),
         }
+    }
+}
+
+/// A restore or a recovery raises the revision by a billion, which no client wrote.
+fn not_in_it(data: u64, backup: u64) -> String {
+    match data.saturating_sub(backup) {
+        1 => String::from("1 revision is not in it"),
+        raised if raised >= MARGIN => String::from(
+            "a restore or recovery has raised the revision since, and what was written after it is not in the backup",
+        ),
+        lost => format!("{lost} revisions are not in it"),
     }
 }
 

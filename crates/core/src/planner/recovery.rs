@@ -138,12 +138,12 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
                 member: from.seat().into(),
                 incarnation: machine.incarnation,
             };
-            let bump_revision = desired.highest_revision.saturating_add(safety::restore::MARGIN);
+            let bump_revision = safety::restore::bump_past(safety::revision::remembered(desired.highest_revision), 0);
             decision.step_expecting(
                 Action::Rebuild { member: from.clone(), was: stamp.clone(), stamp: new, peer_url, bump_revision },
                 format!(
-                    "a copy of its data becomes a cluster of one, at a revision {bump_revision} above its own, so that no \
-                     client is sent back in time; what is there now is kept beside it"
+                    "a copy of its data becomes a cluster of one, whose revisions go on above {bump_revision}, so that no client is \
+                     sent back in time; what is there now is kept beside it"
                 ),
                 Precondition::Data(facts.etcd.data.clone()),
             );

@@ -33,7 +33,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             let Some(wish) = ledger.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
             // Should this attempt be given up after clients saw it, the next one begins above it.
             let begins_at = wish.revision.saturating_add(*bump_revision);
-            ledger.highest_revision = ledger.highest_revision.max(begins_at);
+            ledger.highest_revision = safety::revision::remembered(ledger.highest_revision).max(begins_at);
             ledger.formation = Formation::Restoring {
                 was: was.clone(),
                 token: token.clone(),
@@ -155,7 +155,9 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
 /// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let noted = |l: &Ledger| (l.highest_revision, l.formed_with.clone(), l.members.clone(), l.formation.clone());
+    let noted = |l: &Ledger| {
+        (l.highest_revision, l.formed_with.clone(), l.members.clone(), l.formation.clone(), l.recovered.is_some())
+    };
     let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
@@ -177,10 +179,14 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
                 }
             }
         }
-        let highest = statuses.iter().map(|s| s.revision).max().unwrap_or(0);
+        if desired.members.keys().all(|m| cluster.get(m).is_some_and(|listed| !listed.is_learner)) {
+            ledger.recovered = None;
+        }
+        let highest = safety::revision::told(statuses.iter().copied()).unwrap_or(0);
         // Every write moves it; what is noted must only be near.
-        if highest > ledger.highest_revision.saturating_add(NEAR) {
-            ledger.highest_revision = highest;
+        let noted = safety::revision::remembered(ledger.highest_revision);
+        if highest > noted.saturating_add(NEAR) || noted != ledger.highest_revision {
+            ledger.highest_revision = highest.max(noted);
         }
         let versions: BTreeSet<&String> = statuses.iter().map(|s| &s.version).collect();
         if let (Some(formed_with), [version], true) = (
@@ -309,13 +315,13 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
         for member in lost {
             raise_incarnation(ledger, member);
         }
-        ledger.recovery = None;
+        ledger.recovered = ledger.recovery.take();
         return true;
     }
     if let Formation::Restoring { token, members, .. } = ledger.formation.clone() {
         ledger.formation = Formation::Formed { token, etcd_cluster_id, members };
         ledger.formed_with = Some(desired.form_with.clone());
-        (ledger.restore, ledger.recovery) = (None, None);
+        (ledger.restore, ledger.recovery, ledger.recovered) = (None, None, None);
         // Users came back with the data, and with the passwords that they had then.
         for (user, owned) in &mut ledger.auth.users {
             if user != "root" {

@@ -35,7 +35,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, d
     let Some(begun) = begun else {
         return prepare(desired, seen, restore, decision, "the operator gave the word");
     };
-    match unsound(desired, seen, &begun) {
+    match unsound(desired, seen, restore, &begun) {
         Some(why) => prepare(desired, seen, restore, decision, &why),
         None => go_on(desired, seen, restore, decision, &begun),
     }
@@ -68,7 +68,10 @@ fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> 
 }
 
 /// What makes a restore that has begun impossible to finish as it was begun.
-fn unsound(desired: &Desired, seen: &Observation, begun: &Begun<'_>) -> Option<String> {
+fn unsound(desired: &Desired, seen: &Observation, restore: &Restore, begun: &Begun<'_>) -> Option<String> {
+    if !safety::restore::can_count_on(restore.revision, begun.bump_revision) {
+        return Some(format!("etcd cannot count {} revisions on from {}", begun.bump_revision, restore.revision));
+    }
     if !begun.members.keys().eq(desired.members.keys()) {
         return Some(String::from("the members are others than when the restore began"));
     }
@@ -157,7 +160,7 @@ fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &
         Formation::Restoring { was, .. } => was.clone(),
         other => other.token().map(str::to_owned),
     };
-    let bump_revision = safety::restore::bump_past(desired, seen, restore.revision);
+    let bump_revision = safety::restore::bump_of(restore, desired, seen);
     let all = match members.len() {
         1 => String::from("the only member has"),
         all => format!("all {all} members have"),

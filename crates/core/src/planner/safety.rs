@@ -4,6 +4,7 @@ mod absence;
 mod orders;
 mod renewal;
 pub mod restore;
+pub mod revision;
 mod trust;
 
 use std::collections::BTreeSet;
@@ -211,15 +212,21 @@ pub fn may_destroy(desired: &Desired, seen: &Observation, word: &Destruction) ->
     }
 }
 
-/// Rule 7: whether all that was ever written is in a backup that was proven. How far the data goes is only known while an etcd
-/// tells; where no machine is left, there is nothing to lose.
+/// Rules 7 and 8: whether all that was ever written is in a backup that was proven. How far the data goes is known only where a quorum
+/// of voters reports it: a member that was cut off may be far behind. Where no machine is left, there is nothing to lose.
 fn is_in_backup(desired: &Desired, seen: &Observation, backup: &BackupNote) -> Result<(), UnsafeBecause> {
     let ours = |machine: &MachineSeen| machine.cluster_id == desired.cluster_id;
     if seen.machines.get().is_some_and(|machines| !machines.values().any(ours)) {
         return Ok(());
     }
-    let told = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision)).max();
-    let data = told.map(|told| told.max(desired.highest_revision));
+    let cluster = Cluster::see(desired, seen).filter(|cluster| {
+        let Voters { all, healthy } = cluster.count();
+        healthy >= quorum(all)
+    });
+    let told = cluster.and_then(|cluster| {
+        revision::told(cluster.voters().filter(|m| m.healthy).filter_map(|m| m.facts?.etcd.status.as_ref()))
+    });
+    let data = told.map(|told| told.max(revision::remembered(desired.highest_revision)));
     match data {
         Some(data) if data <= backup.revision => Ok(()),
         _ => Err(UnsafeBecause::BackupOlder {

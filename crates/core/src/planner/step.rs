@@ -367,6 +367,7 @@ fn secret_name(kind: SecretKind) -> &'static str {
         SecretKind::ControlAuthority => "the control CA",
         SecretKind::RootPassword => "root's password",
         SecretKind::JwtKeys => "the keys that sign tokens",
+        SecretKind::BackupSigning => "the key that signs backups",
     }
 }
 

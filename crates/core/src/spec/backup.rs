@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::recipient::Recipient;
+use super::signer::Signer;
 use super::units::{Malformed, Millis, Size};
 use crate::Secret;
 
@@ -30,6 +31,10 @@ pub struct BackupSettings {
     /// age public keys, whose owners can read the backups. Without any, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recipients: Vec<Recipient>,
+    /// The public key that signs the cluster's backups, as `quorate backup list` prints it. A restore on a machine without the cluster's
+    /// ledger accepts only what this key signed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signed_by: Option<Signer>,
     /// zstd's level: 1 is the fastest, 19 the smallest.
     #[serde(default = "default_compression")]
     #[schemars(range(min = 1, max = 19))]

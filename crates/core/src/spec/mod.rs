@@ -9,6 +9,7 @@ mod libvirt;
 mod problem;
 mod recipient;
 mod shape;
+mod signer;
 mod tree;
 mod types;
 mod units;
@@ -22,6 +23,7 @@ pub use libvirt::{
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
+pub use signer::Signer;
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
     GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Metrics, Network, Package, Permission,

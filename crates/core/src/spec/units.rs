@@ -73,6 +73,7 @@ pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
         "uuid" => read::<Uuid>(text),
         "volume" => read::<VolumeName>(text),
         "age-recipient" => read::<super::Recipient>(text),
+        "signer" => read::<super::Signer>(text),
         "etcd-version" => read::<crate::versions::Version>(text),
         "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| format!("expected an IP address, found `{text}`")),
         "uri" if !is_web_address(text) => Err(format!("expected an http:// or https:// address, found `{text}`")),
@@ -569,7 +570,7 @@ mod tests {
 
         #[test]
         fn no_text_makes_reading_panic(text in ".{0,12}") {
-            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "mac", "uuid", "volume", "age-recipient", "uri", "etcd-version"] {
+            for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "mac", "uuid", "volume", "age-recipient", "signer", "uri", "etcd-version"] {
                 let _ = check_format(format, &text);
             }
         }

@@ -141,7 +141,8 @@ impl Scene {
         let epoch = self.ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
         self.brought.snapshot = Some(sha256.clone());
-        self.ledger.restore = Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch });
+        self.ledger.restore =
+            Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch, bump_revision: None });
     }
 
     /// A machine is called otherwise from now on.

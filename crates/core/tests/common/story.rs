@@ -158,7 +158,8 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["backup", id, "verified", "at", "revision", revision] => {
             let (at, revision) = (scene.seen.now, revision.parse().expect("a number"));
             let note = BackupNote { id: id.to_owned(), at, revision, verified_at: Some(at) };
-            scene.ledger.backups = Some(BackupRecord { newest: note.clone(), verified: Some(note) });
+            scene.ledger.backups =
+                Some(BackupRecord { newest: note.clone(), verified: Some(note), forged: Vec::new() });
         }
         ["highest", "revision", revision] => {
             scene.ledger.highest_revision = revision.parse().expect("a number");

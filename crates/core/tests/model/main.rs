@@ -75,6 +75,7 @@
 //! | `formation_is_known` | story `formation` |
 //! | `no_client_wrote`, `may_destroy` | story `data` |
 //! | `may_destroy`: a backup that is older than the data is enough | story `restore` |
+//! | `may_destroy`: what one member alone reports is enough | story `restore` |
 //! | `fixed_at_formation` | story `settings` |
 //! | `authority_is_trusted` | story `certificates` |
 //! | who is not seen counts as healthy | stories `changes`, `data`, `settings` |
@@ -88,6 +89,7 @@
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
 //! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
 //! | `restore::bump_past` | story `restore` |
+//! | `revision::told`, `revision::remembered`: whatever is reported or remembered is believed | story `restore` |
 //! | `restore::lost_after_a_start` | `whatever_happens_a_restore…` in planner.rs; neither a story nor the shorter runs |
 //! | a learner that never starts stays | story `changes` |
 //! | a learner is promoted though it does not answer | model: who votes was a learner that ran |

@@ -161,7 +161,15 @@ impl Scenario {
             Change::Restore(to) => {
                 *spec = declared(to, "3.6.14");
                 let (sha256, source) = (SNAPSHOT.to_owned(), String::from("a backup"));
-                let wish = RestoreWish { consent: word, sha256, bytes: 4096, revision: 700, source, epoch: 1 };
+                let wish = RestoreWish {
+                    consent: word,
+                    sha256,
+                    bytes: 4096,
+                    revision: 700,
+                    source,
+                    epoch: 1,
+                    bump_revision: None,
+                };
                 world.ledger.restore = Some(wish);
             }
         }

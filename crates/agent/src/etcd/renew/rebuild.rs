@@ -40,8 +40,8 @@ pub(super) async fn database(
     let (source, copy) = (layout.data(), place.copy());
     let last = blocking(move || copy_and_agree(&source, &copy)).await?;
     let quota = config.etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
-    take_in(program, place, quota, last).await?;
-    Ok(Database { path: place.copy().join("member/snap/db"), has_checksum: false })
+    let revision = take_in(program, place, quota, last).await?;
+    Ok(Database { path: place.copy().join("member/snap/db"), has_checksum: false, revision })
 }
 
 /// Returns the last index of the log, all of which counts as agreed in the copy.
@@ -69,8 +69,8 @@ fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs etcd alone on the copy until its database holds all that the log does, and ends it.
-async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64) -> Result<(), AgentError> {
+/// Runs etcd alone on the copy until its database holds all that the log does, and ends it. Returns the revision that it came to.
+async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64) -> Result<Option<u64>, AgentError> {
     let log = files::open_log(&place.log())?;
     let mut command = Command::new(program);
     command.arg(place.data_argument()).args([
@@ -91,11 +91,12 @@ async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64
         let said = last_complaint(&place.log());
         AgentError::Renewal { why: format!("etcd on the copy {how}: {said}") }
     };
-    tokio::select! {
+    let revision = tokio::select! {
         ended = etcd.wait() => return Err(failed(format!("ended ({})", ended.map_or_else(|e| e.to_string(), |s| s.to_string())))),
         taken = timeout(TAKING_IN, until_applied(place, last)) => taken.map_err(|_| failed(String::from("took too long")))?,
-    }
-    end(&mut etcd).await.map_err(|_| failed(String::from("did not end")))
+    };
+    end(&mut etcd).await.map_err(|_| failed(String::from("did not end")))?;
+    Ok(revision)
 }
 
 async fn end(etcd: &mut Child) -> Result<(), ()> {
@@ -105,12 +106,12 @@ async fn end(etcd: &mut Child) -> Result<(), ()> {
 }
 
 /// The first entry of its own that etcd has agreed to comes after all that the log held.
-async fn until_applied(place: &Place, last: u64) {
+async fn until_applied(place: &Place, last: u64) -> Option<u64> {
     loop {
         if let Some(page) = metrics(place).await
             && Metrics(&page).number("etcd_server_proposals_applied_total").is_some_and(|applied| applied > last)
         {
-            return;
+            return Metrics(&page).number("etcd_debugging_mvcc_current_revision").filter(|revision| *revision > 0);
         }
         sleep(PAUSE).await;
     }

@@ -29,7 +29,7 @@ pub(super) async fn database(layout: &Layout, place: &Place, sha256: &str) -> Re
             let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
             return Err(Refusal::Failed { why: format!("{why}; it was removed and must be brought again") });
         }
-        Ok(Database { path, has_checksum: bytes % SECTOR == CHECKSUM })
+        Ok(Database { path, has_checksum: bytes % SECTOR == CHECKSUM, revision: None })
     })
     .await
 }

@@ -23,13 +23,13 @@ use quorate_backup::settings::{Patience, Place, Settings};
 use quorate_backup::source::{About, ChangeStream, Changes, HashKv, Member, SnapshotStream};
 use quorate_backup::throwaway::Programs;
 use quorate_backup::verify::Workshop;
-use quorate_backup::{Source, SourceError, Store};
+use quorate_backup::{Source, SourceError, Store, Trust};
 use quorate_core::Secret;
 use quorate_etcd::wire::{LeaseTimeToLiveRequest, LeaseTimeToLiveResponse};
 use quorate_etcd::{
     Client, ConnectOptions, Error, KeyRange, Permission, PermissionKind, RangeQuery, RangeResult, ReadMethod,
 };
-use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish, SigningKey};
 use tempfile::TempDir;
 
 pub const VERSION: &str = "3.5.30";
@@ -247,6 +247,15 @@ impl Source for Living {
     }
 }
 
+/// The key of the cluster, the same in every test.
+pub fn signing() -> SigningKey {
+    SigningKey::load(&Secret::new("5a".repeat(32))).unwrap()
+}
+
+pub fn trust() -> Trust {
+    Trust::only(signing().signer(), Timestamp::now())
+}
+
 /// A directory store, and a place for throwaway etcds; both go at the end.
 pub struct Room {
     pub directory: TempDir,
@@ -268,13 +277,13 @@ impl Room {
     }
 
     pub async fn create(&self, living: &Living, settings: &Settings) -> (Manifest, Draft) {
-        let draft = Draft::new(settings, Timestamp::now()).unwrap();
+        let draft = Draft::new(settings, &signing(), Timestamp::now()).unwrap();
         let manifest = full::create(&self.store, living, &draft, settings, None, &|_| {}).await.unwrap();
         (manifest, draft)
     }
 
     pub async fn catalog(&self) -> Catalog {
-        Catalog::load(&self.store, CLUSTER, Some(CLUSTER_ID)).await.unwrap()
+        Catalog::load(&self.store, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap()
     }
 
     pub async fn newest(&self) -> Full {

@@ -1,10 +1,11 @@
 //! `quorate backup create`: takes a full backup now, and proves it.
 
 use quorate_backup::manifest::{Manifest, Outcome};
+use quorate_control::backup::signing::with_key;
 use quorate_control::backup::{Backups, Created, Vault};
 use serde::Serialize;
 
-use super::Context;
+use super::{Context, refuse_another_signer, who_signs};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -23,7 +24,13 @@ struct Told<'a> {
 }
 
 pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
-    let ledger = load::ledger(&context.home, &options.name)?;
+    let known = load::ledger(&context.home, &options.name)?;
+    let is_new = known.backup_signing.is_none();
+    let ledger = with_key(&context.home, known).await?;
+    refuse_another_signer(&ledger)?;
+    if is_new {
+        output::talk(&who_signs(&ledger));
+    }
     let vault = Vault::open(&ledger.spec)?;
     let working = Working::new();
     let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };

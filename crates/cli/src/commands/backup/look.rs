@@ -1,10 +1,11 @@
 //! `quorate backup list`, `verify` and `export`: what there is, whether it is good, and the way out.
 
-use quorate_backup::Damage;
+use jiff::Timestamp;
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::full::key_of;
 use quorate_backup::manifest::{Outcome, Verification};
 use quorate_backup::prepare;
+use quorate_backup::{Damage, Trust};
 use quorate_control::backup::{Backups, Doing, Teller, catalog_of, open_store, prove, prove_beside};
 use serde::Serialize;
 
@@ -22,7 +23,7 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
     let vault = subject.vault()?;
     let (mut catalogs, mut failed) = (Vec::new(), vault.second().err().map(Error::from));
     for store in vault.stores() {
-        match catalog_of(store, name, subject.cluster_id()).await {
+        match catalog_of(store, name, subject.cluster_id(), &subject.trust(false)).await {
             Ok(catalog) => catalogs.push((store.place().to_owned(), catalog)),
             Err(error) => failed = Some(error.into()),
         }
@@ -36,7 +37,7 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
         }
         None => Exit::Done,
     };
-    let listing = Listing::new(name, &catalogs);
+    let listing = Listing { signed_by: subject.trust(false).signer, ..Listing::new(name, &catalogs) };
     match options.output.format {
         Format::Json => output::print_json(&listing)?,
         Format::Text if listing.backups.is_empty() && listing.damage.is_empty() && listing.of_others.is_empty() => {
@@ -62,7 +63,8 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let store = &open_store(&subject.spec, which(options.second.second))?;
     let identities = identities(&options.identity)?;
     let name = subject.spec.name.as_str();
-    let catalog = catalog_of(store, name, subject.cluster_id()).await?;
+    // One that nobody signed may be good nevertheless.
+    let catalog = catalog_of(store, name, subject.cluster_id(), &subject.trust(true)).await?;
     let working = Working::new();
     let (mut verified, mut found) = (Vec::new(), Vec::new());
     for full in wanted(context, name, &catalog, &options)? {
@@ -149,16 +151,23 @@ async fn prove_one(
     working.doing(Doing::Proving { id: full.id().as_str() });
     match &subject.ledger {
         Some(ledger) => Ok(prove_beside(&context.home, ledger, store, full, key).await?),
-        None => Ok(prove(&context.home, &subject.spec, store, full, key, None).await?),
+        None => Ok(prove(&context.home, &subject.spec, store, full, key, None, None).await?),
     }
 }
+
+const NOT_OURS: &str = "WARNING: it cannot be told who made this backup, as this cluster's key has not signed it:";
 
 pub async fn export(context: &Context, options: cli::BackupExport) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let store = &open_store(&subject.spec, which(options.second.second))?;
     // Whichever cluster of this name it is of: this is the way out.
-    let catalog = Catalog::load(store, subject.spec.name.as_str(), None).await.map_err(Error::backup)?;
+    let trust = Trust::anything(Timestamp::now());
+    let catalog = Catalog::load(store, subject.spec.name.as_str(), None, &trust).await.map_err(Error::backup)?;
     let full = find(&catalog, &options.id)?;
+    let ours = catalog_of(store, subject.spec.name.as_str(), subject.cluster_id(), &subject.trust(false)).await?;
+    if ours.find(full.id()).is_none_or(|full| full.signed_by.is_none()) {
+        output::talk(&format!("{NOT_OURS} {}\n", full.id()));
+    }
     let identities = identities(&options.identity)?;
     let key = key_of(store, &full.manifest, identities.as_ref()).await.map_err(Error::backup)?;
     prepare::export(store, &full.manifest, key, &options.file).await.map_err(Error::backup)?;

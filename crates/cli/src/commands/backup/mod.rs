@@ -8,8 +8,9 @@ mod watch;
 use std::fs;
 use std::path::Path;
 
-use quorate_backup::BackupId;
 use quorate_backup::keys::Identities;
+use quorate_backup::{BackupId, Trust};
+use quorate_control::backup::signing::trust_of;
 use quorate_control::backup::{Vault, Which};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
@@ -52,8 +53,42 @@ impl Subject {
         Ok(Vault::open(&self.spec)?)
     }
 
+    /// Whose backups are believed. Those that nobody signed are shown with the others only where `unsigned` says so.
+    fn trust(&self, unsigned: bool) -> Trust {
+        trust_of(self.ledger.as_ref(), &self.spec, None, unsigned)
+    }
+
     fn cluster_id(&self) -> Option<&str> {
         self.ledger.as_ref().map(|ledger| ledger.cluster_id.as_str())
+    }
+}
+
+/// Said when the key is made: whoever restores without the ledger needs it.
+pub fn who_signs(ledger: &Ledger) -> String {
+    let Some(signing) = &ledger.backup_signing else { return String::new() };
+    let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
+    let keep = match named {
+        Some(_) => "",
+        None => {
+            "  hint: write this into the spec as `backup.signed_by`; a restore without the ledger needs it to tell your backups from forged ones\n"
+        }
+    };
+    format!("backups of {} are signed by {}\n{keep}", ledger.spec.name, signing.public)
+}
+
+/// A spec that names another key was written for another cluster, and a restore with it would refuse every backup.
+pub fn refuse_another_signer(ledger: &Ledger) -> Result<(), Error> {
+    let own = ledger.backup_signing.as_ref().map(|signing| &signing.public);
+    let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
+    match (own, named) {
+        (Some(own), Some(named)) if own != named => Err(Error::refused(
+            format!(
+                "the spec says that backups are signed by {named}, and the ledger of {} signs with {own}",
+                ledger.spec.name
+            ),
+            "correct `backup.signed_by` in the spec and apply it",
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -5,10 +5,11 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use quorate_backup::BackupId;
 use quorate_backup::full;
-use quorate_backup::keys::{KeyError, Recipients};
+use quorate_backup::keys::KeyError;
 use quorate_backup::manifest::Manifest;
 use quorate_backup::prune;
 use quorate_control::backup::catalog_of;
+use quorate_control::backup::signing::key_of;
 
 use super::{Context, Subject, identities};
 use crate::cli::{self, Format};
@@ -23,11 +24,28 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
     if options.output.format == Format::Json && !options.dry_run {
         return Err(Error::refused("there is nothing to print as JSON but the plan", "pass --dry-run too"));
     }
+    let trust = subject.trust(false);
+    if trust.signer.is_none() {
+        return Err(Error::refused(
+            format!(
+                "nothing here knows the key that signs the backups of {name}, so it cannot be told which of them count"
+            ),
+            "bring the ledger back with `quorate ledger import`, or name the key in `backup.signed_by` of the spec",
+        ));
+    }
     let mut plans = Vec::new();
     vault.second()?;
     for store in vault.stores() {
-        let catalog = catalog_of(store, name, subject.cluster_id()).await?;
-        plans.push((store, prune::plan(&catalog, &vault.keep, Timestamp::now())));
+        let catalog = catalog_of(store, name, subject.cluster_id(), &trust).await?;
+        let mut plan = prune::plan(&catalog, &vault.keep, Timestamp::now());
+        if options.unsigned && !catalog.fulls.is_empty() {
+            plan.remove.extend(catalog.unsigned.iter().map(|full| full.id().clone()));
+            plan.remove.sort();
+        } else if !catalog.unsigned.is_empty() {
+            let open = are(catalog.unsigned.len());
+            output::talk(&format!("{}: {open} not signed, and left alone; --unsigned removes them\n", store.place()));
+        }
+        plans.push((store, plan));
     }
     let pruning = Pruning {
         cluster: name.to_owned(),
@@ -77,20 +95,22 @@ fn are(number: usize) -> String {
 pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let (name, vault) = (subject.spec.name.as_str(), subject.vault()?);
-    let parsed = Recipients::parse(&vault.settings.recipients).map_err(key_error)?;
-    let Some(recipients) = parsed else {
+    if vault.settings.recipients.is_empty() {
         return Err(Error::refused(
             format!("the spec of {name} names no recipients, and what is encrypted is not opened in place"),
             "name at least one; `quorate backup export` writes a backup in the clear",
         ));
-    };
+    }
+    let signing = subject.ledger.as_ref().and_then(|ledger| key_of(ledger).ok());
     let Some(identities) = identities(&options.identity)? else { return Err(key_error(KeyError::NoIdentity)) };
     let mut unopened = BTreeSet::new();
     vault.second()?;
     for store in vault.stores() {
-        let catalog = catalog_of(store, name, subject.cluster_id()).await?;
+        let catalog = catalog_of(store, name, subject.cluster_id(), &subject.trust(true)).await?;
         let all: Vec<Manifest> = catalog.fulls.into_iter().map(|full| full.manifest).collect();
-        let done = full::rekey(store, &all, &identities, &recipients).await.map_err(Error::backup)?;
+        let done = full::rekey(store, &all, &identities, &vault.settings.recipients, signing.as_ref())
+            .await
+            .map_err(Error::backup)?;
         let changed = are(done.changed.len());
         output::talk(&format!("{}: {changed} now opened by {}\n", store.place(), vault.settings.recipients.join(", ")));
         let open = all.iter().filter(|manifest| manifest.recipient.is_none()).count();

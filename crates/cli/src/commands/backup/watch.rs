@@ -3,8 +3,8 @@
 use quorate_control::backup::{Vault, Watching, watch};
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::Context;
 use super::create::NOT_ENCRYPTED;
+use super::{Context, refuse_another_signer};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -14,6 +14,7 @@ use crate::output::working::Working;
 
 pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
+    refuse_another_signer(&ledger)?;
     if Vault::open(&ledger.spec)?.settings.recipients.is_empty() {
         output::talk(NOT_ENCRYPTED);
     }

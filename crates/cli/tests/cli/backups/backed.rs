@@ -142,6 +142,11 @@ impl Backed {
         self.quorate(&[&["restore", "c.yaml", "--yes", "--identity", OPERATOR], more].concat())
     }
 
+    /// The key that signs its backups, as the ledger has it.
+    pub fn signer(&self) -> String {
+        self.sandbox.ledger("c")["backup_signing"]["public"].as_str().expect("a key").to_owned()
+    }
+
     pub fn list(&self) -> Vec<Value> {
         let listed = self.backup("list", &["--output", "json"]).ok().json();
         listed["backups"].as_array().unwrap_or_else(|| panic!("{listed:#}")).clone()

@@ -13,13 +13,16 @@ fn one_command_brings_everything_back() {
     let (contents, users, highest) = (backed.contents(), backed.users_and_roles(), backed.revision());
     let old_client = saved_client(&backed);
     let cluster_id = backed.sandbox.ledger("c")["cluster_id"].clone();
+    let signer = backed.signer();
 
     lose_everything(&backed);
     // Without the operator's key there is no way back, and nothing is made.
-    let told = backed.quorate(&["restore", "c.yaml", "--yes"]).expect(1).stderr;
+    let told = backed.quorate(&["restore", "c.yaml", "--yes", "--signed-by", &signer]).expect(1).stderr;
     assert!(told.contains("no identity was given") && told.contains("--identity"), "{told}");
     assert!(!backed.sandbox.has_machines());
 
+    // The spec may name the key as well.
+    backed.edit(&[&backed.recipient], &format!("  signed_by: {signer}\n"));
     backed.restore(&[]).ok();
     assert_eq!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
     assert_eq!(backed.contents(), contents);
@@ -40,8 +43,9 @@ fn the_data_comes_back_without_the_ledger() {
     let (contents, users, highest) = (backed.contents(), backed.users_and_roles(), backed.revision());
     let old_client = saved_client(&backed);
     let cluster_id = backed.sandbox.ledger("c")["cluster_id"].clone();
+    let signer = backed.signer();
     lose_everything(&backed);
-    let told = backed.restore(&["--without-ledger"]).ok().text();
+    let told = backed.restore(&["--without-ledger", "--signed-by", &signer]).ok().text();
     assert!(told.contains("no ledger comes back: it gets new CAs and keys"), "{told}");
     assert_ne!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
     assert_eq!((backed.contents(), backed.users_and_roles()), (contents, users));

@@ -89,6 +89,16 @@ impl BackedUp {
         self.backup("verify", &[id, "--identity", KEY]).ok();
     }
 
+    /// The public half of the operator's key.
+    pub fn recipient(&self) -> String {
+        self.operator.clone()
+    }
+
+    /// The key that signs its backups, as the ledger has it.
+    pub fn signer(&self) -> String {
+        self.sandbox.ledger(NAME)["backup_signing"]["public"].as_str().expect("a key").to_owned()
+    }
+
     /// Where the backups lie.
     pub fn store(&self) -> PathBuf {
         self.sandbox.path().join("store").join(NAME)

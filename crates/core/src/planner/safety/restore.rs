@@ -1,17 +1,32 @@
 //! The rules of a restore: nothing is given up before every member has what it is to begin from, and nobody begins while anybody
 //! could still run on what was.
 
+use super::revision::{self, MAX_REVISION};
 use super::{DataVerdict, judge_data};
 use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, Restore, ServiceState};
 
 /// How far above every revision ever seen a restored or recovered cluster begins.
 pub const MARGIN: u64 = 1_000_000_000;
 
-/// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time.
-pub fn bump_past(desired: &Desired, seen: &Observation, revision: u64) -> u64 {
-    let told = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.etcd.status.as_ref()?.revision)).max();
-    let highest = desired.highest_revision.max(told.unwrap_or(0)).max(revision);
-    (highest - revision).saturating_add(MARGIN)
+/// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time. Never beyond what etcd can count.
+pub fn bump_past(highest: u64, revision: u64) -> u64 {
+    let target = highest.max(revision).saturating_add(MARGIN).min(MAX_REVISION);
+    target.saturating_sub(revision)
+}
+
+/// The one that the snapshot was tried with, as long as it still leads well past all that was seen; else another.
+pub fn bump_of(restore: &Restore, desired: &Desired, seen: &Observation) -> u64 {
+    let highest = revision::highest(desired, seen);
+    let leads_past = |bump: &u64| {
+        let begins_at = restore.revision.checked_add(*bump).filter(|at| *at <= MAX_REVISION);
+        begins_at.is_some_and(|at| at >= highest.saturating_add(MARGIN / 2))
+    };
+    restore.bump_revision.filter(leads_past).unwrap_or_else(|| bump_past(highest, restore.revision))
+}
+
+/// Rule 12: whether data that was raised by so much begins where etcd can still count.
+pub fn can_count_on(revision: u64, bump: u64) -> bool {
+    revision.checked_add(bump).is_some_and(|begins_at| begins_at <= MAX_REVISION)
 }
 
 /// Rule 7: whether a member has the bytes that it is to begin from.

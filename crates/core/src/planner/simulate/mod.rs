@@ -16,10 +16,11 @@ use super::{Action, certificates, remember};
 use crate::Secret;
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
-    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BinarySeen, CertificateSeen, CertificateUse, ConfigAttempt, Data,
-    DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
-    MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
+    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateSeen, CertificateUse,
+    ConfigAttempt, Data, DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger,
+    MachineSeen, MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
 };
+use crate::spec::Signer;
 use crate::versions::Version;
 
 /// An imagined cluster: the truth of each machine, whether it can be seen or not.
@@ -290,6 +291,10 @@ impl World {
             SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
             SecretKind::JwtKeys => {
                 self.ledger.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
+            }
+            SecretKind::BackupSigning => {
+                let (key, public) = (Secret::new(""), Signer::new([0; 32]));
+                self.ledger.backup_signing = Some(BackupSigning { key, public, since: self.now });
             }
         }
     }

@@ -25,6 +25,7 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
     libvirt::check_all(spec, &mut found);
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
+        token(&cluster, &mut found);
         members(&cluster, &mut found);
         network(&cluster, &mut found);
         libvirt::check(&cluster, &mut found);
@@ -35,6 +36,24 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
         host::check(&cluster, &mut found);
     }
     found.problems
+}
+
+const LONGEST_TOKEN: usize = 64;
+
+/// It goes into flags and messages as it is, and leaves room for the random end.
+fn token(cluster: &Cluster, found: &mut Findings) {
+    let token = &cluster.spec.initial_token;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let hint = "use a short name, such as the cluster's; it may be changed at any time, and is used when a cluster is bootstrapped";
+    if let Some(odd) = token.chars().find(|c| !plain(*c)) {
+        let message =
+            format!("`initial_token` has the character {odd:?}: letters, digits, `.`, `_` and `-` can be used");
+        found.error(cluster.at("initial_token"), message, hint);
+    }
+    if token.len() > LONGEST_TOKEN {
+        let message = format!("`initial_token` has {} characters, and may have {LONGEST_TOKEN}", token.len());
+        found.error(cluster.at("initial_token"), message, hint);
+    }
 }
 
 /// Collects problems, placing them by their path.

@@ -1,0 +1,82 @@
+//! Which revisions are believed. etcd counts them in 63 bits and panics beyond, so a number that no cluster can have reached is refused
+//! wherever it enters; and a member that is alone with what it reports does not steer the others.
+
+use super::restore::MARGIN;
+use crate::model::{Desired, EtcdStatus, Observation};
+
+/// No cluster comes here: a million writes a second take 146,000 years.
+pub const MAX_REVISION: u64 = super::LAST_REVISION;
+
+/// Members of one cluster are never so far apart: what separates them then is a lie, or a restore.
+const APART: u64 = MARGIN / 2;
+
+/// What the ledger remembers. A number beyond all revisions was never seen: a damaged or lying source put it there, and what members and
+/// backups know takes its place.
+pub fn remembered(highest: u64) -> u64 {
+    if highest > MAX_REVISION { 0 } else { highest }
+}
+
+/// The highest revision that members report. One that is far above all others counts for nothing where others report too.
+pub fn told<'a>(statuses: impl Iterator<Item = &'a EtcdStatus>) -> Option<u64> {
+    let mut told: Vec<u64> = statuses.map(|status| status.revision).filter(|told| *told <= MAX_REVISION).collect();
+    told.sort_unstable_by(|one, other| other.cmp(one));
+    let agreed = told.windows(2).find(|pair| pair[0] - pair[1] <= APART).map(|pair| pair[0]);
+    agreed.or_else(|| told.last().copied())
+}
+
+/// The highest revision that clients can have seen, as far as it is known here.
+pub fn highest(desired: &Desired, seen: &Observation) -> u64 {
+    let statuses = seen.agents.keys().filter_map(|member| seen.facts(member)?.etcd.status.as_ref());
+    remembered(desired.highest_revision).max(told(statuses).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::AuthLook;
+
+    fn status(revision: u64) -> EtcdStatus {
+        EtcdStatus {
+            member_id: 1,
+            cluster_id: 1,
+            leader: 1,
+            is_learner: false,
+            healthy: true,
+            version: String::new(),
+            cluster_version: None,
+            downgrade_target: None,
+            storage_version: None,
+            db_size: 0,
+            db_size_in_use: 0,
+            raft_term: 1,
+            raft_index: 1,
+            raft_applied_index: 1,
+            revision,
+            members: Vec::new(),
+            alarms: Vec::new(),
+            auth: AuthLook::NotAsked,
+        }
+    }
+
+    fn believed(revisions: &[u64]) -> Option<u64> {
+        let statuses: Vec<EtcdStatus> = revisions.iter().copied().map(status).collect();
+        told(statuses.iter())
+    }
+
+    #[test]
+    fn a_member_that_is_alone_with_its_revision_steers_nobody() {
+        assert_eq!(believed(&[]), None);
+        assert_eq!(believed(&[7]), Some(7));
+        assert_eq!(believed(&[7, 9, 8]), Some(9));
+        assert_eq!(believed(&[7, 1 << 61, 8]), Some(8));
+        assert_eq!(believed(&[u64::MAX, 8, (1 << 62) + 1]), Some(8));
+        assert_eq!(believed(&[u64::MAX]), None);
+        assert_eq!(believed(&[8, 1 << 61]), Some(8), "of two that differ, the one that can do less harm");
+    }
+
+    #[test]
+    fn what_no_cluster_can_have_reached_was_never_seen() {
+        assert_eq!(remembered(1 << 62), 1 << 62);
+        assert_eq!(remembered(9_223_372_037_854_775_807), 0);
+    }
+}
