@@ -389,6 +389,7 @@ impl Ledger {
             older_accepted: _,
             without_grace: _,
             recovery: _,
+            recovered: _,
             restore: _,
             backups: _,
             last_change: _,
@@ -398,8 +399,12 @@ impl Ledger {
             members,
             authorities: Authorities { etcd, control },
             auth: AuthRecord { root_password, jwt, users, roles: _ },
+            backup_signing,
             highest_revision: _,
         } = self;
+        if let Some(BackupSigning { key, public: _, since: _ }) = backup_signing {
+            visit(key.expose_mut());
+        }
         for member in members.values_mut() {
             let MemberRecord {
                 incarnation: _,
