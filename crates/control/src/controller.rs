@@ -1,13 +1,13 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
@@ -15,8 +15,11 @@ use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MemberName, Ob
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::safety::revision;
-use quorate_core::planner::{Action, Decision, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide};
+use quorate_core::planner::{
+    Action, Decision, Outstanding, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide,
+};
 use quorate_core::spec::ClusterSpec;
+use tokio::time::Instant;
 
 use crate::brought::BroughtFiles;
 use crate::history::{History, Recorder};
@@ -32,6 +35,8 @@ const MOST_ROUNDS: u32 = 1000;
 const MOST_FORMATIONS: u32 = 3;
 /// How many rounds in a row may fail before the loop gives up.
 const MOST_FAILURES: u32 = 5;
+/// How often the same step may end a wait. One that is needed again and again leads nowhere.
+const MOST_REPEATS: u32 = 3;
 /// While something else is waited for, users and roles are not asked for more often.
 const BETWEEN_AUTH_LOOKS: Duration = Duration::from_secs(2);
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
@@ -312,7 +317,9 @@ struct Spent {
     failures: u32,
     formations: u32,
     waiting_since: Option<Instant>,
-    waiting: Vec<WaitingFor>,
+    outstanding: Outstanding,
+    /// How often each step was done.
+    done: HashMap<Action, u32>,
 }
 
 impl Spent {
@@ -323,21 +330,19 @@ impl Spent {
         patience: Duration,
         look: Duration,
     ) -> Result<(), Vec<WaitingFor>> {
-        if is_progress(&self.waiting, &waiting) {
+        if self.outstanding.update(&waiting) {
             self.waiting_since = None;
         }
         let waited = self.waiting_since.get_or_insert_with(Instant::now).elapsed();
         if waited > patience {
             return Err(waiting);
         }
-        self.waiting = waiting;
         tokio::time::sleep(pause(waited, look)).await;
         Ok(())
     }
 
     /// Counts a round that was done, or has failed and may be tried again.
     async fn round(&mut self, steps: &[Step], done: Result<(), ControlError>) -> Result<(), ControlError> {
-        self.waiting_since = None;
         self.rounds += 1;
         if let Some(step) = steps.iter().find(|s| matches!(s.action, Action::AbandonFormation { .. })) {
             self.formations += 1;
@@ -349,6 +354,7 @@ impl Spent {
             Ok(()) => {
                 self.failures = 0;
                 self.steps += steps.len();
+                self.begin_another_wait(steps);
             }
             Err(e) if e.is_taken_over() => return Err(e),
             Err(e) => {
@@ -364,18 +370,20 @@ impl Spent {
         }
         Ok(())
     }
-}
 
-/// Whether waiting has led anywhere: something else is waited for, or a learner has caught up some more. An etcd that crashes once more
-/// has not.
-fn is_progress(before: &[WaitingFor], now: &[WaitingFor]) -> bool {
-    let what = |w: &WaitingFor| (std::mem::discriminant(w), w.member().cloned());
-    let lag = |all: &[WaitingFor]| {
-        all.iter().find_map(|w| if let WaitingFor::Learner { lag, .. } = w { Some(*lag) } else { None })
-    };
-    before.len() != now.len()
-        || before.iter().zip(now).any(|(b, n)| what(b) != what(n))
-        || matches!((lag(before), lag(now)), (Some(before), Some(now)) if now < before)
+    /// What was waited for has led to a step. One that is done over and over ends no wait.
+    fn begin_another_wait(&mut self, steps: &[Step]) {
+        let mut led_on = false;
+        for step in steps {
+            let times = self.done.entry(step.action.clone()).or_default();
+            *times += 1;
+            led_on |= *times <= MOST_REPEATS;
+        }
+        if led_on {
+            self.waiting_since = None;
+            self.outstanding = Outstanding::default();
+        }
+    }
 }
 
 /// What would be done, without touching anything.
@@ -464,4 +472,64 @@ fn changes_nothing_seen(formation: &Formation, steps: &[Step]) -> bool {
 fn pause(waited: Duration, look: Duration) -> Duration {
     let by_time = (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100));
     by_time.max(look.min(Duration::from_millis(250)))
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::planner::{Precondition, Reason};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const LOOK: Duration = Duration::from_millis(20);
+
+    fn crash(restarts: u32) -> WaitingFor {
+        let (how, last_words) = (String::from("exit status: 1"), String::from("invalid value"));
+        WaitingFor::EtcdToStay { member: "e1".into(), restarts, how, last_words }
+    }
+
+    /// For how long a run goes on when these are waited for in turns.
+    async fn waits(spent: &mut Spent, mut waiting: impl FnMut(u32) -> Vec<WaitingFor>) -> Duration {
+        let begun = Instant::now();
+        for turn in 0.. {
+            if spent.wait(waiting(turn), PATIENCE, LOOK).await.is_err() {
+                break;
+            }
+            assert!(begun.elapsed() < 10 * PATIENCE, "it waits without end");
+        }
+        begun.elapsed()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_run_ends_when_an_etcd_crashes_over_and_over() {
+        let alternating = |turn: u32| match turn % 2 {
+            0 => vec![crash(turn / 20)],
+            _ => vec![crash(turn / 20), WaitingFor::AuthSight],
+        };
+        let took = waits(&mut Spent::default(), alternating).await;
+        assert!(took >= PATIENCE && took < 2 * PATIENCE, "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_step_begins_another_wait_unless_it_is_done_over_and_over() {
+        let step = Step {
+            action: Action::StartEtcd { member: "e1".into(), bootstrap: None },
+            why: Reason::new("it does not run"),
+            expects: Precondition::Nothing,
+        };
+        let mut spent = Spent::default();
+        let begun = Instant::now();
+        // Each round alone is far below the bound.
+        for _ in 0..20 {
+            for _ in 0..100 {
+                if spent.wait(vec![crash(0)], PATIENCE, LOOK).await.is_err() {
+                    let took = begun.elapsed();
+                    assert!(took > PATIENCE && took < 3 * PATIENCE, "{took:?}");
+                    return;
+                }
+            }
+            spent.round(std::slice::from_ref(&step), Ok(())).await.unwrap();
+        }
+        panic!("it waits without end");
+    }
 }

@@ -2,7 +2,7 @@
 //! a line is written when a step begins and when it is done. It never holds up the loop that it tells of.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Action, Decision, Step};
+use quorate_core::planner::{Action, Decision, Step, WaitingFor};
 
 use super::draw;
 
@@ -28,8 +28,8 @@ struct State {
     members: BTreeMap<MemberName, Row>,
     /// What is done for the cluster as a whole, or waited for.
     note: String,
-    /// What was told to be waited for last.
-    waiting: Vec<String>,
+    /// What was told to be waited for since the last step.
+    told: HashSet<String>,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
 }
@@ -48,7 +48,7 @@ impl Progress {
             started: Instant::now(),
             members: members.map(row).collect(),
             note: String::new(),
-            waiting: Vec::new(),
+            told: HashSet::new(),
             lines_drawn: 0,
             drawn_at: None,
         };
@@ -148,17 +148,15 @@ impl State {
         self.note = waiting.map(|w| format!("waiting for {w}")).unwrap_or_default();
     }
 
-    /// What is waited for, when that has changed.
+    /// What is waited for, where it was not told since the last step. Waits that come and go are told once.
     fn newly_waiting(&mut self, decision: &Decision) -> Option<String> {
         if !decision.steps.is_empty() {
+            self.told.clear();
             return None;
         }
-        let waiting: Vec<String> = decision.waiting.iter().map(ToString::to_string).collect();
-        if waiting == self.waiting {
-            return None;
-        }
-        self.waiting = waiting;
-        (!self.waiting.is_empty()).then(|| format!("waiting for {}", self.waiting.join("; ")))
+        let new: Vec<String> =
+            decision.waiting.iter().filter(|w| self.told.insert(subject(w))).map(ToString::to_string).collect();
+        (!new.is_empty()).then(|| format!("waiting for {}", new.join("; ")))
     }
 
     fn begins(&mut self, step: &Step) {
@@ -201,6 +199,12 @@ impl State {
     fn clear(&self) -> String {
         if self.lines_drawn == 0 { String::new() } else { format!("\x1b[{}A\x1b[J", self.lines_drawn) }
     }
+}
+
+/// What a wait is about, without the numbers that change while it lasts. etcd's last words make it another, once.
+fn subject(waiting: &WaitingFor) -> String {
+    let has_words = matches!(waiting, WaitingFor::EtcdToStay { last_words, .. } if !last_words.trim().is_empty());
+    format!("{:?} {has_words}", waiting.subject())
 }
 
 /// The stage of its member while a step is done; none for steps that concern the cluster as a whole.
@@ -297,14 +301,27 @@ mod tests {
     }
 
     #[test]
-    fn waiting_is_told_when_it_changes_and_only_then() {
+    fn each_wait_is_told_once_until_a_step_is_done() {
         let progress = Progress::new("demo", ["etcd-1"].into_iter());
         let mut state = progress.state.borrow_mut();
-        let waiting =
-            Decision { waiting: vec![WaitingFor::PeerPort { member: "etcd-1".into() }], ..Decision::default() };
-        assert_eq!(state.newly_waiting(&waiting).as_deref(), Some("waiting for etcd on etcd-1 to answer its peers"));
-        assert_eq!(state.newly_waiting(&waiting), None);
-        assert_eq!(state.newly_waiting(&Decision::default()), None);
-        assert!(state.newly_waiting(&waiting).is_some());
+        let decision = |waiting: Vec<WaitingFor>| Decision { waiting, ..Decision::default() };
+        let crash = |restarts, last_words: &str| WaitingFor::EtcdToStay {
+            member: "etcd-1".into(),
+            restarts,
+            how: String::from("exit status: 1"),
+            last_words: last_words.to_owned(),
+        };
+        let first = state.newly_waiting(&decision(vec![crash(1, "")])).unwrap();
+        assert_eq!(first, "waiting for etcd on etcd-1 to stay up: it ended (exit status: 1) and was restarted once");
+        for restarts in 2..20 {
+            let told = [
+                state.newly_waiting(&decision(vec![crash(restarts, "bad flag"), WaitingFor::AuthSight])),
+                state.newly_waiting(&decision(vec![crash(restarts, "bad flag")])),
+            ];
+            assert_eq!(told.iter().flatten().count(), usize::from(restarts == 2), "{told:?}");
+        }
+        let step = step(Action::Enrol { member: "etcd-1".into() });
+        assert_eq!(state.newly_waiting(&Decision { steps: vec![step], ..Decision::default() }), None);
+        assert!(state.newly_waiting(&decision(vec![crash(20, "bad flag")])).is_some());
     }
 }

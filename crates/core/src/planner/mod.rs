@@ -31,7 +31,7 @@ pub use certificates::{renewal_window, sans as certificate_sans};
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use step::{Action, Precondition, Reason, Step};
-pub use waiting::WaitingFor;
+pub use waiting::{Outstanding, WaitingFor};
 
 use serde::Serialize;
 
@@ -59,8 +59,11 @@ impl Decision {
         self.steps.push(Step { action, why: Reason::new(why), expects });
     }
 
+    /// Nothing is waited for twice: what the first concern says of it is enough.
     fn wait(&mut self, waiting: WaitingFor) {
-        self.waiting.push(waiting);
+        if !self.waiting.iter().any(|known| known.subject() == waiting.subject()) {
+            self.waiting.push(waiting);
+        }
     }
 
     fn block(&mut self, because: UnsafeBecause) {

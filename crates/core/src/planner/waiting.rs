@@ -1,6 +1,8 @@
 //! What is under way and needs nothing but time.
 
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::mem::Discriminant;
 
 use serde::Serialize;
 
@@ -84,6 +86,44 @@ impl WaitingFor {
             | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
+
+    /// What is waited for, without how far it has come.
+    pub fn subject(&self) -> Awaited {
+        (std::mem::discriminant(self), self.member().cloned())
+    }
+}
+
+/// One thing that is waited for: of which kind, and of which member.
+pub type Awaited = (Discriminant<WaitingFor>, Option<MemberName>);
+
+/// What one wait has led to so far. Waits that come and go do not pass for progress: each thing counts once, when it is over for the
+/// first time, so that a wait without a step in between is bounded.
+#[derive(Debug, Default)]
+pub struct Outstanding {
+    now: HashSet<Awaited>,
+    over: HashSet<Awaited>,
+    /// The least that each learner has lagged by.
+    lags: BTreeMap<MemberName, u64>,
+}
+
+impl Outstanding {
+    /// Takes in what is waited for now. Whether that is progress: something was over for the first time, or a learner came closer than
+    /// ever.
+    pub fn update(&mut self, waiting: &[WaitingFor]) -> bool {
+        let now: HashSet<Awaited> = waiting.iter().map(WaitingFor::subject).collect();
+        let over = self.now.difference(&now).filter(|awaited| self.over.insert((*awaited).clone())).count();
+        self.now = now;
+        let closer = waiting.iter().filter(|waiting| self.is_closer(waiting)).count();
+        over + closer > 0
+    }
+
+    fn is_closer(&mut self, waiting: &WaitingFor) -> bool {
+        let WaitingFor::Learner { member, lag } = waiting else { return false };
+        let least = self.lags.entry(member.clone()).or_insert(u64::MAX);
+        let closer = lag < least;
+        *least = *lag.min(least);
+        closer
+    }
 }
 
 impl fmt::Display for WaitingFor {
@@ -97,8 +137,9 @@ impl fmt::Display for WaitingFor {
             WaitingFor::PeerPort { member } => write!(f, "etcd on {member} to answer its peers"),
             WaitingFor::Health { member, why } => write!(f, "etcd on {member} to be healthy: {why}"),
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {
-                write!(f, "etcd on {member} to stay up: it ended ({how}) and was restarted {restarts} times")?;
-                match last_words.lines().last() {
+                let times = if *restarts == 1 { "once" } else { &format!("{restarts} times") };
+                write!(f, "etcd on {member} to stay up: it ended ({how}) and was restarted {times}")?;
+                match last_words.lines().rfind(|line| !line.trim().is_empty()) {
                     None => Ok(()),
                     Some(words) => write!(f, "; its last words: {words}"),
                 }
@@ -111,7 +152,8 @@ impl fmt::Display for WaitingFor {
             }
             WaitingFor::Membership => write!(f, "a list of members that is newer than the last change of it"),
             WaitingFor::Learner { member, lag } => {
-                write!(f, "the learner {member} to catch up: it lags by {lag} entries")
+                let entries = if *lag == 1 { "entry" } else { "entries" };
+                write!(f, "the learner {member} to catch up: it lags by {lag} {entries}")
             }
             WaitingFor::ClusterVersion { now, wanted } => {
                 write!(f, "the cluster version to follow: it is {now}, and is to be that of {wanted}")
@@ -128,5 +170,62 @@ impl fmt::Display for WaitingFor {
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to tell its users and roles"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health(member: &str) -> WaitingFor {
+        WaitingFor::Health { member: member.into(), why: String::from("it does not answer yet") }
+    }
+
+    fn crash(member: &str, restarts: u32) -> WaitingFor {
+        let (how, last_words) = (String::from("exit status: 1"), String::from("invalid value"));
+        WaitingFor::EtcdToStay { member: member.into(), restarts, how, last_words }
+    }
+
+    #[test]
+    fn an_etcd_that_crashes_again_and_again_is_no_progress() {
+        let mut outstanding = Outstanding::default();
+        let rounds = (1..100).flat_map(|n| {
+            [
+                vec![crash("e1", n)],
+                vec![crash("e1", n), WaitingFor::AuthSight],
+                vec![health("e1")],
+                vec![health("e1"), WaitingFor::AuthSight],
+            ]
+        });
+        let progress: Vec<bool> = rounds.map(|waiting| outstanding.update(&waiting)).collect();
+        assert!(progress[8..].iter().all(|progress| !progress), "{progress:?}");
+    }
+
+    #[test]
+    fn each_thing_that_is_over_is_progress_once() {
+        let mut outstanding = Outstanding::default();
+        assert!(!outstanding.update(&[health("e1"), health("e2")]));
+        assert!(!outstanding.update(&[health("e1"), health("e2")]));
+        assert!(outstanding.update(&[health("e1")]));
+        assert!(!outstanding.update(&[health("e1"), health("e2")]));
+        assert!(!outstanding.update(&[health("e1")]));
+        assert!(outstanding.update(&[WaitingFor::Membership]));
+    }
+
+    #[test]
+    fn a_learner_makes_progress_when_it_comes_closer_than_before() {
+        let mut outstanding = Outstanding::default();
+        let lags = [100, 100, 90, 95, 92, 91, 90, 89];
+        let progress: Vec<bool> =
+            lags.map(|lag| outstanding.update(&[WaitingFor::Learner { member: "e1".into(), lag }])).into();
+        assert_eq!(progress, [true, false, true, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn numbers_agree_with_their_nouns() {
+        assert!(crash("e1", 1).to_string().contains("was restarted once"));
+        assert!(crash("e1", 19).to_string().contains("was restarted 19 times; its last words: invalid value"));
+        let learner = |lag| WaitingFor::Learner { member: "e1".into(), lag }.to_string();
+        assert!(learner(1).ends_with("it lags by 1 entry") && learner(2).ends_with("it lags by 2 entries"));
     }
 }
