@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
+use quorate_core::model::https_url;
 use quorate_etcd::{Client, ConnectOptions, Login};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use rustix::fs::FlockOperation;
@@ -89,7 +90,7 @@ impl Throwaway {
         let mut tries = 3;
         loop {
             let port = free_port(address).map_err(Error::file("find a port for an etcd in", place.root.path()))?;
-            let endpoint = format!("https://{address}:{port}");
+            let endpoint = https_url(address, port);
             let mut etcd = spawn(programs, &place, &endpoint, bytes)?;
             let options = credentials.options(endpoint);
             let client = Client::connect(options.clone())?;
@@ -284,7 +285,7 @@ async fn restore(programs: &Programs, snapshot: &Path, place: &Place, bump_revis
 }
 
 async fn run(programs: &Programs, command: &mut Command) -> Result<Vec<u8>, Error> {
-    let done = timeout(RESTORING, clean(command).env("ETCDCTL_API", "3").output()).await;
+    let done = timeout(RESTORING, clean(command).output()).await;
     let failed = |why: String| Error::Throwaway { why: format!("could not be restored: {why}") };
     let output = done
         .map_err(|_| failed(format!("it took longer than {} s", RESTORING.as_secs())))?

@@ -13,8 +13,7 @@ use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
     AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
-    MemberName, Membership, NodeConfig, Observation, Stamp,
-};
+    MemberName, Membership, NodeConfig, Observation, Stamp, https_url};
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_core::spec;
 use quorate_pki::{Authority, LeafWish};
@@ -394,7 +393,7 @@ impl Controller {
         };
         let members = self.held.ledger().formation.members().cloned();
         let others = members.iter().flatten().filter(|(other, _)| *other != member);
-        let peers = others.filter_map(|(_, known)| Some(endpoint(known.address()?))).collect();
+        let peers = others.filter_map(|(_, known)| Some(https_url(known.address()?, CLIENT_PORT))).collect();
         let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
         let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
         Order::StartEtcd { expects, bootstrap, peers }
@@ -429,11 +428,6 @@ fn stop_order(formation: &Formation) -> Order {
         Formation::Restoring { .. } => Order::HaltEtcd,
         _ => Order::StopEtcd,
     }
-}
-
-/// Where a member serves clients.
-fn endpoint(address: IpAddr) -> String {
-    format!("https://{}", SocketAddr::new(address, CLIENT_PORT))
 }
 
 fn membership(expects: &Precondition) -> Membership {

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
-use quorate_core::model::{CLIENT_PORT, Ledger};
+use quorate_core::model::{CLIENT_PORT, Ledger, https_url};
 use quorate_core::spec::{ClientAuth, Network};
 use quorate_pki::KeyPair;
 use tokio::net::TcpStream;
@@ -142,7 +142,7 @@ async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientEr
     let former: Vec<IpAddr> = former.map(|(_, machine)| machine.address).collect();
     // While the only member is replaced, its former machine is the one that serves.
     let addresses = if former.is_empty() || any_serves(&*provider, ledger, &current).await? { current } else { former };
-    Ok(addresses.into_iter().map(|address| format!("https://{address}:{CLIENT_PORT}")).collect())
+    Ok(addresses.into_iter().map(|address| https_url(address, CLIENT_PORT)).collect())
 }
 
 /// Whether a client would be answered at one of these addresses.

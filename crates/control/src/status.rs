@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
-    Observation, Power, Seen, ServiceState,
+    Observation, Power, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window, safety};
 use serde::Serialize;
@@ -255,7 +255,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
         machine: machine_name(ledger, &member, machine),
         leaving: !spec.members.iter().any(|m| m.name.as_str() == member.as_str()),
         address: machine.map(|m| m.address.to_string()),
-        endpoint: machine.map(|m| format!("https://{}:{CLIENT_PORT}", m.address)),
+        endpoint: machine.map(|m| https_url(m.address, CLIENT_PORT)),
         role: status.map(role),
         health,
         why,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use quorate_core::model::CLIENT_PORT;
+use quorate_core::model::{CLIENT_PORT, https_url};
 
 use super::{PROGRAM, channel_device};
 use crate::api::boot::{Interface, Machine};
@@ -155,14 +155,11 @@ pub(super) fn agent_environment(machine: &Machine) -> String {
 
 /// Lets `etcdctl` work at once in root's shell. Root alone can read the keys.
 pub(super) fn profile(address: IpAddr) -> String {
-    let host = match address {
-        IpAddr::V4(address) => address.to_string(),
-        IpAddr::V6(address) => format!("[{address}]"),
-    };
+    let endpoint = https_url(address, CLIENT_PORT);
     format!(
         "{WRITTEN}\
          if [ \"$(id -u)\" = 0 ]; then\n\
-         \x20 export ETCDCTL_API=3 ETCDCTL_ENDPOINTS=https://{host}:{CLIENT_PORT} ETCDCTL_CACERT=/etc/etcd/pki/ca.crt\n\
+         \x20 export ETCDCTL_ENDPOINTS={endpoint} ETCDCTL_CACERT=/etc/etcd/pki/ca.crt\n\
          \x20 if [ -e /etc/etcd/pki/root.key ]; then\n\
          \x20   export ETCDCTL_CERT=/etc/etcd/pki/root.crt ETCDCTL_KEY=/etc/etcd/pki/root.key\n\
          \x20 elif [ -r /etc/quorate/root-password ]; then\n\

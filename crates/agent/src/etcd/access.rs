@@ -1,13 +1,13 @@
 //! How the agent reaches the etcd beside it: at which address and as whom. The connection is kept between requests and made
 //! anew when certificates, password or address have changed.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quorate_core::Secret;
 use quorate_core::desire::ROOT_PASSWORD_FILE;
-use quorate_core::model::{CLIENT_PORT, CertificateUse, NodeConfig, PEER_PORT};
+use quorate_core::model::{CLIENT_PORT, CertificateUse, NodeConfig, PEER_PORT, https_url};
 use quorate_etcd::{Client, ConnectOptions, Login};
 use rustls::ClientConfig;
 
@@ -109,7 +109,7 @@ impl Access {
         let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(port);
         let everywhere = first.contains("//0.0.0.0:") || first.contains("//[::]:");
         if first.is_empty() || everywhere {
-            format!("https://{}", SocketAddr::new(address, port))
+            https_url(address, port)
         } else {
             first.to_owned()
         }

@@ -29,7 +29,6 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
 fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     let Environment { endpoints, ca, certificate, password, netns } = environment;
     let mut variables = BTreeMap::from([
-        ("ETCDCTL_API", String::from("3")),
         ("ETCDCTL_ENDPOINTS", endpoints.join(",")),
         ("ETCDCTL_CACERT", ca.display().to_string()),
     ]);
@@ -46,10 +45,26 @@ fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     variables
 }
 
-/// What belongs to another way of logging in or another network goes, so that a shell can change from one cluster to another.
+/// What would lead etcdctl elsewhere, or let it log in otherwise. From 3.4 on etcdctl speaks version 3 of the API by itself, and from 3.6
+/// on it warns where it is told so.
+const MISLEADING: [&str; 12] = [
+    "ETCDCTL_API",
+    "ETCDCTL_AUTH_JWT_TOKEN",
+    "ETCDCTL_CERT",
+    "ETCDCTL_DISCOVERY_SRV",
+    "ETCDCTL_DISCOVERY_SRV_NAME",
+    "ETCDCTL_INSECURE_DISCOVERY",
+    "ETCDCTL_INSECURE_SKIP_TLS_VERIFY",
+    "ETCDCTL_INSECURE_TRANSPORT",
+    "ETCDCTL_KEY",
+    "ETCDCTL_PASSWORD",
+    "ETCDCTL_USER",
+    NETNS,
+];
+
+/// What belongs to another way of logging in or another network is unset, so that a shell can change from one cluster to another.
 fn exports(variables: &BTreeMap<&'static str, String>) -> String {
-    let ways = ["ETCDCTL_CERT", "ETCDCTL_KEY", "ETCDCTL_USER", NETNS];
-    let other: Vec<&str> = ways.into_iter().filter(|name| !variables.contains_key(name)).collect();
+    let other: Vec<&str> = MISLEADING.into_iter().filter(|name| !variables.contains_key(name)).collect();
     let within =
         variables.get(NETNS).map(|netns| format!("# clients must run in there: ip netns exec {netns} etcdctl …\n"));
     let exports = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
@@ -120,22 +135,28 @@ mod tests {
             netns: None,
         };
         let expected = "\
-export ETCDCTL_API=3
 export ETCDCTL_CACERT='/my home/ca.crt'
 export ETCDCTL_CERT=/c
 export ETCDCTL_ENDPOINTS=https://127.64.0.1:2379,https://127.64.0.2:2379
 export ETCDCTL_KEY=/k
-unset ETCDCTL_USER QUORATE_NETNS
+unset ETCDCTL_API ETCDCTL_AUTH_JWT_TOKEN ETCDCTL_DISCOVERY_SRV ETCDCTL_DISCOVERY_SRV_NAME ETCDCTL_INSECURE_DISCOVERY \
+    ETCDCTL_INSECURE_SKIP_TLS_VERIFY ETCDCTL_INSECURE_TRANSPORT ETCDCTL_PASSWORD ETCDCTL_USER QUORATE_NETNS
 ";
         assert_eq!(exports(&variables(&environment)), expected);
         environment.certificate = None;
         environment.password = Some(Secret::new("a'b"));
         let text = exports(&variables(&environment));
         assert!(text.contains("export ETCDCTL_USER='root:a'\\''b'\n"), "{text}");
-        assert!(text.ends_with("unset ETCDCTL_CERT ETCDCTL_KEY QUORATE_NETNS\n"), "{text}");
+        let unset = unset(&text);
+        assert!(unset.contains(&"ETCDCTL_CERT") && unset.contains(&"ETCDCTL_KEY") && unset.contains(&NETNS), "{text}");
+        assert!(!unset.contains(&"ETCDCTL_USER") && unset.contains(&"ETCDCTL_PASSWORD"), "{text}");
         environment.netns = Some(String::from("quorate-1"));
         let text = exports(&variables(&environment));
         assert!(text.starts_with("# clients must run in there: ip netns exec quorate-1 etcdctl …\n"), "{text}");
-        assert!(text.contains("export QUORATE_NETNS=quorate-1\nunset ETCDCTL_CERT ETCDCTL_KEY\n"), "{text}");
+        assert!(text.contains("export QUORATE_NETNS=quorate-1\n") && !self::unset(&text).contains(&NETNS), "{text}");
+    }
+
+    fn unset(text: &str) -> Vec<&str> {
+        text.lines().filter_map(|line| line.strip_prefix("unset ")).flat_map(str::split_whitespace).collect()
     }
 }

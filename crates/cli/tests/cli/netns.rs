@@ -392,3 +392,28 @@ fn without_iproute2_the_error_names_it() {
     assert!(run.text().contains("iproute2"), "{}", run.text());
     assert!(!lab.sandbox.has_machines());
 }
+
+#[test]
+fn a_cluster_on_ipv6_addresses_lives_as_any_other() {
+    let members: Vec<String> = (1..=3).map(|n| format!("{{name: etcd-{n}, address: \"fd00:6:1::1{n}\"}}")).collect();
+    let members = members.join(", ");
+    let lab = Namespaced::new(&format!(
+        "quorate: 1\nclusters:\n  - name: c\n    network: netns\n    members: [{members}]\n    etcd: {{version: {VERSION}}}\n"
+    ));
+    lab.apply().ok();
+    lab.assert_healthy();
+    assert_eq!(member(&lab.sandbox.status("c"), "etcd-2")["endpoint"], "https://[fd00:6:1::12]:2379");
+    let environment = lab.sandbox.environment("c");
+    assert!(environment["ETCDCTL_ENDPOINTS"].contains("https://[fd00:6:1::11]:2379"), "{environment:?}");
+    lab.etcdctl(&["put", "k", "v"]).ok();
+
+    lab.quorate(&["replace", "c", "etcd-2", "--yes"]).ok();
+    let status = lab.sandbox.status("c");
+    assert_eq!(status["verdict"], "healthy", "{status:#}");
+    assert_eq!(status["members"].as_array().map(Vec::len), Some(3), "the former machine has left: {status:#}");
+    let listed = lab.etcdctl(&["member", "list"]).ok().stdout;
+    assert!(listed.contains("https://[fd00:6:1::12]:2380") && listed.lines().count() == 3, "{listed}");
+    assert_eq!(lab.etcdctl(&["get", "k", "--print-value-only"]).ok().stdout, "v\n");
+    lab.destroy().ok();
+    lab.assert_gone();
+}

@@ -70,7 +70,7 @@ fn what_scripts_read_keeps_its_shape() {
                   certificate_days_left generation restarts fsync_micros log_source_trouble";
     assert_eq!(keys(&status["members"][0]), of(fields));
     assert_eq!(json(&["status"])[0]["cluster"], "c");
-    assert_eq!(keys(&json(&["env", "c"])), of("ETCDCTL_API ETCDCTL_CACERT ETCDCTL_CERT ETCDCTL_ENDPOINTS ETCDCTL_KEY"));
+    assert_eq!(keys(&json(&["env", "c"])), of("ETCDCTL_CACERT ETCDCTL_CERT ETCDCTL_ENDPOINTS ETCDCTL_KEY"));
 
     let history = json(&["history", "c", "--last", "1"]);
     assert_eq!(keys(&history), of("cluster steps"));

@@ -8,7 +8,7 @@ use quorate_agent::client::{AgentClient, ClientError};
 use quorate_backup::source::{
     About, ChangeStream, Changes, Event, HashKv, Member, RangeQuery, RangeResult, SnapshotStream, Source, SourceError,
 };
-use quorate_core::model::{CLIENT_PORT, EtcdStatus, Ledger, MachineSeen, MemberName, Observation};
+use quorate_core::model::{CLIENT_PORT, EtcdStatus, Ledger, MachineSeen, MemberName, Observation, https_url};
 use quorate_core::planner::Decision;
 use quorate_etcd::wire::WatchResponse;
 
@@ -67,7 +67,7 @@ fn about(ledger: &Ledger, seen: &Observation, from: &MemberName) -> Option<About
     let status = seen.facts(from)?.etcd.status.as_ref()?;
     let client_urls = |name: &str| {
         let machine: Option<&MachineSeen> = seen.machines.get().and_then(|machines| machines.get(&name.into()));
-        machine.map(|machine| format!("https://{}:{CLIENT_PORT}", machine.address)).into_iter().collect()
+        machine.map(|machine| https_url(machine.address, CLIENT_PORT)).into_iter().collect()
     };
     let members = status.members.iter().map(|entry| Member {
         name: entry.name.clone(),

@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use quorate_core::model::{CLIENT_PORT, MemberName, Stamp};
+use quorate_core::model::{CLIENT_PORT, MemberName, Stamp, https_url};
 use rustix::process::Signal;
 use serde::Deserialize;
 
@@ -71,10 +71,7 @@ impl Machine {
     }
 
     pub fn endpoint(&self) -> String {
-        match self.address {
-            IpAddr::V4(address) => format!("https://{address}:{CLIENT_PORT}"),
-            IpAddr::V6(address) => format!("https://[{address}]:{CLIENT_PORT}"),
-        }
+        https_url(self.address, CLIENT_PORT)
     }
 
     pub fn directory(&self) -> &Path {

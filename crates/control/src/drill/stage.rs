@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use quorate_core::model::Formation;
+use quorate_core::model::{Formation, address_in};
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 
@@ -227,8 +227,8 @@ impl<'a> Stage<'a> {
         for other in others {
             let Ok(client) = self.client(&other) else { continue };
             if let Ok(listed) = client.members(true).await {
-                let its = format!("//{}:", machine.address);
-                return listed.iter().any(|m| m.is_learner && m.peer_urls.iter().any(|url| url.contains(&its)));
+                let is_its = |url: &String| address_in(url) == Some(machine.address);
+                return listed.iter().any(|m| m.is_learner && m.peer_urls.iter().any(is_its));
             }
         }
         false

@@ -8,7 +8,7 @@ mod seed_disk;
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Duration;
@@ -98,7 +98,7 @@ pub enum Reach {
 pub enum ProviderError {
     #[error("{} cannot be {what}", path.display())]
     Io { what: &'static str, path: PathBuf, source: std::io::Error },
-    #[error("{address}:{port} is already taken{}", by.as_ref().map(|b| format!(" by {b}")).unwrap_or_default())]
+    #[error("{} is already taken{}", SocketAddr::new(*address, *port), by.as_ref().map(|b| format!(" by {b}")).unwrap_or_default())]
     AddressTaken { address: IpAddr, port: u16, by: Option<String> },
     #[error("{address} cannot be used on this machine: {why}")]
     AddressUnusable { address: IpAddr, why: String },

@@ -243,8 +243,7 @@ pub struct FormingMember {
 impl FormingMember {
     /// The address in its URL.
     pub fn address(&self) -> Option<IpAddr> {
-        let host = self.peer_url.strip_prefix("https://")?.rsplit_once(':')?.0;
-        host.trim_start_matches('[').trim_end_matches(']').parse().ok()
+        super::address_in(&self.peer_url)
     }
 }
 

@@ -5,6 +5,7 @@
 mod auth;
 mod build;
 mod desired;
+mod endpoint;
 mod facts;
 mod host;
 mod ledger;
@@ -15,6 +16,7 @@ mod seen;
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use build::{Build, Data, LOCAL_DATA, kept_data};
 pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
+pub use endpoint::{address_in, https_url};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen,
     Distrust, EtcdFacts, EtcdStatus, Exit, Facts, Host, LogEnd, MemberEntry, Membership, Number, OlderData,

@@ -5,8 +5,7 @@ use jiff::Timestamp;
 
 use super::safety;
 use crate::model::{
-    AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen,
-};
+    AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen, https_url};
 
 /// One look at the membership.
 #[derive(Clone, Debug)]
@@ -117,8 +116,5 @@ fn answer(seen: &Seen<AgentSeen>) -> Option<(Timestamp, &EtcdStatus)> {
 /// Where a machine's etcd serves its peers.
 pub fn peer_url(seen: &Observation, member: &MemberName) -> Option<String> {
     let address = seen.machines.get()?.get(member)?.address;
-    Some(match address {
-        std::net::IpAddr::V4(address) => format!("https://{address}:{PEER_PORT}"),
-        std::net::IpAddr::V6(address) => format!("https://[{address}]:{PEER_PORT}"),
-    })
+    Some(https_url(address, PEER_PORT))
 }

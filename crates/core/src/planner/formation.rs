@@ -11,6 +11,7 @@ use super::safety::{self, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 use crate::model::{
     Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
+    https_url,
 };
 
 /// The cluster id of an etcd that tells its health but not its identity.
@@ -287,6 +288,6 @@ pub(super) fn forming_member(
     facts: &Facts,
 ) -> Option<(MemberName, FormingMember)> {
     let address = seen.machines.get()?.get(member)?.address;
-    let peer_url = format!("https://{address}:{PEER_PORT}");
+    let peer_url = https_url(address, PEER_PORT);
     Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url, learner: false }))
 }

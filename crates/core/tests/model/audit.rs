@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::model::{
     AgentSeen, Data, Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT,
-    ServiceState,
-};
+    ServiceState, https_url};
 use quorate_core::planner::{Action, Decision, Precondition};
 
 use crate::etcd::quorum;
@@ -192,7 +191,7 @@ fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
 fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
     let machine = look.seen.machines.get()?.get(member)?;
     let enrolled = look.seen.facts(member).is_some();
-    let url = format!("https://{}:{PEER_PORT}", machine.address);
+    let url = https_url(machine.address, PEER_PORT);
     let listed = look.list.iter().any(|m| m.peer_urls.contains(&url));
     let member_of_ours = desired.formation.has_member(member);
     (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)

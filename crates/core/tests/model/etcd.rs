@@ -1,7 +1,7 @@
 //! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
 
 use jiff::Timestamp;
-use quorate_core::model::{DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState};
+use quorate_core::model::{DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState, https_url};
 use quorate_core::planner::simulate::{SimAgent, SimListed, SimMachine, World};
 
 /// How an etcd ended: by a fault, or since we restarted it.
@@ -44,7 +44,7 @@ pub fn quorum(voters: usize) -> usize {
 }
 
 pub fn url_of(machine: &SimMachine) -> String {
-    format!("https://{}:{PEER_PORT}", machine.seen.address)
+    https_url(machine.seen.address, PEER_PORT)
 }
 
 pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMachine> {

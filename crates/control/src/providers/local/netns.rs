@@ -6,7 +6,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -76,9 +76,12 @@ pub fn heal(home: &Home, cluster: &str, member: &MemberName) -> Result<(), Provi
     place.set_port(FORWARDING)
 }
 
-/// The first three numbers of the addresses of one cluster.
+/// The network of one cluster: all but the last number of its addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Range([u8; 3]);
+pub(super) enum Range {
+    V4([u8; 3]),
+    V6([u16; 7]),
+}
 
 impl Range {
     /// Where the spec pins addresses, that range; else one that follows from the cluster's id. Clusters cannot meet, so it
@@ -87,36 +90,55 @@ impl Range {
         let pinned = spec.members.iter().filter_map(|member| member.address).find_map(Range::of);
         pinned.unwrap_or_else(|| {
             let hash = Sha256::digest(cluster_id);
-            Range([10, hash[0], hash[1]])
+            Range::V4([10, hash[0], hash[1]])
         })
     }
 
     pub(super) fn of(address: IpAddr) -> Option<Self> {
         match address {
-            IpAddr::V4(v4) if !v4.is_loopback() => {
+            _ if address.is_loopback() => None,
+            IpAddr::V4(v4) => {
                 let [a, b, c, _] = v4.octets();
-                Some(Range([a, b, c]))
+                Some(Range::V4([a, b, c]))
             }
-            _ => None,
+            IpAddr::V6(v6) => {
+                let [a, b, c, d, e, f, g, _] = v6.segments();
+                Some(Range::V6([a, b, c, d, e, f, g]))
+            }
         }
     }
 
-    fn host(self, number: u8) -> Ipv4Addr {
-        let Range([a, b, c]) = self;
-        Ipv4Addr::new(a, b, c, number)
+    fn host(self, number: u8) -> IpAddr {
+        match self {
+            Range::V4([a, b, c]) => Ipv4Addr::new(a, b, c, number).into(),
+            Range::V6([a, b, c, d, e, f, g]) => Ipv6Addr::new(a, b, c, d, e, f, g, number.into()).into(),
+        }
     }
 
-    fn hub(self) -> Ipv4Addr {
+    /// An address of this range as `ip` takes it. Nobody else can have it, so that nobody needs to be asked first.
+    fn assigned(self, address: IpAddr) -> String {
+        match self {
+            Range::V4(_) => format!("{address}/24"),
+            Range::V6(_) => format!("{address}/112 nodad"),
+        }
+    }
+
+    fn name(self) -> String {
+        let prefix = if matches!(self, Range::V4(_)) { 24 } else { 112 };
+        format!("{}/{prefix}", self.host(0))
+    }
+
+    fn hub(self) -> IpAddr {
         self.host(1)
     }
 
     /// The pinned address, or one that no machine of the cluster has. Where to begin depends on the salt alone.
     pub(super) fn choose(self, wanted: Option<IpAddr>, salt: &str, taken: &[Mark]) -> Result<IpAddr, ProviderError> {
-        let name = format!("{}/24", self.host(0));
+        let name = self.name();
         let Some(pinned) = wanted else {
             let begin = Sha256::digest(salt)[0];
             let numbers = (0..=255).map(|step: u8| begin.wrapping_add(step)).filter(|number| (2..255).contains(number));
-            let mut free = numbers.map(|number| IpAddr::V4(self.host(number)));
+            let mut free = numbers.map(|number| self.host(number));
             let free = free.find(|address| taken.iter().all(|mark| mark.address != *address));
             return free.ok_or(ProviderError::NoAddress { range: name });
         };
@@ -140,18 +162,22 @@ pub(super) struct Place {
     hub: String,
     own: String,
     port: String,
-    address: Ipv4Addr,
+    address: IpAddr,
     range: Range,
 }
 
 impl Place {
     /// None: the machine is on the host's loopback.
     pub(super) fn of(mark: &Mark) -> Option<Self> {
-        let (IpAddr::V4(address), range) = (mark.address, Range::of(mark.address)?) else { return None };
+        let (address, range) = (mark.address, Range::of(mark.address)?);
+        let port = match address {
+            IpAddr::V4(v4) => format!("port-{}", v4.octets()[3]),
+            IpAddr::V6(v6) => format!("port-{:x}", v6.segments()[7]),
+        };
         let hub = hub(&mark.cluster_id);
         Some(Place {
             own: format!("{hub}-{}.{}", mark.member, mark.incarnation),
-            port: format!("port-{}", address.octets()[3]),
+            port,
             hub,
             address,
             range,
@@ -190,7 +216,8 @@ impl Place {
         if !has(hub, BRIDGE) {
             lines += &format!("link add {BRIDGE} type bridge\n");
         }
-        lines += &format!("link set lo up\naddress replace {}/24 dev {BRIDGE}\nlink set {BRIDGE} up\n", range.hub());
+        let at_hub = range.assigned(range.hub());
+        lines += &format!("link set lo up\naddress replace {at_hub} dev {BRIDGE}\nlink set {BRIDGE} up\n");
         batch(hub, &lines)?;
         add(own)?;
         let mut lines = String::new();
@@ -207,7 +234,8 @@ impl Place {
         }
         lines += &format!("link set {port} master {BRIDGE} up\n");
         batch(hub, &lines)?;
-        batch(own, &format!("link set lo up\naddress replace {address}/24 dev {INSIDE}\nlink set {INSIDE} up\n"))
+        let here = range.assigned(*address);
+        batch(own, &format!("link set lo up\naddress replace {here} dev {INSIDE}\nlink set {INSIDE} up\n"))
     }
 
     /// The hub goes with its last machine.

@@ -18,7 +18,7 @@ use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateSeen, CertificateUse,
     ConfigAttempt, Data, DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger,
-    MachineSeen, MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp,
+    MachineSeen, MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
 };
 use crate::spec::Signer;
 use crate::versions::Version;
@@ -493,7 +493,7 @@ impl World {
 
 impl SimMachine {
     fn peer_url(&self) -> String {
-        format!("https://{}:{PEER_PORT}", self.seen.address)
+        https_url(self.seen.address, PEER_PORT)
     }
 
     pub fn facts(&self) -> Option<&Facts> {

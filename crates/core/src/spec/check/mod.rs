@@ -10,7 +10,7 @@ mod tls;
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::units::LONGEST_NAME;
 use super::{Binary, ClusterSpec, Document, HostFacts, Network, Problem, Provider, Severity, Spec};
@@ -227,24 +227,38 @@ fn local_address(address: IpAddr, path: String, found: &mut Findings) {
 
 /// An address on the bridge of a cluster's own network.
 fn private_address(address: IpAddr, path: String, found: &mut Findings) {
-    let hint = "use one such as 10.1.2.11, or leave `address` out and quorate chooses";
+    let hint = "use one such as 10.1.2.11 or fd00:1:2::11, or leave `address` out and quorate chooses";
+    let last = match address {
+        IpAddr::V4(v4) => v4.octets()[3].into(),
+        IpAddr::V6(v6) => v6.segments()[7],
+    };
+    let broadcast = if address.is_ipv4() { Some(255) } else { None };
+    if !is_private(address) {
+        let why = "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or fc00::/7";
+        found.error(path, format!("{why}, not {address}"), hint);
+    } else if last == 0 || Some(last) == broadcast {
+        found.error(path, format!("{address} is the first or last address of its range, which no host can have"), hint);
+    } else if last == 1 {
+        let what = "is the address of the network itself, from which members are reached";
+        found.error(path, format!("{address} {what}"), hint);
+    }
+}
+
+fn is_private(address: IpAddr) -> bool {
     match address {
-        IpAddr::V4(v4) if !v4.is_private() => {
-            let why = "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12 or 192.168.0.0/16";
-            found.error(path, format!("{why}, not {v4}"), hint);
+        IpAddr::V4(v4) => v4.is_private(),
+        IpAddr::V6(v6) => v6.is_unique_local(),
+    }
+}
+
+/// The range that members with addresses of their own share, as all of a cluster are on one bridge.
+fn range(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(v4) => {
+            let [a, b, c, _] = v4.octets();
+            format!("{a}.{b}.{c}.0/24")
         }
-        IpAddr::V4(v4) if matches!(v4.octets()[3], 0 | 255) => {
-            found.error(path, format!("{v4} is the first or last address of its range, which no host can have"), hint);
-        }
-        IpAddr::V4(v4) if v4.octets()[3] == 1 => {
-            found.error(
-                path,
-                format!("{v4} is the address of the network itself, from which members are reached"),
-                hint,
-            );
-        }
-        IpAddr::V4(_) => {}
-        IpAddr::V6(v6) => found.error(path, format!("`network: netns` has IPv4 addresses only, not {v6}"), hint),
+        IpAddr::V6(v6) => format!("{}/112", Ipv6Addr::from(u128::from(v6) & !0xffff)),
     }
 }
 
@@ -259,19 +273,15 @@ fn network(cluster: &Cluster, found: &mut Findings) {
             "give a `path`, or leave `binary` out and have etcd on PATH",
         );
     }
-    let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| match member.address? {
-        IpAddr::V4(v4) if v4.is_private() => Some((index, v4)),
-        // Told about where each address is looked at by itself.
-        _ => None,
-    });
-    let range = |v4: Ipv4Addr| [v4.octets()[0], v4.octets()[1], v4.octets()[2]];
-    let mut pinned = pinned.peekable();
+    let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.address?)));
+    // Others are told about where each address is looked at by itself.
+    let mut pinned = pinned.filter(|(_, address)| is_private(*address)).peekable();
     let Some((_, first)) = pinned.peek().copied() else { return };
-    for (index, other) in pinned.filter(|(_, v4)| range(*v4) != range(first)) {
-        let [a, b, c] = range(first);
+    let shared = range(first);
+    for (index, other) in pinned.filter(|(_, address)| range(*address) != shared) {
         found.error(
             cluster.at(&format!("members[{index}].address")),
-            format!("{other} is not in {a}.{b}.{c}.0/24, where the first pinned address of this cluster is"),
+            format!("{other} is not in {shared}, where the first pinned address of this cluster is"),
             "pin all addresses of a cluster in one such range",
         );
     }
