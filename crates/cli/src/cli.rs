@@ -28,6 +28,7 @@ Exit codes:
   7  another controller holds the lock, or took over
   8  `drill`: a scenario failed, or had too little traffic to tell
   9  `backup create`, `backup verify`: a backup is damaged, or does not restore to what it should
+  130, 143  stopped by Ctrl-C or SIGTERM; nothing is half done
 
 Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.
 Its secrets are encrypted to the key in $QUORATE_KEY, by default $QUORATE_HOME/key, or to the one that the command in
@@ -201,6 +202,9 @@ pub struct Up {
     /// How many members; 3 unless the cluster exists already
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
     pub members: Option<u16>,
+    /// Do not ask whether more than 9 members are meant
+    #[arg(long, short)]
+    pub yes: bool,
     /// Which etcd; by default that on PATH, else 3.6.14
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<Version>,

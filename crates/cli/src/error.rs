@@ -61,8 +61,24 @@ pub enum Error {
     NotInFile { file: String, name: String, declared: Vec<String> },
     #[error("{what}")]
     Refused { what: String, hint: String },
-    #[error("nothing was done")]
+    #[error("aborted; nothing was changed")]
     Declined,
+    #[error("stopped by {}", signal_name(*signal))]
+    Stopped { signal: SignalKind },
+}
+
+/// What was asked of this process from outside.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SignalKind {
+    Interrupt,
+    Terminate,
+}
+
+fn signal_name(signal: SignalKind) -> &'static str {
+    match signal {
+        SignalKind::Interrupt => "Ctrl-C",
+        SignalKind::Terminate => "SIGTERM",
+    }
 }
 
 fn errors(count: usize) -> String {
@@ -87,6 +103,8 @@ impl Error {
     pub fn exit(&self) -> Exit {
         let locked = |e: &LedgerError| matches!(e, LedgerError::Locked { .. } | LedgerError::Lost { .. });
         match self {
+            Error::Stopped { signal: SignalKind::Interrupt } => Exit::Interrupted,
+            Error::Stopped { signal: SignalKind::Terminate } => Exit::Terminated,
             Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
             Error::Control(e) if e.is_taken_over() => Exit::Locked,
             Error::Backup(e) => match &**e {
@@ -122,11 +140,6 @@ impl Error {
         }
     }
 
-    /// Whether whoever read the output has gone; there is nobody left to tell.
-    pub fn is_reader_gone(&self) -> bool {
-        matches!(self, Error::Output(e) if e.kind() == io::ErrorKind::BrokenPipe)
-    }
-
     fn hint(&self) -> Option<String> {
         match self {
             // A ledger that cannot be read or written has a way back of its own.
@@ -152,6 +165,12 @@ impl Error {
 
     /// The error, each cause on a line of its own, and the way on.
     pub fn render(&self, cluster: Option<&str>) -> String {
+        if let Error::Declined = self {
+            return format!("{self}\n");
+        }
+        if let Error::Stopped { .. } = self {
+            return format!("{self}; nothing is half done: re-run the same command to continue\n");
+        }
         let mut text = match cluster {
             Some(cluster) => format!("error: cluster {cluster}: {self}\n"),
             None => format!("error: {self}\n"),

@@ -22,6 +22,10 @@ pub enum Exit {
     /// Another controller holds the lock, or took over.
     Locked,
     Error,
+    /// By Ctrl-C, as shells tell it.
+    Interrupted,
+    /// By SIGTERM.
+    Terminated,
 }
 
 impl Exit {
@@ -36,6 +40,8 @@ impl Exit {
             Exit::Locked => 7,
             Exit::Drill => 8,
             Exit::Damaged => 9,
+            Exit::Interrupted => 130,
+            Exit::Terminated => 143,
         }
     }
 }

@@ -1,6 +1,8 @@
 //! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is told at
 //! once, at its place.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -34,9 +36,15 @@ pub fn errors(problems: &[Problem]) -> usize {
 }
 
 fn tell(problems: &[Problem], text: &str) {
-    for problem in problems {
-        output::talk(&format!("{}\n", problem.render(text)));
-    }
+    output::talk(&rendered(problems, text, "\n"));
+}
+
+/// The first problems with their lines, and how many more there are.
+pub fn rendered(problems: &[Problem], text: &str, after_each: &str) -> String {
+    let shown = problems.iter().take(MOST_PROBLEMS).map(|problem| format!("{}{after_each}", problem.render(text)));
+    let more = problems.len().saturating_sub(MOST_PROBLEMS);
+    let rest = (more > 0).then(|| format!("and {}\n", output::count(more, "more problem")));
+    shown.chain(rest).collect()
 }
 
 /// The clusters of a file, or the one of that name as it was applied last.
@@ -138,14 +146,35 @@ struct Source {
     base: PathBuf,
 }
 
+/// Enough for tens of thousands of clusters, and little enough to be read whole.
+const LARGEST: u64 = 4 << 20;
+/// How many problems are printed. Whoever has more mends these first.
+const MOST_PROBLEMS: usize = 50;
+
 fn read(target: &str) -> Result<Source, Error> {
     if target == "-" {
-        let text = std::io::read_to_string(std::io::stdin()).map_err(Error::file("read", "stdin"))?;
+        let text = text_of("<stdin>", std::io::stdin().lock())?;
         return Ok(Source { file: String::from("<stdin>"), text, base: PathBuf::from(".") });
     }
-    let text = std::fs::read_to_string(target).map_err(Error::file("read", target))?;
+    let text = text_of(target, File::open(target).map_err(Error::file("read", target))?)?;
     let base = Path::new(target).parent().unwrap_or(Path::new("")).to_owned();
     Ok(Source { file: target.to_owned(), text, base })
+}
+
+/// What can be read there, as text, up to a bound.
+fn text_of(file: &str, source: impl Read) -> Result<String, Error> {
+    let mut bytes = Vec::new();
+    source.take(LARGEST + 1).read_to_end(&mut bytes).map_err(Error::file("read", file))?;
+    if bytes.len() as u64 > LARGEST {
+        let what = format!("{file} is larger than {}, so it is not read as a spec", output::size(LARGEST));
+        return Err(Error::refused(what, "split the clusters over several files"));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let line = 1 + good.iter().filter(|byte| **byte == b'\n').count();
+        let what = format!("{file}:{line}: this line is not UTF-8 text");
+        Error::refused(what, "save the file as UTF-8")
+    })
 }
 
 fn memory() -> Option<u64> {
@@ -179,4 +208,31 @@ pub fn brought_files(ledger: &Ledger) -> Result<BroughtFiles, Error> {
         let what = format!("files that the spec of {} names cannot be used: {}", ledger.spec.name, told.join("; "));
         Error::refused(what, "put them back, or apply a spec that names others")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::Document;
+
+    use super::*;
+
+    #[test]
+    fn a_spec_without_end_is_refused_and_bytes_that_are_no_text_have_a_line() {
+        let endless = text_of("/dev/zero", std::io::repeat(0)).unwrap_err().render(None);
+        assert!(endless.contains("/dev/zero is larger than 4 MiB"), "{endless}");
+        let bytes: &[u8] = b"quorate: 1\n# caf\xe9\n";
+        let foreign = text_of("a.yaml", bytes).unwrap_err().render(None);
+        assert!(foreign.contains("a.yaml:2: this line is not UTF-8 text"), "{foreign}");
+    }
+
+    #[test]
+    fn thousands_of_problems_are_counted_and_not_all_printed() {
+        let members: String = (0..2000).map(|n| format!("      - {{name: m{n}, adress: x}}\n")).collect();
+        let text = format!("quorate: 1\nclusters:\n  - name: c\n    members:\n{members}");
+        let problems = Document::parse("c.yaml", &text).unwrap().spec(&HostFacts::default()).problems;
+        let shown = rendered(&problems, &text, "\n");
+        assert_eq!(shown.lines().filter(|line| line.contains(": error: ")).count(), MOST_PROBLEMS);
+        let more = format!("and {} more problems\n", problems.len() - MOST_PROBLEMS);
+        assert!(shown.ends_with(&more), "{shown}");
+    }
 }

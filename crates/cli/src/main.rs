@@ -29,7 +29,6 @@ fn main() -> ExitCode {
     let Cli { global, verb } = command_line();
     match run(global, verb) {
         Ok(exit) => exit.into(),
-        Err(error) if error.is_reader_gone() => Exit::Done.into(),
         Err(error) => {
             output::talk(&error.render(None));
             error.exit().into()
@@ -78,7 +77,12 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     // It fails only when one is installed already.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
-    runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb))
+    let done = runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb));
+    if let Err(Error::Stopped { .. }) = done {
+        // What still runs on a thread of its own was dropped with the rest, and is not waited for.
+        runtime.shutdown_background();
+    }
+    done
 }
 
 async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
@@ -116,6 +120,15 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
 }
 
 fn home(global: &Global) -> Result<Home, Error> {
+    let home = named_home(global)?;
+    if home.root().exists() && !home.root().is_dir() {
+        let what = format!("{} is not a directory, so no state can be kept there", home.root().display());
+        return Err(Error::refused(what, "name a directory with --home or QUORATE_HOME"));
+    }
+    Ok(home)
+}
+
+fn named_home(global: &Global) -> Result<Home, Error> {
     if let Some(directory) = &global.home {
         return Ok(Home::at(std::path::absolute(directory).map_err(Error::file("found", directory))?));
     }

@@ -233,7 +233,8 @@ fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> 
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
         (Verdict::Unformed, _) => String::from("not formed yet: run `quorate apply`"),
-        (Verdict::Down, _) => format!("down: {healthy} of {voters} voters are healthy, quorum is {quorum}"),
+        (Verdict::Down, _) => format!("down: {}, quorum is {quorum}", safety::healthy_of(healthy, voters)),
+        (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no failure is survived"),
         (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no failure is survived"),
         (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; {n} more may fail"),
         (Verdict::Degraded, 0) => {

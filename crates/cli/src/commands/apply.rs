@@ -54,11 +54,14 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
     }
     let mut worst = Exit::Done;
     for (cluster, words) in &planned {
-        let exit = apply(context, cluster, words).await.unwrap_or_else(|error| {
-            output::talk(&error.render(Some(cluster.spec.name.as_str())));
-            error.exit()
-        });
-        worst = worst.max(exit);
+        match apply(context, cluster, words).await {
+            Ok(exit) => worst = worst.max(exit),
+            Err(error @ Error::Stopped { .. }) => return Err(error),
+            Err(error) => {
+                output::talk(&error.render(Some(cluster.spec.name.as_str())));
+                worst = worst.max(error.exit());
+            }
+        }
     }
     Ok(worst)
 }

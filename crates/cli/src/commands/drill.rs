@@ -36,7 +36,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         return judge_again(file, &options);
     }
     if options.scenarios == ["list"] {
-        return list();
+        return list(options.output.format);
     }
     let scenarios = chosen(&options.scenarios)?;
     let first = options.first.as_deref().map(scenario_named).transpose()?;
@@ -138,7 +138,25 @@ fn scenario_named(name: &str) -> Result<Scenario, Error> {
     Scenario::named(name).ok_or_else(unknown)
 }
 
-fn list() -> Result<Exit, Error> {
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    downtime: &'static str,
+    needs: Option<&'static str>,
+    does: String,
+}
+
+fn list(format: Format) -> Result<Exit, Error> {
+    if format == Format::Json {
+        let listed = |scenario: &Scenario| Listed {
+            name: scenario.name,
+            downtime: scenario.downtime(3, false).text(),
+            needs: scenario.needs(),
+            does: scenario.does(),
+        };
+        output::print_json(&SCENARIOS.iter().map(listed).collect::<Vec<_>>())?;
+        return Ok(Exit::Done);
+    }
     let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
     let mut rows = vec![row(["SCENARIO", "DOWNTIME", "NEEDS", "WHAT HAPPENS"])];
     rows.extend(SCENARIOS.iter().map(|scenario| {

@@ -33,11 +33,11 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
     let mut request = LogRequest { of, from: None, lines: options.lines };
     loop {
         let answer = agent.logs(&request).await?;
-        match options.output.format == Format::Json {
-            true => output::print_exactly(&output::plain::json(&as_json(&options, &answer.text)))?,
-            false => output::print(&answer.text)?,
-        }
-        if !options.follow {
+        let is_read = match options.output.format == Format::Json {
+            true => output::stream(&output::plain::json(&as_json(&options, &answer.text)))?,
+            false => output::stream(&output::plain::text(&answer.text))?,
+        };
+        if !options.follow || !is_read {
             return Ok(Exit::Done);
         }
         request.from = Some(answer.next);

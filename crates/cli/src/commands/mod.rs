@@ -31,8 +31,9 @@ use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Consent, Ledger, Lock};
 use quorate_core::planner::{Decision, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
+use tokio::signal::unix::{self, signal};
 
-use crate::error::Error;
+use crate::error::{Error, SignalKind};
 use crate::exit::Exit;
 use crate::load;
 use crate::output::progress::Progress;
@@ -119,15 +120,34 @@ async fn run_loop(
         load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
     let controller = Controller::take(&context.home, spec, brought.clone(), verb, change)?;
     let outcome = tokio::select! {
-        outcome = controller.run(&progress) => outcome,
+        outcome = controller.run(&progress) => outcome.map_err(Error::from),
         never = progress.keep_drawing() => match never {},
+        stopped = stop_signal() => Err(stopped),
     };
-    progress.finish();
+    match &outcome {
+        Err(Error::Stopped { .. }) => progress.clear(),
+        _ => progress.finish(),
+    }
     let outcome = outcome?;
     if !had_key {
         output::talk(&backup::who_signs(&outcome.ledger));
     }
     Ok(outcome)
+}
+
+/// Waits until this process is asked to stop. Whatever is under way is dropped then, as if it had been killed: the ledger knows each step
+/// that was begun, and the lock of a process that is gone is free.
+async fn stop_signal() -> Error {
+    let (Ok(mut interrupt), Ok(mut terminate)) =
+        (signal(unix::SignalKind::interrupt()), signal(unix::SignalKind::terminate()))
+    else {
+        return std::future::pending().await;
+    };
+    let signal = tokio::select! {
+        _ = interrupt.recv() => SignalKind::Interrupt,
+        _ = terminate.recv() => SignalKind::Terminate,
+    };
+    Error::Stopped { signal }
 }
 
 /// Frees a lock whose holder is gone. Where nobody here can know that, it takes as long as a lease.

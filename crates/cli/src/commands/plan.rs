@@ -18,7 +18,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     let clusters = load::clusters(&context.home, &options.target)?;
     let json = options.output.format == Format::Json;
     let detail = if options.explain { Detail::Explained } else { Detail::Reasons };
-    let mut out = BufWriter::new(std::io::stdout().lock());
+    let mut out = BufWriter::new(output::Data::open());
     let mut summary = Summary::default();
     let mut saved = Vec::new();
     if json {

@@ -34,8 +34,7 @@ pub fn validate(options: cli::Validate) -> Result<Exit, Error> {
     match options.output.format {
         Format::Json => output::print_json(&Verdict { file: &checked.file, valid, problems: &checked.problems })?,
         Format::Text => {
-            let mut text: String =
-                checked.problems.iter().map(|p| format!("{}\n\n", p.render(&checked.text))).collect();
+            let mut text = load::rendered(&checked.problems, &checked.text, "\n\n");
             let warnings = checked.problems.len() - errors;
             let verdict = if valid { "valid" } else { "not valid" };
             text.push_str(&format!(

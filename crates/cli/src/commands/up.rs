@@ -13,6 +13,8 @@ use crate::load::{self, Cluster};
 use crate::output;
 
 const MEMBERS: u16 = 3;
+/// More are started only when they are confirmed.
+const MANY: u16 = 9;
 
 pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
@@ -61,10 +63,10 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
         Some(version) => version,
         None => found_version(context).await?.unwrap_or(versions::DEFAULT),
     };
-    let members = usize::from(options.members.unwrap_or(MEMBERS));
+    let members = options.members.unwrap_or(MEMBERS);
     let auth = options.client_auth.map_or(ClientAuth::Certificate, ClientAuth::from);
     let hint = "names have lower case letters, digits and hyphens";
-    let spec = generated(&options.name, members, version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
+    let spec = generated(&options.name, members.into(), version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
     // Checked as a file would be, so that what is refused or warned about there is so here.
     let document = Document::parse("up", &spec.to_yaml()).expect("what quorate writes is YAML");
     for problem in document.spec(&HostFacts::default()).problems {
@@ -74,7 +76,23 @@ async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, E
             Severity::Warning => output::talk(&format!("warning: {}\n  hint: {hint}\n", problem.message)),
         }
     }
+    agree(members, options.yes)?;
     Ok(spec.clusters.into_iter().next().expect("one was generated"))
+}
+
+/// So many processes on one machine may be a slip of the keyboard.
+fn agree(members: u16, yes: bool) -> Result<(), Error> {
+    if yes || members <= MANY {
+        return Ok(());
+    }
+    if !output::can_ask() {
+        let what = format!("{members} members are {} processes on this machine", 2 * members);
+        return Err(Error::refused(what, "pass --yes if they are meant; 3 or 5 are usual"));
+    }
+    match output::ask(&format!("start {members} members? [y/N] "))?.to_ascii_lowercase().as_str() {
+        "y" | "yes" => Ok(()),
+        _ => Err(Error::Declined),
+    }
 }
 
 /// The version of the etcd on PATH, if there is one.
@@ -93,7 +111,7 @@ mod tests {
     use super::*;
 
     fn options(members: Option<u16>) -> cli::Up {
-        cli::Up { name: String::from("demo"), members, etcd_version: None, client_auth: None }
+        cli::Up { name: String::from("demo"), members, yes: false, etcd_version: None, client_auth: None }
     }
 
     #[test]

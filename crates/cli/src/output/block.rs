@@ -103,7 +103,7 @@ mod tests {
     fn the_block_has_endpoints_commands_and_the_next_date() {
         let context = Context::new(Home::new("/h"), false);
         let expected = "
-cluster demo is down: 0 of 1 voters are healthy, quorum is 1
+cluster demo is down: 0 of 1 voter is healthy, quorum is 1
   endpoints  https://127.64.0.1:2379
   next       eval \"$(quorate env demo)\"
              etcdctl member list

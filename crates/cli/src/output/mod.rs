@@ -9,11 +9,45 @@ pub mod progress;
 pub mod status;
 pub mod working;
 
-use std::io::{self, IsTerminal, Write};
+use std::io::{self, IsTerminal, StdoutLock, Write};
 
 use serde::Serialize;
 
 use crate::error::Error;
+
+/// Stdout, for data. A reader that has gone, such as `head`, changes nothing about how a command ends: what is left to print is dropped.
+pub struct Data<'a> {
+    stdout: StdoutLock<'a>,
+    is_read: bool,
+}
+
+impl Data<'_> {
+    pub fn open() -> Self {
+        Data { stdout: io::stdout().lock(), is_read: true }
+    }
+
+    fn unless_unread<T>(&mut self, done: io::Result<T>, dropped: T) -> io::Result<T> {
+        match done {
+            Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
+                self.is_read = false;
+                Ok(dropped)
+            }
+            other => other,
+        }
+    }
+}
+
+impl Write for Data<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let done = self.stdout.write(bytes);
+        self.unless_unread(done, bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let done = self.stdout.flush();
+        self.unless_unread(done, ())
+    }
+}
 
 /// Prints data for people. Nothing in it can steer a terminal.
 pub fn print(text: &str) -> Result<(), Error> {
@@ -22,8 +56,14 @@ pub fn print(text: &str) -> Result<(), Error> {
 
 /// Prints data for programs, which need every byte of it.
 pub fn print_exactly(text: &str) -> Result<(), Error> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(Error::Output)
+    stream(text).map(drop)
+}
+
+/// Prints data of which more may come. Tells whether anybody still reads it.
+pub fn stream(text: &str) -> Result<bool, Error> {
+    let mut data = Data::open();
+    data.write_all(text.as_bytes()).and_then(|()| data.flush()).map_err(Error::Output)?;
+    Ok(data.is_read)
 }
 
 pub fn print_json(value: &impl Serialize) -> Result<(), Error> {

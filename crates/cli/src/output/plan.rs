@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use quorate_core::planner::safety::Strength;
+use quorate_core::planner::safety::{Strength, healthy_of};
 use quorate_core::planner::{Plan, Remark, Step, UnsafeBecause, WaitingFor};
 use serde::Serialize;
 
@@ -84,7 +84,7 @@ fn explained(strength: Option<&Strength>) -> String {
         1 => String::from("1 more failure is survived"),
         many => format!("{many} more failures are survived"),
     };
-    format!("{healthy} of {voters} voters are healthy, quorum is {quorum}, {survived}")
+    format!("{}, quorum is {quorum}, {survived}", healthy_of(*healthy, *voters))
 }
 
 /// What is refused, by which rule, and what can be done.

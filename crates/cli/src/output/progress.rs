@@ -69,6 +69,15 @@ impl Progress {
         self.redraw(true);
     }
 
+    /// Takes back what was drawn and is not the end.
+    pub fn clear(&self) {
+        let mut state = self.state.borrow_mut();
+        let cleared = state.clear();
+        state.lines_drawn = 0;
+        // The cursor may stand behind the `^C` that the terminal shows.
+        talk(&format!("\r{cleared}"));
+    }
+
     fn redraw(&self, at_once: bool) {
         let mut state = self.state.borrow_mut();
         let fresh = state.drawn_at.is_some_and(|at| at.elapsed() < REDRAW);

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::safety::Rule;
 use super::safety::restore::MARGIN;
+use super::safety::{Rule, healthy_of, quorum};
 use super::step::list;
 use crate::model::{Distrust, MemberName};
 
@@ -19,7 +19,8 @@ pub enum UnsafeBecause {
     Untrusted { member: MemberName, distrust: Distrust },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
-    Unseen { member: MemberName, what: String, seconds: u64, grace: u64 },
+    /// `majority`: how many voters are there, and of how many, where that is no quorum.
+    Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
     PeersReach { member: MemberName, by: BTreeSet<MemberName> },
     PeersUntold { member: MemberName, miss: usize, needed: usize, untold: BTreeSet<MemberName> },
     MajorityLost { voters: usize, healthy: usize, quorum: usize },
@@ -256,6 +257,11 @@ impl UnsafeBecause {
             UnsafeBecause::ForeignData { member, .. } => format!(
                 "quorate never removes data that it did not make: move the data directory of {member} away by hand"
             ),
+            UnsafeBecause::Unseen { majority: Some((there, voters)), .. } => format!(
+                "bring back as many as the quorum needs: {} of {voters} voters are missing, so waiting does not replace them; where \
+                 they are lost for good, see `quorate recover`",
+                voters.saturating_sub(*there)
+            ),
             UnsafeBecause::Unseen { seconds, grace, .. } => format!(
                 "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say with `--now` \
                  that it is dead",
@@ -399,8 +405,12 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::ForeignData { member, found } => {
                 write!(f, "the data directory of {member} is not empty and not of this cluster: {found}")
             }
+            UnsafeBecause::Unseen { what, seconds, majority: Some((there, voters)), .. } => {
+                let quorum = quorum(*voters);
+                write!(f, "{what}, for {seconds} s, and {there} of {voters} voters are there: quorum is {quorum}")
+            }
             UnsafeBecause::Unseen { what, seconds, grace, .. } => {
-                write!(f, "{what}, since {seconds} s: it counts as dead after {grace} s")
+                write!(f, "{what}, for {seconds} s: it counts as dead after {grace} s")
             }
             UnsafeBecause::PeersReach { member, by } => {
                 write!(f, "this controller does not reach {member}, but its peers do: {}", list(by))
@@ -416,11 +426,13 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::MajorityLost { voters, healthy, quorum } => write!(
                 f,
-                "{healthy} of {voters} voters are there, and quorum is {quorum}: the cluster cannot agree on anything, not even \
-                 on replacing a member"
+                "{healthy} of {voters} {} there, and quorum is {quorum}: the cluster cannot agree on anything, not even \
+                 on replacing a member",
+                if *voters == 1 { "voter is" } else { "voters are" }
             ),
             UnsafeBecause::NotLost { voters, healthy } => {
-                write!(f, "the cluster has its majority: {healthy} of {voters} voters are there with their data")
+                let are = if *voters == 1 { "voter is" } else { "voters are" };
+                write!(f, "the cluster has its majority: {healthy} of {voters} {are} there with their data")
             }
             UnsafeBecause::Serves { member, voters, healthy, quorum } => write!(
                 f,
@@ -452,7 +464,7 @@ impl fmt::Display for UnsafeBecause {
                     Change::Promotion => "is to vote",
                     Change::Removal => "is to leave",
                 };
-                write!(f, "{member} {what}, and {healthy} of {voters} voters are healthy: quorum would be {quorum}")
+                write!(f, "{member} {what}, and {}: quorum would be {quorum}", healthy_of(*healthy, *voters))
             }
             UnsafeBecause::LastVoter { member } => {
                 write!(f, "{member} is the only voter: when it goes, so does the data")
@@ -488,8 +500,8 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
                 f,
-                "{member} must be restarted, and only {healthy} of {voters} voters are healthy: quorum is {quorum}, and \
-                 one disturbance is enough"
+                "{member} must be restarted, and only {}: quorum is {quorum}, and one disturbance is enough",
+                healthy_of(*healthy, *voters)
             ),
             UnsafeBecause::Outage { member, voters: 1 } => {
                 write!(f, "{member} must be restarted and is the only voter: the cluster is down while it restarts")

@@ -192,8 +192,10 @@ fn catch_up(
             decision.step_expecting(
                 Action::Promote { through, member: learner.name.clone(), id: learner.id },
                 format!(
-                    "it lags by {lag} entries; {} of {} voters will be healthy then{even}",
-                    after.healthy, after.all
+                    "it lags by {lag} {}; {} of {} voters will be healthy then{even}",
+                    if lag == 1 { "entry" } else { "entries" },
+                    after.healthy,
+                    after.all
                 ),
                 Precondition::Membership(cluster.membership()),
             );
@@ -272,7 +274,10 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
     let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url, learner: true };
     decision.step_expecting(
         Action::AddLearner { through, member: (*member).clone(), joining },
-        format!("{healthy} of {all} voters are healthy; a learner has no vote, so that nothing depends on it yet"),
+        format!(
+            "{}; a learner has no vote, so that nothing depends on it yet",
+            safety::healthy_of(healthy, all)
+        ),
         Precondition::Membership(cluster.membership()),
     );
     true
@@ -314,7 +319,11 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
     let even = if all % 2 == 0 { ", an even number, which survives no more than one less would" } else { "" };
     decision.step_expecting(
         Action::RemoveMember { through, member: member.name.clone(), id: member.id, failed: None },
-        format!("{why}; {healthy} of {all} voters remain healthy{even}, quorum is then {}", safety::quorum(all)),
+        format!(
+            "{why}; {healthy} of {all} {} healthy{even}, quorum is then {}",
+            if all == 1 { "voter remains" } else { "voters remain" },
+            safety::quorum(all)
+        ),
         Precondition::Membership(cluster.membership()),
     );
 }

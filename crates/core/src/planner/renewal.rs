@@ -110,7 +110,7 @@ fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member
     match safety::may_replace(desired, cluster, listed) {
         Ok(()) => {
             let safety::Voters { all, healthy } = cluster.count();
-            let left = format!("{healthy} of {all} voters are healthy, quorum is {}", safety::quorum(all));
+            let left = format!("{}, quorum is {}", safety::healthy_of(healthy, all), safety::quorum(all));
             let why = format!("{why}; {left}; its data does not outlive its machine, so that the new one copies it");
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
         }

@@ -208,7 +208,7 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     safety::peers_miss(desired, seen, member).ok()?;
     let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?.max(desired.boots_within));
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
-    let why = format!("the machine of {member} does not answer: {why}, since {seconds} s, and {patience} s are enough");
+    let why = format!("the machine of {member} does not answer: {why}, for {seconds} s, and {patience} s are enough");
     (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
 }
 

@@ -460,13 +460,19 @@ fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<
     Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
 }
 
+/// "2 of 3 voters are healthy".
+pub fn healthy_of(healthy: usize, all: usize) -> String {
+    let are = if all == 1 { "voter is" } else { "voters are" };
+    format!("{healthy} of {all} {are} healthy")
+}
+
 /// Rule 3: whether a member that is lost may be given up. Tells what is left.
 pub fn may_lose(cluster: &Cluster<'_>, member: &MemberName) -> Result<String, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
     if let Some(voter) = cluster.voters().find(|m| m.name == *member && !m.healthy) {
         may_remove(cluster, voter)?;
     }
-    Ok(format!("{healthy} of {all} voters are healthy, quorum is {}", quorum(all)))
+    Ok(format!("{}, quorum is {}", healthy_of(healthy, all), quorum(all)))
 }
 
 /// Rule 3: a pinned address is free, or its holder is about to leave it.

@@ -6,6 +6,7 @@ use std::mem::Discriminant;
 
 use serde::Serialize;
 
+use super::safety::healthy_of;
 use crate::model::MemberName;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -145,10 +146,7 @@ impl fmt::Display for WaitingFor {
                 }
             }
             WaitingFor::Turn { member, voters, healthy } => {
-                write!(
-                    f,
-                    "the others to be healthy, then {member} restarts: {healthy} of {voters} voters are healthy now"
-                )
+                write!(f, "the others to be healthy, then {member} restarts: {} now", healthy_of(*healthy, *voters))
             }
             WaitingFor::Membership => write!(f, "a list of members that is newer than the last change of it"),
             WaitingFor::Learner { member, lag } => {

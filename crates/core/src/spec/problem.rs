@@ -47,11 +47,11 @@ pub struct Problem {
 impl Problem {
     fn headline(&self) -> String {
         let Self { severity, file, span, message, .. } = self;
-        format!("{file}:{}:{}: {severity}: {message}", span.line, span.column)
+        format!("{file}:{}:{}: {severity}: {}", span.line, span.column, short(message, LONGEST_MESSAGE))
     }
 
     fn hint_line(&self) -> String {
-        self.hint.as_ref().map(|hint| format!("\n  hint: {hint}")).unwrap_or_default()
+        self.hint.as_ref().map(|hint| format!("\n  hint: {}", short(hint, LONGEST_MESSAGE))).unwrap_or_default()
     }
 
     /// The problem with its line of `text`, the file's content, and a caret below.
@@ -63,22 +63,50 @@ impl Problem {
         };
         let number = self.span.line.to_string();
         let margin = " ".repeat(number.len());
-        let before = self.span.column.saturating_sub(1);
+        let (source, before) = around(source.trim_end(), self.span.column.saturating_sub(1));
         // A tab stays a tab, so that the caret stands below what it points at in every terminal.
         let indent: String = source.chars().take(before).map(|c| if c == '\t' { c } else { ' ' }).collect();
-        let rest = source.trim_end().chars().count().saturating_sub(before);
+        let rest = source.chars().count().saturating_sub(before);
         let marked = match self.span.end_line == self.span.line {
             true => self.span.end_column.saturating_sub(self.span.column).min(rest),
             false => rest,
         };
         let carets = "^".repeat(marked.max(1));
-        format!(
-            "{}\n  {number} | {}\n  {margin} | {indent}{carets}{}",
-            self.headline(),
-            source.trim_end(),
-            self.hint_line()
-        )
+        format!("{}\n  {number} | {source}\n  {margin} | {indent}{carets}{}", self.headline(), self.hint_line())
     }
+}
+
+/// How much of a line is shown, and how much of a message, both of which may quote whatever a file holds.
+const LONGEST_LINE: usize = 160;
+const LONGEST_MESSAGE: usize = 400;
+/// How much of a long line is shown before the place that is meant.
+const BEFORE: usize = 40;
+
+/// The part of a line around a column, and where the column is in it.
+fn around(line: &str, column: usize) -> (String, usize) {
+    let printable = |c: char| if is_unprintable(c) { '\u{fffd}' } else { c };
+    if line.chars().nth(LONGEST_LINE).is_none() {
+        return (line.chars().map(printable).collect(), column);
+    }
+    let skipped = column.saturating_sub(BEFORE);
+    let (begin, offset) = if skipped == 0 { ("", 0) } else { ("…", 1) };
+    let part: String = line.chars().skip(skipped).take(LONGEST_LINE).map(printable).collect();
+    let end = if line.chars().nth(skipped + LONGEST_LINE).is_some() { "…" } else { "" };
+    (format!("{begin}{part}{end}"), column - skipped + offset)
+}
+
+/// A text that may quote the file: not too long, and nothing in it that a terminal would obey.
+fn short(text: &str, longest: usize) -> String {
+    let mut shown: String = text.chars().take(longest).map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect();
+    if text.chars().nth(longest).is_some() {
+        shown.push('…');
+    }
+    shown
+}
+
+/// Control characters, and those that change the direction of what follows.
+fn is_unprintable(c: char) -> bool {
+    (c.is_control() && c != '\t') || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl fmt::Display for Problem {
@@ -92,4 +120,33 @@ pub(crate) fn nearest<'a>(wrong: &str, candidates: impl IntoIterator<Item = &'a 
     let allowed = (wrong.chars().count() / 3).clamp(1, 4);
     let distances = candidates.into_iter().map(|name| (strsim::damerau_levenshtein(wrong, name), name));
     distances.filter(|(distance, _)| *distance <= allowed).min().map(|(_, name)| name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn problem(column: usize, end_column: usize, message: &str) -> Problem {
+        let span = Span { line: 1, column, end_line: 1, end_column };
+        let (file, path) = (String::from("c.yaml"), String::new());
+        Problem { severity: Severity::Error, file, span, path, message: message.to_owned(), hint: None }
+    }
+
+    #[test]
+    fn a_long_line_is_shown_around_the_place_that_is_meant() {
+        let line = format!("a: {}wrong{}", "x".repeat(1_000_000), "y".repeat(1_000_000));
+        let column = 4 + 1_000_000;
+        let shown = problem(column, column + 5, &line).render(&line);
+        assert!(shown.chars().count() < 1000, "{} characters", shown.chars().count());
+        let lines: Vec<&str> = shown.lines().collect();
+        let marked = lines[2].chars().zip(lines[1].chars()).filter(|(caret, _)| *caret == '^').map(|(_, c)| c);
+        assert_eq!(marked.collect::<String>(), "wrong");
+    }
+
+    #[test]
+    fn nothing_of_a_file_reaches_the_terminal_as_a_command() {
+        let line = "name: \u{1b}[31mred\u{202e}x";
+        let shown = problem(7, 8, line).render(line);
+        assert!(!shown.contains('\u{1b}') && !shown.contains('\u{202e}'), "{shown:?}");
+    }
 }

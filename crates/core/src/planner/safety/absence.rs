@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
-use super::{UnsafeBecause, quorum, voters};
+use super::{UnsafeBecause, Voters, able, quorum, voters};
 use crate::model::{Desired, MemberName, Observation};
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.
@@ -42,9 +42,14 @@ pub fn judge_absence(
         None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
         Some(grace) if seconds >= grace => {
             peers.enough_told(member)?;
-            Ok(Absence::Dead(format!("{what}, since {seconds} s; it counts as dead after {grace} s")))
+            Ok(Absence::Dead(format!("{what}, for {seconds} s; it counts as dead after {grace} s")))
         }
-        Some(grace) => Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace }),
+        Some(grace) => {
+            let Voters { all, healthy } = able(desired, seen);
+            let lost = all > 0 && healthy < quorum(all) && !desired.recovery;
+            let majority = lost.then_some((healthy, all));
+            Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace, majority })
+        }
     }
 }
 

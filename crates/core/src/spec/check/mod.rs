@@ -141,6 +141,9 @@ fn members(cluster: &Cluster, found: &mut Findings) {
     member_count(cluster, found);
 }
 
+/// etcd advises seven at most. Twice that is room enough while a cluster moves from one set of machines to another.
+pub const MOST_MEMBERS: usize = 15;
+
 fn member_count(cluster: &Cluster, found: &mut Findings) {
     let count = cluster.spec.members.len();
     let at = cluster.at("members");
@@ -163,7 +166,16 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
             format!("use {fewer} members"),
         );
     }
-    if count > 7 {
+    if count > MOST_MEMBERS {
+        found.error(
+            at,
+            format!(
+                "{count} members: every write would wait for {} of them, and {MOST_MEMBERS} are the most that quorate runs",
+                count / 2 + 1
+            ),
+            "use 3, 5 or 7; five already survive the loss of two",
+        );
+    } else if count > 7 {
         found.warning(
             at,
             format!("{count} members: every write waits for {} of them", count / 2 + 1),
