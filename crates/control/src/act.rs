@@ -2,7 +2,6 @@
 //! each other, then the ledger learns how it ended. One attempt each: whatever fails is decided anew after the next look.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
@@ -13,7 +12,8 @@ use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
     AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
-    MemberName, Membership, NodeConfig, Observation, Stamp, https_url};
+    MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
+};
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_core::spec;
 use quorate_pki::{Authority, LeafWish};

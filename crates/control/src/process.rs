@@ -74,7 +74,17 @@ pub fn pids() -> impl Iterator<Item = u32> {
 
 pub fn user_name() -> String {
     let named = std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-    named.unwrap_or_else(|_| format!("user {}", rustix::process::getuid().as_raw()))
+    let known = || user_in(&fs::read_to_string("/etc/passwd").unwrap_or_default(), rustix::process::getuid().as_raw());
+    named.ok().or_else(known).unwrap_or_else(|| format!("user {}", rustix::process::getuid().as_raw()))
+}
+
+/// The first name that a table of users has for a number.
+fn user_in(passwd: &str, uid: u32) -> Option<String> {
+    passwd.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let (name, number) = (fields.next()?, fields.nth(1)?);
+        (number.parse() == Ok(uid)).then(|| name.to_owned())
+    })
 }
 
 pub fn host_name() -> String {
@@ -99,4 +109,17 @@ fn started(pid: u32) -> Option<u64> {
         return None;
     }
     fields.get(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::user_in;
+
+    #[test]
+    fn a_user_has_a_name() {
+        let passwd = "root:x:0:0:root:/root:/bin/bash\nme:x:1000:1000::/home/me:/bin/sh\nalso:x:1000:1::/:/bin/sh\n";
+        assert_eq!(user_in(passwd, 0).as_deref(), Some("root"));
+        assert_eq!(user_in(passwd, 1000).as_deref(), Some("me"));
+        assert_eq!(user_in(passwd, 7), None);
+    }
 }

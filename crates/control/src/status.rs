@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
@@ -77,6 +77,9 @@ pub struct MemberStatus {
     /// Entries behind the leader, where one answered.
     pub raft_lag: Option<u64>,
     pub certificate_days_left: Option<i64>,
+    /// The same in full, for people.
+    #[serde(skip)]
+    pub certificate_left: Option<SignedDuration>,
     pub generation: Option<u64>,
     pub restarts: Option<u32>,
     /// The slowest of some durable writes on its disk, before etcd had data there; not told of local machines.
@@ -99,6 +102,42 @@ impl MemberStatus {
 pub struct AlarmStatus {
     pub member: String,
     pub kind: String,
+}
+
+impl AlarmStatus {
+    const NOSPACE: &str = "NOSPACE";
+    const CORRUPT: &str = "CORRUPT";
+
+    /// Whether etcd refuses requests of clients for it.
+    pub fn stops_clients(&self) -> bool {
+        [Self::NOSPACE, Self::CORRUPT].contains(&self.kind.as_str())
+    }
+
+    fn means(&self) -> String {
+        let AlarmStatus { member, kind } = self;
+        match kind.as_str() {
+            Self::CORRUPT => {
+                format!("etcd refuses all requests, as {member} holds other data than the others (alarm {kind})")
+            }
+            _ => format!("etcd refuses all writes, as the database of {member} has reached its quota (alarm {kind})"),
+        }
+    }
+
+    /// What ends it.
+    pub fn remedy(&self) -> Option<String> {
+        match self.kind.as_str() {
+            Self::NOSPACE => Some(String::from(
+                "raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for \
+                 each member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself",
+            )),
+            Self::CORRUPT => Some(format!(
+                "find out with `etcdctl endpoint hashkv` who differs, give that member a new machine with `quorate replace`, then \
+                 `etcdctl alarm disarm`; {} raised it",
+                self.member
+            )),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -137,7 +176,12 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         known_members(ledger, seen).into_iter().map(|member| member_status(ledger, seen, member, furthest)).collect();
     let (voters, healthy) = count_voters(ledger, seen, &members);
     let quorum = safety::quorum(voters);
-    let verdict = verdict(ledger, voters, healthy);
+    let alarms = alarms(seen);
+    let verdict = match verdict(ledger, voters, healthy) {
+        // It answers reads, and that is not enough.
+        Verdict::Healthy if alarms.iter().any(AlarmStatus::stops_clients) => Verdict::Degraded,
+        other => other,
+    };
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
@@ -151,13 +195,18 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         },
         etcd_version: spec.etcd.version.to_string(),
         verdict,
-        summary: summary(ledger, verdict, voters, healthy),
+        summary: match alarms.iter().find(|alarm| alarm.stops_clients()) {
+            Some(alarm) if verdict == Verdict::Degraded => {
+                format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
+            }
+            _ => summary(ledger, verdict, voters, healthy),
+        },
         voters,
         healthy,
         quorum,
         failures_survived: safety::failures_survived(voters, healthy),
         members,
-        alarms: alarms(seen),
+        alarms,
         pending: Pending {
             steps: decision.steps.len(),
             // Users and roles were not asked for, so waiting for them means nothing here.
@@ -250,6 +299,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     let machine = seen.machines.get().and_then(|m| m.get(&member));
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
+    let ends = facts.and_then(|f| f.certificates.get(&CertificateUse::Member)).map(|certificate| certificate.not_after);
     let spec = &ledger.spec;
     let (health, why) = health(seen, &member, machine, facts, &spec.etcd.version.to_string());
     MemberStatus {
@@ -265,10 +315,8 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
         db_quota: spec.etcd.quota.0,
         raft_index: status.map(|s| s.raft_index),
         raft_lag: status.and_then(|s| Some(furthest?.saturating_sub(s.raft_index))),
-        certificate_days_left: facts.and_then(|f| {
-            let certificate = f.certificates.get(&CertificateUse::Member)?;
-            Some(quorate_pki::days_left(certificate.not_after, seen.now))
-        }),
+        certificate_days_left: ends.map(|ends| quorate_pki::days_left(ends, seen.now)),
+        certificate_left: ends.map(|ends| ends.duration_since(seen.now)),
         generation: facts.and_then(|f| f.node_config.as_ref()).map(|(generation, _)| *generation),
         restarts: facts.and_then(|f| match &f.etcd.service {
             ServiceState::Running { restarts, .. } | ServiceState::BackingOff { restarts, .. } => Some(*restarts),

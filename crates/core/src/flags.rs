@@ -6,16 +6,12 @@ mod renamed;
 
 use std::sync::LazyLock;
 
-use crate::versions::Version;
+use crate::versions::{self, Version};
 
 pub use renamed::{Conflict, Renamed, Translation, gate_names, translate};
 
 /// The flag that lists feature gates, as `Name=true,Other=false`.
 pub const FEATURE_GATES: &str = "feature-gates";
-
-/// The newest patch release of each minor that the table was made from. What a later one brought is not known.
-const TABLE_MADE_FROM: [Version; 4] =
-    [Version::new(3, 4, 45), Version::new(3, 5, 33), Version::new(3, 6, 16), Version::new(3, 7, 3)];
 
 /// A flag, or a feature gate as `feature-gates=NAME`, and for each minor that knows it the first release that does.
 struct Flag {
@@ -56,8 +52,8 @@ pub fn knowledge(name: &str, version: Version) -> Knowledge {
     if flag.is_some_and(|flag| flag.known_to(version)) {
         return Knowledge::Known;
     }
-    let newer = |seen: &Version| (seen.major, seen.minor) == (version.major, version.minor) && *seen < version;
-    if TABLE_MADE_FROM.iter().any(newer) {
+    // The table was made from the newest releases that are known. What a later one brought is not.
+    if versions::newest_before(version).is_some() {
         return Knowledge::Uncertain;
     }
     match flag {

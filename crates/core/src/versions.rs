@@ -18,6 +18,16 @@ pub const DEFAULT: Version = Version::new(3, 6, 14);
 /// The minor releases of etcd 3 that quorate knows.
 pub const KNOWN_MINORS: [u32; 4] = [4, 5, 6, 7];
 
+/// The newest release of each minor that this quorate knows. There is none missing before them.
+pub const NEWEST: [Version; 4] =
+    [Version::new(3, 4, 45), Version::new(3, 5, 33), Version::new(3, 6, 16), Version::new(3, 7, 3)];
+
+/// The newest known release of the same minor, where this one is newer still: it was released since, or does not exist.
+pub fn newest_before(version: Version) -> Option<Version> {
+    let same_minor = |known: &&Version| (known.major, known.minor) == (version.major, version.minor);
+    NEWEST.iter().find(same_minor).copied().filter(|newest| *newest < version)
+}
+
 /// An etcd release, such as 3.6.14.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]

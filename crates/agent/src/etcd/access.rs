@@ -108,11 +108,7 @@ impl Access {
         let first = urls.as_deref().and_then(|urls| urls.split(',').next()).map_or("", str::trim);
         let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(port);
         let everywhere = first.contains("//0.0.0.0:") || first.contains("//[::]:");
-        if first.is_empty() || everywhere {
-            https_url(address, port)
-        } else {
-            first.to_owned()
-        }
+        if first.is_empty() || everywhere { https_url(address, port) } else { first.to_owned() }
     }
 }
 

@@ -28,10 +28,8 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
 
 fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     let Environment { endpoints, ca, certificate, password, netns } = environment;
-    let mut variables = BTreeMap::from([
-        ("ETCDCTL_ENDPOINTS", endpoints.join(",")),
-        ("ETCDCTL_CACERT", ca.display().to_string()),
-    ]);
+    let mut variables =
+        BTreeMap::from([("ETCDCTL_ENDPOINTS", endpoints.join(",")), ("ETCDCTL_CACERT", ca.display().to_string())]);
     if let Some((certificate, key)) = certificate {
         variables.insert("ETCDCTL_CERT", certificate.display().to_string());
         variables.insert("ETCDCTL_KEY", key.display().to_string());

@@ -1,8 +1,10 @@
 //! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
 
+use std::path::PathBuf;
+
 use quorate_agent::binaries;
 use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
+use quorate_core::spec::{Binary, ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
 use quorate_core::versions::{self, Version};
 
 use super::{Context, conclude, refuse_if_being_destroyed, run_loop};
@@ -59,14 +61,20 @@ fn login_name(auth: ClientAuth) -> &'static str {
 }
 
 async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, Error> {
-    let version = match options.etcd_version {
-        Some(version) => version,
-        None => found_version(context).await?.unwrap_or(versions::DEFAULT),
+    let found = match options.etcd_version {
+        Some(_) => None,
+        None => found_version(context).await?,
     };
+    let version = options.etcd_version.or(found.as_ref().map(|found| found.1)).unwrap_or(versions::DEFAULT);
     let members = options.members.unwrap_or(MEMBERS);
     let auth = options.client_auth.map_or(ClientAuth::Certificate, ClientAuth::from);
     let hint = "names have lower case letters, digits and hyphens";
-    let spec = generated(&options.name, members.into(), version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
+    let mut spec =
+        generated(&options.name, members.into(), version, auth).map_err(|e| Error::refused(e.to_string(), hint))?;
+    // A release that is newer than this quorate runs from where it was found.
+    if let Some((path, _)) = found.filter(|_| versions::newest_before(version).is_some()) {
+        spec.clusters[0].etcd.binary = Some(Binary::Path(path));
+    }
     // Checked as a file would be, so that what is refused or warned about there is so here.
     let document = Document::parse("up", &spec.to_yaml()).expect("what quorate writes is YAML");
     for problem in document.spec(&HostFacts::default()).problems {
@@ -95,15 +103,15 @@ fn agree(members: u16, yes: bool) -> Result<(), Error> {
     }
 }
 
-/// The version of the etcd on PATH, if there is one.
-async fn found_version(context: &Context) -> Result<Option<Version>, Error> {
+/// The etcd on PATH and its version, if there is one.
+async fn found_version(context: &Context) -> Result<Option<(PathBuf, Version)>, Error> {
     let Ok(etcd) = binaries::on_path(std::env::var_os("PATH").as_deref()) else { return Ok(None) };
     let found = binaries::version_of(&etcd, &context.home.programs()).await?;
     let version = found.parse().map_err(|_| {
         let what = format!("{} is etcd {found}, which is not a release", etcd.display());
         Error::refused(what, "say which release is wanted with --etcd-version")
     })?;
-    Ok(Some(version))
+    Ok(Some((etcd, version)))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::fmt::Write;
 
+use jiff::SignedDuration;
 use quorate_control::status::{MemberStatus, Status, Verdict};
 
 use super::{count, size, table};
@@ -52,6 +53,9 @@ pub fn full(status: &Status) -> String {
     }
     for alarm in &status.alarms {
         let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
+        if let Some(remedy) = alarm.remedy() {
+            let _ = writeln!(text, "  remedy: {remedy}");
+        }
     }
     text.push_str(&pending(status));
     if let Some(signer) = status.backup.as_ref().and_then(|backup| backup.signed_by.as_ref()) {
@@ -86,9 +90,19 @@ fn row(member: &MemberStatus) -> Vec<String> {
         or_dash(member.db_size.map(|used| format!("{}/{}", size(used), size(member.db_quota)))),
         or_dash(member.raft_index.map(|n| n.to_string())),
         or_dash(member.raft_lag.map(|n| n.to_string())),
-        or_dash(member.certificate_days_left.map(|n| format!("{n} days"))),
+        or_dash(member.certificate_left.map(validity_left)),
         or_dash(member.generation.map(|n| n.to_string())),
     ]
+}
+
+/// "364 days", "2 h", "expired".
+fn validity_left(left: SignedDuration) -> String {
+    match left.as_hours() {
+        _ if left.is_negative() || left.is_zero() => String::from("expired"),
+        0 => String::from("under 1 h"),
+        hours @ 1..48 => format!("{hours} h"),
+        hours => count(usize::try_from(hours / 24).unwrap_or(0), "day"),
+    }
 }
 
 fn leaves(member: &MemberStatus) -> String {
@@ -136,6 +150,7 @@ mod tests {
             raft_index: healthy.then_some(12),
             raft_lag: healthy.then_some(0),
             certificate_days_left: healthy.then_some(364),
+            certificate_left: healthy.then_some(SignedDuration::from_hours(364 * 24 + 5)),
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
@@ -175,10 +190,22 @@ etcd-2  etcd-2   -       off      -        -               -           -    -   
 
 etcd-2 is off: its machine does not run
 alarm NOSPACE on etcd-1
+  remedy: raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for each \
+member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself
 1 step can be taken at once: see `quorate plan demo`
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn what_is_left_of_a_certificate_is_told_in_hours_at_the_end() {
+        let left = |hours: i64, minutes: i64| {
+            validity_left(SignedDuration::from_hours(hours) + SignedDuration::from_mins(minutes))
+        };
+        assert_eq!([left(364 * 24, 0), left(49, 0)], ["364 days", "2 days"]);
+        assert_eq!([left(47, 59), left(3, 20), left(0, 59)], ["47 h", "3 h", "under 1 h"]);
+        assert_eq!([left(0, 0), left(-5, 0)], ["expired", "expired"]);
     }
 
     #[test]

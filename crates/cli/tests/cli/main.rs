@@ -11,6 +11,7 @@ mod clusters;
 mod common;
 mod crashes;
 mod drill;
+mod endings;
 mod floods;
 mod history;
 mod intruders;

@@ -19,7 +19,6 @@ pub enum UnsafeBecause {
     Untrusted { member: MemberName, distrust: Distrust },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
-    /// `majority`: how many voters are there, and of how many, where that is no quorum.
     Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
     PeersReach { member: MemberName, by: BTreeSet<MemberName> },
     PeersUntold { member: MemberName, miss: usize, needed: usize, untold: BTreeSet<MemberName> },
@@ -487,6 +486,8 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "{member} belongs to {found}, and this cluster is {ours}")
             }
             UnsafeBecause::VersionPath { running, wanted, why, .. } => {
+                // Where the reason names both, they are not named twice.
+                let why = why.strip_prefix(&format!("{running} → {wanted}: ")).unwrap_or(why);
                 write!(f, "the cluster runs etcd {running}, and the spec asks for {wanted}: {why}")
             }
             UnsafeBecause::VersionUnknown { member, told, wanted } if told.is_empty() => write!(

@@ -5,7 +5,8 @@ use jiff::Timestamp;
 
 use super::safety;
 use crate::model::{
-    AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen, https_url};
+    AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen, https_url,
+};
 
 /// One look at the membership.
 #[derive(Clone, Debug)]

@@ -24,7 +24,10 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
-                format!("{member} is in the spec and has no machine"),
+                match wish.incarnation {
+                    0 | 1 => format!("{member} is in the spec and has no machine"),
+                    next => format!("{member} gets a new machine in place of {member}.{}", next - 1),
+                },
             ),
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
             Some(machine) if machine.power == Power::Off => decision

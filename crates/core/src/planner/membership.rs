@@ -274,10 +274,7 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
     let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url, learner: true };
     decision.step_expecting(
         Action::AddLearner { through, member: (*member).clone(), joining },
-        format!(
-            "{}; a learner has no vote, so that nothing depends on it yet",
-            safety::healthy_of(healthy, all)
-        ),
+        format!("{}; a learner has no vote, so that nothing depends on it yet", safety::healthy_of(healthy, all)),
         Precondition::Membership(cluster.membership()),
     );
     true

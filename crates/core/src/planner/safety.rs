@@ -18,7 +18,8 @@ use super::blocked::{Change, UnsafeBecause};
 use super::cluster::{Cluster, Listed};
 use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, DesiredMember, Destruction, Facts, Formation, FormingMember,
-    MachineSeen, MemberName, Observation, Seen, ServiceState, Stamp, address_in};
+    MachineSeen, MemberName, Observation, Seen, ServiceState, Stamp, address_in,
+};
 use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
@@ -524,8 +525,7 @@ pub fn may_join_at_this_version(
 pub fn may_clear_away(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
     let Some(cluster) = Cluster::see(desired, seen).filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
-    let listed =
-        cluster.listed.iter().any(|l| l.name == *member || address_in(&l.peer_url) == Some(machine.address));
+    let listed = cluster.listed.iter().any(|l| l.name == *member || address_in(&l.peer_url) == Some(machine.address));
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
     let in_the_way = desired.members.values().any(|wish| wish.address == Some(machine.address));
     !listed && (complete || in_the_way)

@@ -8,6 +8,7 @@ mod host;
 mod libvirt;
 mod problem;
 mod recipient;
+mod schema;
 mod shape;
 mod signer;
 mod tree;
@@ -23,6 +24,7 @@ pub use libvirt::{
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
+pub use schema::json_schema;
 pub use signer::Signer;
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
@@ -150,9 +152,4 @@ fn from_finding(file: &str, finding: &tree::Finding) -> Problem {
         message: finding.message.clone(),
         hint: finding.hint.map(str::to_owned),
     }
-}
-
-/// The JSON schema of the spec, for editors.
-pub fn json_schema() -> serde_json::Value {
-    schemars::schema_for!(Spec).to_value()
 }

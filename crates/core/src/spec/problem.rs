@@ -97,7 +97,8 @@ fn around(line: &str, column: usize) -> (String, usize) {
 
 /// A text that may quote the file: not too long, and nothing in it that a terminal would obey.
 fn short(text: &str, longest: usize) -> String {
-    let mut shown: String = text.chars().take(longest).map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect();
+    let mut shown: String =
+        text.chars().take(longest).map(|c| if is_unprintable(c) { '\u{fffd}' } else { c }).collect();
     if text.chars().nth(longest).is_some() {
         shown.push('…');
     }
@@ -106,7 +107,8 @@ fn short(text: &str, longest: usize) -> String {
 
 /// Control characters, and those that change the direction of what follows.
 fn is_unprintable(c: char) -> bool {
-    (c.is_control() && c != '\t') || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    (c.is_control() && c != '\t')
+        || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 impl fmt::Display for Problem {

@@ -291,7 +291,9 @@ impl Walk<'_> {
                 let hint = format!("words are {}; fields are {}", known.join(", "), fields.join(", "));
                 ("a word or a mapping", Some(hint))
             }
-            Shape::Whole => ("a whole number", None),
+            Shape::Whole => {
+                ("a whole number of 0 or more", is_quoted_number(node).then(|| "without quotes".to_owned()))
+            }
             Shape::Truth => ("true or false", Some("without quotes".to_owned())),
             Shape::Scalar => ("text, a number, true or false", None),
             Shape::List(_) => ("a list", Some("begin each item with `- `".to_owned())),
@@ -341,6 +343,10 @@ fn plain_meaning(text: &str) -> Meaning {
         _ if text.parse::<f64>().is_ok() && text.bytes().any(|byte| byte.is_ascii_digit()) => Meaning::Number,
         _ => Meaning::Text,
     }
+}
+
+fn is_quoted_number(node: &Node) -> bool {
+    matches!(&node.content, Content::Scalar { text, plain: false } if text.parse::<u64>().is_ok())
 }
 
 fn found(node: &Node) -> String {

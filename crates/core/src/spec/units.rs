@@ -94,6 +94,21 @@ fn number_and_unit(text: &str) -> Option<(u64, &str)> {
     Some((text[..end].parse().ok()?, text[end..].trim_start()))
 }
 
+/// A number with a fraction, such as 1 and ".5GiB", in the largest unit in which it is whole.
+fn whole(number: u64, fraction: &str, units: &[(&str, u64)]) -> Option<String> {
+    let fraction = fraction.strip_prefix('.')?;
+    let end = fraction.find(|c: char| !c.is_ascii_digit())?;
+    let (digits, unit) = (&fraction[..end], fraction[end..].trim_start());
+    let scale = units.iter().find(|(name, _)| *name == unit)?.1;
+    let tenths = 10_u64.checked_pow(digits.len().try_into().ok()?)?;
+    let parts = scale.checked_mul(digits.parse().ok()?)?;
+    let value = number.checked_mul(scale)?.checked_add(parts.is_multiple_of(tenths).then(|| parts / tenths)?)?;
+    // Whoever wrote GiB is not shown MB.
+    let alike = |name: &str| !name.is_empty() && name.ends_with("iB") == unit.ends_with("iB");
+    let (name, scale) = units.iter().find(|(name, scale)| alike(name) && value.is_multiple_of(*scale))?;
+    Some(format!("{}{name}", value / scale))
+}
+
 /// Reads "<number><unit>" by a table of units. Zero and overflow are errors too.
 fn scaled(text: &str, units: &[(&str, u64)], expected: &str) -> Result<u64, Malformed> {
     let Some((number, unit)) = number_and_unit(text) else {
@@ -103,6 +118,10 @@ fn scaled(text: &str, units: &[(&str, u64)], expected: &str) -> Result<u64, Malf
         let names: Vec<_> = units.iter().map(|(name, _)| *name).filter(|name| !name.is_empty()).collect();
         return malformed(match unit {
             "" => format!("`{text}` has no unit; expected {expected}"),
+            _ if unit.starts_with('.') => match whole(number, unit, units) {
+                Some(instead) => format!("whole numbers only: write {instead} for `{text}`"),
+                None => format!("whole numbers only, not `{text}`"),
+            },
             _ => format!("unknown unit `{unit}` in `{text}`; known are {}", names.join(", ")),
         });
     };
@@ -524,6 +543,9 @@ mod tests {
     fn errors_say_what_was_expected() {
         let error = |result: Result<Size, Malformed>| result.unwrap_err().to_string();
         assert_eq!(error("8Gib".parse()), "unknown unit `Gib` in `8Gib`; known are GiB, GB, MiB, MB, KiB, KB, B");
+        assert_eq!(error("1.5GiB".parse()), "whole numbers only: write 1536MiB for `1.5GiB`");
+        assert_eq!(error("0.5GB".parse()), "whole numbers only: write 500MB for `0.5GB`");
+        assert_eq!(error("1.3GiB".parse()), "whole numbers only, not `1.3GiB`");
         assert_eq!(error("0".parse()), "`0` must be more than zero");
         assert_eq!(error("99999999999GiB".parse()), "`99999999999GiB` is too large");
         let hours: Result<Validity, _> = "12".parse();

@@ -52,7 +52,7 @@ const BORDERS: [Border; 3] = [
                   flag of their own, and the 3.4 line gets no more fixes",
             why_with_auth: "authentication is on, and 3.4 cannot read what 3.5 wrote to its log about users; without \
                             it, only 3.4.32 and later could start, and the 3.4 line gets no more fixes",
-            remedy: "stay on 3.5, or form a new 3.4 cluster and copy the keys into it",
+            remedy: "form a new 3.4 cluster and copy the keys into it",
         }),
     },
     Border { lower: 5, lower_patch: 26, no_way_down: None },
@@ -113,7 +113,7 @@ fn down(from: Version, to: Version, auth: bool) -> Result<Path, PathRefused> {
     if let Some(closed) = closed {
         let NoWayDown { why, why_with_auth, remedy } = closed;
         let why = format!("{from} → {to}: {}", if auth { why_with_auth } else { why });
-        return Err(PathRefused { why, remedy: (*remedy).to_owned() });
+        return Err(PathRefused { why, remedy: format!("stay on {}, or {remedy}", from.line()) });
     }
     if to.minor + 1 < from.minor {
         let why =

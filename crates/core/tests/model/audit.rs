@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::model::{
     AgentSeen, Data, Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT,
-    ServiceState, https_url};
+    ServiceState, https_url,
+};
 use quorate_core::planner::{Action, Decision, Precondition};
 
 use crate::etcd::quorum;

@@ -175,13 +175,7 @@ impl Place {
             IpAddr::V6(v6) => format!("port-{:x}", v6.segments()[7]),
         };
         let hub = hub(&mark.cluster_id);
-        Some(Place {
-            own: format!("{hub}-{}.{}", mark.member, mark.incarnation),
-            port,
-            hub,
-            address,
-            range,
-        })
+        Some(Place { own: format!("{hub}-{}.{}", mark.member, mark.incarnation), port, hub, address, range })
     }
 
     /// Of the member's newest machine, or of the former one that is named.

@@ -8,6 +8,8 @@ use crate::versions::{self, Gate, Version};
 
 /// The largest database that etcd's own documentation advises.
 const ADVISED_QUOTA: Size = Size::gibibytes(8);
+/// Below this a unit was most likely forgotten.
+const SMALLEST_QUOTA: Size = Size(16 << 20);
 /// etcd refuses to start with a longer one.
 const LONGEST_ELECTION_MS: u64 = 50_000;
 
@@ -32,6 +34,26 @@ fn release(cluster: &Cluster, found: &mut Findings) {
             }
         }
         Gate::Refused(reason) => found.error(at(), reason, format!("the default is {}", versions::DEFAULT)),
+    }
+    unknown_release(cluster, found);
+}
+
+/// A release newer than this quorate can be run where the operator says where it is. Anywhere else its number is most likely a mistake.
+fn unknown_release(cluster: &Cluster, found: &mut Findings) {
+    let version = cluster.spec.etcd.version;
+    let Some(newest) = versions::newest_before(version) else { return };
+    let what = format!("etcd {version} is not known to this quorate, whose newest {} is {newest}", version.line());
+    match cluster.spec.etcd.binary {
+        Some(Binary::Path(_) | Binary::Archive { .. } | Binary::Package(_)) => {
+            found.warning(cluster.at("etcd.version"), what, "its flags and defects are not checked");
+        }
+        None | Some(Binary::Mirror(_)) => found.error(
+            cluster.at("etcd.version"),
+            what,
+            format!(
+                "use {newest}; if {version} exists by now, say where it is with `binary: {{path: …}}` or `archive`"
+            ),
+        ),
     }
 }
 
@@ -65,6 +87,15 @@ fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
             cluster.at("etcd.quota"),
             format!("the quota {quota} is more than the memory of {whose} ({memory}), where etcd maps its database"),
             "lower the quota, or expect slow reads once the database has outgrown the memory",
+        );
+    }
+    if quota < SMALLEST_QUOTA {
+        found.warning(
+            cluster.at("etcd.quota"),
+            format!(
+                "the quota {quota} is below {SMALLEST_QUOTA}: etcd stops all writes as soon as its database is larger"
+            ),
+            "give it with a unit, such as 8GiB",
         );
     }
     if quota > ADVISED_QUOTA {

@@ -246,7 +246,8 @@ fn private_address(address: IpAddr, path: String, found: &mut Findings) {
     };
     let broadcast = if address.is_ipv4() { Some(255) } else { None };
     if !is_private(address) {
-        let why = "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or fc00::/7";
+        let why =
+            "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or fc00::/7";
         found.error(path, format!("{why}, not {address}"), hint);
     } else if last == 0 || Some(last) == broadcast {
         found.error(path, format!("{address} is the first or last address of its range, which no host can have"), hint);
