@@ -1,13 +1,15 @@
 //! The command line flags of etcd: which release knows which, which of them quorate sets itself, and how a flag is
 //! written for a release that calls it otherwise. The tables come from etcd's sources; a test compares them with the
-//! `--help` of real binaries. It judges names only, of flags and of feature gates, never values.
+//! `--help` of real binaries. It judges names, of flags and of feature gates, and whether a value is of the kind that its flag takes.
 
+mod kinds;
 mod renamed;
 
 use std::sync::LazyLock;
 
 use crate::versions::{self, Version};
 
+pub use kinds::Kind;
 pub use renamed::{Conflict, Renamed, Translation, gate_names, translate};
 
 /// The flag that lists feature gates, as `Name=true,Other=false`.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use quorate_core::flags::{self, FEATURE_GATES};
+use quorate_core::flags::{self, FEATURE_GATES, Kind};
 use quorate_core::spec::FlagValue;
 use quorate_core::versions::{Gate, Version, gate};
 
@@ -125,4 +125,20 @@ fn what_is_written_for_a_release_is_what_it_takes() {
             }
         }
     }
+}
+
+/// Each kind of value is tried on each flag once, with the first release that has it.
+#[test]
+fn etcd_takes_the_values_that_the_table_says() {
+    let mut tried = BTreeSet::new();
+    for (version, etcd) in releases() {
+        for flag in flags::known(version).filter(|flag| flags::managed(flag).is_none()) {
+            let Some(kind) = Kind::of(flag).filter(|_| tried.insert(flag)) else { continue };
+            for value in ["maybe", "-1", "1h"] {
+                let taken = output(&etcd, &format!("--{flag}={value}")).contains("etcd Version");
+                assert_eq!(kind.takes(value), taken, "etcd {version}, `{flag}={value}`, {kind:?}");
+            }
+        }
+    }
+    assert!(tried.len() > 50, "{} flags", tried.len());
 }

@@ -226,6 +226,11 @@ fn flags(cluster: &Cluster, found: &mut Findings) {
             found.about_key(severity, at(name), message, hint);
         }
     }
+    for (name, value) in given {
+        let Some(kind) = flags::Kind::of(name).filter(|kind| !kind.takes(&value.0)) else { continue };
+        let message = format!("the flag `{name}` takes {}, not `{}`", kind.expected(), value.0);
+        found.error(at(name), message, "etcd does not start with this value");
+    }
 }
 
 fn described(name: &str) -> String {
