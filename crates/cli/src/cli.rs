@@ -219,6 +219,9 @@ pub enum Login {
     Certificate,
     /// By user and password
     Password,
+    /// By both: a certificate that names nobody, and user and password
+    #[value(name = "certificate_and_password")]
+    CertificateAndPassword,
 }
 
 impl From<Login> for ClientAuth {
@@ -226,6 +229,7 @@ impl From<Login> for ClientAuth {
         match login {
             Login::Certificate => ClientAuth::Certificate,
             Login::Password => ClientAuth::Password,
+            Login::CertificateAndPassword => ClientAuth::CertificateAndPassword,
         }
     }
 }

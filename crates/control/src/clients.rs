@@ -61,7 +61,7 @@ pub struct Issued {
 
 /// Signs a certificate for a declared user, for the key of a given signing request or one made here.
 pub fn issue(ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issued, ClientError> {
-    if ledger.spec.etcd.client_auth == ClientAuth::Password {
+    if !ledger.spec.etcd.client_auth.asks_for_certificates() {
         return Err(ClientError::PasswordLogin);
     }
     let mut declared = vec![String::from("root")];
@@ -89,11 +89,17 @@ fn sign_client(
     let desired = Wish { spec: &ledger.spec, brought: &Default::default(), arch: arch() }.desire(ledger, "");
     let mut wish = client_wish(user, &desired);
     wish.validity = validity.unwrap_or(wish.validity);
+    // A name in it would log its holder in without a password.
+    let anonymous = user != "root" && ledger.spec.etcd.client_auth == ClientAuth::CertificateAndPassword;
+    if anonymous {
+        wish.common_name = String::new();
+        wish.organization.get_or_insert_with(|| format!("clients of {}", ledger.spec.name));
+    }
     let (request, key) = match request {
         Some(request) => (request.to_owned(), None),
         None => {
             let key = KeyPair::generate(secrets::key_algorithm(&ledger.spec))?;
-            (key.csr(user)?, Some(key.to_pem()))
+            (key.csr(&wish.common_name)?, Some(key.to_pem()))
         }
     };
     let certificate = sign(authority, &request, &wish)?;
@@ -120,14 +126,9 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     private_directory(&directory).map_err(|source| ClientError::Io { path: directory.clone(), source })?;
     let ca = directory.join("ca.crt");
     keep_private(&ca, &authority.certificate)?;
-    let certificate = match ledger.spec.etcd.client_auth {
-        ClientAuth::Password => None,
-        ClientAuth::Certificate => Some(root_certificate(&directory, ledger, brought)?),
-    };
-    let password = match ledger.spec.etcd.client_auth {
-        ClientAuth::Password => ledger.auth.root_password.clone().filter(|_| ledger.spec.auth.bootstrap),
-        ClientAuth::Certificate => None,
-    };
+    let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
+    let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
+    let password = ledger.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
     let netns = (ledger.spec.network == Network::Netns).then(|| providers::netns::hub(&ledger.cluster_id));
     Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password, netns })
 }

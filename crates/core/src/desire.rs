@@ -124,10 +124,7 @@ impl Wish<'_> {
 fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
     FormedWith {
         etcd_version: spec.etcd.version.to_string(),
-        client_auth: match spec.etcd.client_auth {
-            ClientAuth::Certificate => String::from("certificate"),
-            ClientAuth::Password => String::from("password"),
-        },
+        client_auth: spec.etcd.client_auth.name().to_owned(),
         bootstrap: spec.auth.bootstrap.to_string(),
         namespace: spec.namespace.as_ref().map_or_else(|| String::from("none"), ToString::to_string),
         key_algorithm: match spec.tls.key_algorithm {
@@ -320,7 +317,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> 
         ("listen-peer-urls", format!("https://{ADDRESS}:{PEER_PORT}")),
         ("cert-file", pki("member.crt")),
         ("key-file", pki("member.key")),
-        ("client-cert-auth", (etcd.client_auth == ClientAuth::Certificate).to_string()),
+        ("client-cert-auth", etcd.client_auth.asks_for_certificates().to_string()),
         ("peer-cert-file", pki("member.crt")),
         ("peer-key-file", pki("member.key")),
         ("peer-trusted-ca-file", pki("ca.crt")),
@@ -336,7 +333,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> 
     ];
     let mut flags: BTreeMap<String, String> = ours.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
     // Where etcd is told a CA for clients, it demands a certificate of them, whatever `client-cert-auth` says.
-    if etcd.client_auth == ClientAuth::Certificate {
+    if etcd.client_auth.asks_for_certificates() {
         flags.insert(String::from("trusted-ca-file"), pki("ca.crt"));
     }
     flags.extend(metrics_url(spec).map(|url| (String::from("listen-metrics-urls"), url)));
@@ -405,7 +402,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         validity: hours(spec.tls.leaf_validity),
         renew_before: hours(spec.tls.renew_before()),
         brought_authority: brought.authority.clone(),
-        root: spec.etcd.client_auth == ClientAuth::Certificate,
+        root: spec.etcd.client_auth.asks_for_certificates(),
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),
     }

@@ -165,7 +165,9 @@ fn params(common_name: &str, organization: Option<&str>) -> CertificateParams {
     if let Some(organization) = organization {
         name.push(DnType::OrganizationName, organization);
     }
-    name.push(DnType::CommonName, common_name);
+    if !common_name.is_empty() {
+        name.push(DnType::CommonName, common_name);
+    }
     let mut params = CertificateParams::default();
     params.distinguished_name = name;
     params.serial_number = Some(SerialNumber::from_slice(&serial_number()));
@@ -175,9 +177,6 @@ fn params(common_name: &str, organization: Option<&str>) -> CertificateParams {
 
 fn leaf_params(wish: &LeafWish, public_key: &SubjectPublicKeyInfo) -> Result<CertificateParams, Error> {
     let mut params = params(&wish.common_name, wish.organization.as_deref());
-    if wish.common_name.is_empty() {
-        params.distinguished_name = DistinguishedName::new();
-    }
     params.is_ca = IsCa::ExplicitNoCa;
     params.subject_alt_names = alternative_names(wish)?;
     params.key_usages.push(KeyUsagePurpose::DigitalSignature);

@@ -48,16 +48,9 @@ fn go_on(ledger: &Ledger, options: &cli::Up) -> Result<Cluster, Error> {
     };
     differs("--members", spec.members.len().to_string(), options.members.map(|n| n.to_string()))?;
     differs("--etcd-version", spec.etcd.version.to_string(), options.etcd_version.map(|v| v.to_string()))?;
-    let asked = options.client_auth.map(|login| login_name(login.into()).to_owned());
-    differs("--client-auth", login_name(spec.etcd.client_auth).to_owned(), asked)?;
+    let asked = options.client_auth.map(|login| ClientAuth::from(login).name().to_owned());
+    differs("--client-auth", spec.etcd.client_auth.name().to_owned(), asked)?;
     Ok(Cluster { spec: spec.clone(), brought: load::brought_files(ledger)? })
-}
-
-fn login_name(auth: ClientAuth) -> &'static str {
-    match auth {
-        ClientAuth::Certificate => "certificate",
-        ClientAuth::Password => "password",
-    }
 }
 
 async fn new_spec(context: &Context, options: &cli::Up) -> Result<ClusterSpec, Error> {

@@ -103,6 +103,34 @@ fn a_declared_user_by_certificate() {
 }
 
 #[test]
+fn a_declared_user_by_certificate_and_password() {
+    for version in [OLDEST, &newest()] {
+        let sandbox = Sandbox::new(version);
+        sandbox.file("app.password", "s3cret\n");
+        let auth = READER_AND_WRITER.replace("name: app,", "name: app, password_file: app.password,");
+        let text = spec(1, version, "client_auth: certificate_and_password, grpc_gateway: true", &auth);
+        apply(&sandbox, &text).ok();
+        sandbox.quorate(&["plan", "c.yaml", "--detailed-exitcode"]).ok();
+
+        sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok();
+        let clients = sandbox.home().join("clusters/c/clients");
+        let (certificate, key) = (clients.join("app.crt"), clients.join("app.key"));
+        let shown =
+            sandbox.openssl(&["x509", "-in", &certificate.to_string_lossy(), "-noout", "-subject", "-nameopt", "RFC2253"]);
+        assert_eq!(shown.trim(), "subject=O=clients of c", "it names nobody");
+        let mut both = by_certificate(&sandbox, &certificate, &key);
+        let alone = sandbox.etcdctl_with(&newest(), &both, &["get", "/a/1"]).fails().stderr;
+        let refused = ["user name is empty", "permission denied"].iter().any(|words| alone.contains(words));
+        assert!(refused, "a certificate alone is not enough: {alone}");
+        both.insert("ETCDCTL_USER".into(), "app:s3cret".into());
+        may_do_what_its_roles_say(&sandbox, &both);
+        let mut password = both.clone();
+        password.retain(|name, _| name != "ETCDCTL_CERT" && name != "ETCDCTL_KEY");
+        sandbox.etcdctl_with(&newest(), &password, &["get", "/a/1"]).fails();
+    }
+}
+
+#[test]
 fn a_declared_user_by_password() {
     for version in [OLDEST, &newest()] {
         let sandbox = Sandbox::new(version);

@@ -364,6 +364,29 @@ pub enum ClientAuth {
     Certificate,
     /// By user and password; TLS is on, and no client certificate is asked for.
     Password,
+    /// By both: a client certificate opens the port and names nobody, and user and password say who it is.
+    CertificateAndPassword,
+}
+
+impl ClientAuth {
+    /// As it is written in a spec.
+    pub fn name(self) -> &'static str {
+        match self {
+            ClientAuth::Certificate => "certificate",
+            ClientAuth::Password => "password",
+            ClientAuth::CertificateAndPassword => "certificate_and_password",
+        }
+    }
+
+    /// Whether etcd serves only clients that show a certificate. The agents then log in as root by theirs.
+    pub fn asks_for_certificates(self) -> bool {
+        self != ClientAuth::Password
+    }
+
+    /// Whether declared users log in with a password.
+    pub fn asks_users_for_passwords(self) -> bool {
+        self != ClientAuth::Certificate
+    }
 }
 
 /// Certificates.

@@ -58,21 +58,22 @@ fn names(cluster: &Cluster, found: &mut Findings) {
 
 fn passwords(cluster: &Cluster, found: &mut Findings) {
     let auth = &cluster.spec.auth;
-    let by_password = cluster.spec.etcd.client_auth == ClientAuth::Password;
+    let login = cluster.spec.etcd.client_auth;
+    let (name, by_password) = (login.name(), login.asks_users_for_passwords());
     let remove = "remove it, or use `client_auth: password`";
-    if auth.root_password_file.is_some() && !by_password {
-        let message = "under `client_auth: certificate` root has no password";
+    if auth.root_password_file.is_some() && login.asks_for_certificates() {
+        let message = format!("under `client_auth: {name}` root has no password");
         found.error(cluster.at("auth.root_password_file"), message, remove);
     }
     for (index, user) in auth.users.iter().enumerate() {
         let at = |field: &str| cluster.at(&format!("auth.users[{index}]{field}"));
         match (&user.password_file, by_password) {
             (Some(_), false) => {
-                let message = format!("under `client_auth: certificate` the user `{}` has no password", user.name);
+                let message = format!("under `client_auth: {name}` the user `{}` has no password", user.name);
                 found.error(at(".password_file"), message, remove);
             }
             (None, true) => {
-                let message = format!("under `client_auth: password` the user `{}` needs a password", user.name);
+                let message = format!("under `client_auth: {name}` the user `{}` needs a password", user.name);
                 found.error(at(".name"), message, "add `password_file: PATH`");
             }
             _ => {}

@@ -109,12 +109,13 @@ fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
 
 fn gateway(cluster: &Cluster, found: &mut Findings) {
     let etcd = &cluster.spec.etcd;
-    if etcd.grpc_gateway && etcd.client_auth == ClientAuth::Certificate {
+    // Without authentication nobody asks who a client is.
+    if etcd.grpc_gateway && etcd.client_auth == ClientAuth::Certificate && cluster.spec.auth.bootstrap {
         found.error(
             cluster.at("etcd.grpc_gateway"),
             "the gateway refuses client certificates with a common name, and under `client_auth: certificate` every \
              client has one",
-            "turn `grpc_gateway` off, or use `client_auth: password`",
+            "turn `grpc_gateway` off, or use `client_auth: password` or `certificate_and_password`",
         );
     }
 }

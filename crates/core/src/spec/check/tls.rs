@@ -66,7 +66,7 @@ fn given_certificates(cluster: &Cluster, given: &GivenCertificates, found: &mut 
         let path = cluster.at(&format!("tls.given.members.{name}"));
         found.error(path, format!("a certificate is given for `{name}`, which is no member"), hint);
     }
-    if cluster.spec.etcd.client_auth == ClientAuth::Certificate && given.root.is_none() {
+    if cluster.spec.etcd.client_auth.asks_for_certificates() && given.root.is_none() {
         found.error(
             cluster.at("tls.given"),
             "the agents need a client certificate of the user root to speak to etcd, and quorate has no CA to make one",
