@@ -148,6 +148,8 @@ impl Error {
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
                 "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; the same command goes on from here",
             )),
+            // Nothing was begun, or nothing changes when it is begun again.
+            Error::Control(ControlError::Ledger(_) | ControlError::Pki(_) | ControlError::Snapshot { .. }) => None,
             Error::Control(e) if !e.is_taken_over() => {
                 Some(String::from("the same command goes on from where it stopped"))
             }

@@ -11,6 +11,7 @@ use quorate_control::{Home, status};
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
 
+use crate::commands::Context;
 use crate::error::Error;
 use crate::output;
 
@@ -59,6 +60,33 @@ pub fn clusters(home: &Home, target: &str) -> Result<Vec<Cluster>, Error> {
     match errors(&checked.problems) {
         0 => Ok(checked.clusters),
         count => Err(Error::Invalid { file: checked.file, count }),
+    }
+}
+
+/// The file that a target names, as the ledger remembers it. None: it is a name, or comes from stdin.
+pub fn spec_file(home: &Home, target: &str) -> Option<String> {
+    let path = std::fs::canonicalize(target).ok().filter(|_| target != "-" && is_file(home, target))?;
+    Some(path.to_string_lossy().into_owned())
+}
+
+/// The clusters that were applied from this file, and that it does not declare any more.
+pub fn left_out(home: &Home, target: &str, declared: &[Cluster]) -> Vec<String> {
+    let Some(file) = spec_file(home, target) else { return Vec::new() };
+    let is_declared = |name: &String| declared.iter().any(|cluster| cluster.spec.name.as_str() == name);
+    let came_from_it = |name: &String| {
+        remembered(home, name).ok().flatten().is_some_and(|ledger| ledger.spec_file.as_ref() == Some(&file))
+    };
+    status::known_clusters(home).into_iter().filter(|name| !is_declared(name) && came_from_it(name)).collect()
+}
+
+/// Tells of clusters that nobody may remember to destroy.
+pub fn tell_left_out(context: &Context, target: &str, declared: &[Cluster]) {
+    for name in left_out(&context.home, target, declared) {
+        let destroy = context.command(&format!("destroy {name}"));
+        output::talk(&format!(
+            "note: cluster {name} was applied from {target}, which does not declare it any more: it is left as it is; `{destroy}` \
+             deletes it\n"
+        ));
     }
 }
 

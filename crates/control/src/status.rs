@@ -8,7 +8,7 @@ use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
     Observation, Power, Seen, ServiceState, https_url,
 };
-use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window, safety};
+use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, is_silent, renewal_window, safety};
 use serde::Serialize;
 
 use crate::backup::{self, BackupStatus};
@@ -199,6 +199,8 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             Some(alarm) if verdict == Verdict::Degraded => {
                 format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
             }
+            // What is refused now is refused to `apply` too.
+            None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => String::from("not formed yet"),
             _ => summary(ledger, verdict, voters, healthy),
         },
         voters,
@@ -382,7 +384,10 @@ fn health(
         (_, Some(status)) if status.healthy => ("healthy", None),
         (_, Some(status)) if status.leader == 0 => ("unhealthy", Some(String::from("it sees no leader"))),
         (_, Some(_)) => ("unhealthy", Some(String::from("it does not answer reads"))),
-        (_, None) => ("starting", Some(String::from("it does not answer yet"))),
+        (service, None) => match is_silent(service, seen.now) {
+            Some(why) => ("unhealthy", Some(why)),
+            None => ("starting", Some(String::from("it does not answer yet"))),
+        },
     }
 }
 

@@ -19,7 +19,9 @@ use crate::saved_plan::{Reviewed, SavedCluster};
 
 pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> {
     let reviewed = options.plan.as_deref().map(Reviewed::read).transpose()?;
-    let clusters = chosen(load::clusters(&context.home, &options.target)?, &options)?;
+    let clusters = load::clusters(&context.home, &options.target)?;
+    load::tell_left_out(context, &options.target, &clusters);
+    let clusters = chosen(clusters, &options)?;
     let mut differences = String::new();
     let mut summary = Summary::default();
     let mut planned = Vec::new();
@@ -105,6 +107,8 @@ async fn plan(context: &Context, cluster: &Cluster, words: &Words) -> Result<Pla
 struct Words {
     downtime: Option<Consent>,
     without_grace: Option<Consent>,
+    /// Where the spec comes from.
+    spec_file: Option<String>,
     /// What the agents remember, when the ledger is to go on above it.
     above: Option<(Observation, Consent)>,
 }
@@ -113,6 +117,9 @@ impl Words {
     fn write(&self, ledger: &mut Ledger) {
         ledger.downtime = self.downtime.clone();
         ledger.without_grace = self.without_grace.clone();
+        if self.spec_file.is_some() {
+            ledger.spec_file.clone_from(&self.spec_file);
+        }
         if let Some((seen, consent)) = &self.above {
             remember::resume_above(ledger, seen);
             ledger.older_accepted = Some(consent.clone());
@@ -127,7 +134,7 @@ async fn words(
     known: Option<&Ledger>,
     options: &cli::Apply,
 ) -> Result<Words, Error> {
-    let mut words = Words::default();
+    let mut words = Words { spec_file: load::spec_file(&context.home, &options.target), ..Words::default() };
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
         let provider = providers::provider(ledger, &context.home);
         let seen = Sight::new(provider).glance(ledger, None).await?;

@@ -115,8 +115,15 @@ fn a_declared_user_by_certificate_and_password() {
         sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok();
         let clients = sandbox.home().join("clusters/c/clients");
         let (certificate, key) = (clients.join("app.crt"), clients.join("app.key"));
-        let shown =
-            sandbox.openssl(&["x509", "-in", &certificate.to_string_lossy(), "-noout", "-subject", "-nameopt", "RFC2253"]);
+        let shown = sandbox.openssl(&[
+            "x509",
+            "-in",
+            &certificate.to_string_lossy(),
+            "-noout",
+            "-subject",
+            "-nameopt",
+            "RFC2253",
+        ]);
         assert_eq!(shown.trim(), "subject=O=clients of c", "it names nobody");
         let mut both = by_certificate(&sandbox, &certificate, &key);
         let alone = sandbox.etcdctl_with(&newest(), &both, &["get", "/a/1"]).fails().stderr;

@@ -84,3 +84,26 @@ fn scenarios_are_listed_for_scripts_too() {
     let names: Vec<&str> = listed.as_array().expect("a list").iter().filter_map(|s| s["name"].as_str()).collect();
     assert!(names.contains(&"kill-leader") && listed[0]["does"].is_string(), "{listed:#}");
 }
+
+#[test]
+fn a_cluster_that_is_taken_out_of_its_file_is_remembered() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    let one = |name: &str| format!("  - {{name: {name}, members: [{{name: etcd-1}}], etcd: {{version: {version}}}}}\n");
+    let both = format!("quorate: 1\nclusters:\n{}{}", one("first"), one("second"));
+    sandbox.file("c.yaml", &both);
+    let told = sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok().stderr;
+    assert!(!told.contains("note:"), "{told}");
+    sandbox.file("c.yaml", &both.replace(&one("second"), ""));
+    for arguments in [&["plan", "c.yaml"][..], &["apply", "c.yaml", "--yes"]] {
+        let told = sandbox.quorate(arguments).ok().stderr;
+        let note = "note: cluster second was applied from c.yaml, which does not declare it any more";
+        assert!(told.contains(note) && told.contains("quorate destroy second"), "{told}");
+    }
+    assert_eq!(sandbox.status("second")["verdict"], "healthy");
+    sandbox.file("other.yaml", &format!("quorate: 1\nclusters:\n{}", one("third")));
+    assert!(
+        !sandbox.quorate(&["plan", "other.yaml"]).ok().stderr.contains("note:"),
+        "another file's clusters are its own"
+    );
+}

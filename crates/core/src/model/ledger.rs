@@ -46,6 +46,9 @@ pub struct Ledger {
     /// The operator's word that the data of all members is replaced, and by what.
     #[serde(default)]
     pub restore: Option<RestoreWish>,
+    /// The file that the spec was applied from last, where it was a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_file: Option<String>,
     /// What is known here of the backups; the store knows the rest.
     #[serde(default)]
     pub backups: Option<BackupRecord>,
@@ -450,6 +453,7 @@ impl Ledger {
             recovery: None,
             recovered: None,
             restore: None,
+            spec_file: None,
             backups: None,
             last_change: None,
             formation: Formation::Unformed,

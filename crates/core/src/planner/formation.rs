@@ -6,6 +6,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use jiff::{SignedDuration, Timestamp};
+
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
@@ -14,6 +16,8 @@ use crate::model::{
     https_url,
 };
 
+/// How long etcd may take to answer after its start before that is worth a word.
+const START: SignedDuration = SignedDuration::from_secs(30);
 /// The cluster id of an etcd that tells its health but not its identity.
 const UNTOLD: u64 = 0;
 
@@ -145,14 +149,16 @@ pub(super) fn start_members(desired: &Desired, seen: &Observation, decision: &mu
                     return;
                 }
             }
-            ServiceState::Unknown { .. } | ServiceState::BackingOff { .. } => wait_for_etcd(decision, member, facts),
+            ServiceState::Unknown { .. } | ServiceState::BackingOff { .. } => {
+                wait_for_etcd(seen, decision, member, facts);
+            }
             ServiceState::Running { .. } if !facts.etcd.peer_serving => {
                 decision.wait(WaitingFor::PeerPort { member: member.clone() });
                 if in_turn {
                     return;
                 }
             }
-            ServiceState::Running { .. } => wait_for_etcd(decision, member, facts),
+            ServiceState::Running { .. } => wait_for_etcd(seen, decision, member, facts),
         }
     }
 }
@@ -193,7 +199,7 @@ fn keep(
         // Data that has gone back in time is not started on: `repair` gives it up, once it may.
         let Some(facts) = ready(seen, decision, member).filter(|f| f.etcd.older.is_none()) else { continue };
         match safety::judge_data(desired, member, Some(token), seen.now, facts) {
-            DataVerdict::MayGoOn => keep_running(decision, member, facts, etcd_cluster_id, hopeless),
+            DataVerdict::MayGoOn => keep_running(seen, decision, member, facts, etcd_cluster_id, hopeless),
             // It was about to join; or it is lost, which `repair` sees to.
             DataVerdict::MayBeginAsNew | DataVerdict::Lost => {}
             DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
@@ -208,7 +214,14 @@ fn keep(
     }
 }
 
-fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, cluster_id: u64, hopeless: bool) {
+fn keep_running(
+    seen: &Observation,
+    decision: &mut Decision,
+    member: &MemberName,
+    facts: &Facts,
+    cluster_id: u64,
+    hopeless: bool,
+) {
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => decision.step_expecting(
             Action::StartEtcd { member: member.clone(), bootstrap: None },
@@ -224,12 +237,19 @@ fn keep_running(decision: &mut Decision, member: &MemberName, facts: &Facts, clu
         }
         // Waiting does not bring a majority back.
         _ if hopeless => {}
-        _ => wait_for_etcd(decision, member, facts),
+        _ => wait_for_etcd(seen, decision, member, facts),
     }
 }
 
+/// What there is to say of an etcd that does not answer, once that is no longer its start.
+pub fn is_silent(service: &ServiceState, now: Timestamp) -> Option<String> {
+    let ServiceState::Running { since, .. } = service else { return None };
+    let hung = now.duration_since(*since) > START;
+    hung.then(|| format!("it runs since {} and does not answer", since.strftime("%Y-%m-%d %H:%M:%S UTC")))
+}
+
 /// Waits where a member's etcd is not yet healthy; where it is, there is nothing to wait for.
-fn wait_for_etcd(decision: &mut Decision, member: &MemberName, facts: &Facts) {
+fn wait_for_etcd(seen: &Observation, decision: &mut Decision, member: &MemberName, facts: &Facts) {
     let member = member.clone();
     let why = match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::BackingOff { restarts, last_exit }, _) => {
@@ -245,11 +265,11 @@ fn wait_for_etcd(decision: &mut Decision, member: &MemberName, facts: &Facts) {
             return decision.wait(WaitingFor::Health { member, why });
         }
         (_, Some(status)) if status.healthy => return,
-        (_, Some(status)) if status.leader == 0 => "it sees no leader",
-        (_, Some(_)) => "it does not answer reads yet",
-        (_, None) => "it does not answer yet",
+        (_, Some(status)) if status.leader == 0 => String::from("it sees no leader"),
+        (_, Some(_)) => String::from("it does not answer reads yet"),
+        (service, None) => is_silent(service, seen.now).unwrap_or_else(|| String::from("it does not answer yet")),
     };
-    decision.wait(WaitingFor::Health { member, why: why.to_owned() });
+    decision.wait(WaitingFor::Health { member, why });
 }
 
 /// Stops and wipes a remainder that no client ever wrote to; refuses what is not ours.

@@ -28,6 +28,7 @@ mod waiting;
 
 pub use blocked::{Change, UnsafeBecause};
 pub use certificates::{renewal_window, sans as certificate_sans};
+pub use formation::is_silent;
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use step::{Action, Precondition, Reason, Step};
