@@ -22,6 +22,8 @@ pub enum RemarkKind {
     Machines,
     /// Whom the firewall would keep out.
     CutOff,
+    /// That members run different versions when the steps are done.
+    Versions,
 }
 
 /// What is around the cluster and only the controller can tell.
@@ -44,7 +46,35 @@ pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &
         let cut_off = cut_off(spec, seen, around).into_iter();
         remarks.extend(cut_off.map(|text| Remark { kind: RemarkKind::CutOff, text }));
     }
+    remarks.extend(versions(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Versions, text }));
     remarks
+}
+
+/// A machine that is made starts with the version of the spec, also where the others may not go there.
+fn versions(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<String> {
+    let wanted = spec.etcd.version.to_string();
+    let is_made = |member: &MemberName| {
+        let makes = |step: &Step| matches!(&step.action, Action::CreateMachine { member: made, .. } if made == member);
+        steps.iter().any(makes)
+    };
+    let goes_there = |member: &MemberName| {
+        let restarts = |step: &Step| matches!(&step.action, Action::RestartEtcd { member: it, .. } if it == member);
+        steps.iter().any(restarts)
+    };
+    let mut stay: BTreeMap<&str, BTreeSet<MemberName>> = BTreeMap::new();
+    for member in seen.agents.keys().filter(|member| !goes_there(member)) {
+        let runs = seen.status(member).map(|status| status.version.as_str()).filter(|version| *version != wanted);
+        if let Some(version) = runs {
+            stay.entry(version).or_default().insert(member.clone());
+        }
+    }
+    let made: BTreeSet<MemberName> =
+        spec.members.iter().map(|member| member.name.as_str().into()).filter(is_made).collect();
+    let stay: Vec<String> = stay.iter().map(|(version, members)| format!("{} on {version}", listed(members))).collect();
+    let both = !made.is_empty() && !stay.is_empty();
+    both.then(|| {
+        format!("{} starts with etcd {wanted}, and these stay as they are: {}", listed(&made), stay.join("; "))
+    })
 }
 
 /// Members that would be cut off from one another are refused with the spec itself.

@@ -88,3 +88,18 @@ fn clients_that_are_connected_now_are_told_by_address() {
                     is refused";
     assert_eq!(told(&after, &steps, &seen, &around("10.0.0.254")), [expected]);
 }
+
+#[test]
+fn a_machine_of_another_version_than_the_others_is_told_of() {
+    let mut scene = Scene::nothing(spec("{enabled: false}", "network: n"));
+    scene.settle();
+    let mut newer = scene.ledger.spec.clone();
+    newer.etcd.version = "3.7.3".parse().unwrap();
+    let steps = scene.run().steps;
+    assert_eq!(told(&newer, &steps, &scene.seen, &Surroundings::default()), [""; 0], "no machine is made");
+    let made = Scene::nothing(newer.clone()).run().steps;
+    let made: Vec<Step> = made.into_iter().filter(|s| s.action.member() == Some(&"m2".into())).collect();
+    let told = told(&newer, &made, &scene.seen, &Surroundings::default());
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("m2 starts with etcd 3.7.3, and these stay as they are: m1, m3 on 3.6."), "{told:?}");
+}

@@ -2,7 +2,7 @@
 //! here.
 
 use super::{Cluster, Findings};
-use crate::spec::{ClientAuth, GivenCertificates, TlsSettings, Validity, nearest};
+use crate::spec::{GivenCertificates, TlsSettings, Validity, nearest};
 
 pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
     let tls = &cluster.spec.tls;
