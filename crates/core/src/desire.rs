@@ -149,7 +149,7 @@ fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
     match (spec.auth.token, &ledger.formed_with, spec.etcd.client_auth) {
         (Some(named), ..) => named,
         (None, Some(formed), _) if formed.token == SIMPLE => TokenKind::Simple,
-        (None, Some(_), _) | (None, None, ClientAuth::Password) => TokenKind::Jwt,
+        (None, Some(_), _) | (None, None, ClientAuth::Password | ClientAuth::CertificateAndPassword) => TokenKind::Jwt,
         (None, None, ClientAuth::Certificate) => TokenKind::Simple,
     }
 }
