@@ -62,7 +62,7 @@ fn versions(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<St
         steps.iter().any(restarts)
     };
     let mut stay: BTreeMap<&str, BTreeSet<MemberName>> = BTreeMap::new();
-    for member in seen.agents.keys().filter(|member| !goes_there(member)) {
+    for member in seen.agents.keys().filter(|member| !goes_there(member) && !is_made(member)) {
         let runs = seen.status(member).map(|status| status.version.as_str()).filter(|version| *version != wanted);
         if let Some(version) = runs {
             stay.entry(version).or_default().insert(member.clone());

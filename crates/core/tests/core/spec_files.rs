@@ -115,7 +115,7 @@ clusters:
       client_auth: password
       heartbeat: 150ms
       election: 1500ms
-      flags: {max-txn-ops: 256, enable-pprof: True, log-level: "", max-request-bytes: "1e5"}
+      flags: {max-txn-ops: 256, enable-pprof: True, log-level: "", max-request-bytes: "0x1000"}
     tls:
       ca: {certificate: /etc/ca.pem, key: "ca key.pem"}
       leaf_validity: 36h
