@@ -113,7 +113,7 @@ fn a_declared_user_by_certificate_and_password() {
         sandbox.quorate(&["plan", "c.yaml", "--detailed-exitcode"]).ok();
 
         sandbox.quorate(&["cert", "issue", "c", "--user", "app"]).ok();
-        let clients = sandbox.home().join("clusters/c/clients");
+        let clients = sandbox.home().join("clients/c");
         let (certificate, key) = (clients.join("app.crt"), clients.join("app.key"));
         let shown = sandbox.openssl(&[
             "x509",
