@@ -43,8 +43,9 @@ impl Step {
 const STEPS: &[Step] = &[
     Step::new("prepare", &["prepare"], &[]),
     Step::new("build", &["test", "--no-run"], &[]),
-    // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests.
-    Step::new("static", &["static"], &[]).giving_way(),
+    // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests. Not before
+    // the packages are there: two calls of apt at once fail.
+    Step::new("static", &["static"], &["prepare"]).giving_way(),
     // Cargo would make it wait for the build.
     Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(),
     Step::new("test", &["test"], &["prepare", "build"]),
