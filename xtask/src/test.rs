@@ -26,9 +26,10 @@ use pace::Pace;
 use pool::Surroundings;
 use report::{Durations, Steps};
 
-pub const NEEDS: [Need; 7] = [
+pub const NEEDS: [Need; 8] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
+    Need::Command { name: "faketime", package: "faketime" },
     Need::Command { name: "nft", package: "nftables" },
     Need::Command { name: "zstd", package: "zstd" },
     Need::Command { name: "openssl", package: "openssl" },

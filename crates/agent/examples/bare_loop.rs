@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use hand::{ONE_DAY, free_addresses, issue};
 use jiff::Timestamp;
-use quorate_core::desire::etcd_flags;
+use quorate_core::desire::{Peers, etcd_flags};
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
 use quorate_core::spec::{self, ClientAuth, MemberSpec, TokenKind};
 use quorate_core::versions;
@@ -157,7 +157,7 @@ fn prepare(directory: &Path, count: usize) -> Result<Vec<Member>> {
     let all: Vec<String> =
         seats.iter().map(|(member, address)| format!("{}={}", member.name, peer_url(address))).collect();
     let prepare = |(member, address): &(&MemberSpec, IpAddr)| {
-        let mut flags = etcd_flags(&cluster, member, TokenKind::Simple);
+        let mut flags = etcd_flags(&cluster, member, TokenKind::Simple, Peers::CaOfClients);
         flags.insert(String::from("initial-cluster"), all.join(","));
         flags.insert(String::from("initial-cluster-token"), String::from("floor"));
         flags.insert(String::from("initial-cluster-state"), String::from("new"));

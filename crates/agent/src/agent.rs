@@ -18,7 +18,7 @@ use crate::services::{HURRIED, PATIENT, Service};
 use crate::staging::Staging;
 use crate::state::StateStore;
 use crate::tls::Shown;
-use crate::{AgentError, etcd, reach, x509};
+use crate::{AgentError, etcd, reach, trust, x509};
 
 pub(crate) struct Agent {
     pub(crate) layout: Layout,
@@ -165,6 +165,7 @@ impl Agent {
         let still_older = |older: &OlderData| {
             data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged)
         };
+        let trust = trust::seen(&state, &service);
         Ok(EtcdFacts {
             binary,
             service,
@@ -177,6 +178,7 @@ impl Agent {
             older: state.older.clone().filter(still_older),
             staged: self.look_at_staged().await?,
             attempt: ConfigAttempt::Taken,
+            trust,
         })
     }
 

@@ -35,6 +35,9 @@ pub(crate) mod header {
     pub(crate) const BYTES: &str = "quorate-bytes";
 }
 
+/// What agents of this program know. Raised when a controller begins to ask for something that older ones do not.
+pub const LEVEL: u32 = 1;
+
 /// The name in the certificate of whoever may command agents.
 pub const CONTROLLER: &str = "controller";
 

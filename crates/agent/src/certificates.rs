@@ -6,6 +6,9 @@ use std::fs;
 
 use quorate_core::model::CertificateUse;
 use quorate_pki::KeyPair;
+use rustls::CertificateError;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::pki_types::UnixTime;
 use rustls::server::ParsedCertificate;
 use sha2::{Digest, Sha256};
 
@@ -15,7 +18,7 @@ use crate::enrolment::check_agent_certificate;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::state::State;
-use crate::{AgentError, hex, tls};
+use crate::{AgentError, hex, tls, trust};
 
 impl Agent {
     pub(crate) async fn install_certificates(
@@ -32,6 +35,9 @@ impl Agent {
                 _ => after.brought_keys.remove(&of),
             };
             check_key(&after, of, &certificate.chain)?;
+            if of == CertificateUse::Peer {
+                check_issuer(&after, &certificate.chain)?;
+            }
             if of == CertificateUse::Agent {
                 check_agent_certificate(&after, &certificate.chain)?;
             }
@@ -64,26 +70,46 @@ fn check_key(state: &State, of: CertificateUse, chain: &str) -> Result<(), Refus
     }
 }
 
+/// An order that comes late must not bring back a certificate of a CA that peers have stopped trusting. Dates are the
+/// controller's affair.
+fn check_issuer(state: &State, chain: &str) -> Result<(), Refusal> {
+    let bundle = state.node_config.as_ref().and_then(|in_place| trust::peer_bundle(&in_place.config));
+    let Some(bundle) = bundle else { return Ok(()) };
+    let refuse = |why: String| Refusal::Failed { why: format!("the peer certificate is not accepted: {why}") };
+    let chain = tls::chain_from_pem(chain).map_err(|error| refuse(error.to_string()))?;
+    let leaf = ParsedCertificate::try_from(&chain[0]).map_err(|error| refuse(error.to_string()))?;
+    let roots = tls::roots_from_pem(bundle).map_err(|error| refuse(error.to_string()))?;
+    let algorithms = tls::provider().signature_verification_algorithms.all;
+    match verify_server_cert_signed_by_trust_anchor(&leaf, &roots, &chain[1..], UnixTime::now(), algorithms) {
+        Err(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            Err(refuse(String::from("peers do not trust the CA that signed it")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Writes the set that the state holds, unless it is in place, and removes all others.
 fn put(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), AgentError> {
     let Some(trust) = &state.trust else { return Ok(()) };
-    let mut set = vec![(String::from("ca.crt"), trust.as_str(), 0o644)];
-    for of in [CertificateUse::Member, CertificateUse::Root] {
+    let mut set = vec![(String::from("ca.crt"), trust.as_str(), 0o644, owner)];
+    for of in [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root] {
+        // etcd's own user has no business with what the agent logs in with.
+        let owner = owner.filter(|_| of != CertificateUse::Root);
         if let (Some(chain), Some(key)) = (state.chains.get(&of), state.key(of)) {
-            set.push((format!("{}.crt", of.file_stem()), chain, 0o644));
-            set.push((format!("{}.key", of.file_stem()), key.expose(), files::PRIVATE));
+            set.push((format!("{}.crt", of.file_stem()), chain, 0o644, owner));
+            set.push((format!("{}.key", of.file_stem()), key.expose(), files::PRIVATE, owner));
         }
     }
     let mut digest = Sha256::new();
-    for (name, content, _) in &set {
+    for (name, content, ..) in &set {
         digest.update(format!("{name} {}\n{content}", content.len()));
     }
     let link = layout.certificates();
     let current = format!("pki-{}", &hex(&digest.finalize())[..16]);
     let directory = link.with_file_name(&current);
     files::make_dir(&directory, 0o755)?;
-    for (name, content, mode) in &set {
-        files::ensure(&directory.join(name), content.as_bytes(), *mode, owner)?;
+    for (name, content, mode, owner) in &set {
+        files::ensure(&directory.join(name), content.as_bytes(), *mode, *owner)?;
     }
     files::link(&link, &current)?;
     remove_others(layout, &current)
@@ -99,4 +125,63 @@ fn remove_others(layout: &Layout, current: &str) -> Result<(), AgentError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt;
+
+    use quorate_core::Secret;
+    use quorate_core::model::{BinarySource, ConfigFile, EtcdService, NodeConfig};
+
+    use super::*;
+    use crate::api::Seed;
+    use crate::state;
+
+    const NOBODY: u32 = 65534;
+
+    /// etcd's user reads what etcd needs, and nothing that makes it root of etcd.
+    #[test]
+    fn only_what_etcd_reads_is_given_to_its_user() {
+        assert!(rustix::process::geteuid().is_root(), "only root can give files away");
+        let directory = tempfile::tempdir().unwrap();
+        let layout = Layout::new(directory.path()).unwrap();
+        let seed = Seed {
+            cluster: String::from("c"),
+            cluster_id: String::from("id"),
+            member: "etcd-1".into(),
+            incarnation: 1,
+            address: std::net::IpAddr::from([127, 0, 0, 1]),
+            control_ca: String::new(),
+            token: Secret::new("t"),
+            token_expires: jiff::Timestamp::now(),
+        };
+        let path = directory.path().join("seed.json");
+        fs::write(&path, serde_json::to_vec(&seed).unwrap()).unwrap();
+        let (store, _) = state::open(&layout, &path).unwrap();
+        let mut state = (*store.get()).clone();
+        state.trust = Some(String::from("ca"));
+        let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root];
+        for of in uses {
+            state.chains.insert(of, String::from("chain"));
+            state.brought_keys.insert(of, Secret::new("key"));
+        }
+        let owner_of = |name: &str| fs::metadata(layout.root().join(name)).unwrap().uid();
+        // As an older agent left them.
+        put(&layout, &state, Some((0, 0))).unwrap();
+        put(&layout, &state, Some((NOBODY, NOBODY))).unwrap();
+        for (file, owner) in [("member.key", NOBODY), ("peer.key", NOBODY), ("ca.crt", NOBODY), ("root.key", 0)] {
+            assert_eq!(owner_of(&format!("etc/etcd/pki/{file}")), owner, "{file}");
+        }
+        let etcd = EtcdService {
+            version: String::from("3.6.16"),
+            binary: BinarySource::DebianPackage,
+            flags: BTreeMap::new(),
+            inputs: [String::from("etc/etcd/jwt.key")].into(),
+        };
+        let file = |path: &str| ConfigFile::text(path, 0o600, Secret::new("secret"));
+        let files = vec![file("etc/etcd/jwt.key"), file("etc/quorate/root-password")];
+        crate::converge::put(&layout, None, &NodeConfig { files, etcd, host: None }, Some((NOBODY, NOBODY))).unwrap();
+        assert_eq!((owner_of("etc/etcd/jwt.key"), owner_of("etc/quorate/root-password")), (NOBODY, 0));
+    }
 }

@@ -1,6 +1,7 @@
 //! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
 //! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
 
+mod clock;
 mod read;
 mod stage;
 
@@ -108,7 +109,11 @@ struct Connection {
     peer: Peer,
     sender: SendRequest<Sent>,
     task: AbortHandle,
+    /// Why it ended, once it has. Whoever sends on it learns only that it did.
+    ended: Ended,
 }
+
+type Ended = Arc<Mutex<Option<hyper::Error>>>;
 
 type Sent = UnsyncBoxBody<Bytes, io::Error>;
 
@@ -298,8 +303,15 @@ impl AgentClient {
         let peer = self.recognize(stream.get_ref().1.peer_certificates().unwrap_or_default())?;
         let (sender, connection) =
             handshake(TokioIo::new(stream)).await.map_err(|error| self.unreachable(error.to_string()))?;
-        let task = tokio::spawn(connection).abort_handle();
-        Ok(Connection { peer, sender, task })
+        let ended = Ended::default();
+        let note = ended.clone();
+        let carry = async move {
+            if let Err(error) = connection.await {
+                *note.lock().expect("no holder panics") = Some(error);
+            }
+        };
+        let task = tokio::spawn(carry).abort_handle();
+        Ok(Connection { peer, sender, task, ended })
     }
 
     fn recognize(&self, chain: &[CertificateDer<'_>]) -> Result<Peer, ClientError> {
@@ -307,10 +319,12 @@ impl AgentClient {
         let leaf = ParsedCertificate::try_from(first)?;
         let algorithms = tls::provider().signature_verification_algorithms.all;
         let verify = |at| verify_server_cert_signed_by_trust_anchor(&leaf, &self.control_ca, others, at, algorithms);
-        // An agent whose certificate ran out is still the one that holds its key, and must be reached to get a new one.
+        // An agent whose certificate ran out, or was signed by a clock that was ahead, is still the one that holds its key,
+        // and must be reached to get a new one.
+        use CertificateError::{Expired, ExpiredContext, NotValidYet, NotValidYetContext};
         let trusted = match verify(UnixTime::now()) {
             Err(rustls::Error::InvalidCertificate(
-                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+                Expired | ExpiredContext { .. } | NotValidYet | NotValidYetContext { .. },
             )) => x509::last_second(first).is_some_and(|at| verify(at).is_ok()),
             verified => verified.is_ok(),
         };
@@ -350,11 +364,29 @@ impl AgentClient {
             let status = answer.status();
             Ok::<_, String>((status, whole(answer.into_body()).await?))
         };
-        let (status, body) = in_time(time, exchange).await.map_err(|why| self.unreachable(why))?;
+        let (status, body) = match in_time(time, exchange).await {
+            Ok(answer) => answer,
+            Err(why) => return Err(self.unreachable(self.why_ended(&connection.ended, why).await)),
+        };
         if status == StatusCode::OK {
             return serde_json::from_slice(&body).map_err(|error| self.protocol(&error.to_string()));
         }
         Err(self.refusal(status, &body))
+    }
+
+    /// TLS says whether it accepts the controller's certificate only when something is sent: its reason is that of the
+    /// connection, not of the request.
+    async fn why_ended(&self, ended: &Ended, otherwise: String) -> String {
+        let error = ended.lock().expect("no holder panics").take();
+        let Some(error) = error else { return otherwise };
+        match clock::alert(&error) {
+            Some(rustls::AlertDescription::CertificateExpired) => {
+                let here = if self.line.is_none() { clock::difference(self.address.ip()).await } else { None };
+                clock::advice(here)
+            }
+            Some(alert) => format!("it refuses the controller's certificate ({alert:?})"),
+            None => crate::error::in_full(&error),
+        }
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {

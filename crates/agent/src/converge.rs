@@ -29,6 +29,9 @@ impl Agent {
         check_generation(state.node_config.as_ref(), generation, &digest)?;
         for file in &config.files {
             check_path(&file.path)?;
+            if file.bytes().is_none() {
+                return Err(Refusal::Failed { why: format!("{} is said to be hexadecimal and is not", file.path) });
+            }
         }
         let search = search.filter(|_| !self.keeps_host).or_else(|| state.search.clone());
         let binary = self.find_binary(&config.etcd, search.as_deref()).await;
@@ -159,10 +162,17 @@ fn check_path(path: &str) -> Result<(), Refusal> {
     }
 }
 
-fn put(layout: &Layout, old: Option<&NodeConfig>, config: &NodeConfig, owner: Option<Owner>) -> Result<(), AgentError> {
+pub(crate) fn put(
+    layout: &Layout,
+    old: Option<&NodeConfig>,
+    config: &NodeConfig,
+    owner: Option<Owner>,
+) -> Result<(), AgentError> {
     for file in &config.files {
-        let content = file.content.expose().as_bytes();
-        files::ensure(&layout.root().join(&file.path), content, file.mode, owner)?;
+        let content = file.bytes().unwrap_or_default();
+        // What etcd does not read, such as root's password, is none of its user's business.
+        let owner = owner.filter(|_| config.etcd.inputs.contains(&file.path));
+        files::ensure(&layout.root().join(&file.path), &content, file.mode, owner)?;
     }
     let gone = |path: &str| !config.files.iter().any(|file| file.path == path);
     for file in old.iter().flat_map(|old| &old.files).filter(|file| gone(&file.path)) {

@@ -1,7 +1,6 @@
 //! Enrolment: the agent proves that it was given the seed's token and holds the key it serves TLS with, and takes the
 //! certificate that its controller signs for that key. Afterwards the token is forgotten and nobody can enrol it again.
 
-use jiff::Timestamp;
 use quorate_core::model::CertificateUse;
 use quorate_pki::{KeyAlgorithm, enrolment_proof};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -21,10 +20,8 @@ impl Agent {
             return Err(Refusal::AlreadyEnrolled);
         }
         let seed = self.seed.lock().expect("no holder panics").clone().ok_or(Refusal::AlreadyEnrolled)?;
-        if Timestamp::now() > seed.token_expires {
-            let why = format!("the enrolment token expired at {}; make the machine anew", seed.token_expires);
-            return Err(Refusal::Failed { why });
-        }
+        // Whether the token is still good, its controller decides, by one clock: this machine's may be hours ahead, and a
+        // token that is bound to this agent's key is of use to nobody else, however old it is.
         self.make_keys(request.key_algorithm).await?;
         let state = self.state.get();
         let public_key = state.agent_key().pair()?.public_key_der();
@@ -41,7 +38,9 @@ impl Agent {
     async fn make_keys(&self, algorithm: KeyAlgorithm) -> Result<(), AgentError> {
         let state = self.state.get();
         let mut made = Vec::new();
-        for (of, name) in [(CertificateUse::Member, state.identity.member.as_str()), (CertificateUse::Root, "root")] {
+        let member = state.identity.member.as_str();
+        let wanted = [(CertificateUse::Member, member), (CertificateUse::Peer, member), (CertificateUse::Root, "root")];
+        for (of, name) in wanted {
             let known = state.keys.get(&of).map(Key::pair).transpose()?;
             if known.is_none_or(|key| key.algorithm() != algorithm) {
                 let name = name.to_owned();
@@ -50,6 +49,17 @@ impl Agent {
             }
         }
         self.state.update(|state| state.keys.extend(made)).await
+    }
+
+    /// A machine that was enrolled by an older program lacks the key for its peers.
+    pub(crate) async fn make_peer_key(&self) -> Result<(), AgentError> {
+        let state = self.state.get();
+        match state.keys.get(&CertificateUse::Member) {
+            Some(key) if state.enrolled && !state.keys.contains_key(&CertificateUse::Peer) => {
+                self.make_keys(key.pair()?.algorithm()).await
+            }
+            _ => Ok(()),
+        }
     }
 
     pub(crate) async fn enrol_certificate(&self, given: EnrolCertificate) -> Result<(), Refusal> {

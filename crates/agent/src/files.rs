@@ -3,7 +3,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, chown};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 
 use crate::AgentError;
@@ -30,11 +30,11 @@ pub(crate) fn write(path: &Path, content: &[u8], mode: u32, owner: Option<Owner>
     replace(path, content, mode, owner, false)
 }
 
-/// Writes only where content or mode differ.
+/// Writes only where content, mode or owner differ.
 pub(crate) fn ensure(path: &Path, content: &[u8], mode: u32, owner: Option<Owner>) -> Result<(), AgentError> {
-    let mode_is_right =
-        fs::symlink_metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o7777 == mode);
-    if mode_is_right && fs::read(path).is_ok_and(|found| found == content) {
+    let user = owner.map_or_else(|| rustix::process::geteuid().as_raw(), |(user, _)| user);
+    let is_right = |m: fs::Metadata| m.is_file() && m.permissions().mode() & 0o7777 == mode && m.uid() == user;
+    if fs::symlink_metadata(path).is_ok_and(is_right) && fs::read(path).is_ok_and(|found| found == content) {
         return Ok(());
     }
     write(path, content, mode, owner)
@@ -136,8 +136,6 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]

@@ -33,6 +33,7 @@ mod services;
 mod staging;
 mod state;
 mod tls;
+mod trust;
 mod units;
 mod x509;
 
@@ -143,7 +144,9 @@ impl Agent {
             None => Ok(()),
         };
         // Whatever is wrong, the controller must be able to ask.
-        for error in [files, self.put_certificates().await].into_iter().filter_map(Result::err) {
+        for error in
+            [files, self.make_peer_key().await, self.put_certificates().await].into_iter().filter_map(Result::err)
+        {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }
         if let Err(error) = self.finish_renewal().await {

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, Stamp};
+use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, Stamp, TrustPlane};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 
@@ -49,6 +49,18 @@ pub(crate) struct State {
     /// The PATH of the controller that gave the node config, on a machine that it shares with us.
     #[serde(default)]
     pub(crate) search: Option<String>,
+    /// With which CAs etcd was started last, and before that: one of the two runs.
+    #[serde(default)]
+    pub(crate) launched: Vec<Launched>,
+}
+
+/// What etcd was told to trust when it was started.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Launched {
+    /// Of all inputs: by it a running etcd is known.
+    pub(crate) digest: String,
+    /// Key identifiers of CAs.
+    pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -108,6 +120,7 @@ impl State {
             peers: BTreeSet::new(),
             older: None,
             search: None,
+            launched: Vec::new(),
         })
     }
 

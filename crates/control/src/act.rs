@@ -253,6 +253,8 @@ impl Controller {
             | Action::RecordForming { .. }
             | Action::AbandonFormation { .. }
             | Action::RecordFormed { .. }
+            | Action::RecordSigner { .. }
+            | Action::RecordDistrust { .. }
             | Action::ForgetCluster => Ok(()),
         }
     }
@@ -314,6 +316,12 @@ impl Controller {
         };
         let unasked = || ControlError::Enrolment(format!("{member} sent no signing request for itself"));
         let request = request.ok_or_else(unasked)?;
+        // The token was bound to the key that proved itself: no other is signed for it.
+        let proven = answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.public_key);
+        if Some(&quorate_pki::request_key_sha256(request)?) != proven {
+            let why = format!("{member} is not enrolled: it asks for a certificate for another key than it has proven");
+            return Err(ControlError::Enrolment(why));
+        }
         let chain = self.sign_for_agent(member, request)?;
         self.agent(member)?.enrol_certificate(chain).await?;
         self.sight.claimed(member);
@@ -332,7 +340,10 @@ impl Controller {
             client: false,
             validity: AGENT_VALIDITY,
         };
-        sign(ledger.authorities.control.as_ref(), request, &wish)
+        let (control, now) = (ledger.authorities.control.as_ref(), Timestamp::now());
+        let unable = || ControlError::Enrolment(String::from("the ledger holds no control CA to sign with"));
+        let (certificate, key) = control.and_then(|c| Some((&c.certificate, c.key.as_ref()?))).ok_or_else(unable)?;
+        Ok(Authority::load_undated(certificate, key)?.sign(request, &wish, now)?)
     }
 
     /// All certificates of one machine: signed here, or as they were brought.
@@ -353,6 +364,18 @@ impl Controller {
                 Certificate { chain, key: None }
             }
         };
+        if let Some(peers) = &ledger.authorities.peer {
+            let signing = peers.signing();
+            let shown = match signing {
+                // Its key is not here: peers still show what clients are shown.
+                Some(AuthorityRecord { key: None, .. }) => member_certificate.clone(),
+                _ => {
+                    let wish = self.member_wish(desired, member);
+                    Certificate { chain: sign(signing, request(CertificateUse::Peer)?, &wish)?, key: None }
+                }
+            };
+            certificates.insert(CertificateUse::Peer, shown);
+        }
         certificates.insert(CertificateUse::Member, member_certificate);
         if desired.certificates.root {
             let root = match given.and_then(|g| g.root.as_ref()) {

@@ -5,13 +5,13 @@ use std::io::{self, Write};
 use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
-use quorate_core::model::{CLIENT_PORT, Ledger, https_url};
+use quorate_core::model::{CLIENT_PORT, IssuedCertificate, Ledger, https_url};
 use quorate_core::spec::{ClientAuth, Network};
 use quorate_pki::KeyPair;
 use tokio::net::TcpStream;
@@ -29,6 +29,10 @@ use crate::secrets;
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
 /// A certificate with less than this left is made anew.
 const ROOT_LEFT: SignedDuration = SignedDuration::from_hours(8);
+
+/// A controller that holds the ledger is waited for so long.
+const LEDGER_PATIENCE: Duration = Duration::from_secs(15);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// How long an address may take to answer a connection.
 const KNOCK: Duration = Duration::from_secs(1);
@@ -49,6 +53,8 @@ pub enum ClientError {
     Undeclared { user: String, declared: String },
     #[error("clients of this cluster log in with a password; certificates are not needed")]
     PasswordLogin,
+    #[error("another command works on {0}, and an issued certificate must be noted first: try again when it has ended")]
+    LedgerHeld(String),
 }
 
 /// A client certificate, and its key where it was made here.
@@ -59,8 +65,9 @@ pub struct Issued {
     pub not_after: Timestamp,
 }
 
-/// Signs a certificate for a declared user, for the key of a given signing request or one made here.
-pub fn issue(ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issued, ClientError> {
+/// Signs a certificate for a declared user, for the key of a given signing request or one made here. Before anybody gets
+/// it, the ledger knows it: only what is known can be revoked.
+pub fn issue(home: &Home, ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issued, ClientError> {
     if !ledger.spec.etcd.client_auth.asks_for_certificates() {
         return Err(ClientError::PasswordLogin);
     }
@@ -69,8 +76,34 @@ pub fn issue(ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issue
     if !declared.iter().any(|d| d == user) {
         return Err(ClientError::Undeclared { user: user.to_owned(), declared: declared.join(", ") });
     }
-    let validity = (user == "root").then_some(ROOT_VALIDITY);
-    sign_client(ledger, user, request, validity)
+    // That of root ends by itself within a day, and root is never removed.
+    if user == "root" {
+        return sign_client(ledger, user, request, Some(ROOT_VALIDITY));
+    }
+    let issued = sign_client(ledger, user, request, None)?;
+    note(home, ledger, user, &issued)?;
+    Ok(issued)
+}
+
+fn note(home: &Home, ledger: &Ledger, user: &str, issued: &Issued) -> Result<(), ClientError> {
+    let certificate = IssuedCertificate {
+        user: user.to_owned(),
+        serial: quorate_pki::inspect(&issued.certificate)?.serial,
+        not_after: issued.not_after,
+        revoked: false,
+    };
+    let store = home.store(ledger.spec.name.as_str());
+    let until = Instant::now() + LEDGER_PATIENCE;
+    loop {
+        let add = |now: &mut Ledger| now.auth.certificates.push(certificate.clone());
+        if store.amend(Timestamp::now(), add).map_err(ControlError::from)? {
+            return Ok(());
+        }
+        if Instant::now() > until {
+            return Err(ClientError::LedgerHeld(ledger.spec.name.to_string()));
+        }
+        std::thread::sleep(PAUSE);
+    }
 }
 
 fn sign_client(

@@ -1,10 +1,10 @@
-//! The secrets that quorate makes once and keeps in the ledger: the two CAs, root's password, the keys of tokens and of backups.
+//! The secrets that quorate makes once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
 
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, JwtKeys, Ledger, SecretKind};
+use quorate_core::model::{AuthorityRecord, IssuedCertificate, JwtKeys, Ledger, Plane, SecretKind};
 use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
@@ -23,8 +23,10 @@ pub(crate) fn make(
     brought: &BroughtFiles,
     now: Timestamp,
 ) -> Result<(), quorate_pki::Error> {
+    let shared = ledger.authorities.etcd.clone();
     for kind in kinds {
         match kind {
+            SecretKind::PeerAuthority => ledger.authorities.peer = Some(peer_plane(spec, shared.as_ref(), now)?),
             SecretKind::EtcdAuthority => ledger.authorities.etcd = Some(etcd_authority(spec, brought, now)?),
             SecretKind::ControlAuthority => ledger.authorities.control = Some(control_authority(spec, now)?),
             SecretKind::RootPassword => {
@@ -36,6 +38,7 @@ pub(crate) fn make(
                 ledger.auth.jwt = Some(JwtKeys { private, public });
             }
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
+            SecretKind::Revocations => revoke(ledger, spec, now)?,
         }
     }
     Ok(())
@@ -57,11 +60,53 @@ fn etcd_authority(
                 common_name: format!("etcd CA of {}", spec.name),
                 organization: spec.tls.organization.clone(),
             };
-            let hours = i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600);
-            Authority::generate(&subject, key_algorithm(spec), SignedDuration::from_hours(hours), now)?
+            Authority::generate(&subject, key_algorithm(spec), ca_validity(spec), now)?
         }
     };
     Ok(record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after()))
+}
+
+/// Peers trust a CA that signs for nobody else, whoever signs for clients: it is always made here. Where they have
+/// `shared` that of clients until now, both are trusted at first.
+fn peer_plane(
+    spec: &ClusterSpec,
+    shared: Option<&AuthorityRecord>,
+    now: Timestamp,
+) -> Result<Plane, quorate_pki::Error> {
+    let subject = AuthoritySubject {
+        common_name: format!("peer CA of {}", spec.name),
+        organization: spec.tls.organization.clone(),
+    };
+    let authority = Authority::generate(&subject, key_algorithm(spec), ca_validity(spec), now)?;
+    let own = record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after());
+    Ok(match shared {
+        Some(shared) => Plane::new(shared.clone()).and_trusts(own),
+        None => Plane::new(own),
+    })
+}
+
+fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
+    SignedDuration::from_hours(i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600))
+}
+
+/// Signs the list of certificates that etcd is to refuse: those of users that are no longer declared, until they end.
+fn revoke(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) -> Result<(), quorate_pki::Error> {
+    ledger.auth.revoke(|name| spec.auth.users.iter().any(|user| user.name.as_str() == name));
+    // Clocks differ.
+    let ended = |certificate: &IssuedCertificate| now.duration_since(certificate.not_after) > CONTROLLER_VALIDITY;
+    ledger.auth.certificates.retain(|certificate| !ended(certificate));
+    let signing = ledger.authorities.etcd.as_ref().and_then(|a| Some((&a.certificate, a.key.as_ref()?)));
+    let Some((certificate, key)) = signing else { return Ok(()) };
+    let revoked = ledger.auth.certificates.iter().filter(|certificate| certificate.revoked);
+    let serials: Vec<Vec<u8>> = revoked.filter_map(|certificate| from_hex(&certificate.serial)).collect();
+    let list = Authority::load(certificate, key, now)?.revoke(&serials, now)?;
+    ledger.auth.crl = Some(list.iter().map(|byte| format!("{byte:02x}")).collect());
+    Ok(())
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = |at| text.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
+    (0..text.len()).step_by(2).map(digits).collect()
 }
 
 fn control_authority(spec: &ClusterSpec, now: Timestamp) -> Result<AuthorityRecord, quorate_pki::Error> {
@@ -90,7 +135,7 @@ pub(crate) fn controller_identity(
 ) -> Result<Option<(String, Secret)>, quorate_pki::Error> {
     let Some(control) = &ledger.authorities.control else { return Ok(None) };
     let Some(key) = &control.key else { return Ok(None) };
-    let authority = Authority::load(&control.certificate, key, now)?;
+    let authority = Authority::load_undated(&control.certificate, key)?;
     let own = KeyPair::generate(KeyAlgorithm::P256)?;
     let wish = LeafWish {
         common_name: String::from(quorate_agent::api::CONTROLLER),

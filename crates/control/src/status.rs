@@ -301,7 +301,9 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     let machine = seen.machines.get().and_then(|m| m.get(&member));
     let facts = seen.facts(&member);
     let status = facts.and_then(|f| f.etcd.status.as_ref());
-    let ends = facts.and_then(|f| f.certificates.get(&CertificateUse::Member)).map(|certificate| certificate.not_after);
+    let of_etcd = [CertificateUse::Member, CertificateUse::Peer];
+    let certificates = facts.into_iter().flat_map(|f| of_etcd.iter().filter_map(|of| f.certificates.get(of)));
+    let ends = certificates.map(|certificate| certificate.not_after).min();
     let spec = &ledger.spec;
     let (health, why) = health(seen, &member, machine, facts, &spec.etcd.version.to_string());
     MemberStatus {

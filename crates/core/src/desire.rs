@@ -3,6 +3,7 @@
 //! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use jiff::SignedDuration;
@@ -11,10 +12,10 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish, ConfigFile,
-    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys,
-    Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, ROOT,
-    Restore, SecretKind, UserWish, kept_data,
+    ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish,
+    ConfigFile, Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig,
+    HostConfig, JwtKeys, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT,
+    Permission, Plane, PlaneWish, ROOT, Restore, SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
@@ -25,6 +26,13 @@ const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
 const SIMPLE: &str = "simple";
 const PKI_DIRECTORY: &str = "etc/etcd/pki";
+/// The CAs that etcd trusts: of its peers, and of its clients. They are part of the node config, as etcd reads them only
+/// when it starts: another bundle is a reason to restart it.
+pub const PEER_TRUST_FILE: &str = "etc/etcd/peer-ca.crt";
+pub const CLIENT_TRUST_FILE: &str = "etc/etcd/client-ca.crt";
+/// The certificates of clients that etcd refuses. It reads them at each connection.
+const CLIENT_CRL_FILE: &str = "etc/etcd/client.crl";
+const CLIENT_CRL_FLAG: &str = "client-crl-file";
 /// An agent's certificate to its controller; renewed like any other when a third of it is left.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 const DATA_DIRECTORY: &str = "var/lib/etcd";
@@ -39,6 +47,23 @@ pub struct Configs {
     jwt: Option<JwtKeys>,
     root_password: Option<Secret>,
     formed_token: Option<String>,
+    trust: Option<Trust>,
+    crl: Option<String>,
+    listed: BTreeSet<IpAddr>,
+}
+
+/// What etcd is to trust where peers have a CA of their own.
+#[derive(Clone, PartialEq, Debug)]
+struct Trust {
+    peers: String,
+    clients: String,
+}
+
+impl Trust {
+    fn of(ledger: &Ledger) -> Option<Self> {
+        let Authorities { etcd, peer, .. } = &ledger.authorities;
+        Some(Trust { peers: peer.as_ref()?.bundle(), clients: etcd.as_ref()?.certificate.clone() })
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -51,16 +76,18 @@ struct Rendered {
 impl Configs {
     fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
         let binary = binary(spec, arch);
+        let neighbours = neighbours(spec, ledger);
         let rendered = spec.members.iter().map(|member| {
             let mut config = node_config(spec, ledger, member, binary.clone());
-            config.host = host(spec, member, brought).map(Box::new);
+            config.host = host(spec, member, brought, &neighbours).map(Box::new);
             let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });
         let members = rendered.collect();
         let formed_token = ledger.formed_with.as_ref().map(|formed| formed.token.clone());
         let (jwt, root_password) = (ledger.auth.jwt.clone(), ledger.auth.root_password.clone());
-        Configs { members, jwt, root_password, formed_token }
+        let (trust, crl) = (Trust::of(ledger), ledger.auth.crl.clone());
+        Configs { members, jwt, root_password, formed_token, trust, crl, listed: listed(ledger) }
     }
 
     /// Whether they would be rendered the same for this ledger.
@@ -69,6 +96,9 @@ impl Configs {
         self.jwt == ledger.auth.jwt
             && self.root_password == ledger.auth.root_password
             && self.formed_token.as_ref() == formed_token
+            && self.trust == Trust::of(ledger)
+            && self.crl == ledger.auth.crl
+            && self.listed == listed(ledger)
     }
 }
 
@@ -233,26 +263,74 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
     let mut inputs = BTreeSet::new();
     let token = token_kind(spec, ledger);
     if let (TokenKind::Jwt, Some(keys)) = (token, &ledger.auth.jwt) {
-        files.push(ConfigFile { path: JWT_PRIVATE_FILE.into(), mode: 0o600, content: keys.private.clone() });
-        files.push(ConfigFile { path: JWT_PUBLIC_FILE.into(), mode: 0o644, content: Secret::new(keys.public.clone()) });
+        files.push(ConfigFile::text(JWT_PRIVATE_FILE, 0o600, keys.private.clone()));
+        files.push(ConfigFile::text(JWT_PUBLIC_FILE, 0o644, Secret::new(keys.public.clone())));
         inputs.extend([JWT_PRIVATE_FILE.to_owned(), JWT_PUBLIC_FILE.to_owned()]);
     }
     if let (true, Some(password)) = (wants_root_password(spec), &ledger.auth.root_password) {
-        files.push(ConfigFile { path: ROOT_PASSWORD_FILE.into(), mode: 0o600, content: password.clone() });
+        files.push(ConfigFile::text(ROOT_PASSWORD_FILE, 0o600, password.clone()));
+    }
+    let trust = Trust::of(ledger);
+    if let Some(Trust { peers, clients }) = &trust {
+        let by_certificate = spec.etcd.client_auth.asks_for_certificates();
+        let clients = by_certificate.then_some((CLIENT_TRUST_FILE, clients));
+        for (path, bundle) in [Some((PEER_TRUST_FILE, peers)), clients].into_iter().flatten() {
+            files.push(ConfigFile::text(path, 0o644, Secret::new(bundle.clone())));
+            inputs.insert(path.to_owned());
+        }
     }
     let version = spec.etcd.version.to_string();
-    let etcd = EtcdService { version, binary, flags: etcd_flags(spec, member, token), inputs };
+    let peers = if trust.is_some() { Peers::OwnCa } else { Peers::CaOfClients };
+    let mut flags = etcd_flags(spec, member, token, peers);
+    if let (Some(crl), Some(_), true) = (&ledger.auth.crl, &trust, spec.etcd.client_auth.asks_for_certificates()) {
+        let content = Secret::new(crl.clone());
+        files.push(ConfigFile { hex: true, ..ConfigFile::text(CLIENT_CRL_FILE, 0o644, content) });
+        // An operator who keeps a list of their own knows better.
+        flags.entry(CLIENT_CRL_FLAG.to_owned()).or_insert_with(|| format!("{ROOT}/{CLIENT_CRL_FILE}"));
+    }
+    let etcd = EtcdService { version, binary, flags, inputs };
     NodeConfig { files, etcd, host: None }
 }
 
 /// Local machines are processes of this one, whose clock, firewall and logs are none of our affair.
-fn host(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> Option<HostConfig> {
-    (!matches!(spec.provider, spec::Provider::Local)).then(|| host_config(spec, member, brought))
+fn host(
+    spec: &ClusterSpec,
+    member: &MemberSpec,
+    brought: &Brought,
+    neighbours: &BTreeSet<IpAddr>,
+) -> Option<HostConfig> {
+    (!matches!(spec.provider, spec::Provider::Local)).then(|| host_config(spec, member, brought, neighbours))
 }
 
-fn host_config(spec: &ClusterSpec, member: &MemberSpec, brought: &Brought) -> HostConfig {
+/// The addresses of the members: those of the spec, and those that etcd still lists. Unknown, and so empty, where the
+/// provider chooses them.
+fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
+    let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(MemberSpec::pinned).collect();
+    let Some(mut addresses) = pinned.filter(|_| !matches!(spec.provider, spec::Provider::Local)) else {
+        return BTreeSet::new();
+    };
+    addresses.extend(listed(ledger));
+    addresses
+}
+
+/// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
+fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
+    let members = ledger.formation.members().filter(|_| !matches!(ledger.spec.provider, spec::Provider::Local));
+    members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
+}
+
+fn host_config(
+    spec: &ClusterSpec,
+    member: &MemberSpec,
+    brought: &Brought,
+    neighbours: &BTreeSet<IpAddr>,
+) -> HostConfig {
     let settings = spec.host.clone().unwrap_or_default();
-    let spec::HostSettings { chrony, node_exporter, firewall, install_dependencies, log_forwarding } = settings;
+    let spec::HostSettings { chrony, node_exporter, mut firewall, install_dependencies, log_forwarding } = settings;
+    // Nobody but a member has any business at the peer port.
+    if firewall.peers_from.is_none() && !neighbours.is_empty() {
+        firewall.peers_from = Some(neighbours.iter().map(|address| spec::AddressRange::of(*address)).collect());
+    }
     let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
     let secrets = brought.log_forwarding.clone().unwrap_or_default();
     let log_forwarding = log_forwarding
@@ -298,10 +376,23 @@ fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, mac
     LogForwardingConfig { etcd_tag, node_exporter_tag, forward, from_etcd }
 }
 
+/// Whom peers trust.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Peers {
+    OwnCa,
+    /// As in clusters that were made before peers had a CA of their own: any user's certificate is good at the peer port.
+    CaOfClients,
+}
+
 /// The flags with which etcd runs, apart from those that matter only at its first start.
-pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> BTreeMap<String, String> {
+pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, peers: Peers) -> BTreeMap<String, String> {
     let etcd = &spec.etcd;
     let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
+    let below_root = |file: &str| format!("{ROOT}/{file}");
+    let (peer, peer_trust, client_trust) = match peers {
+        Peers::OwnCa => ("peer", below_root(PEER_TRUST_FILE), below_root(CLIENT_TRUST_FILE)),
+        Peers::CaOfClients => ("member", pki("ca.crt"), pki("ca.crt")),
+    };
     let client_url = format!("https://{ADDRESS}:{CLIENT_PORT}");
     let auth_token = match token {
         TokenKind::Simple => String::from(SIMPLE),
@@ -318,9 +409,9 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> 
         ("cert-file", pki("member.crt")),
         ("key-file", pki("member.key")),
         ("client-cert-auth", etcd.client_auth.asks_for_certificates().to_string()),
-        ("peer-cert-file", pki("member.crt")),
-        ("peer-key-file", pki("member.key")),
-        ("peer-trusted-ca-file", pki("ca.crt")),
+        ("peer-cert-file", pki(&format!("{peer}.crt"))),
+        ("peer-key-file", pki(&format!("{peer}.key"))),
+        ("peer-trusted-ca-file", peer_trust),
         ("peer-client-cert-auth", String::from("true")),
         ("auto-compaction-mode", compaction_mode(etcd.auto_compaction.mode).to_owned()),
         ("auto-compaction-retention", etcd.auto_compaction.retention().to_string()),
@@ -334,7 +425,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind) -> 
     let mut flags: BTreeMap<String, String> = ours.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
     // Where etcd is told a CA for clients, it demands a certificate of them, whatever `client-cert-auth` says.
     if etcd.client_auth.asks_for_certificates() {
-        flags.insert(String::from("trusted-ca-file"), pki("ca.crt"));
+        flags.insert(String::from("trusted-ca-file"), client_trust);
     }
     flags.extend(metrics_url(spec).map(|url| (String::from("listen-metrics-urls"), url)));
     flags.extend(flags::translate(&etcd.flags, etcd.version).flags);
@@ -379,13 +470,27 @@ fn wants_root_password(spec: &ClusterSpec) -> bool {
     spec.auth.bootstrap && spec.etcd.client_auth == ClientAuth::Password
 }
 
+/// Where users log in with certificates that are signed here. In a cluster whose peers share the CA of clients, the list
+/// comes with their own: both are taken up by one restart.
+fn wants_revocations(spec: &ClusterSpec, ledger: &Ledger) -> bool {
+    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    let signs = etcd.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
+    spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none() && signs
+}
+
 fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> {
+    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    let is_declared = |name: &str| spec.auth.users.iter().any(|user| user.name.as_str() == name);
+    let revocations_due = ledger.auth.certificates.iter().any(|c| !c.revoked && !is_declared(&c.user));
     let wanted = [
-        (SecretKind::EtcdAuthority, true, ledger.authorities.etcd.is_some()),
+        (SecretKind::EtcdAuthority, true, etcd.is_some()),
+        // Where clients have a CA and peers have none, peers share it: whether they can have their own, `trust` decides.
+        (SecretKind::PeerAuthority, etcd.is_none(), peer.is_some()),
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
         (SecretKind::RootPassword, wants_root_password(spec), ledger.auth.root_password.is_some()),
         (SecretKind::JwtKeys, token_kind(spec, ledger) == TokenKind::Jwt, ledger.auth.jwt.is_some()),
         (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
+        (SecretKind::Revocations, wants_revocations(spec, ledger), ledger.auth.crl.is_some() && !revocations_due),
     ];
     wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
 }
@@ -397,6 +502,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         control_authority: ledger.authorities.control.as_ref().map(|a| a.key_id.clone()),
         etcd_authority_ends: ledger.authorities.etcd.as_ref().map(|a| a.not_after),
         control_authority_ends: ledger.authorities.control.as_ref().map(|a| a.not_after),
+        peer: ledger.authorities.peer.as_ref().and_then(plane),
         organization: spec.tls.organization.clone(),
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
         validity: hours(spec.tls.leaf_validity),
@@ -406,6 +512,16 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),
     }
+}
+
+fn plane(plane: &Plane) -> Option<PlaneWish> {
+    let signing = plane.signing()?;
+    Some(PlaneWish {
+        epoch: signing.epoch,
+        signs: signing.key_id.clone(),
+        ends: signing.not_after,
+        trusted: plane.trusted.iter().map(|authority| (authority.epoch, authority.key_id.clone())).collect(),
+    })
 }
 
 fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
@@ -443,7 +559,7 @@ fn permission(permission: &spec::Permission) -> Permission {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ForwardSecrets;
+    use crate::model::{Formation, FormingMember, ForwardSecrets};
 
     fn spec(host: &str) -> ClusterSpec {
         let text = format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    host: {host}\n");
@@ -480,16 +596,52 @@ mod tests {
     #[test]
     fn a_machine_keeps_out_whom_nobody_named_unless_told_otherwise() {
         let spec = spec("{}");
-        let config = host_config(&spec, &spec.members[0], &Brought::default());
+        let config = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
         assert!(config.node_exporter && config.install_dependencies && config.chrony.is_none());
         assert!(config.firewall.is_some_and(|firewall| firewall.scrape_from.is_empty()));
-        assert_eq!(host(&spec, &spec.members[0], &Brought::default()), None, "a local machine is left alone");
+        assert_eq!(
+            host(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new()),
+            None,
+            "a local machine is left alone"
+        );
+    }
+
+    #[test]
+    fn only_members_come_to_the_peer_port_unless_the_spec_says_who() {
+        let text = "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p}}\n    members:\n".to_owned()
+            + "      - {name: etcd-1, interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}\n"
+            + "      - {name: etcd-2, interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}\n";
+        let parse = |text: &str| {
+            let document = spec::Document::parse("a.yaml", text).expect("it is YAML");
+            let checked = document.spec(&spec::HostFacts::default());
+            checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0)
+        };
+        let peers_from = |spec: &ClusterSpec, ledger: &Ledger| {
+            let configs = Wish { spec, brought: &Brought::default(), arch: "amd64" }.configs(ledger);
+            let host = configs.members["etcd-1"].config.host.clone().expect("a machine");
+            let ranges = host.firewall.expect("a firewall").rules.peers_from.expect("a rule");
+            ranges.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let spec = parse(&text);
+        let mut ledger = Ledger::new(String::from("c1"), spec.clone());
+        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.1/32", "192.0.2.2/32"]);
+        // One that is no longer declared is a member until etcd has removed it.
+        let former = FormingMember {
+            machine_id: String::from("m"),
+            peer_url: String::from("https://192.0.2.3:2380"),
+            learner: false,
+        };
+        let members = BTreeMap::from([(MemberName::from("etcd-3"), former)]);
+        ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32"]);
+        let spec = parse(&(text + "    host: {firewall: {peers_from: [192.0.2.0/24]}}\n"));
+        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.0/24"]);
     }
 
     #[test]
     fn nobody_may_ask_an_exporter_that_does_not_run() {
         let spec = spec("{node_exporter: {enabled: false, scrape_from: [10.0.0.0/8]}}");
-        let config = host_config(&spec, &spec.members[0], &Brought::default());
+        let config = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
         assert!(!config.node_exporter && config.firewall.unwrap().scrape_from.is_empty());
     }
 
@@ -524,7 +676,7 @@ mod tests {
         let forward = ForwardSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
         let secrets = LogSecrets { forward: Some(forward), source: None };
         let brought = Brought { log_forwarding: Some(secrets), ..Brought::default() };
-        let config = host_config(&spec, &spec.members[0], &brought).log_forwarding.unwrap();
+        let config = host_config(&spec, &spec.members[0], &brought, &BTreeSet::new()).log_forwarding.unwrap();
         let forward = config.forward.unwrap();
         assert_eq!((forward.hostname.as_str(), forward.port, forward.ca.as_str()), ("etcd-1", 24224, "pem"));
         assert_eq!(config.from_etcd, None);

@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use rcgen::{
-    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod,
-    KeyUsagePurpose, PublicKeyData, SanType, SerialNumber, SigningKey, SubjectPublicKeyInfo,
+    BasicConstraints, CertificateParams, CertificateRevocationListParams, DistinguishedName, DnType,
+    ExtendedKeyUsagePurpose, IsCa, Issuer, KeyIdMethod, KeyUsagePurpose, PublicKeyData, RevokedCertParams, SanType,
+    SerialNumber, SigningKey, SubjectPublicKeyInfo,
 };
 use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, CertificateSigningRequestDer};
@@ -18,9 +19,9 @@ use crate::certificate::{self, sha256_hex};
 use crate::random::serial_number;
 use crate::{Error, KeyAlgorithm, KeyPair, Secret, der};
 
-/// Certificates begin this long before now: the clock of a machine that just started may be behind ours, and a certificate
-/// from the future is refused.
-const BACKDATED: SignedDuration = SignedDuration::from_mins(5);
+/// Certificates begin this long before now: clocks differ, that of a machine which just started perhaps by a time zone,
+/// and a certificate from the future is refused. It costs nothing, as nobody held the key before.
+const BACKDATED: SignedDuration = SignedDuration::from_hours(24);
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AuthoritySubject {
@@ -51,6 +52,8 @@ pub struct Authority {
     not_after: Timestamp,
     key: KeyPair,
     key_pem: Secret,
+    /// Whether it signs only while it is valid itself.
+    dated: bool,
 }
 
 impl Authority {
@@ -68,6 +71,18 @@ impl Authority {
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         let certificate = params.self_signed(&key.0)?;
         Self::new(vec![certificate.into()], key)
+    }
+
+    /// Takes a CA whose own dates nobody checks, as is so with that of agents: rustls asks whether it trusts a CA, not since
+    /// when. It signs even where it was made with a clock that was ahead.
+    pub fn load_undated(certificate_pem: &str, key_pem: &Secret) -> Result<Self, Error> {
+        let chain = certificate::read_pem(certificate_pem)?;
+        let key = KeyPair::from_pem(key_pem)?;
+        let authority = Self::new(chain, key)?;
+        if !certificate::key_matches(&authority.parsed(), &authority.key) {
+            return Err(Error::KeyDoesNotMatch { subject: certificate::subject(&authority.parsed()) });
+        }
+        Ok(Authority { dated: false, ..authority })
     }
 
     /// Takes a CA that was made elsewhere. The first certificate signs; the rest, its chain or further roots to trust, is kept.
@@ -96,6 +111,7 @@ impl Authority {
             certificate: chain[0].clone(),
             key_pem: key.to_pem(),
             key,
+            dated: true,
         })
     }
 
@@ -124,13 +140,39 @@ impl Authority {
     /// The leaf in PEM, followed by the intermediates where this CA is one itself. It never outlives this CA.
     pub fn sign(&self, csr_pem: &str, wish: &LeafWish, now: Timestamp) -> Result<String, Error> {
         let authority = self.parsed();
-        certificate::check_validity(&authority, now)?;
+        if self.dated {
+            certificate::check_validity(&authority, now)?;
+        }
         let public_key = proven_public_key(csr_pem)?;
         let mut params = leaf_params(wish, &public_key)?;
         set_validity(&mut params, now, end_of(wish.validity, now)?.min(self.not_after));
         let leaf = params.signed_by(&public_key, &Issuer::new(issuer_params(&authority), &self.key.0))?;
         let leaf = with_issuer(leaf.der(), authority.subject().as_raw(), &self.key)?;
         Ok(certificate::to_pem(&leaf) + &self.intermediates_pem)
+    }
+
+    /// A list of certificates of this CA that are not to be accepted any more, by their serial numbers, in DER.
+    pub fn revoke(&self, serials: &[Vec<u8>], now: Timestamp) -> Result<Vec<u8>, Error> {
+        let authority = self.parsed();
+        let at = |at: Timestamp| {
+            rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(at.as_second().max(0).unsigned_abs())
+        };
+        let revoked = serials.iter().map(|serial| RevokedCertParams {
+            serial_number: SerialNumber::from_slice(serial),
+            revocation_time: at(now),
+            reason_code: None,
+            invalidity_date: None,
+        });
+        let params = CertificateRevocationListParams {
+            this_update: at(now - BACKDATED),
+            next_update: at(self.not_after),
+            crl_number: SerialNumber::from(now.as_second().max(0).unsigned_abs()),
+            issuing_distribution_point: None,
+            revoked_certs: revoked.collect(),
+            key_identifier_method: KeyIdMethod::PreSpecified(certificate::subject_key_identifier(&authority)),
+        };
+        let list = params.signed_by(&Issuer::new(crl_issuer(&authority), &self.key.0))?;
+        Ok(list.der().to_vec())
     }
 
     fn parsed(&self) -> X509Certificate<'_> {
@@ -229,10 +271,26 @@ fn proven_public_key(csr_pem: &str) -> Result<SubjectPublicKeyInfo, Error> {
     Ok(supported)
 }
 
+/// SHA-256, in hexadecimal, over the SubjectPublicKeyInfo for which a signing request asks.
+pub fn request_key_sha256(csr_pem: &str) -> Result<String, Error> {
+    let der = CertificateSigningRequestDer::from_pem_slice(csr_pem.as_bytes()).map_err(|_| Error::RequestUnreadable)?;
+    let (_, request) = X509CertificationRequest::from_der(&der).map_err(|_| Error::RequestUnreadable)?;
+    Ok(sha256_hex(request.certification_request_info.subject_pki.raw))
+}
+
 /// What rcgen needs to know about the issuer: its key identifier. The name is put in by [`with_issuer`].
 fn issuer_params(authority: &X509Certificate<'_>) -> CertificateParams {
     let mut params = CertificateParams::default();
     params.key_identifier_method = KeyIdMethod::PreSpecified(certificate::subject_key_identifier(authority));
+    params
+}
+
+/// Nobody compares the name in a list of revoked certificates: etcd looks for serial numbers alone.
+fn crl_issuer(authority: &X509Certificate<'_>) -> CertificateParams {
+    let mut params = issuer_params(authority);
+    let name = certificate::common_name(authority).unwrap_or_default();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::CrlSign];
     params
 }
 

@@ -20,6 +20,9 @@ pub struct CertificateFacts {
     pub authority_key_id: Option<String>,
     /// SHA-256 of the DER, in hexadecimal.
     pub fingerprint: String,
+    /// In hexadecimal.
+    #[serde(default)]
+    pub serial: String,
     pub not_before: Timestamp,
     pub not_after: Timestamp,
     pub dns: Vec<String>,
@@ -46,6 +49,7 @@ fn facts(parsed: &X509Certificate<'_>, der: &[u8]) -> CertificateFacts {
         subject_common_name: certificate::common_name(parsed),
         authority_key_id: authority_key_id(parsed),
         fingerprint: sha256_hex(der),
+        serial: hex(parsed.raw_serial()),
         not_before: certificate::not_before(parsed),
         not_after: certificate::not_after(parsed),
         dns,
@@ -72,6 +76,13 @@ pub fn key_fits(certificate_pem: &str, key_pem: &Secret) -> Result<(), Error> {
         true => Ok(()),
         false => Err(Error::KeyDoesNotMatch { subject: certificate::subject(&parsed[0]) }),
     }
+}
+
+/// The same of every certificate in the text.
+pub fn subject_key_ids(ca_pem: &str) -> Vec<String> {
+    let chain = certificate::read_pem(ca_pem).unwrap_or_default();
+    let parsed = certificate::parse_all(&chain).unwrap_or_default();
+    parsed.iter().map(|one| hex(&certificate::subject_key_identifier(one))).collect()
 }
 
 /// Whole days until then; below zero once it is past.

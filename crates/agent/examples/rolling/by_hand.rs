@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_core::desire::etcd_flags;
+use quorate_core::desire::{Peers, etcd_flags};
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
 use quorate_core::spec::{ClusterSpec, MemberSpec, TokenKind};
 use quorate_etcd::{Client, ConnectOptions, Error};
@@ -194,7 +194,7 @@ impl Member {
         let fill_in = |value: &str| {
             value.replace(ROOT, &self.directory.display().to_string()).replace(ADDRESS, &self.address.to_string())
         };
-        let flags = etcd_flags(spec, &self.spec, TokenKind::Simple);
+        let flags = etcd_flags(spec, &self.spec, TokenKind::Simple, Peers::CaOfClients);
         let mut arguments: Vec<String> =
             flags.iter().map(|(name, value)| format!("--{name}={}", fill_in(value))).collect();
         if let Some((state, all)) = first {

@@ -14,7 +14,7 @@ use rustls::ClientConfig;
 use crate::api::Refusal;
 use crate::layout::Layout;
 use crate::state::State;
-use crate::{AgentError, tls};
+use crate::{AgentError, tls, trust};
 
 const CONNECTING: Duration = Duration::from_secs(1);
 /// For orders. A look at etcd has shorter bounds of its own.
@@ -96,8 +96,8 @@ impl Access {
         let config = &state.node_config.as_ref()?.config;
         Some(Means {
             url: self.url(config, "listen-peer-urls", state.address, PEER_PORT),
-            trust: state.trust.clone()?,
-            identity: Some(identity(state, CertificateUse::Member)?),
+            trust: trust::peer_bundle(config).map(str::to_owned).or_else(|| state.trust.clone())?,
+            identity: Some(identity(state, CertificateUse::Peer).or_else(|| identity(state, CertificateUse::Member))?),
             password: None,
         })
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_core::model::{BinarySeen, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
+use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
 use tokio::time::timeout;
 
 use super::data;
@@ -17,7 +17,7 @@ use crate::binaries::{self, BinaryError};
 use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
 use crate::state::State;
-use crate::{AgentError, blocking, reach};
+use crate::{AgentError, blocking, reach, trust};
 
 /// How long after a boot the network may take.
 const NETWORK: Duration = Duration::from_secs(30);
@@ -76,6 +76,7 @@ impl Agent {
         self.check_program(&launch).await?;
         // What the etcd before gave out means nothing to one that starts on other data.
         self.access.forget_login();
+        self.note_trust(&launch.digest).await?;
         self.service.start(launch, self.gate()).await?;
         self.not_started.lock().expect("no holder panics").take();
         self.prober.begin(self);
@@ -152,6 +153,7 @@ impl Agent {
         }
         self.check_still_obeyed()?;
         self.prober.end();
+        self.note_trust(&launch.digest).await?;
         self.service.stop(PATIENT).await?;
         Ok(self.bring_up(launch).await?)
     }
@@ -281,7 +283,9 @@ impl Agent {
     /// How etcd is to be started with all that is in place now.
     fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
         let (config, program) = self.etcd_in_place(state)?;
-        if state.trust.is_none() || !state.chains.contains_key(&quorate_core::model::CertificateUse::Member) {
+        let own = trust::peer_bundle(&config).map(|_| CertificateUse::Peer);
+        let mut needed = [Some(CertificateUse::Member), own].into_iter().flatten();
+        if state.trust.is_none() || !needed.all(|of| state.chains.contains_key(&of)) {
             return Err(refuse("there are no certificates for etcd yet"));
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();

@@ -73,7 +73,7 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     let ledger = load::ledger(&context.home, &options.name)?;
     let read = |path: &std::path::PathBuf| std::fs::read_to_string(path).map_err(Error::file("read", path));
     let request = options.csr.as_ref().map(read).transpose()?;
-    let issued = clients::issue(&ledger, &options.user, request.as_deref())?;
+    let issued = clients::issue(&context.home, &ledger, &options.user, request.as_deref())?;
     let directory = options.out.unwrap_or_else(|| context.home.clients(&options.name));
     private_directory(&directory).map_err(Error::file("made", &directory))?;
     let name = file_name(&options.user);

@@ -185,6 +185,7 @@ mod tests {
                     incarnation: 1,
                     power: Power::On,
                     headless: false,
+                    outdated: false,
                     address,
                     build: None,
                     data: Some(LOCAL_DATA.to_owned()),

@@ -247,6 +247,8 @@ fn stage(action: &Action) -> Option<&'static str> {
         | Action::RecordForming { .. }
         | Action::AbandonFormation { .. }
         | Action::RecordFormed { .. }
+        | Action::RecordSigner { .. }
+        | Action::RecordDistrust { .. }
         | Action::MoveLeader { .. }
         | Action::Auth { .. }
         | Action::ForgetCluster => None,

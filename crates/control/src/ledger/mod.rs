@@ -285,6 +285,9 @@ fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
         })
     };
     fits(&ledger.authorities.etcd, "etcd CA")?;
+    for authority in ledger.authorities.peer.iter().flat_map(|peers| &peers.trusted) {
+        fits(&Some(authority.clone()), "peer CA")?;
+    }
     fits(&ledger.authorities.control, "control CA")
 }
 

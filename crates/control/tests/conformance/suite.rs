@@ -172,7 +172,19 @@ impl Run {
 
 fn seen(seed: &Seed, power: Power) -> (MemberName, MachineSeen) {
     let Seed { cluster_id, member, incarnation, address, .. } = seed.clone();
-    (member, MachineSeen { cluster_id, incarnation, power, headless: false, address, build: None, data: None })
+    (
+        member,
+        MachineSeen {
+            cluster_id,
+            incarnation,
+            power,
+            headless: false,
+            outdated: false,
+            address,
+            build: None,
+            data: None,
+        },
+    )
 }
 
 async fn a_machine_is_made_found_and_removed(ground: Rc<dyn Ground>) {

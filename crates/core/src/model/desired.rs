@@ -101,10 +101,12 @@ pub struct DesiredMember {
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct CertificateWish {
-    /// Key identifiers of the two CAs; absent until they are made.
+    /// Key identifiers of the CAs of clients and of agents; absent until they are made.
     pub etcd_authority: Option<String>,
     pub control_authority: Option<String>,
-    /// When the two CAs end: no certificate outlives the one that signed it.
+    /// The CAs of peers; absent in a cluster that was made before they had one of their own.
+    pub peer: Option<PlaneWish>,
+    /// When CAs end: no certificate outlives the one that signed it.
     pub etcd_authority_ends: Option<Timestamp>,
     pub control_authority_ends: Option<Timestamp>,
     pub organization: Option<String>,
@@ -118,6 +120,17 @@ pub struct CertificateWish {
     /// Set where certificates are made elsewhere: what is wanted is then exactly these.
     pub brought: Option<BTreeMap<MemberName, String>>,
     pub brought_root: Option<String>,
+}
+
+/// The CAs of one purpose.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PlaneWish {
+    /// The one that signs: its epoch, its key identifier, and when it ends.
+    pub epoch: u64,
+    pub signs: String,
+    pub ends: Timestamp,
+    /// Epoch and key identifier of each that is trusted, the one that signs among them.
+    pub trusted: BTreeMap<u64, String>,
 }
 
 #[derive(Clone, PartialEq, Debug)]

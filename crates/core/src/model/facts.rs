@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AuthSeen, MemberName};
+use super::{AuthSeen, MemberName, TrustPlane, TrustSeen};
 
 /// Who answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -84,8 +84,10 @@ pub struct Busy {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateUse {
-    /// etcd's own, to its peers and its clients.
+    /// etcd's own, to its clients. In a cluster whose peers have no CA of their own yet, to its peers too.
     Member,
+    /// etcd's own, to its peers. Signed by the peers' CA.
+    Peer,
     /// The agent's, as etcd user root.
     Root,
     /// The agent's, to its controller. Signed by the control CA.
@@ -96,6 +98,7 @@ impl CertificateUse {
     pub fn file_stem(self) -> &'static str {
         match self {
             CertificateUse::Member => "member",
+            CertificateUse::Peer => "peer",
             CertificateUse::Root => "root",
             CertificateUse::Agent => "agent",
         }
@@ -137,6 +140,9 @@ pub struct EtcdFacts {
     /// The snapshot that lies ready for a restore, beside the data.
     #[serde(default)]
     pub staged: Option<Staged>,
+    /// Which CAs etcd trusts. An agent that does not say is an older program.
+    #[serde(default)]
+    pub trust: BTreeMap<TrustPlane, TrustSeen>,
     /// What became of the last node config that the controller who asks has given.
     #[serde(default)]
     pub attempt: ConfigAttempt,

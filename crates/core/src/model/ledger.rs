@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::MemberName;
+use super::{Authorities, AuthorityRecord, MemberName, Plane};
 use crate::Secret;
 use crate::spec::{ClusterSpec, Signer};
 
@@ -310,30 +310,38 @@ pub struct Enrolment {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
-pub struct Authorities {
-    /// Trusted by etcd's peers and clients.
-    pub etcd: Option<AuthorityRecord>,
-    /// Trusted by agents alone.
-    pub control: Option<AuthorityRecord>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct AuthorityRecord {
-    pub epoch: u64,
-    pub certificate: String,
-    /// Absent where certificates are made elsewhere.
-    pub key: Option<Secret>,
-    pub key_id: String,
-    pub not_after: Timestamp,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct AuthRecord {
     pub root_password: Option<Secret>,
     pub jwt: Option<JwtKeys>,
     /// What quorate itself made, and may therefore remove.
     pub users: BTreeMap<String, OwnedUser>,
     pub roles: BTreeSet<String>,
+    /// Certificates that were issued to users, until they end.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub certificates: Vec<IssuedCertificate>,
+    /// The list of those that etcd refuses, signed, in DER and hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub crl: Option<String>,
+}
+
+/// A user's certificate. It is refused from when its user is no longer declared, and stays so when the name comes back.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct IssuedCertificate {
+    pub user: String,
+    /// In hexadecimal.
+    pub serial: String,
+    pub not_after: Timestamp,
+    #[serde(default)]
+    pub revoked: bool,
+}
+
+impl AuthRecord {
+    /// Refuses the certificates of users that are no longer declared.
+    pub fn revoke(&mut self, is_declared: impl Fn(&str) -> bool) {
+        for certificate in self.certificates.iter_mut().filter(|certificate| !is_declared(&certificate.user)) {
+            certificate.revoked = true;
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -356,10 +364,13 @@ pub struct OwnedUser {
 #[serde(rename_all = "snake_case")]
 pub enum SecretKind {
     EtcdAuthority,
+    PeerAuthority,
     ControlAuthority,
     RootPassword,
     JwtKeys,
     BackupSigning,
+    /// The list of certificates that are refused.
+    Revocations,
 }
 
 impl std::hash::Hash for Ledger {
@@ -399,8 +410,8 @@ impl Ledger {
             abandoned: _,
             formed_with: _,
             members,
-            authorities: Authorities { etcd, control },
-            auth: AuthRecord { root_password, jwt, users, roles: _ },
+            authorities: Authorities { etcd, control, peer },
+            auth: AuthRecord { root_password, jwt, users, roles: _, certificates: _, crl: _ },
             backup_signing,
             highest_revision: _,
         } = self;
@@ -422,7 +433,8 @@ impl Ledger {
                 visit(token.expose_mut());
             }
         }
-        for authority in [etcd, control].into_iter().flatten() {
+        let peers = peer.iter_mut().flat_map(|Plane { signs: _, trusted }| trusted);
+        for authority in [etcd, control].into_iter().flatten().chain(peers) {
             let AuthorityRecord { epoch: _, certificate: _, key, key_id: _, not_after: _ } = authority;
             key.iter_mut().for_each(|key| visit(key.expose_mut()));
         }

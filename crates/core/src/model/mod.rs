@@ -12,10 +12,13 @@ mod ledger;
 mod name;
 mod node_config;
 mod seen;
+mod trust;
 
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use build::{Build, Data, LOCAL_DATA, kept_data};
-pub use desired::{AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, Restore, UserWish};
+pub use desired::{
+    AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, UserWish,
+};
 pub use endpoint::{address_in, https_url};
 pub use facts::{
     AgentSeen, AlarmSeen, AuthLook, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen,
@@ -27,13 +30,13 @@ pub use host::{
     SourceLogin, SourceSecrets,
 };
 pub use ledger::{
-    AuthRecord, Authorities, AuthorityRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation,
-    FormedWith, FormingMember, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish,
-    SecretKind,
+    AuthRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation, FormedWith, FormingMember,
+    IssuedCertificate, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
 pub use seen::{MachineSeen, Observation, Seen};
+pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};
 
 /// The port on which every agent answers its controller.
 pub const AGENT_PORT: u16 = 2390;

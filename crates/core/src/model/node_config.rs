@@ -29,6 +29,25 @@ pub struct ConfigFile {
     pub path: String,
     pub mode: u32,
     pub content: Secret,
+    /// Whether the content is hexadecimal, for what is no text.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub hex: bool,
+}
+
+impl ConfigFile {
+    pub fn text(path: &str, mode: u32, content: Secret) -> Self {
+        ConfigFile { path: path.to_owned(), mode, content, hex: false }
+    }
+
+    /// What the file holds; none where it is said to be hexadecimal and is not.
+    pub fn bytes(&self) -> Option<Vec<u8>> {
+        let text = self.content.expose();
+        if !self.hex {
+            return Some(text.as_bytes().to_vec());
+        }
+        let digits = |at| text.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
+        (0..text.len()).step_by(2).map(digits).collect()
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]

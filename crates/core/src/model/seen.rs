@@ -56,6 +56,9 @@ pub struct MachineSeen {
     pub power: Power,
     /// Its agent is gone, so that it counts as off, and yet its etcd runs.
     pub headless: bool,
+    /// Its agent is an older program than this one, and can be started again with this one.
+    #[serde(default)]
+    pub outdated: bool,
     pub address: IpAddr,
     /// What it was made of; not told of all.
     #[serde(default)]

@@ -4,11 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::{Action, Decision, safety};
 use crate::desire::AGENT_VALIDITY;
-use crate::model::{CertificateSeen, CertificateUse, Desired, MachineSeen, MemberName, Observation};
+use crate::model::{CertificateSeen, CertificateUse, CertificateWish, Desired, MachineSeen, MemberName, Observation};
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = safety::authority_is_trusted(desired) {
@@ -42,6 +42,9 @@ fn wanting(
     found: &BTreeMap<CertificateUse, CertificateSeen>,
 ) -> Vec<(CertificateUse, String)> {
     let mut uses = vec![CertificateUse::Member];
+    if desired.certificates.peer.is_some() {
+        uses.push(CertificateUse::Peer);
+    }
     if desired.certificates.root {
         uses.push(CertificateUse::Root);
     }
@@ -69,6 +72,7 @@ fn fault(
     };
     let brought = match of {
         CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
+        CertificateUse::Peer => shared_with_clients(wish).and_then(|b| b.get(member)),
         CertificateUse::Root => wish.brought_root.as_ref(),
         CertificateUse::Agent => None,
     };
@@ -76,21 +80,21 @@ fn fault(
         return (certificate.fingerprint != *brought)
             .then(|| format!("the {name} certificate on {member} is not the one that was brought"));
     }
-    let (authority, authority_ends) = match of {
-        CertificateUse::Agent => (&wish.control_authority, wish.control_authority_ends),
-        CertificateUse::Member | CertificateUse::Root => (&wish.etcd_authority, wish.etcd_authority_ends),
-    };
-    if certificate.authority_key_id != *authority {
+    let (authority, authority_ends) = authority(wish, of);
+    if certificate.authority_key_id.as_deref() != authority {
         return Some(format!("the {name} certificate of {member} is signed by another CA"));
     }
-    if of == CertificateUse::Member {
+    if matches!(of, CertificateUse::Member | CertificateUse::Peer) {
         let lacking = sans(desired, member, machine).difference(&certificate.sans).cloned().collect::<Vec<_>>();
         if !lacking.is_empty() {
-            return Some(format!("the member certificate of {member} lacks {}", lacking.join(", ")));
+            return Some(format!("the {name} certificate of {member} lacks {}", lacking.join(", ")));
         }
         if certificate.organization != wish.organization {
-            return Some(format!("the member certificate of {member} names another organization"));
+            return Some(format!("the {name} certificate of {member} names another organization"));
         }
+    }
+    if certificate.not_before > seen.now {
+        return Some(format!("the {name} certificate of {member} is not valid before {}", certificate.not_before));
     }
     let left = certificate.not_after.duration_since(seen.now);
     // Where the CA itself ends, a new certificate would end no later than this one.
@@ -113,8 +117,24 @@ fn fault(
 pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDuration {
     match of {
         CertificateUse::Agent => AGENT_VALIDITY / 3,
-        CertificateUse::Member | CertificateUse::Root => of_leaves,
+        CertificateUse::Member | CertificateUse::Peer | CertificateUse::Root => of_leaves,
     }
+}
+
+/// The key identifier of the CA that signs for this use, and when it ends.
+pub(super) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&str>, Option<Timestamp>) {
+    match of {
+        CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
+        CertificateUse::Peer => (wish.peer.as_ref().map(|p| p.signs.as_str()), wish.peer.as_ref().map(|p| p.ends)),
+        CertificateUse::Member | CertificateUse::Root => (wish.etcd_authority.as_deref(), wish.etcd_authority_ends),
+    }
+}
+
+/// The operator's certificates of members, while peers show them too: as long as the CA that signs for peers is that of
+/// the clients.
+pub(super) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<MemberName, String>> {
+    let shared = wish.peer.as_ref().is_some_and(|peer| Some(&peer.signs) == wish.etcd_authority.as_ref());
+    wish.brought.as_ref().filter(|_| shared)
 }
 
 /// The names and addresses for which a member's certificate must be good.

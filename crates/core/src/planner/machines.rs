@@ -32,6 +32,10 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
             Some(machine) if machine.power == Power::Off => decision
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
+            Some(machine) if machine.outdated => decision.step(
+                Action::StartMachine { member: member.clone() },
+                format!("the agent of {member} is an older program than this one: it is restarted, and etcd runs on"),
+            ),
             Some(_) => {}
         }
     }
@@ -39,8 +43,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
         let needed = desired.formation.has_member(member) && desired.restore.is_none();
-        if machine.power == Power::Off && needed {
-            let why = format!("{member} belongs to the cluster until it is removed, and does not run");
+        if needed && (machine.power == Power::Off || machine.outdated) {
+            let state = if machine.outdated { "its agent is an older program" } else { "does not run" };
+            let why = format!("{member} belongs to the cluster until it is removed, and {state}");
             decision.step(Action::StartMachine { member: member.clone() }, why);
         }
     }

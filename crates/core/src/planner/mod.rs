@@ -23,6 +23,7 @@ mod restore;
 pub mod safety;
 pub mod simulate;
 mod step;
+mod trust;
 mod version;
 mod waiting;
 
@@ -145,6 +146,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     machines::remove_leftover(desired, seen, &mut decision);
     if as_formed {
         auth::decide(desired, seen, &mut decision);
+        trust::decide(desired, seen, &mut decision);
     }
     decision
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::{Action, Step};
-use crate::model::{AGENT_PORT, CLIENT_PORT, MemberName, Observation};
+use crate::model::{AGENT_PORT, CLIENT_PORT, CertificateUse, MemberName, Observation};
 use crate::spec::{AddressRange, Attachment, ClusterSpec, Firewall, MemberSpec, Provider};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -24,6 +24,8 @@ pub enum RemarkKind {
     CutOff,
     /// That members run different versions when the steps are done.
     Versions,
+    /// Which agents are older than what is asked of them.
+    Agents,
 }
 
 /// What is around the cluster and only the controller can tell.
@@ -47,6 +49,7 @@ pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &
         remarks.extend(cut_off.map(|text| Remark { kind: RemarkKind::CutOff, text }));
     }
     remarks.extend(versions(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Versions, text }));
+    remarks.extend(older_agents(seen).map(|text| Remark { kind: RemarkKind::Agents, text }));
     remarks
 }
 
@@ -74,6 +77,22 @@ fn versions(spec: &ClusterSpec, steps: &[Step], seen: &Observation) -> Option<St
     let both = !made.is_empty() && !stay.is_empty();
     both.then(|| {
         format!("{} starts with etcd {wanted}, and these stay as they are: {}", listed(&made), stay.join("; "))
+    })
+}
+
+/// Agents that cannot be started again with this program, and make no key for peers.
+fn older_agents(seen: &Observation) -> Option<String> {
+    let outdated = |m: &MemberName| seen.machines.get().and_then(|all| all.get(m)).is_some_and(|m| m.outdated);
+    let older = |m: &&MemberName| {
+        seen.facts(m).is_some_and(|facts| !facts.requests.contains_key(&CertificateUse::Peer)) && !outdated(m)
+    };
+    let older: BTreeSet<MemberName> = seen.agents.keys().filter(older).cloned().collect();
+    (!older.is_empty()).then(|| {
+        format!(
+            "the agents of {} are older than this program and cannot have a certificate of a separate peer CA: until their \
+             machines are replaced (`quorate replace`), any user's certificate is good at the peer port",
+            listed(&older)
+        )
     })
 }
 

@@ -9,7 +9,8 @@ use super::cluster::Cluster;
 use super::safety::DataVerdict;
 use super::{Action, safety};
 use crate::model::{
-    AuthOp, Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
+    AuthOp, Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power,
+    Seen, TrustPlane,
 };
 
 /// A machine that was last found unseen longer ago than this is counted anew.
@@ -95,6 +96,19 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             true
         }
         Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.auth.roles.insert(role.clone()),
+        Action::RecordSigner { plane: TrustPlane::Peer, epoch } => {
+            let Some(peers) = &mut ledger.authorities.peer else { return false };
+            let trusted = peers.trusted.iter().any(|authority| authority.epoch == *epoch);
+            trusted && std::mem::replace(&mut peers.signs, *epoch) != *epoch
+        }
+        Action::RecordDistrust { plane: TrustPlane::Peer, epoch } => {
+            let Some(peers) = ledger.authorities.peer.as_mut().filter(|peers| peers.signs != *epoch) else {
+                return false;
+            };
+            let trusted = peers.trusted.len();
+            peers.trusted.retain(|authority| authority.epoch != *epoch);
+            peers.trusted.len() < trusted
+        }
         _ => false,
     }
 }

@@ -2,6 +2,7 @@
 
 mod absence;
 mod orders;
+mod peers;
 mod renewal;
 pub mod restore;
 pub mod revision;
@@ -24,6 +25,7 @@ use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
 pub use orders::orders_under_way;
+pub use peers::{signs_for_all, trusted_by_all};
 pub use renewal::{may_renew, may_replace};
 pub use trust::{LAST_REVISION, believe, is_absurd_fence};
 

@@ -5,7 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::model::{AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp};
+use crate::model::{
+    AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp, TrustPlane,
+};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Step {
@@ -175,6 +177,16 @@ pub enum Action {
         member: MemberName,
         op: AuthOp,
     },
+    /// From here on this CA signs.
+    RecordSigner {
+        plane: TrustPlane,
+        epoch: u64,
+    },
+    /// From here on this CA is not trusted.
+    RecordDistrust {
+        plane: TrustPlane,
+        epoch: u64,
+    },
     ForgetCluster,
 }
 
@@ -190,6 +202,8 @@ impl Action {
             | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
             | Action::RecordRestoring { .. }
+            | Action::RecordSigner { .. }
+            | Action::RecordDistrust { .. }
             | Action::ForgetCluster => None,
             Action::AddLearner { through, .. }
             | Action::Promote { through, .. }
@@ -262,11 +276,13 @@ impl Action {
             Action::RecordRestoring { .. } => "record-restoring",
             Action::RestoreData { .. } => "restore-data",
             Action::Auth { .. } => "auth",
+            Action::RecordSigner { .. } => "record-signer",
+            Action::RecordDistrust { .. } => "record-distrust",
             Action::ForgetCluster => "forget-cluster",
         }
     }
 
-    pub const KINDS: [&str; 31] = [
+    pub const KINDS: [&str; 33] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -297,6 +313,8 @@ impl Action {
         "record-restoring",
         "restore-data",
         "auth",
+        "record-signer",
+        "record-distrust",
         "forget-cluster",
     ];
 }
@@ -356,22 +374,40 @@ impl fmt::Display for Action {
             Action::RecordRestoring { token, .. } => write!(f, "begin the formation {token} from the snapshot"),
             Action::RestoreData { member, .. } => write!(f, "make the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
+            Action::RecordSigner { plane, epoch } => {
+                write!(f, "sign the certificates of {} with CA {epoch} from now on", of_plane(*plane))
+            }
+            Action::RecordDistrust { plane, epoch } => {
+                write!(f, "drop CA {epoch} from those trusted for {}", of_plane(*plane))
+            }
             Action::ForgetCluster => write!(f, "forget the cluster"),
         }
     }
 }
 
+fn of_plane(plane: TrustPlane) -> &'static str {
+    match plane {
+        TrustPlane::Peer => "peers",
+        TrustPlane::Client => "clients",
+    }
+}
+
 fn secret_name(kind: SecretKind) -> &'static str {
     match kind {
-        SecretKind::EtcdAuthority => "the etcd CA",
+        SecretKind::EtcdAuthority => "the client CA",
+        SecretKind::PeerAuthority => "the peer CA",
         SecretKind::ControlAuthority => "the control CA",
         SecretKind::RootPassword => "root's password",
         SecretKind::JwtKeys => "the keys that sign tokens",
         SecretKind::BackupSigning => "the key that signs backups",
+        SecretKind::Revocations => "the list of revoked certificates",
     }
 }
 
 pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
+    if kinds.iter().eq([&SecretKind::Revocations]) {
+        return String::from("certificates of users that are no longer declared are to be refused");
+    }
     let them = if kinds.len() == 1 { "it" } else { "them" };
     format!("the ledger does not hold {them} yet, and everything else rests on {them}")
 }

@@ -105,7 +105,7 @@ impl Default for NodeExporter {
 pub struct Firewall {
     /// Whether there is one.
     pub enabled: bool,
-    /// Other members, on port 2380. When absent, from anywhere: a certificate is asked for.
+    /// Who may reach port 2380. When absent, the other members alone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers_from: Option<Vec<AddressRange>>,
     /// Clients of etcd, on port 2379, and load balancers that ask for its health. When absent, from anywhere.

@@ -147,6 +147,11 @@ pub struct AddressRange {
 }
 
 impl AddressRange {
+    /// This address alone.
+    pub fn of(address: IpAddr) -> Self {
+        AddressRange { address, prefix: if address.is_ipv4() { 32 } else { 128 } }
+    }
+
     pub fn contains(&self, address: IpAddr) -> bool {
         first_of(address, self.prefix) == Some(self.address)
     }

@@ -145,6 +145,24 @@ impl Scene {
             Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch, bump_revision: None });
     }
 
+    /// The cluster is one that was made before peers had a CA of their own.
+    pub fn share_ca(&mut self) {
+        self.ledger.authorities.peer = None;
+        let desired = self.desired();
+        for (member, wish) in &desired.members {
+            let record = self.ledger.members.get_mut(member).expect("a member that the ledger knows");
+            record.digest.clone_from(&wish.digest);
+            let generation = record.generation;
+            let facts = self.facts_mut(member);
+            facts.node_config = Some((generation, wish.digest.clone()));
+            facts.certificates.remove(&CertificateUse::Peer);
+            facts.etcd.trust.clear();
+            if let ServiceState::Running { digest, .. } = &mut facts.etcd.service {
+                digest.clone_from(&wish.etcd_digest);
+            }
+        }
+    }
+
     /// A machine is called otherwise from now on.
     pub fn rename(&mut self, from: &MemberName, to: &MemberName) {
         if let Seen::At(_, machines) = &mut self.seen.machines

@@ -21,8 +21,8 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 use quorate_core::model::{
     AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent,
-    DataSeen, Enrolment, EtcdStatus, Exit, Formation, LogEnd, MemberEntry, MemberName, OlderData, Power, Seen,
-    ServiceState, Stamp,
+    DataSeen, Enrolment, EtcdStatus, Exit, Formation, IssuedCertificate, LogEnd, MemberEntry, MemberName, OlderData,
+    Power, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step, safety};
@@ -175,6 +175,13 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             let ends = scene.seen.now + SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
             scene.ledger.authorities.etcd.as_mut().expect("a CA").not_after = ends;
         }
+        ["certificate", "issued", "to", user] => {
+            let not_after = scene.seen.now + SignedDuration::from_hours(24 * 365);
+            let serial = format!("{:02x}", scene.ledger.auth.certificates.len() + 1);
+            let issued = IssuedCertificate { user: user.to_owned(), serial, not_after, revoked: false };
+            scene.ledger.auth.certificates.push(issued);
+        }
+        ["peers", "share", "the", "CA", "of", "clients"] => scene.share_ca(),
         ["learner", "added", "at", address] => add_by_hand(scene, address, true),
         ["voter", "added", "at", address] => add_by_hand(scene, address, false),
         ["pin", member] => {
@@ -317,6 +324,7 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             (machine.power, machine.headless) = (Power::Off, true);
             scene.hide(member, "its machine is off");
         }
+        ["outdated"] => machines.get_mut(member).expect("a machine").outdated = true,
         ["replaced"] => {
             let facts = scene.facts_mut(member);
             facts.machine_id = String::from("another");
@@ -348,6 +356,9 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["agent", "reaches", other] => {
             let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address;
             scene.facts_mut(member).reaches.insert(address, true);
+        }
+        ["agent", "is", "an", "older", "program"] => {
+            drop(scene.facts_mut(member).requests.remove(&CertificateUse::Peer));
         }
         ["agent", "does", "not", "say", "whom", "it", "reaches"] => drop(scene.mute.insert(member.clone())),
         ["agent", "carries", "out", order] => {
@@ -391,8 +402,12 @@ fn token<'a>(scene: &'a mut Scene, member: &MemberName) -> &'a mut Enrolment {
 
 fn certificate(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     let now = scene.seen.now;
+    let (of, words) = match words {
+        ["for", "peers", rest @ ..] => (CertificateUse::Peer, rest),
+        all => (CertificateUse::Member, all),
+    };
     let certificates = &mut scene.facts_mut(member).certificates;
-    let certificate = certificates.get_mut(&CertificateUse::Member).expect("a certificate");
+    let certificate = certificates.get_mut(&of).expect("a certificate");
     match words {
         ["has", days, "days", "left"] => {
             certificate.not_after =

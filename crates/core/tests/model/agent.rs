@@ -4,7 +4,7 @@
 use quorate_core::model::{
     CertificateUse, DataSeen, Desired, EtcdStatus, Facts, MemberName, Membership, Power, ServiceState, Stamp,
 };
-use quorate_core::planner::simulate::{SimAgent, SimListed, World};
+use quorate_core::planner::simulate::{SimAgent, SimListed, World, take_up_trust};
 use quorate_core::planner::{Action, Precondition, Step};
 
 use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, quorum, runs, url_of};
@@ -227,14 +227,18 @@ pub fn token_on_disk(world: &World, member: &MemberName) -> Option<String> {
 
 /// An etcd that ended or was just started comes up by itself, where it can.
 pub fn comes_up(world: &mut World, desired: &Desired, member: &MemberName) {
-    let digest = desired.members.get(member).map(|m| m.etcd_digest.clone()).unwrap_or_default();
+    let wish = desired.members.get(member);
     let may = world.machines.get(member).is_some_and(|m| may_run(world, &url_of(m), m));
     let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) else { return };
     if facts.etcd.data == DataSeen::Empty {
         facts.etcd.service = ServiceState::Stopped;
     } else if may {
+        // It reads what is in place, which need not be what is wanted by now.
+        let in_place = facts.node_config.as_ref().map(|(_, digest)| digest);
+        let digest = wish.filter(|wish| in_place == Some(&wish.digest)).map(|wish| wish.etcd_digest.clone());
         let since = jiff::Timestamp::UNIX_EPOCH;
-        facts.etcd.service = ServiceState::Running { since, digest, restarts: 0 };
+        facts.etcd.service = ServiceState::Running { since, digest: digest.unwrap_or_default(), restarts: 0 };
         facts.etcd.peer_serving = true;
+        take_up_trust(facts);
     }
 }

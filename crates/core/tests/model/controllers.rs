@@ -283,6 +283,7 @@ impl ClusterModel {
                     state.past.formations += 1;
                 }
                 Action::AbandonFormation { .. } => self.reached.count(Event::Abandoned),
+                Action::RecordDistrust { .. } => self.reached.count(Event::Distrusted),
                 Action::RecordRenewal { .. } => self.reached.count(Event::RenewalRecorded),
                 Action::RecordReplacement { member, .. } => {
                     state.past.judge_given_up(&state.world, member);

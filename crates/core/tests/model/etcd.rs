@@ -1,7 +1,9 @@
 //! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
 
 use jiff::Timestamp;
-use quorate_core::model::{DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState, https_url};
+use quorate_core::model::{
+    CertificateUse, DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState, TrustPlane, https_url,
+};
 use quorate_core::planner::simulate::{SimAgent, SimListed, SimMachine, World};
 
 /// How an etcd ended: by a fault, or since we restarted it.
@@ -102,4 +104,25 @@ pub fn facts_mut(machine: &mut SimMachine) -> Option<&mut Facts> {
 pub fn backing_off(how: &str) -> ServiceState {
     let last_exit = Exit { at: Timestamp::UNIX_EPOCH, how: how.to_owned(), last_words: String::new() };
     ServiceState::BackingOff { restarts: 1, last_exit }
+}
+
+/// Whether one running member would refuse another's certificate.
+pub fn peers_refuse_each_other(world: &World) -> bool {
+    let running = |l: &&SimListed| runs(world, l);
+    let members = world.listed.iter().filter(running).filter_map(|l| machine_of(world, l)?.facts());
+    let members: Vec<&Facts> = members.collect();
+    let clients = world.ledger.authorities.etcd.as_ref().map(|a| a.key_id.as_str());
+    let own = |facts: &Facts| facts.etcd.trust.get(&TrustPlane::Peer).filter(|t| !t.running.is_empty()).cloned();
+    let shows = |facts: &Facts| {
+        let of = if own(facts).is_some() { CertificateUse::Peer } else { CertificateUse::Member };
+        facts.certificates.get(&of).and_then(|certificate| certificate.authority_key_id.clone())
+    };
+    let trusts = |facts: &Facts, shown: &str| match own(facts) {
+        Some(trust) => trust.running.contains(shown),
+        None => Some(shown) == clients,
+    };
+    members.iter().any(|shown_by| {
+        let shown = shows(shown_by).unwrap_or_default();
+        members.iter().any(|facts| !trusts(facts, &shown))
+    })
 }

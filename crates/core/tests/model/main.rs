@@ -78,6 +78,9 @@
 //! | `may_destroy`: what one member alone reports is enough | story `restore` |
 //! | `fixed_at_formation` | story `settings` |
 //! | `authority_is_trusted` | story `certificates` |
+//! | `trusted_by_all`: a CA signs before every etcd trusts it | story `certificates`; model: peers accept each other |
+//! | `signs_for_all`: a CA is dropped while a peer shows a certificate of it | story `certificates`; model: peers accept each other |
+//! | what is on disk counts as what the running etcd trusts | story `certificates`; model: peers accept each other |
 //! | who is not seen counts as healthy | stories `changes`, `data`, `settings` |
 //! | the leader restarts, or leaves, without handing over | stories; model: the leader hands over first |
 //! | the grace time is not waited for | stories `changes`, `machines` |
@@ -189,6 +192,7 @@ impl Model for ClusterModel {
             Property::always("never old and new data at once", |_, s| never(s, Wrong::OldAndNew)),
             Property::always("a machine goes only as the ledger says", |_, s| never(s, Wrong::UnrecordedRenewal)),
             Property::always("who waits for a machine keeps its seat", |_, s| never(s, Wrong::KeptDataGivenUp)),
+            Property::always("peers accept each other", |_, s| never(s, Wrong::PeersRefuseEachOther)),
             Property::always("it settles when faults stop", ClusterModel::settles),
         ]
     }
@@ -426,6 +430,7 @@ macro_rules! every_change {
             remake: 2, Change::Remake, [RenewalRecorded, Renewed, Resumed, LeaderMoved];
             renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];
+            own_peer_ca: 3, Change::OwnPeerCa, [Restarted, LeaderMoved, Distrusted];
             settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
             upgrade: 3, Change::Upgrade, [Restarted, LeaderMoved];
             gone: 3, Change::Gone("etcd-2"), [Replaced, Removed, Joined, Promoted];
@@ -483,6 +488,7 @@ changes! {
 changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
+    own_peer_ca: 2, Change::OwnPeerCa, [Restarted, Distrusted];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
 }
 

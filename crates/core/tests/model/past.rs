@@ -8,7 +8,7 @@ use quorate_core::planner::{Action, Step};
 
 use crate::agent;
 use crate::deeds::is_order;
-use crate::etcd::{Voters, is_kept, is_restarting, machine_of, runs, url_of};
+use crate::etcd::{Voters, is_kept, is_restarting, machine_of, peers_refuse_each_other, runs, url_of};
 
 #[derive(Clone, PartialEq, Debug, Default, Hash)]
 pub struct Past {
@@ -66,6 +66,8 @@ pub enum Wrong {
     OldAndNew,
     /// A machine goes and its data stays, and the ledger does not say why.
     UnrecordedRenewal,
+    /// A member would refuse the certificate that another shows.
+    PeersRefuseEachOther,
     /// A seat is given up whose data waits for its next machine.
     KeptDataGivenUp,
 }
@@ -179,6 +181,9 @@ impl Past {
             if !fault {
                 self.wrongs.insert(Wrong::DataLost);
             }
+        }
+        if peers_refuse_each_other(after) {
+            self.wrongs.insert(Wrong::PeersRefuseEachOther);
         }
         if after.listed.iter().filter(|l| l.is_learner).count() > 1 {
             self.wrongs.insert(Wrong::TwoLearners);

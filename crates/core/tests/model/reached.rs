@@ -42,6 +42,7 @@ events! {
     Recovered => "a rebuilt survivor",
     Restored => "data made from the snapshot",
     RestoredAnew => "a restore begun anew",
+    Distrusted => "a CA dropped",
     Settled => "a settled end",
     LostForGood => "an end with the majority lost for good",
 }

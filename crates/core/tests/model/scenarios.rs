@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    Brought, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RestoreWish, ServiceState,
+    Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RestoreWish, ServiceState,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::simulate::{SimAgent, World};
@@ -41,6 +41,8 @@ pub enum Change {
     /// So is that of each, for the spec makes them of something else.
     Remake,
     Settings,
+    /// Peers have shared the CA of clients until now.
+    OwnPeerCa,
     Upgrade,
     Gone(&'static str),
     /// The machine is gone, and its data is not.
@@ -129,6 +131,7 @@ impl Scenario {
                 forget_since_long(world, member);
             }
             Change::Settings => spec.etcd.grpc_gateway = !spec.etcd.grpc_gateway,
+            Change::OwnPeerCa => share_ca(spec, world),
             Change::Upgrade => *spec = declared(members, "3.6.16"),
             Change::Gone(member) => {
                 drop(world.machines.remove(&MemberName::from(member)));
@@ -196,6 +199,24 @@ impl Scenario {
 fn forget_since_long(world: &mut World, member: &str) {
     let since = world.now - LONG;
     world.ledger.members.get_mut(&MemberName::from(member)).expect("a record").unseen_since = Some(since);
+}
+
+/// As it was before peers had a CA of their own.
+fn share_ca(spec: &ClusterSpec, world: &mut World) {
+    world.ledger.authorities.peer = None;
+    let desired = Wish { spec, brought: &brought(), arch: "amd64" }.desire(&world.ledger, "1");
+    for (member, wish) in &desired.members {
+        let record = world.ledger.members.get_mut(member).expect("a record");
+        record.digest.clone_from(&wish.digest);
+        let generation = record.generation;
+        let facts = world.machines.get_mut(member).and_then(facts_mut).expect("an agent");
+        facts.node_config = Some((generation, wish.digest.clone()));
+        facts.certificates.remove(&CertificateUse::Peer);
+        facts.etcd.trust.clear();
+        if let ServiceState::Running { digest, .. } = &mut facts.etcd.service {
+            digest.clone_from(&wish.etcd_digest);
+        }
+    }
 }
 
 fn declared(members: usize, version: &str) -> ClusterSpec {

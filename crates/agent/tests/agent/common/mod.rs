@@ -375,7 +375,7 @@ pub fn config_of(version: &str) -> NodeConfig {
 }
 
 pub fn file(path: &str, content: &str) -> ConfigFile {
-    ConfigFile { path: path.to_owned(), mode: 0o600, content: Secret::new(content) }
+    ConfigFile::text(path, 0o600, Secret::new(content))
 }
 
 /// One version of each minor; a test that finds one missing says so.

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -96,9 +96,15 @@ impl Intruder {
 
     /// Sends these parts until the other side has had enough, and reads what it answers: status and JSON.
     pub fn send(&self, address: IpAddr, parts: &[&[u8]]) -> io::Result<(u16, Value)> {
-        let stream = TcpStream::connect((address, AGENT_PORT))?;
+        let answer = self.exchange((address, AGENT_PORT).into(), parts)?;
+        Ok((answer.status, serde_json::from_str(&answer.body).unwrap_or(Value::Null)))
+    }
+
+    /// The same at any port.
+    pub fn exchange(&self, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Answer> {
+        let stream = TcpStream::connect(to)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let connection = ClientConnection::new(self.0.clone(), ServerName::from(address)).expect("a TLS client");
+        let connection = ClientConnection::new(self.0.clone(), ServerName::from(to.ip())).expect("a TLS client");
         let mut stream = StreamOwned::new(connection, stream);
         let sent = parts.iter().try_for_each(|part| stream.write_all(part)).and_then(|()| stream.flush());
         let mut answer = Vec::new();
@@ -110,9 +116,17 @@ impl Intruder {
         }
         let answer = String::from_utf8_lossy(&answer).into_owned();
         let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an HTTP status");
-        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-        Ok((status, serde_json::from_str(body).unwrap_or(Value::Null)))
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
     }
+}
+
+/// What a server answered over HTTP.
+#[derive(Debug)]
+pub struct Answer {
+    pub status: u16,
+    pub head: String,
+    pub body: String,
 }
 
 /// The head of a request that ends its connection.

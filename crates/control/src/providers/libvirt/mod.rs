@@ -442,7 +442,10 @@ impl Provider for Libvirt {
             let power = if found.on { Power::On } else { Power::Off };
             let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
             let data = build.as_ref().and_then(Build::data);
-            (member, MachineSeen { cluster_id, incarnation, power, headless: false, address, build, data })
+            (
+                member,
+                MachineSeen { cluster_id, incarnation, power, headless: false, outdated: false, address, build, data },
+            )
         });
         let machines = machines.collect();
         *self.lines.borrow_mut() = lines;

@@ -27,7 +27,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use quorate_agent::api::Seed;
+use quorate_agent::api::{LEVEL, Seed};
 use quorate_core::model::{CLIENT_PORT, LOCAL_DATA, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::Network;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,8 @@ use crate::process::{self, Process};
 
 /// Set in every process of a machine, so that all of them can be found.
 const MARK_VARIABLE: &str = "QUORATE_MACHINE";
+/// Set for every agent: what it knows. One without it is older than this.
+const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
 /// How long a new agent may take to come up.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
@@ -199,7 +201,13 @@ impl Local {
 
     async fn switch_on(&self, directory: &Path) -> Result<(), ProviderError> {
         if is_running(directory) {
-            return Ok(());
+            if !is_outdated(directory) {
+                return Ok(());
+            }
+            // etcd runs on, and the next agent adopts it.
+            let root = directory.join("root");
+            let ended = tokio::task::spawn_blocking(move || end_agent(&root, STOP_PATIENCE));
+            ended.await.expect("ending an agent does not panic");
         }
         let Some(mark) = read_mark(directory)? else { return Err(gone(directory)) };
         let Some(place) = netns::Place::of(&mark) else {
@@ -238,6 +246,7 @@ impl Local {
             .arg("--cache")
             .arg(&self.programs)
             .env(MARK_VARIABLE, &root)
+            .env(LEVEL_VARIABLE, LEVEL.to_string())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
@@ -282,9 +291,10 @@ impl Provider for Local {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
             let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
+            let outdated = power == Power::On && is_outdated(&directory);
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
             let data = Some(LOCAL_DATA.to_owned());
-            (member, MachineSeen { cluster_id, incarnation, power, headless, address, build: None, data })
+            (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
         };
         Ok(marked(&self.machines, cluster)?.into_iter().map(seen).collect())
     }
@@ -413,13 +423,29 @@ async fn end_all(root: PathBuf, patience: Duration) {
 
 /// Ends the agent first, so that it does not start etcd again, then everything else in the machine.
 fn switch_off(root: &Path, patience: Duration) {
-    for agent in processes(root).into_iter().filter(|p| p.is_called_with("agent")) {
-        agent.end(patience);
-    }
+    end_agent(root, patience);
     let rest: Vec<_> = processes(root).into_iter().map(|p| std::thread::spawn(move || p.end(patience))).collect();
     for thread in rest {
         let _ = thread.join();
     }
+}
+
+fn end_agent(root: &Path, patience: Duration) {
+    for agent in processes(root).into_iter().filter(|p| p.is_called_with("agent")) {
+        agent.end(patience);
+    }
+}
+
+/// Whether the agent that holds the machine's lock is of a program that knows less than this one.
+fn is_outdated(directory: &Path) -> bool {
+    let holder = fs::read_to_string(directory.join("root").join(quorate_agent::LOCK_FILE)).unwrap_or_default();
+    let Ok(environment) = fs::read(format!("/proc/{}/environ", holder.trim())) else { return false };
+    let level = |entry: &[u8]| {
+        let text = entry.strip_prefix(LEVEL_VARIABLE.as_bytes())?.strip_prefix(b"=")?;
+        std::str::from_utf8(text).ok()?.parse::<u32>().ok()
+    };
+    // One that has just ended has none.
+    !environment.is_empty() && environment.split(|b| *b == 0).find_map(level).unwrap_or(0) < LEVEL
 }
 
 /// Every process of a machine.

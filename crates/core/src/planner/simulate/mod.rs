@@ -8,17 +8,20 @@ use std::net::{IpAddr, Ipv4Addr};
 use jiff::{SignedDuration, Timestamp};
 
 mod auth;
+mod certificates;
 mod etcd;
 
+use certificates::{certificate, trusted};
+
+pub use certificates::take_up_trust;
 pub use etcd::SimListed;
 
-use super::{Action, certificates, remember};
+use super::{Action, remember};
 use crate::Secret;
-use crate::desire::AGENT_VALIDITY;
 use crate::model::{
-    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateSeen, CertificateUse,
-    ConfigAttempt, Data, DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger,
-    MachineSeen, MemberName, Observation, PEER_PORT, Power, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
+    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data,
+    DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
+    MemberName, Observation, PEER_PORT, Plane, Power, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
 };
 use crate::spec::Signer;
 use crate::versions::Version;
@@ -188,7 +191,10 @@ impl World {
     /// What the action does to the machines; the ledger's part is in `remember`.
     pub fn effect(&mut self, desired: &Desired, action: &Action) {
         match action {
-            Action::MakeSecrets { kinds } => kinds.iter().for_each(|kind| self.make_secret(desired, *kind)),
+            Action::MakeSecrets { kinds } => {
+                let shared = self.ledger.authorities.etcd.clone();
+                kinds.iter().for_each(|kind| self.make_secret(desired, *kind, shared.as_ref()));
+            }
             Action::CreateMachine { member, incarnation, data } => self.create(desired, member, *incarnation, *data),
             Action::StartMachine { member } => self.start(desired, member),
             Action::StopMachine { member } => {
@@ -270,15 +276,19 @@ impl World {
             | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
             | Action::RecordRestoring { .. }
+            | Action::RecordSigner { .. }
+            | Action::RecordDistrust { .. }
             | Action::ForgetCluster => {}
         }
     }
 
-    fn make_secret(&mut self, desired: &Desired, kind: SecretKind) {
+    /// `shared` is the CA that peers have shared with clients, in a cluster that was made so.
+    fn make_secret(&mut self, desired: &Desired, kind: SecretKind, shared: Option<&AuthorityRecord>) {
         let authority = |key_id: &str| AuthorityRecord {
             epoch: 1,
-            certificate: String::new(),
-            key: None,
+            // A bundle with one CA more must differ from the one before.
+            certificate: format!("{key_id}\n"),
+            key: Some(Secret::new("")),
             key_id: key_id.to_owned(),
             not_after: Timestamp::MAX,
         };
@@ -287,7 +297,20 @@ impl World {
                 let brought = desired.certificates.brought_authority.as_deref();
                 self.ledger.authorities.etcd = Some(authority(brought.unwrap_or("etcd")));
             }
+            SecretKind::PeerAuthority => {
+                let own = authority("peer");
+                self.ledger.authorities.peer = Some(match shared {
+                    Some(shared) => Plane::new(shared.clone()).and_trusts(own),
+                    None => Plane::new(own),
+                });
+            }
             SecretKind::ControlAuthority => self.ledger.authorities.control = Some(authority("control")),
+            SecretKind::Revocations => {
+                let declared = desired.auth.as_ref().map(|wish| &wish.users);
+                self.ledger.auth.revoke(|user| declared.is_some_and(|users| users.contains_key(user)));
+                let number = self.ledger.auth.certificates.iter().filter(|c| c.revoked).count();
+                self.ledger.auth.crl = Some(format!("{number:02x}"));
+            }
             SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
             SecretKind::JwtKeys => {
                 self.ledger.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
@@ -311,6 +334,7 @@ impl World {
             incarnation,
             power: Power::On,
             headless: false,
+            outdated: false,
             address: pinned.unwrap_or(imagined_address(number)),
             build: wish.and_then(|m| m.build.clone()),
             data: wish.and_then(|m| m.data.clone()),
@@ -357,6 +381,10 @@ impl World {
     fn start(&mut self, desired: &Desired, member: &MemberName) {
         self.touched = true;
         self.power(member, Power::On);
+        // An agent of this program has a key for peers.
+        self.on(member, |facts| {
+            facts.requests.entry(CertificateUse::Peer).or_default();
+        });
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
         // In the midst of a restore the ledger does not tell how far each member has come.
@@ -404,9 +432,10 @@ impl World {
             facts.etcd.binary = BinarySeen::Version(wish.config.etcd.version.clone());
         }
         if let Some(machine) = self.machines.get(member) {
-            let uses = [CertificateUse::Member, CertificateUse::Root, CertificateUse::Agent];
-            facts.certificates =
-                uses.into_iter().map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
+            let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
+            let known =
+                uses.into_iter().filter(|of| *of != CertificateUse::Peer || desired.certificates.peer.is_some());
+            facts.certificates = known.map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
         }
         let (Some(token), Some(members)) = (self.ledger.formation.token(), self.ledger.formation.members()) else {
             return facts;
@@ -423,6 +452,8 @@ impl World {
             facts.etcd.last_started = Some(stamp);
             facts.etcd.service = running(wish.etcd_digest.clone());
             facts.etcd.peer_serving = true;
+            facts.etcd.trust = trusted(desired);
+            take_up_trust(&mut facts);
         }
         facts
     }
@@ -430,7 +461,7 @@ impl World {
     fn power(&mut self, member: &MemberName, power: Power) {
         if let Some(machine) = self.machines.get_mut(member) {
             machine.seen.power = power;
-            machine.seen.headless = false;
+            (machine.seen.headless, machine.seen.outdated) = (false, false);
         }
     }
 
@@ -461,6 +492,9 @@ impl World {
         self.on(member, |facts| {
             facts.node_config = Some((generation, digest));
             facts.etcd.binary = BinarySeen::Version(version);
+            for (plane, trust) in trusted(desired) {
+                facts.etcd.trust.entry(plane).or_default().on_disk = trust.on_disk;
+            }
         });
     }
 
@@ -475,6 +509,7 @@ impl World {
         self.on(member, |facts| {
             facts.etcd.service = running(digest);
             facts.etcd.peer_serving = true;
+            take_up_trust(facts);
             if let Some(stamp) = bootstrap {
                 facts.etcd.data = DataSeen::Stamped(stamp.clone());
             }
@@ -526,12 +561,13 @@ fn running(digest: String) -> ServiceState {
 }
 
 fn blank(machine_id: &str) -> Facts {
+    let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
     Facts {
         machine_id: machine_id.to_owned(),
         fence: 0,
         node_config: None,
         certificates: BTreeMap::new(),
-        requests: BTreeMap::new(),
+        requests: uses.into_iter().map(|of| (of, String::new())).collect(),
         etcd: EtcdFacts {
             binary: BinarySeen::Unasked,
             service: ServiceState::Stopped,
@@ -544,44 +580,10 @@ fn blank(machine_id: &str) -> Facts {
             older: None,
             staged: None,
             attempt: ConfigAttempt::Untold,
+            trust: BTreeMap::new(),
         },
         host: Host::default(),
         reaches: BTreeMap::new(),
         busy: None,
-    }
-}
-
-fn certificate(
-    desired: &Desired,
-    now: Timestamp,
-    member: &MemberName,
-    machine: &SimMachine,
-    of: CertificateUse,
-) -> CertificateSeen {
-    let wish = &desired.certificates;
-    let brought = match of {
-        CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
-        CertificateUse::Root => wish.brought_root.as_ref(),
-        CertificateUse::Agent => None,
-    };
-    let validity = if of == CertificateUse::Agent { AGENT_VALIDITY } else { wish.validity };
-    let authority_ends = match of {
-        CertificateUse::Agent => wish.control_authority_ends,
-        CertificateUse::Member | CertificateUse::Root => wish.etcd_authority_ends,
-    };
-    let ends = now.saturating_add(validity).unwrap_or(Timestamp::MAX);
-    let ends = authority_ends.map_or(ends, |authority| ends.min(authority));
-    CertificateSeen {
-        fingerprint: brought.cloned().unwrap_or_default(),
-        common_name: None,
-        organization: wish.organization.clone(),
-        authority_key_id: match of {
-            CertificateUse::Agent => wish.control_authority.clone(),
-            CertificateUse::Member | CertificateUse::Root => wish.etcd_authority.clone(),
-        },
-        not_before: now,
-        not_after: ends,
-        sans: certificates::sans(desired, member, &machine.seen),
-        key_algorithm: String::new(),
     }
 }

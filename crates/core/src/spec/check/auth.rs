@@ -54,6 +54,13 @@ fn names(cluster: &Cluster, found: &mut Findings) {
     for path in users.chain(roles) {
         found.error(path, "`root` is made by quorate itself and may do everything", "choose another name");
     }
+    if cluster.spec.etcd.client_auth.asks_for_certificates() {
+        let is_member = |name: &str| cluster.spec.members.iter().any(|member| member.name.as_str() == name);
+        for (index, user) in auth.users.iter().enumerate().filter(|(_, user)| is_member(user.name.as_str())) {
+            let message = format!("the user `{0}` would be whoever holds the certificate of the member {0}", user.name);
+            found.error(user_at(index), message, "choose another name");
+        }
+    }
 }
 
 fn passwords(cluster: &Cluster, found: &mut Findings) {

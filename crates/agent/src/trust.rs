@@ -1,0 +1,55 @@
+//! Which CAs etcd trusts: those in the node config, which it reads when it starts, and those that the etcd which runs now
+//! was started with. The second is remembered before each start, as nobody can ask a running etcd for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quorate_core::desire::{CLIENT_TRUST_FILE, PEER_TRUST_FILE};
+use quorate_core::model::{NodeConfig, ServiceState, TrustPlane, TrustSeen};
+
+use crate::AgentError;
+use crate::agent::Agent;
+use crate::state::{Launched, State};
+
+/// How many starts are remembered: a crash may come between the note and the start.
+const REMEMBERED: usize = 2;
+
+impl Agent {
+    /// Notes what etcd is about to be told to trust.
+    pub(crate) async fn note_trust(&self, digest: &str) -> Result<(), AgentError> {
+        let state = self.state.get();
+        let Some(in_place) = &state.node_config else { return Ok(()) };
+        let launched = Launched { digest: digest.to_owned(), trust: in_config(&in_place.config) };
+        let note = |state: &mut State| {
+            state.launched.retain(|known| known.digest != launched.digest);
+            state.launched.insert(0, launched);
+            state.launched.truncate(REMEMBERED);
+        };
+        self.state.update(note).await
+    }
+}
+
+/// What etcd trusts, by plane. A plane that the node config says nothing about is left out.
+pub(crate) fn seen(state: &State, service: &ServiceState) -> BTreeMap<TrustPlane, TrustSeen> {
+    let on_disk = state.node_config.as_ref().map(|in_place| in_config(&in_place.config)).unwrap_or_default();
+    let running = match service {
+        ServiceState::Running { digest, .. } => state.launched.iter().find(|known| known.digest == *digest),
+        ServiceState::Stopped | ServiceState::BackingOff { .. } | ServiceState::Unknown { .. } => None,
+    };
+    let of = |plane: &TrustPlane| running.and_then(|known| known.trust.get(plane).cloned()).unwrap_or_default();
+    on_disk.into_iter().map(|(plane, on_disk)| (plane, TrustSeen { running: of(&plane), on_disk })).collect()
+}
+
+/// The peers' CAs, in PEM, where they have some of their own.
+pub(crate) fn peer_bundle(config: &NodeConfig) -> Option<&str> {
+    bundle(config, PEER_TRUST_FILE)
+}
+
+fn bundle<'a>(config: &'a NodeConfig, path: &str) -> Option<&'a str> {
+    config.files.iter().find(|file| file.path == path).map(|file| file.content.expose())
+}
+
+fn in_config(config: &NodeConfig) -> BTreeMap<TrustPlane, BTreeSet<String>> {
+    let files = [(TrustPlane::Peer, PEER_TRUST_FILE), (TrustPlane::Client, CLIENT_TRUST_FILE)];
+    let read = |(plane, path)| Some((plane, quorate_pki::subject_key_ids(bundle(config, path)?).into_iter().collect()));
+    files.into_iter().filter_map(read).collect()
+}

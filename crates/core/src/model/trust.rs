@@ -1,0 +1,81 @@
+//! Who signs and who is trusted. There are three kinds of CA, and none of them signs for another's purpose: that of the
+//! clients (with what etcd shows them), that of the peers, and that of the agents and their controller.
+//!
+//! etcd reads CAs only when it starts, so the CA of a running cluster is changed in steps: every member trusts the old
+//! and the new one, then leaves are signed by the new one, then the old one is dropped.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::Secret;
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Authorities {
+    /// Signs what etcd shows its clients, and the certificates of clients. Where `peer` is absent, those of peers too.
+    pub etcd: Option<AuthorityRecord>,
+    /// Trusted by agents alone.
+    pub control: Option<AuthorityRecord>,
+    /// Trusted by peers alone. Absent in a cluster that was made before peers had a CA of their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer: Option<Plane>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct AuthorityRecord {
+    pub epoch: u64,
+    pub certificate: String,
+    /// Absent where certificates are made elsewhere.
+    pub key: Option<Secret>,
+    pub key_id: String,
+    pub not_after: Timestamp,
+}
+
+/// The CAs of one purpose, by ascending epoch. All of them are trusted; one of them signs.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Plane {
+    /// The epoch of the CA that signs.
+    pub signs: u64,
+    pub trusted: Vec<AuthorityRecord>,
+}
+
+impl Plane {
+    pub fn new(authority: AuthorityRecord) -> Self {
+        Plane { signs: authority.epoch, trusted: vec![authority] }
+    }
+
+    /// Trusts one more CA, which does not sign yet.
+    pub fn and_trusts(mut self, authority: AuthorityRecord) -> Self {
+        let newest = self.trusted.iter().map(|known| known.epoch).max().unwrap_or(0);
+        self.trusted.push(AuthorityRecord { epoch: newest.saturating_add(1), ..authority });
+        self
+    }
+
+    pub fn signing(&self) -> Option<&AuthorityRecord> {
+        self.trusted.iter().find(|authority| authority.epoch == self.signs)
+    }
+
+    /// What etcd reads: the certificates of all that are trusted.
+    pub fn bundle(&self) -> String {
+        // A file that an operator brought may lack the last line's end.
+        self.trusted.iter().map(|authority| format!("{}\n", authority.certificate.trim_end())).collect()
+    }
+}
+
+/// Whose certificates a bundle of CAs is for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TrustPlane {
+    Peer,
+    Client,
+}
+
+/// Which CAs an etcd trusts, by their key identifiers.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct TrustSeen {
+    /// Those on disk: what etcd trusts from its next start on.
+    pub on_disk: BTreeSet<String>,
+    /// Those that the running etcd was started with. Empty where none runs, and where the agent does not know.
+    pub running: BTreeSet<String>,
+}

@@ -1,0 +1,52 @@
+//! Trust: which CA signs for peers, and which are trusted. A change of it goes on when nothing else is to be done, one
+//! entry in the ledger at a time; what follows from each entry, new leaves and restarts, is the affair of `certificates`
+//! and `config`.
+//!
+//! A cluster that was made before peers had a CA of their own gets one here.
+
+use std::collections::BTreeSet;
+
+use super::{Action, Decision, safety};
+use crate::model::{CertificateUse, Desired, MemberName, Observation, PlaneWish, SecretKind, TrustPlane};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if !decision.steps.is_empty() {
+        return;
+    }
+    match &desired.certificates.peer {
+        None => separate(desired, seen, decision),
+        Some(peers) => advance(desired, seen, peers, decision),
+    }
+}
+
+/// Peers share the CA of clients. They get their own when every agent can make a key for it: an older one cannot.
+fn separate(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    let Some(machines) = seen.machines.get() else { return };
+    let joined = desired.formation.members().into_iter().flatten().map(|(member, _)| member);
+    let everyone: BTreeSet<&MemberName> =
+        joined.chain(desired.members.keys().filter(|m| machines.contains_key(*m))).collect();
+    let can = |m: &&MemberName| seen.facts(m).is_some_and(|f| f.requests.contains_key(&CertificateUse::Peer));
+    if everyone.iter().all(can) {
+        decision.step(
+            Action::MakeSecrets { kinds: [SecretKind::PeerAuthority].into() },
+            "peers trust the CA of clients, so any user's certificate is good at the peer port: they get their own CA",
+        );
+    }
+}
+
+fn advance(desired: &Desired, seen: &Observation, peers: &PlaneWish, decision: &mut Decision) {
+    let plane = TrustPlane::Peer;
+    let Some((newest, key_id)) = peers.trusted.last_key_value() else { return };
+    if *newest != peers.epoch {
+        if safety::trusted_by_all(desired, seen, key_id) {
+            let why = format!("every etcd trusts CA {newest} by now, so no peer refuses a certificate of it");
+            decision.step(Action::RecordSigner { plane, epoch: *newest }, why);
+        }
+        return;
+    }
+    let former = peers.trusted.first_key_value().filter(|(epoch, _)| **epoch != peers.epoch);
+    if let Some((epoch, _)) = former.filter(|_| safety::signs_for_all(desired, seen, &peers.signs)) {
+        let why = format!("every peer shows a certificate of CA {newest} by now, and none of CA {epoch}");
+        decision.step(Action::RecordDistrust { plane, epoch: *epoch }, why);
+    }
+}
