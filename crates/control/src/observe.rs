@@ -338,6 +338,7 @@ mod tests {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             power: Power::On,
             headless: false,
+            outdated: false,
             build: None,
             data: None,
         };

@@ -650,7 +650,7 @@ mod tests {
         let mut spec = spec("{firewall: {controller_from: [10.1.2.3], peers_from: [10.0.0.0/24]}}");
         spec.members[0].address = Some("10.0.0.1".parse().unwrap());
         let of = |spec: &ClusterSpec| {
-            let config = host_config(spec, &spec.members[0], &Brought::default());
+            let config = host_config(spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
             let from = config.firewall.unwrap().rules.controller_from;
             from.map(|ranges| ranges.iter().map(ToString::to_string).collect::<Vec<_>>())
         };
@@ -666,7 +666,7 @@ mod tests {
         assert_eq!(metrics_url(&spec), None);
         spec.etcd.metrics = Some(spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
         assert_eq!(metrics_url(&spec).as_deref(), Some("http://{address}:9379"));
-        let firewall = host_config(&spec, &spec.members[0], &Brought::default()).firewall.unwrap();
+        let firewall = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new()).firewall.unwrap();
         assert_eq!(firewall.metrics, spec.etcd.metrics);
     }
 

@@ -75,7 +75,7 @@ impl Progress {
         let cleared = state.clear();
         state.lines_drawn = 0;
         // The cursor may stand behind the `^C` that the terminal shows.
-        talk(&format!("\r{cleared}"));
+        draw(&format!("\r{cleared}"), "");
     }
 
     fn redraw(&self, at_once: bool) {

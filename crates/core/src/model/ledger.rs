@@ -393,6 +393,7 @@ impl Ledger {
             version: _,
             cluster_id: _,
             spec: _,
+            spec_file: _,
             lock: _,
             fence: _,
             power: _,
