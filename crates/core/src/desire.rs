@@ -608,9 +608,11 @@ mod tests {
 
     #[test]
     fn only_members_come_to_the_peer_port_unless_the_spec_says_who() {
-        let text = "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p}}\n    members:\n".to_owned()
-            + "      - {name: etcd-1, interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}\n"
-            + "      - {name: etcd-2, interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}\n";
+        let text =
+            "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p, image: {volume: i}}}\n    members:\n"
+                .to_owned()
+                + "      - {name: etcd-1, interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}\n"
+                + "      - {name: etcd-2, interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}\n";
         let parse = |text: &str| {
             let document = spec::Document::parse("a.yaml", text).expect("it is YAML");
             let checked = document.spec(&spec::HostFacts::default());

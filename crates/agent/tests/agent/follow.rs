@@ -170,7 +170,8 @@ async fn keys_become_files_as_they_change_and_nothing_bad_is_taken() {
     follower.started(4).await;
 
     for (key, value, expected) in [
-        ("/logs/bad.conf", "[NONSENSE]\n", "section NONSENSE is not known"),
+        ("/logs/bad.conf", "[INPUT]\n    Name tail\n    Tag NONSENSE\n", "section NONSENSE is not known"),
+        ("/logs/bad.conf", "[INPUT]\n    Name exec\n", "exec"),
         ("/logs/../../../passwd", "x", "cannot be a file"),
         ("/logs//etc/passwd", "x", "cannot be a file"),
     ] {

@@ -134,7 +134,7 @@ fn a_client_must_have_the_expected_name() {
 
 #[test]
 fn a_server_certificate_without_a_name_is_no_client() {
-    let given = given(&LeafWish { client: false, ..wish("") });
+    let given = given(&LeafWish { client: false, organization: None, ..wish("") });
     let problems =
         check_given_client(&given.chain, &given.key.to_pem(), given.authority.certificate_pem(), "root", now());
     let [lacks, wrong] = &problems[..] else { panic!("{problems:?}") };

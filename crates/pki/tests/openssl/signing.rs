@@ -135,14 +135,16 @@ fn a_leaf_never_outlives_its_authority() {
 fn a_leaf_without_a_name_has_an_empty_subject_and_critical_alternatives() {
     let openssl = OpenSsl::new();
     let authority = authority(KeyAlgorithm::P256);
-    let chain = issue(&authority, &p256(), &wish(""));
+    openssl.write("leaf.pem", &issue(&authority, &p256(), &wish("")));
+    assert_eq!(openssl.run("x509 -in leaf.pem -noout -subject").trim(), "subject=O = Example");
+    let chain = issue(&authority, &p256(), &LeafWish { organization: None, ..wish("") });
     assert_eq!(inspect(&chain).unwrap().subject_common_name, None);
     openssl.write("ca.pem", authority.certificate_pem()).write("leaf.pem", &chain);
     assert_eq!(openssl.run("x509 -in leaf.pem -noout -subject").trim(), "subject=");
     assert!(openssl.run("x509 -in leaf.pem -noout -text").contains("Subject Alternative Name: critical"));
     openssl.run("verify -x509_strict -purpose sslclient -CAfile ca.pem leaf.pem");
 
-    let bare = LeafWish { dns: vec![], addresses: vec![], server: false, ..wish("") };
+    let bare = LeafWish { organization: None, dns: vec![], addresses: vec![], server: false, ..wish("") };
     openssl.write("leaf.pem", &issue(&authority, &p256(), &bare));
     openssl.run("verify -purpose sslclient -CAfile ca.pem leaf.pem");
     openssl.attempt("verify -purpose sslserver -CAfile ca.pem leaf.pem").unwrap_err();
