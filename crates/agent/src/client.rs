@@ -358,9 +358,18 @@ impl AgentClient {
         request: Request<Sent>,
         time: Duration,
     ) -> Result<A, ClientError> {
+        let ended = connection.ended.clone();
+        // Whoever waits for an answer is told of the connection's end, and its task then is not.
+        let failed = |error: hyper::Error| {
+            let why = error.to_string();
+            if clock::alert(&error).is_some() {
+                *ended.lock().expect("no holder panics") = Some(error);
+            }
+            why
+        };
         let exchange = async {
-            connection.sender.ready().await.map_err(|error| error.to_string())?;
-            let answer = connection.sender.send_request(request).await.map_err(|error| error.to_string())?;
+            connection.sender.ready().await.map_err(failed)?;
+            let answer = connection.sender.send_request(request).await.map_err(failed)?;
             let status = answer.status();
             Ok::<_, String>((status, whole(answer.into_body()).await?))
         };

@@ -35,7 +35,7 @@ fn a_cluster_that_was_begun_with_a_clock_ahead_can_be_stopped_and_destroyed() {
         // etcd itself, a static program, knows the right time, and serves as far as its certificates let it.
         let begun = with_clock(&sandbox, offset, &["apply", "c.yaml", "--yes"]);
         assert!(sandbox.has_machines(), "{begun:?}");
-        sandbox.quorate(&["down", "c", "--yes"]).ok();
+        sandbox.quorate(&["down", "c"]).ok();
         assert_eq!(sandbox.agents(), [0_u32; 0]);
         sandbox.quorate(&["start", "c"]);
         sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();

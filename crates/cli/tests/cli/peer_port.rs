@@ -198,7 +198,9 @@ fn no_certificate_but_a_peers_is_good_at_the_peer_port() {
         for (who, stranger) in &strangers {
             for refused in [members(stranger, at(2380)).map(|_| 0), forge(stranger, at(2380), &version, &known)] {
                 let error = refused.err().unwrap_or_else(|| panic!("{who} is let in by etcd {version}"));
-                assert!(error.to_string().contains("alert"), "{who}: refused otherwise than by TLS: {error}");
+                // What is sent after the refusal may find the connection closed before the alert is read.
+                let closed = matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset);
+                assert!(closed || error.to_string().contains("alert"), "{who}: refused otherwise than by TLS: {error}");
             }
         }
         // What was refused left no trace.

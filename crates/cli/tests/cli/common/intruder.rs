@@ -110,8 +110,8 @@ impl Intruder {
         let mut answer = Vec::new();
         let read = stream.read_to_end(&mut answer);
         if answer.is_empty() {
-            sent?;
             read?;
+            sent?;
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         let answer = String::from_utf8_lossy(&answer).into_owned();
