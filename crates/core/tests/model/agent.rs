@@ -240,5 +240,6 @@ pub fn comes_up(world: &mut World, desired: &Desired, member: &MemberName) {
         facts.etcd.service = ServiceState::Running { since, digest: digest.unwrap_or_default(), restarts: 0 };
         facts.etcd.peer_serving = true;
         take_up_trust(facts);
+        world.take_up_program(member);
     }
 }

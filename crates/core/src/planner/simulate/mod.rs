@@ -519,6 +519,14 @@ impl World {
         });
     }
 
+    /// An etcd that comes up by itself is of the version of the program beside it.
+    pub fn take_up_program(&mut self, member: &MemberName) {
+        let Some(machine) = self.machines.get(member) else { return };
+        if let Some(version) = machine.facts().and_then(Facts::version_there) {
+            self.versions.insert(machine.peer_url(), version);
+        }
+    }
+
     fn on(&mut self, member: &MemberName, change: impl FnOnce(&mut Facts)) {
         if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = self.machines.get_mut(member) {
             change(facts);
