@@ -118,11 +118,12 @@ async fn run_loop(
     let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()));
     let had_key =
         load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
+    let stopped = stop_signal();
     let controller = Controller::take(&context.home, spec, brought.clone(), verb, change)?;
     let outcome = tokio::select! {
         outcome = controller.run(&progress) => outcome.map_err(Error::from),
         never = progress.keep_drawing() => match never {},
-        stopped = stop_signal() => Err(stopped),
+        stopped = stopped => Err(stopped),
     };
     match &outcome {
         Err(Error::Stopped { .. }) => progress.clear(),
@@ -137,17 +138,17 @@ async fn run_loop(
 
 /// Waits until this process is asked to stop. Whatever is under way is dropped then, as if it had been killed: the ledger knows each step
 /// that was begun, and the lock of a process that is gone is free.
-async fn stop_signal() -> Error {
-    let (Ok(mut interrupt), Ok(mut terminate)) =
-        (signal(unix::SignalKind::interrupt()), signal(unix::SignalKind::terminate()))
-    else {
-        return std::future::pending().await;
-    };
-    let signal = tokio::select! {
-        _ = interrupt.recv() => SignalKind::Interrupt,
-        _ = terminate.recv() => SignalKind::Terminate,
-    };
-    Error::Stopped { signal }
+fn stop_signal() -> impl Future<Output = Error> {
+    // Here, and not when it is first waited for: a signal may come before that.
+    let signals = (signal(unix::SignalKind::interrupt()), signal(unix::SignalKind::terminate()));
+    async move {
+        let (Ok(mut interrupt), Ok(mut terminate)) = signals else { return std::future::pending().await };
+        let signal = tokio::select! {
+            _ = interrupt.recv() => SignalKind::Interrupt,
+            _ = terminate.recv() => SignalKind::Terminate,
+        };
+        Error::Stopped { signal }
+    }
 }
 
 /// Frees a lock whose holder is gone. Where nobody here can know that, it takes as long as a lease.
