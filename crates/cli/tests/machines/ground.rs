@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::common::{OLDEST, Run, Sandbox, lab};
+use crate::common::{OLDEST, Run, Sandbox, eventually, lab};
 
 pub const MEMBERS: [&str; 3] = ["etcd-1", "etcd-2", "etcd-3"];
 /// Names that the lab gives to its pool, its network and the machine image in the pool.
@@ -134,8 +134,8 @@ clusters:
     /// All three are well, and etcd agrees about who they are.
     #[track_caller]
     pub fn assert_healthy(&self) {
-        let status = self.sandbox.quorate(&["status", self.name, "--output", "json"]).ok().json();
-        assert_eq!(status["verdict"], "healthy", "{status:#}");
+        // An emulated machine may be too slow for one look.
+        eventually("three healthy members", 60, || self.sandbox.status(self.name)["verdict"] == "healthy");
         let listed = self.etcdctl(&["member", "list"]).ok().stdout;
         let listed: BTreeSet<&str> = listed.lines().filter_map(|line| line.split(", ").nth(2)).collect();
         assert_eq!(listed, BTreeSet::from(MEMBERS));
