@@ -4,6 +4,7 @@
 //!
 //! To add a step, for example the lab of another provider, add a line to [`STEPS`].
 
+use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -83,17 +84,38 @@ enum News {
     Ended(usize, bool),
 }
 
+/// How much of what a failed step said last is said again at the end.
+const LAST_WORDS: usize = 60;
+
 struct Run {
     states: Vec<State>,
     began: Vec<Option<Instant>>,
     took: Vec<Duration>,
+    last_words: Vec<VecDeque<String>>,
+}
+
+impl Run {
+    fn new(count: usize) -> Self {
+        Run {
+            states: vec![State::Waiting; count],
+            began: vec![None; count],
+            took: vec![Duration::ZERO; count],
+            last_words: vec![VecDeque::new(); count],
+        }
+    }
+
+    fn remember(&mut self, step: usize, line: &str) {
+        let words = &mut self.last_words[step];
+        if words.len() == LAST_WORDS {
+            words.pop_front();
+        }
+        words.push_back(line.to_owned());
+    }
 }
 
 pub fn run() -> Result<()> {
     let start = Instant::now();
-    let count = STEPS.len();
-    let mut run =
-        Run { states: vec![State::Waiting; count], began: vec![None; count], took: vec![Duration::ZERO; count] };
+    let mut run = Run::new(STEPS.len());
     let (sender, receiver) = mpsc::channel();
     while run.states.iter().any(|state| !state.has_ended()) {
         for step in next(STEPS, &mut run.states) {
@@ -105,6 +127,7 @@ pub fn run() -> Result<()> {
             hear(&receiver, &mut run)?;
         }
     }
+    print!("{}", last_words_of_failed(STEPS, &run));
     println!("\n{}", summary(STEPS, &run, start.elapsed()));
     let failed: Vec<&str> = named(&run.states, |state| state == State::Failed);
     if !failed.is_empty() {
@@ -187,7 +210,10 @@ fn pass_on(step: usize, from: impl Read, news: &Sender<News>) {
 
 fn hear(news: &Receiver<News>, run: &mut Run) -> Result<()> {
     match news.recv().context("nobody reports any more")? {
-        News::Line(step, line) => println!("[{}] {line}", STEPS[step].name),
+        News::Line(step, line) => {
+            println!("[{}] {line}", STEPS[step].name);
+            run.remember(step, &line);
+        }
         News::Ended(step, passed) => {
             run.states[step] = if passed { State::Passed } else { State::Failed };
             run.took[step] = run.began[step].map_or(Duration::ZERO, |began| began.elapsed());
@@ -205,6 +231,16 @@ fn word(state: State) -> &'static str {
         State::Failed => "FAILED",
         State::Skipped => "not run: what it needs failed",
     }
+}
+
+/// Steps run side by side, so a failure may stand thousands of lines above the end.
+fn last_words_of_failed(steps: &[Step], run: &Run) -> String {
+    let failed = steps.iter().enumerate().filter(|(at, _)| run.states[*at] == State::Failed);
+    let told = |(at, step): (usize, &Step)| {
+        let lines: String = run.last_words[at].iter().map(|line| format!("{line}\n")).collect();
+        format!("\n== the last lines of {}, which failed\n{lines}", step.name)
+    };
+    failed.map(told).collect()
 }
 
 fn summary(steps: &[Step], run: &Run, all: Duration) -> String {
@@ -249,11 +285,24 @@ mod tests {
 
     #[test]
     fn the_summary_names_what_failed() {
-        let states = vec![State::Passed, State::Failed, State::Skipped];
-        let run = Run { states, began: vec![None; 3], took: vec![Duration::from_secs(61); 3] };
+        let mut run = Run::new(3);
+        run.states = vec![State::Passed, State::Failed, State::Skipped];
+        run.took = vec![Duration::from_secs(61); 3];
         let told = summary(&STEPS[..3], &run, Duration::from_secs(100));
         let lines: Vec<&str> = told.lines().collect();
         assert_eq!(lines.len(), 4);
         assert!(lines[1].ends_with("61 s  FAILED") && lines[3].starts_with("all"), "{told}");
+    }
+    #[test]
+    fn the_last_lines_of_a_failed_step_are_repeated() {
+        let mut run = Run::new(2);
+        run.states = vec![State::Passed, State::Failed];
+        for number in 0..LAST_WORDS + 1 {
+            run.remember(0, "fine");
+            run.remember(1, &format!("line {number}"));
+        }
+        let told = last_words_of_failed(&STEPS[..2], &run);
+        assert!(told.contains(STEPS[1].name) && told.contains("line 1\n") && told.contains("line 60\n"), "{told}");
+        assert!(!told.contains("line 0\n") && !told.contains("fine"), "{told}");
     }
 }

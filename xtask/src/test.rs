@@ -84,6 +84,7 @@ pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> 
 /// The last lines, and whether the run failed.
 fn conclude(first: &[Done], again: &[Done]) -> Result<()> {
     let count = |all: &[Done]| all.iter().map(|done| done.passed).sum::<usize>();
+    print!("{}", report::why_failed(first, again));
     let failed: Vec<String> = first.iter().flat_map(names_of_failed).collect();
     let saved: Vec<String> = again.iter().filter(|done| done.passed == 1).map(|done| done.job.name()).collect();
     for name in &failed {

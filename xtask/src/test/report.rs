@@ -7,6 +7,10 @@ use super::job::{Done, Part};
 
 /// How many of the slowest tests are named.
 const SLOWEST: usize = 10;
+/// Of how many failed tests the reason is repeated at the end, in how many lines, and how wide ones.
+const WHYS: usize = 5;
+const WHY: usize = 10;
+const WIDEST: usize = 600;
 
 /// A line for a job that ended; with it, if it failed, all that it printed.
 pub fn line(done: &Done) -> String {
@@ -20,6 +24,26 @@ pub fn line(done: &Done) -> String {
         done.output.trim_end(),
         name = done.job.name()
     )
+}
+
+/// Near the end, where people look first: why tests failed, in short. Of a second try, if there was one.
+pub fn why_failed(first: &[Done], again: &[Done]) -> String {
+    let last = if again.is_empty() { first } else { again };
+    let failed = last.iter().filter(|done| !done.failed.is_empty()).take(WHYS);
+    let why = |done: &Done| format!("\n--- why {} failed\n{}\n", done.job.name(), why(&done.output));
+    failed.map(why).collect()
+}
+
+/// From the panic on, as far as it is short.
+fn why(output: &str) -> String {
+    let lines: Vec<&str> = output.lines().collect();
+    let from = lines.iter().position(|line| line.contains(" panicked at ")).unwrap_or(lines.len().saturating_sub(WHY));
+    lines[from..]
+        .iter()
+        .take(WHY)
+        .map(|line| line.chars().take(WIDEST).collect::<String>())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// The slowest jobs, one per line.
@@ -107,6 +131,17 @@ mod tests {
             failed.starts_with("FAILED    2.0 s  quorate::cli a\n") && failed.contains("\nall it said\n"),
             "{failed}"
         );
+    }
+
+    #[test]
+    fn why_a_test_failed_is_said_again_in_short() {
+        let said = format!("a\nthread 'x' panicked at y.rs:1\n{}\n", "w".repeat(2 * WIDEST));
+        let failed = Done { output: said, ..done("a", 2, false) };
+        let told = why_failed(&[done("b", 1, true), failed], &[]);
+        assert!(told.contains("why quorate::cli a failed\nthread 'x' panicked") && !told.contains("cli b"), "{told}");
+        assert!(told.len() < 2 * WIDEST, "{told}");
+        assert!(why_failed(&[done("a", 2, false)], &[]).contains("all it said"), "no panic: what it said last");
+        assert_eq!(why_failed(&[done("a", 2, false)], &[done("a", 2, true)]), "", "it passed alone");
     }
 
     #[test]
