@@ -41,6 +41,26 @@ impl Step {
     }
 }
 
+/// Set where this program runs as a step.
+const IS_STEP: &str = "QUORATE_CI_STEP";
+/// Before the seconds of processor time that a step used.
+const USED: &str = "processor time used: ";
+
+/// At the end of a step: how much of the processors it used, without what it left running.
+pub fn tell_processor_time() {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    if let Some(seconds) = processor_time(&stat).filter(|_| std::env::var_os(IS_STEP).is_some()) {
+        println!("{USED}{seconds}");
+    }
+}
+
+/// Its own and that of the processes that it waited for, from `/proc/PID/stat`, whose unit is a hundredth of a second.
+fn processor_time(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: Vec<u64> = fields.get(11..15)?.iter().filter_map(|field| field.parse().ok()).collect();
+    (ticks.len() == 4).then(|| ticks.iter().sum::<u64>() / 100)
+}
+
 const STEPS: &[Step] = &[
     Step::new("prepare", &["prepare"], &[]),
     Step::new("build", &["test", "--no-run"], &[]),
@@ -91,6 +111,8 @@ struct Run {
     states: Vec<State>,
     began: Vec<Option<Instant>>,
     took: Vec<Duration>,
+    /// Of the processors, as the steps tell.
+    used: Vec<Option<u64>>,
     last_words: Vec<VecDeque<String>>,
 }
 
@@ -100,6 +122,7 @@ impl Run {
             states: vec![State::Waiting; count],
             began: vec![None; count],
             took: vec![Duration::ZERO; count],
+            used: vec![None; count],
             last_words: vec![VecDeque::new(); count],
         }
     }
@@ -168,7 +191,7 @@ fn begin(step: usize, news: &Sender<News>) -> Result<()> {
     if *gives_way {
         command.args(["-n", "15"]).arg(&this);
     }
-    command.args(*words);
+    command.args(*words).env(IS_STEP, "1");
     if needs.contains(&"build") {
         command.env(build::BUILT, "1");
     }
@@ -210,6 +233,7 @@ fn pass_on(step: usize, from: impl Read, news: &Sender<News>) {
 
 fn hear(news: &Receiver<News>, run: &mut Run) -> Result<()> {
     match news.recv().context("nobody reports any more")? {
+        News::Line(step, line) if line.starts_with(USED) => run.used[step] = line[USED.len()..].trim().parse().ok(),
         News::Line(step, line) => {
             println!("[{}] {line}", STEPS[step].name);
             run.remember(step, &line);
@@ -246,10 +270,13 @@ fn last_words_of_failed(steps: &[Step], run: &Run) -> String {
 fn summary(steps: &[Step], run: &Run, all: Duration) -> String {
     let width = steps.iter().map(|step| step.name.len()).max().unwrap_or_default();
     let line = |(at, step): (usize, &Step)| {
-        format!("{:width$}  {:5} s  {}\n", step.name, run.took[at].as_secs(), word(run.states[at]))
+        let used = run.used[at].map_or_else(|| String::from("-"), |used| format!("{used} s"));
+        format!("{:width$}  {:5} s  {used:>11}  {}\n", step.name, run.took[at].as_secs(), word(run.states[at]))
     };
     let lines: String = steps.iter().enumerate().map(line).collect();
-    format!("{lines}{:width$}  {:5} s", "all", all.as_secs())
+    let used: u64 = run.used.iter().flatten().sum();
+    let used = format!("{used} s");
+    format!("{:width$}    time    processor\n{lines}{:width$}  {:5} s  {used:>11}", "", "all", all.as_secs())
 }
 
 #[cfg(test)]
@@ -284,14 +311,21 @@ mod tests {
     }
 
     #[test]
+    fn processor_time_is_read() {
+        let stat = "7 (a b) c) S 1 7 7 0 -1 4194560 100 200 0 0 150 50 1000 800 20 0 1 0 5 6 7";
+        assert_eq!(processor_time(stat), Some(20));
+        assert_eq!(processor_time("7 (a) S 1"), None);
+    }
+
+    #[test]
     fn the_summary_names_what_failed() {
         let mut run = Run::new(3);
         run.states = vec![State::Passed, State::Failed, State::Skipped];
         run.took = vec![Duration::from_secs(61); 3];
         let told = summary(&STEPS[..3], &run, Duration::from_secs(100));
         let lines: Vec<&str> = told.lines().collect();
-        assert_eq!(lines.len(), 4);
-        assert!(lines[1].ends_with("61 s  FAILED") && lines[3].starts_with("all"), "{told}");
+        assert_eq!(lines.len(), 5);
+        assert!(lines[2].ends_with("61 s            -  FAILED") && lines[4].starts_with("all"), "{told}");
     }
     #[test]
     fn the_last_lines_of_a_failed_step_are_repeated() {

@@ -84,7 +84,9 @@ enum Verb {
 }
 
 fn main() -> ExitCode {
-    match run(Arguments::parse().verb) {
+    let done = run(Arguments::parse().verb);
+    ci::tell_processor_time();
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -14,8 +14,9 @@ use super::job::{Done, Job};
 use super::pace::Pace;
 
 const LOOK: Duration = Duration::from_millis(20);
-/// A process that takes longer hangs.
+/// A process that takes longer hangs. Those that only compute may get next to no time for as long as others need all of it.
 const PATIENCE: Duration = Duration::from_secs(15 * 60);
+const PATIENCE_WITH_COMPUTING: Duration = Duration::from_secs(60 * 60);
 /// Of those that only compute, so many run at once.
 const COMPUTING: usize = 2;
 
@@ -92,7 +93,8 @@ fn take_ended(running: &mut Vec<Running>) -> Result<Vec<Done>> {
     let mut ended = Vec::new();
     let mut at = 0;
     while at < running.len() {
-        let overdue = running[at].began.elapsed() > PATIENCE;
+        let patience = if running[at].job.binary.is_pure() { PATIENCE_WITH_COMPUTING } else { PATIENCE };
+        let overdue = running[at].began.elapsed() > patience;
         if overdue {
             let _ = running[at].process.kill();
         }
@@ -104,7 +106,7 @@ fn take_ended(running: &mut Vec<Running>) -> Result<Vec<Done>> {
         let Running { job, began, output, .. } = running.swap_remove(at);
         let mut printed = read(&output);
         if overdue {
-            printed.push_str(&format!("\nkilled: it did not end within {} s\n", PATIENCE.as_secs()));
+            printed.push_str(&format!("\nkilled: it did not end within {} s\n", patience.as_secs()));
         } else if status.code().is_none() {
             printed.push_str(&format!("\nit ended by {status}\n"));
         }
