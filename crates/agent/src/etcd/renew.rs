@@ -1,6 +1,7 @@
 //! The data of a new formation, made of what a survivor holds or of a snapshot that was brought here. All work is done in a
-//! directory that nobody else can enter; what was there before is never written to, and kept beside the new. An interrupted
-//! renewal begins anew, except once its result is complete: then it is put in place, also by the next agent.
+//! directory that only etcd's user can enter, with the rights of that user; what was there before is never written to, and kept
+//! next to the new. An interrupted renewal starts again, except once its result is complete: then it is put in place, also by the
+//! next agent.
 
 mod rebuild;
 mod restore;
@@ -86,15 +87,15 @@ impl Agent {
         let (config, program) = self.etcd_in_place(&self.state.get())?;
         let etcdutl = self.etcdutl(&config, &program).await?;
         place.clear().await?;
-        files::make_dir(&place.root, 0o700)?;
+        place.create()?;
+        let owner = self.service.owner()?;
         let database = match &renewal.origin {
-            Origin::Survivor => rebuild::database(&self.layout, place, &config, &program).await?,
-            Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256).await?,
+            Origin::Survivor => rebuild::database(&self.layout, place, &config, &program, owner).await?,
+            Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256, owner).await?,
         };
         let bump_revision = raised(renewal.bump_revision, database.revision)?;
-        restore_into(&place.new_data(), &etcdutl, database, renewal, bump_revision).await?;
-        let (new, owner) = (place.new_data(), self.service.owner()?);
-        blocking(move || give_away(&new, owner)).await?;
+        restore_into(&place.made(), &etcdutl, database, renewal, bump_revision, owner).await?;
+        place.take_what_was_made()?;
         let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
         Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
     }
@@ -142,7 +143,8 @@ fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
     }
 }
 
-/// Where a renewal works.
+/// Where a renewal works: in a directory of etcd's user, as whom etcd and etcdutl run there. What the agent goes by lies beside it, out of
+/// their reach.
 struct Place {
     root: PathBuf,
 }
@@ -152,16 +154,26 @@ impl Place {
         Place { root: layout.renewal() }
     }
 
+    fn work(&self) -> PathBuf {
+        self.root.join("work")
+    }
+
     /// Of a survivor's data.
     fn copy(&self) -> PathBuf {
-        self.root.join("copy")
+        self.work().join("copy")
     }
 
     /// That was brought here.
     fn snapshot(&self) -> PathBuf {
-        self.root.join("snapshot.db")
+        self.work().join("snapshot.db")
     }
 
+    /// The new data as etcdutl leaves it.
+    fn made(&self) -> PathBuf {
+        self.work().join("new")
+    }
+
+    /// The new data once the agent has taken it.
     fn new_data(&self) -> PathBuf {
         self.root.join("new")
     }
@@ -177,6 +189,27 @@ impl Place {
 
     fn data_argument(&self) -> String {
         format!("--data-dir={}", self.copy().display())
+    }
+
+    fn create(&self) -> Result<(), AgentError> {
+        files::make_dir(&self.root, 0o711)?;
+        files::make_dir(&self.work(), 0o700)
+    }
+
+    /// Hands the work to the user that etcd runs as. Until then nobody else could put a link there.
+    async fn give_to(&self, owner: Option<Owner>) -> Result<(), AgentError> {
+        let work = self.work();
+        blocking(move || give_away(&work, owner)).await
+    }
+
+    /// Out of the reach of etcd's user, and then no link: it becomes etcd's data directory.
+    fn take_what_was_made(&self) -> Result<(), AgentError> {
+        let (made, new) = (self.made(), self.new_data());
+        fs::rename(&made, &new).map_err(AgentError::file("take", &made))?;
+        match fs::symlink_metadata(&new).map_err(AgentError::file("look at", &new))?.is_dir() {
+            true => Ok(()),
+            false => Err(AgentError::Renewal { why: String::from("what etcdutl made is no directory") }),
+        }
     }
 
     /// Removes everything, an etcd that an earlier agent left behind included.
@@ -216,6 +249,7 @@ async fn restore_into(
     database: Database,
     renewal: &Renewal,
     bump_revision: u64,
+    owner: Option<Owner>,
 ) -> Result<(), AgentError> {
     let Renewal { stamp, initial_cluster, peer_url, bump_revision: _, was: _, origin: _ } = renewal;
     let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
@@ -231,6 +265,7 @@ async fn restore_into(
     if bump_revision > 0 {
         command.arg(format!("--bump-revision={bump_revision}")).arg("--mark-compacted");
     }
+    become_owner(&mut command, owner);
     let done = timeout(RESTORING, child::without_etcd_variables(&mut command).kill_on_drop(true).output()).await;
     let failed = |why: String| AgentError::Renewal { why: format!("etcdutl {why}") };
     let output = done
@@ -241,6 +276,13 @@ async fn restore_into(
     }
     let said = String::from_utf8_lossy(&output.stderr);
     Err(failed(format!("failed: {}", said.trim().lines().last().unwrap_or_default())))
+}
+
+/// What works on etcd's files needs no more rights than etcd: it may have been etcd who made them so.
+fn become_owner(command: &mut Command, owner: Option<Owner>) {
+    if let Some((user, group)) = owner {
+        command.gid(group).uid(user);
+    }
 }
 
 /// To the user that etcd runs as.
@@ -275,7 +317,50 @@ fn put_in_place(place: &Place, layout: &Layout) -> Result<Option<Stamp>, AgentEr
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_link_in_place_of_the_new_data_is_not_taken() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = Place { root: directory.path().join("renewal") };
+        place.create().unwrap();
+        fs::create_dir(place.made()).unwrap();
+        place.take_what_was_made().unwrap();
+        assert!(place.new_data().is_dir() && !place.made().exists());
+        fs::remove_dir(place.new_data()).unwrap();
+        std::os::unix::fs::symlink("/etc", place.made()).unwrap();
+        assert!(place.take_what_was_made().unwrap_err().to_string().contains("no directory"));
+    }
+
+    /// What etcdutl would be, telling as whom it runs. Only root can become somebody else.
+    #[tokio::test]
+    async fn what_works_on_etcds_files_has_the_rights_of_etcds_user() {
+        const NOBODY: Owner = (65534, 65534);
+        let directory = tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+        let place = Place { root: directory.path().join("renewal") };
+        place.create().unwrap();
+        fs::write(place.snapshot(), "").unwrap();
+        place.give_to(Some(NOBODY)).await.expect("this test is run as root");
+        let program = directory.path().join("etcdutl");
+        let script = "#!/bin/sh\nfor a; do case $a in --data-dir=*) d=${a#*=};; esac; done\n\
+                      mkdir $d && cat $3 && { id -u; id -g; id -G; } > $d/who\n";
+        files::write_durably(&program, script.as_bytes(), 0o755).unwrap();
+        let stamp = Stamp { cluster_id: String::new(), token: String::new(), member: "a".into(), incarnation: 1 };
+        let renewal = Renewal {
+            was: DataSeen::Empty,
+            stamp,
+            initial_cluster: BTreeMap::new(),
+            peer_url: String::new(),
+            bump_revision: 0,
+            origin: Origin::Survivor,
+        };
+        let database = Database { path: place.snapshot(), has_checksum: false, revision: None };
+        restore_into(&place.made(), &program, database, &renewal, 0, Some(NOBODY)).await.unwrap();
+        place.take_what_was_made().unwrap();
+        assert_eq!(fs::read_to_string(place.new_data().join("who")).unwrap(), "65534\n65534\n65534\n");
+    }
 
     #[test]
     fn a_survivor_is_raised_past_the_cluster_and_not_by_it() {

@@ -16,9 +16,10 @@ use tokio::net::UnixStream;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-use super::{Database, Place};
+use super::{Database, Place, become_owner};
 use crate::etcd::pages::Metrics;
 use crate::etcd::{last_complaint, wal};
+use crate::files::Owner;
 use crate::layout::Layout;
 use crate::services::child;
 use crate::{AgentError, blocking, files};
@@ -29,18 +30,22 @@ const ENDING: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Of the etcd that works on the copy, below the directory that it runs in: a socket has no port that others could reach.
 const SOCKET: &str = "client:0";
+/// A page of metrics has some hundred KiB.
+const LONGEST_PAGE: u64 = 16 << 20;
 
 pub(super) async fn database(
     layout: &Layout,
     place: &Place,
     config: &NodeConfig,
     program: &Path,
+    owner: Option<Owner>,
 ) -> Result<Database, AgentError> {
     wal::check_proven(&config.etcd.version)?;
     let (source, copy) = (layout.data(), place.copy());
     let last = blocking(move || copy_and_agree(&source, &copy)).await?;
+    place.give_to(owner).await?;
     let quota = config.etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
-    let revision = take_in(program, place, quota, last).await?;
+    let revision = take_in(program, place, quota, last, owner).await?;
     Ok(Database { path: place.copy().join("member/snap/db"), has_checksum: false, revision })
 }
 
@@ -70,7 +75,13 @@ fn copy_directory(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Runs etcd alone on the copy until its database holds all that the log does, and ends it. Returns the revision that it came to.
-async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64) -> Result<Option<u64>, AgentError> {
+async fn take_in(
+    program: &Path,
+    place: &Place,
+    quota: Option<String>,
+    last: u64,
+    owner: Option<Owner>,
+) -> Result<Option<u64>, AgentError> {
     let log = files::open_log(&place.log())?;
     let mut command = Command::new(program);
     command.arg(place.data_argument()).args([
@@ -84,7 +95,8 @@ async fn take_in(program: &Path, place: &Place, quota: Option<String>, last: u64
     ]);
     // Without it, writes that the cluster had room for would be refused here.
     command.args(quota);
-    command.current_dir(&place.root).stdin(Stdio::null()).kill_on_drop(true);
+    become_owner(&mut command, owner);
+    command.current_dir(place.work()).stdin(Stdio::null()).kill_on_drop(true);
     let spawn = log.try_clone().and_then(|out| child::without_etcd_variables(command.stdout(out).stderr(log)).spawn());
     let mut etcd = spawn.map_err(|source| AgentError::Spawn { program: program.display().to_string(), source })?;
     let failed = |how: String| {
@@ -119,10 +131,10 @@ async fn until_applied(place: &Place, last: u64) -> Option<u64> {
 
 async fn metrics(place: &Place) -> Option<String> {
     // The path of a socket is bounded to about a hundred characters; this way it is short wherever the root lies.
-    let directory = File::open(&place.root).ok()?;
+    let directory = File::open(place.work()).ok()?;
     let mut stream = UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.ok()?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.ok()?;
     let mut page = String::new();
-    stream.read_to_string(&mut page).await.ok()?;
+    stream.take(LONGEST_PAGE).read_to_string(&mut page).await.ok()?;
     Some(page)
 }

@@ -4,6 +4,7 @@ use std::fs;
 
 use super::{Database, Place};
 use crate::api::Refusal;
+use crate::files::Owner;
 use crate::layout::Layout;
 use crate::{AgentError, blocking, staging};
 
@@ -13,7 +14,18 @@ const SECTOR: u64 = 512;
 
 /// A link to the snapshot in the place of work, so that nobody takes it away meanwhile. Its bytes are compared once more:
 /// disks forget, and one damaged member is not found until the others are gone.
-pub(super) async fn database(layout: &Layout, place: &Place, sha256: &str) -> Result<Database, Refusal> {
+pub(super) async fn database(
+    layout: &Layout,
+    place: &Place,
+    sha256: &str,
+    owner: Option<Owner>,
+) -> Result<Database, Refusal> {
+    let database = linked(layout, place, sha256).await?;
+    place.give_to(owner).await?;
+    Ok(database)
+}
+
+async fn linked(layout: &Layout, place: &Place, sha256: &str) -> Result<Database, Refusal> {
     let (layout, path, wanted) = (layout.clone(), place.snapshot(), sha256.to_owned());
     blocking(move || {
         let staged = staging::look(&layout)?;
