@@ -39,6 +39,11 @@ pub fn jwt_keypair(algorithm: JwtAlgorithm) -> Result<(Secret, String), Error> {
     }
 }
 
+/// Whether the two keys, in PEM, belong together.
+pub fn is_pair(private: &Secret, public: &str) -> bool {
+    KeyPair::from_pem(private).is_ok_and(|key| key.public_key_pem().trim() == public.trim())
+}
+
 /// Moves the curve from where PKCS#8 names it to where SEC 1 does.
 fn sec1_of_pkcs8(pkcs8: &[u8]) -> Option<Vec<u8>> {
     let [_, algorithm, key] = der::inner(pkcs8)?[..] else { return None };

@@ -19,7 +19,7 @@ pub use enrolment::{enrolment_proof, verify_enrolment_proof};
 pub use error::{AuthorityLack, Error};
 pub use given::{GivenLeafProblem, GivenPart, LeafNeed, Usage, check_given_client, check_given_leaf};
 pub use inspect::{CertificateFacts, days_left, inspect, key_fits, subject_key_id, subject_key_ids};
-pub use jwt::{JwtAlgorithm, jwt_keypair};
+pub use jwt::{JwtAlgorithm, is_pair, jwt_keypair};
 pub use key::{KeyAlgorithm, KeyPair};
 pub use quorate_core::Secret;
 pub use random::{random_hex, random_token};

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, LEDGER_FORMAT, Ledger};
+use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, LEDGER_FORMAT, Ledger};
+use quorate_pki::SigningKey;
 
 pub use error::LedgerError;
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
@@ -274,21 +275,33 @@ fn check_numbers(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
 
 /// Keys are compared with what they belong to whenever a ledger is read, so that damage is found while an intact version is there still.
 fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
-    let damaged = |what: &str, why: String| {
-        let what = format!("the private key of the {what} does not belong to its certificate ({why})");
-        LedgerError::Damaged { path: path.to_owned(), what, intact: None }
+    let damaged = |what: String| LedgerError::Damaged { path: path.to_owned(), what, intact: None };
+    let of_authority = |what: &str, why: quorate_pki::Error| {
+        damaged(format!("the private key of the {what} does not belong to its certificate ({why})"))
     };
     let fits = |authority: &Option<AuthorityRecord>, what: &str| {
         let pair = authority.as_ref().and_then(|a| Some((&a.certificate, a.key.as_ref()?)));
         pair.map_or(Ok(()), |(certificate, key): (&String, &Secret)| {
-            quorate_pki::key_fits(certificate, key).map_err(|e| damaged(what, e.to_string()))
+            quorate_pki::key_fits(certificate, key).map_err(|e| of_authority(what, e))
         })
     };
     fits(&ledger.authorities.etcd, "etcd CA")?;
     for authority in ledger.authorities.peer.iter().flat_map(|peers| &peers.trusted) {
         fits(&Some(authority.clone()), "peer CA")?;
     }
-    fits(&ledger.authorities.control, "control CA")
+    fits(&ledger.authorities.control, "control CA")?;
+    if let Some(JwtKeys { private, public }) = &ledger.auth.jwt
+        && !quorate_pki::is_pair(private, public)
+    {
+        return Err(damaged(String::from("the two keys of etcd's tokens do not belong together")));
+    }
+    // Who changed only what can be read would decide whose backups are believed.
+    if let Some(BackupSigning { key, public, .. }) = &ledger.backup_signing
+        && !SigningKey::load(key).is_ok_and(|key| key.signer() == *public)
+    {
+        return Err(damaged(String::from("the two keys that sign its backups do not belong together")));
+    }
+    Ok(())
 }
 
 /// Reads a ledger of this format or an older one. Its secrets are as they were stored.

@@ -8,10 +8,10 @@ use quorate_control::Home;
 use quorate_control::key::KeyError;
 use quorate_control::ledger::{Held, LedgerError, Store};
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, Ledger, OwnedUser};
+use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, Ledger, OwnedUser};
 use quorate_core::spec::{ClientAuth, generated};
 use quorate_core::versions;
-use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
+use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, SigningKey};
 
 const PASSWORD: &str = "correct horse battery staple";
 const FINGERPRINT: &str = "0123456789abcdef0123456789abcdef";
@@ -199,4 +199,35 @@ fn a_key_that_does_not_fit_its_certificate_is_found_while_an_intact_version_is_t
     assert!(hint.contains("0000000001.json next to it can be read"), "{hint}");
     fs::remove_file(store.directory().join("0000000002.json")).unwrap();
     assert!(store.read().unwrap().is_some());
+}
+
+#[test]
+fn whose_tokens_and_backups_are_believed_cannot_be_changed_without_the_key() {
+    let (_directory, home) = home();
+    let store = home.store("demo");
+    let jwt = || {
+        let (private, public) = quorate_pki::jwt_keypair(JwtAlgorithm::Es256).unwrap();
+        JwtKeys { private, public }
+    };
+    let signing = || {
+        let key = SigningKey::generate();
+        BackupSigning { key: key.secret().clone(), public: key.signer(), since: Timestamp::now() }
+    };
+    let mut good = ledger("demo");
+    (good.auth.jwt, good.backup_signing) = (Some(jwt()), Some(signing()));
+    store.write(&mut good).unwrap();
+    assert!(store.read().unwrap().is_some());
+
+    let mut bad = good.clone();
+    bad.backup_signing.as_mut().unwrap().public = signing().public;
+    store.write(&mut bad).unwrap();
+    let told = store.read().unwrap_err().to_string();
+    assert!(told.contains("the two keys that sign its backups do not belong together"), "{told}");
+    fs::remove_file(store.directory().join("0000000002.json")).unwrap();
+
+    let mut bad = good.clone();
+    bad.auth.jwt.as_mut().unwrap().public = jwt().public;
+    store.write(&mut bad).unwrap();
+    let told = store.read().unwrap_err().to_string();
+    assert!(told.contains("the two keys of etcd's tokens do not belong together"), "{told}");
 }
