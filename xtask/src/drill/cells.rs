@@ -28,6 +28,8 @@ pub enum Change {
     GhostLearner,
     /// All machines but one are gone for good.
     Recover,
+    /// All members begin anew from a backup that was taken under the traffic.
+    Restore,
     /// A wiped disk, another version, other settings and other members.
     Several,
 }
@@ -147,6 +149,7 @@ const ROWS: &[Row] = &[
     (Change::OldData, &["kill-controller"], &["calm", "kill-learner"]),
     (Change::GhostLearner, &["kill-controller"], &["calm", "kill-leader"]),
     (Change::Recover, &["kill-controller", "stop-controller", "calm"], &[]),
+    (Change::Restore, &["kill-controller", "stop-controller", "calm"], &["power-cut-follower"]),
     (Change::Several, &["kill-controller", "kill-leader"], &["calm", "power-cut-follower"]),
 ];
 
@@ -184,7 +187,7 @@ impl Cell {
 
     pub fn downtime(&self) -> Downtime {
         match self.change {
-            Change::Scale { from: 1, .. } | Change::Recover => Downtime::Outage,
+            Change::Scale { from: 1, .. } | Change::Recover | Change::Restore => Downtime::Outage,
             Change::DeadMachine(Role::Leader) => Downtime::Election,
             // A change moves leaders about, so that the fault may strike where two members are missed at once.
             _ if self.fault == "calm" || self.strikes("controller") => Downtime::None,
@@ -231,6 +234,7 @@ impl fmt::Display for Change {
             Change::OldData => write!(f, "old-data"),
             Change::GhostLearner => write!(f, "ghost-learner"),
             Change::Recover => write!(f, "recover"),
+            Change::Restore => write!(f, "restore"),
             Change::Several => write!(f, "several"),
         }
     }
@@ -259,6 +263,16 @@ mod tests {
             // Their like is there.
             let slow = ["none", "upgrade-3.4-3.5", "dead-leader"];
             assert!(quick.contains(&"kill-controller") || slow.contains(&change.to_string().as_str()), "{change}");
+        }
+    }
+
+    #[test]
+    fn what_begins_anew_meets_every_kind_of_login_in_the_fixed_set() {
+        for change in [Change::Recover, Change::Restore] {
+            let quick = all().into_iter().filter(|cell| cell.quick && cell.change == change);
+            let logins: Vec<Login> = quick.map(|cell| cell.login()).collect();
+            let has = |login| logins.contains(&login);
+            assert!(has(Login::Certificate) && has(Login::SimpleToken) && has(Login::Jwt), "{change}: {logins:?}");
         }
     }
 

@@ -134,6 +134,11 @@ impl Place<'_> {
         bail!("`quorate {}` did not end within {} s", arguments.join(" "), PATIENCE.as_secs())
     }
 
+    /// Where its backups go.
+    pub fn backups(&self) -> PathBuf {
+        self.path("backups")
+    }
+
     fn home(&self) -> PathBuf {
         self.path("home")
     }

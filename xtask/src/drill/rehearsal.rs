@@ -86,6 +86,8 @@ struct Shape {
     namespaces: bool,
     /// Where the addresses are pinned, a number that no other cell has.
     pinned: Option<usize>,
+    /// Whether backups are taken.
+    backups: bool,
 }
 
 /// Before the change, and after it.
@@ -97,6 +99,7 @@ fn shapes(cell: &Cell) -> (Shape, Shape) {
         login: cell.login(),
         namespaces: cell.needs_namespaces(),
         pinned: (cell.change == Change::ReplacePinned).then(|| cell.number()),
+        backups: cell.change == Change::Restore,
     };
     let same = before.clone();
     match cell.change {
@@ -117,13 +120,14 @@ fn shapes(cell: &Cell) -> (Shape, Shape) {
         | Change::WipedDisk
         | Change::OldData
         | Change::GhostLearner
-        | Change::Recover => (before, same),
+        | Change::Recover
+        | Change::Restore => (before, same),
     }
 }
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, line, quota, login, namespaces, pinned } = self;
+        let Shape { members, line, quota, login, namespaces, pinned, backups } = self;
         let member = |number: &usize| match pinned {
             Some(of_cell) => format!("{{name: etcd-{number}, address: {PINNED}.{of_cell}.{number}}}"),
             None => format!("{{name: etcd-{number}}}"),
@@ -137,9 +141,13 @@ impl Shape {
             Login::Jwt => ("password\n      flags: {bcrypt-cost: 4}", "    auth: {token: jwt}\n"),
         };
         let network = if *namespaces { "    network: netns\n" } else { "" };
+        let backup = match backups {
+            true => format!("    backup: {{to: {{directory: {}}}}}\n", place.backups().display()),
+            false => String::new(),
+        };
         Ok(format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    etcd:\n      version: {version}\n      \
-             binary: {{path: {}}}\n      client_auth: {login}\n      quota: {quota}\n{auth}",
+             binary: {{path: {}}}\n      client_auth: {login}\n      quota: {quota}\n{auth}{backup}",
             members.join(", "),
             programs.display()
         ))
@@ -160,7 +168,8 @@ fn first(change: Change) -> Option<&'static str> {
         | Change::Version { .. }
         | Change::Scale { .. }
         | Change::Replace(_)
-        | Change::ReplacePinned => None,
+        | Change::ReplacePinned
+        | Change::Restore => None,
     }
 }
 
@@ -172,6 +181,7 @@ fn during(place: &Place, cell: &Cell) -> Result<Option<String>> {
         Change::ReplacePinned => Some(format!("replace {CLUSTER} etcd-2 --yes")),
         Change::DeadMachine(_) => Some(String::from("apply c.yaml --now --yes")),
         Change::Recover => Some(format!("recover {CLUSTER} --yes")),
+        Change::Restore => Some(format!("restore {CLUSTER} --yes")),
         _ => Some(String::from("apply c.yaml --yes")),
     })
 }

@@ -47,6 +47,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         let what = "a change happens once, so only one scenario can be rehearsed during it";
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
+    refuse_another_backup(&options)?;
     let ledger = load::ledger(&context.home, name)?;
     refuse_if_being_destroyed(context, Some(&ledger))?;
     agree(name, &scenarios, &options)?;
@@ -107,6 +108,18 @@ fn during(options: &cli::Drill) -> Vec<String> {
         words.push(String::from("--yes"));
     }
     words
+}
+
+/// What a restore may take back is known only of a backup that the drill took.
+fn refuse_another_backup(options: &cli::Drill) -> Result<(), Error> {
+    let words = during(options);
+    let names_one =
+        |word: &String| ["--at", "--revision", "--backup", "--snapshot"].iter().any(|option| word.starts_with(option));
+    if words.first().is_some_and(|verb| verb == "restore") && words.iter().any(names_one) {
+        let what = "a drill restores the backup that it takes itself, with its clients at work";
+        return Err(Error::refused(what, "say only which cluster: `--during \"restore NAME --yes\"`"));
+    }
+    Ok(())
 }
 
 /// What the faults did is undone when the drill is dropped half-way.

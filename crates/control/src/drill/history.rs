@@ -40,6 +40,30 @@ pub struct Head {
     pub seed: u64,
     /// When the last operation had ended.
     pub ended: Moment,
+    /// What a restore took back, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taken_back: Option<TakenBack>,
+}
+
+/// A restore begins again from what there was at an earlier revision, and counts on from a far higher one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TakenBack {
+    /// The last revision that is in the backup.
+    pub after: i64,
+    /// No revision from before the restore is higher, and none from after it is as low.
+    pub until: i64,
+}
+
+impl TakenBack {
+    /// Whether a change at this revision was taken back at all.
+    pub fn takes(self, changed: i64) -> bool {
+        self.after < changed && changed <= self.until
+    }
+
+    /// Whether a change at one revision does not show at another any more.
+    pub fn hides(self, changed: i64, seen: i64) -> bool {
+        seen > self.until && self.takes(changed)
+    }
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

@@ -39,7 +39,7 @@ use crate::providers::{self, Provider, ProviderError};
 use check::{Findings, Least, Settled, Violation};
 use command::Program;
 use faults::Fault;
-use history::{Head, History, Mark};
+use history::{Head, History, Mark, Operation, Outcome};
 use machine::{Machine, machines};
 use measure::Measures;
 use scenario::{Downtime, Scenario, Target};
@@ -73,6 +73,8 @@ pub enum DrillError {
     Needs { scenario: &'static str, needs: &'static str },
     #[error("{scenario} cannot be --first: it is not over at once, or leaves nothing to deal with")]
     CannotBeFirst { scenario: &'static str },
+    #[error("there is nothing to restore, as no backup could be taken: {why}")]
+    NoBackup { why: String },
     #[error("a learner cannot be added at an address where nobody answers: {why}")]
     NoGhost { why: String },
     #[error("there is no {role} to strike: {why}")]
@@ -99,6 +101,13 @@ pub struct Options {
     pub first: Option<Scenario>,
     /// A command of quorate that is run meanwhile: the change during which the fault strikes.
     pub during: Vec<String>,
+}
+
+impl Options {
+    /// Whether the change begins anew from a backup.
+    fn restores(&self) -> bool {
+        self.during.first().is_some_and(|verb| verb == "restore")
+    }
 }
 
 /// The cluster that is rehearsed with.
@@ -177,6 +186,8 @@ pub struct Verdict {
     pub checks: Vec<Check>,
     /// Writes without an answer, settled by the watches.
     pub unanswered_writes: Settled,
+    /// Acknowledged writes that a restore took back, as it was asked to; none where nothing was restored.
+    pub taken_back_writes: Option<usize>,
     pub measures: Measures,
     pub marks: Vec<Mark>,
 }
@@ -220,7 +231,10 @@ pub async fn run(
     let site = Site::new(home, ledger, brought).await?;
     let mut stage = Stage::set(&site, scenario, options, tell).await?;
     let voters = ledger.spec.members.len();
-    let downtime = |scenario: Scenario| scenario.downtime(voters, !options.during.is_empty());
+    let downtime = |scenario: Scenario| match options.restores() {
+        true => Downtime::Outage,
+        false => scenario.downtime(voters, !options.during.is_empty()),
+    };
     let head = Head {
         cluster: site.cluster.clone(),
         etcd_version: ledger.spec.etcd.version.to_string(),
@@ -236,7 +250,8 @@ pub async fn run(
     stage.play(&mut workload).await?;
     let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
-    let history = workload.finish()?;
+    let mut history = workload.finish()?;
+    history.head.taken_back = stage.taken_back();
     checks.extend(stage.clear().await);
     Ok((judge(&history, checks, &options.traffic), history))
 }
@@ -263,11 +278,15 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         (true, false) => Ending::NotEnoughTraffic,
         (true, true) => Ending::Passed,
     };
+    let taken_back_writes = taken_back_writes(history);
+    let lost = match taken_back_writes {
+        None => String::from("no acknowledged write was lost"),
+        Some(count) => format!("no acknowledged write was lost but the {count} after the backup"),
+    };
     let answered: usize = measures.operations.values().map(|c| c.answered).sum();
     let summary = match result {
         Ending::Passed => format!(
-            "passed: {answered} operations are linearizable and no acknowledged write was lost; writes stood still for \
-             {:.2} s at most",
+            "passed: {answered} operations are linearizable and {lost}; writes stood still for {:.2} s at most",
             measures.longest_write_gap.map_or(0.0, measure::Gap::seconds)
         ),
         Ending::Failed if problems.len() == 1 => format!("failed: {}", problems[0]),
@@ -287,7 +306,14 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         violations,
         checks,
         unanswered_writes: settled,
+        taken_back_writes,
         measures,
         marks: history.marks.clone(),
     }
+}
+
+fn taken_back_writes(history: &History) -> Option<usize> {
+    let taken = history.head.taken_back?;
+    let is_taken = |o: &&Operation| matches!(o.outcome, Outcome::Written { revision } if taken.takes(revision));
+    Some(history.operations.iter().filter(is_taken).count())
 }

@@ -6,13 +6,14 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use quorate_core::model::{Formation, address_in};
+use quorate_core::planner::safety::restore::MARGIN;
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 
 use super::command::{Ended, Progress, Running};
 use super::disk::SmallDisk;
 use super::faults::{Fault, Harm, LASTS, Place, undo_leftovers};
-use super::history::{Mark, MarkKind, Moment};
+use super::history::{Mark, MarkKind, Moment, TakenBack};
 use super::machine::{Machine, every_machine, machines};
 use super::scenario::{Scenario, Target};
 use super::settle::{Check, checks};
@@ -35,6 +36,8 @@ pub(super) struct Stage<'a> {
     tell: &'a dyn Fn(&str),
     /// As it was when the drill began.
     formation: Formation,
+    /// The revision that a restore goes back to.
+    backed_up: Option<i64>,
     /// The machine whose disk is small, if the scenario is to fill it.
     disk: Option<(Machine, SmallDisk)>,
     /// By endpoint. A login by password costs a member much, so that one who logs in anew for each look slows all others down.
@@ -50,7 +53,8 @@ impl<'a> Stage<'a> {
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
         let formation = site.ledger()?.formation;
-        let mut stage = Stage { site, scenario, options, tell, formation, disk: None, clients: RefCell::default() };
+        let clients = RefCell::default();
+        let mut stage = Stage { site, scenario, options, tell, formation, backed_up: None, disk: None, clients };
         for machine in every_machine(&site.home, &site.cluster) {
             undo_leftovers(Place { home: &site.home, cluster: &site.cluster, machine: &machine })?;
         }
@@ -92,12 +96,13 @@ impl<'a> Stage<'a> {
     }
 
     /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it. The word that
-    /// the majority is lost ends with its run, so that it is given until there is a cluster again.
+    /// the majority is lost ends with its run, so that it is given until there is a cluster again; that to restore, until the ledger has it.
     fn resumption(&self) -> Vec<String> {
         let during = &self.options.during;
         let again = match during.first().map(String::as_str) {
             Some("apply") => true,
             Some("recover") => !self.is_another_formation(),
+            Some("restore") => !self.is_another_formation() && !self.restore_is_noted(),
             _ => false,
         };
         if again { during.clone() } else { self.remembered() }
@@ -106,6 +111,32 @@ impl<'a> Stage<'a> {
     fn is_another_formation(&self) -> bool {
         let ledger = self.site.ledger();
         ledger.is_ok_and(|l| matches!(&l.formation, Formation::Formed { .. }) && l.formation != self.formation)
+    }
+
+    fn restore_is_noted(&self) -> bool {
+        self.site.ledger().is_ok_and(|ledger| ledger.restore.is_some())
+    }
+
+    /// What the restore took back: all after the backup. It counts on so far above that nothing of before comes near.
+    pub(super) fn taken_back(&self) -> Option<TakenBack> {
+        let after = self.backed_up.filter(|_| self.is_another_formation())?;
+        let room = i64::try_from(MARGIN / 2).unwrap_or(i64::MAX);
+        Some(TakenBack { after, until: after.saturating_add(room) })
+    }
+
+    /// So that a restore has something to bring back of what the clients wrote, and something to take back.
+    async fn back_up(&mut self, workload: &mut Workload) -> Result<(), DrillError> {
+        let arguments = ["backup", "create", &self.site.cluster, "--output", "json"];
+        let text = format!("quorate {}", arguments.join(" "));
+        let from = workload.clock().now();
+        let output = self.site.program.output(&arguments).await.map_err(DrillError::Program)?;
+        workload.mark(Mark { kind: MarkKind::Command, text, from, to: workload.clock().now() });
+        let told: Option<serde_json::Value> = serde_json::from_slice(&output.stdout).ok();
+        let revision = told.and_then(|told| told["verification"]["revision"].as_i64());
+        let why = || String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        self.backed_up = Some(revision.ok_or_else(|| DrillError::NoBackup { why: why() })?);
+        sleep(BEFORE).await;
+        Ok(())
     }
 
     fn start(&self, arguments: &[String], clock: Clock) -> Result<Running, DrillError> {
@@ -123,6 +154,9 @@ impl<'a> Stage<'a> {
         if let Some(Scenario { fault: Some(fault), target, .. }) = self.options.first {
             let mark = self.strike(fault, target, workload.clock()).await?;
             workload.mark(mark);
+        }
+        if self.options.restores() {
+            self.back_up(workload).await?;
         }
         let during = &self.options.during;
         match (self.scenario.fault, self.scenario.target) {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::watches::{Shown, Watches};
 use super::{Rule, Settled, Violation, at, condition, found};
-use crate::drill::history::{Call, Found, History, Operation, Outcome};
+use crate::drill::history::{Call, Found, History, Operation, Outcome, TakenBack};
 
 /// How much earlier than promised a lease may be seen to run out. Clocks of two processes tick apart, and a leader that was
 /// just deposed may still have answered.
@@ -24,12 +24,17 @@ pub(super) struct Changes<'a> {
     by_key: BTreeMap<&'a str, BTreeMap<i64, Option<&'a str>>>,
     /// The revision of each operation that changed something.
     by_operation: BTreeMap<u64, i64>,
+    taken_back: Option<TakenBack>,
 }
 
 impl<'a> Changes<'a> {
     pub(super) fn gather(history: &'a History, watches: &Watches<'a>, violations: &mut Vec<Violation>) -> Self {
-        let mut changes =
-            Changes { by_revision: BTreeMap::new(), by_key: BTreeMap::new(), by_operation: BTreeMap::new() };
+        let mut changes = Changes {
+            by_revision: BTreeMap::new(),
+            by_key: BTreeMap::new(),
+            by_operation: BTreeMap::new(),
+            taken_back: history.head.taken_back,
+        };
         let writers: BTreeMap<&str, &Operation> =
             history.operations.iter().filter_map(|o| Some((o.call.value()?, o))).collect();
         for (revision, shown) in &watches.shown {
@@ -168,7 +173,9 @@ impl<'a> Changes<'a> {
 
     /// What a key held at a revision.
     pub(super) fn at(&self, key: &str, revision: i64) -> Option<Found> {
-        let (mod_revision, value) = self.by_key.get(key)?.range(..=revision).next_back()?;
+        let shows = |changed: i64| !self.taken_back.is_some_and(|taken| taken.hides(changed, revision));
+        let mut changes = self.by_key.get(key)?.range(..=revision).rev();
+        let (mod_revision, value) = changes.find(|(changed, _)| shows(**changed))?;
         value.map(|value| Found { value: value.to_owned(), mod_revision: *mod_revision })
     }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::drill::history::{FinalRead, Head, WatchRecord, Watched};
+use crate::drill::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
 
 /// A history in the making. Moments are in milliseconds; every change that is told to it is shown by both watches.
 struct Story {
@@ -316,6 +316,42 @@ fn an_acknowledged_write_is_missed_though_no_watch_could_show_it() {
     assert_refused(&gone, Rule::Lost, &["for b in the end", "operation 2"]);
     let phantom = good().did(1, 40, 41, get("a"), read(50, version("9-9", 14)));
     assert_refused(&compacted(phantom, 50), Rule::StaleRead, &["operation 6", "9-9"]);
+}
+
+/// A restore goes back to revision 12, so that operation 4 is taken back; revisions go on at 51. The reads come after it.
+fn restored(reads: &[(&'static str, Option<Found>)]) -> History {
+    let mut story = good();
+    for (number, (key, found)) in reads.iter().enumerate() {
+        let from = 40 + 2 * number as u64;
+        story = story.did(1, from, from + 1, get(key), read(60, found.clone()));
+    }
+    let mut history = compacted(story, 50);
+    history.head.taken_back = Some(TakenBack { after: 12, until: 30 });
+    for read in &mut history.finals {
+        read.pairs.as_mut().unwrap().insert(String::from("a"), version("0-1", 11).unwrap());
+    }
+    history
+}
+
+#[test]
+fn a_restore_takes_back_what_came_after_the_backup_and_nothing_else() {
+    assert_good(&restored(&[("a", version("0-1", 11)), ("b", version("1-1", 12))]));
+    let came_back = restored(&[("a", version("0-2", 13))]);
+    assert_refused(&came_back, Rule::StaleRead, &["operation 6", "0-2"]);
+    assert_refused(&restored(&[("b", None)]), Rule::StaleRead, &["operation 6", "operation 2"]);
+    let mut lost = restored(&[]);
+    for read in &mut lost.finals {
+        read.pairs.as_mut().unwrap().remove("b");
+    }
+    assert_refused(&lost, Rule::Lost, &["for b in the end", "operation 2"]);
+    let mut kept = restored(&[]);
+    for read in &mut kept.finals {
+        read.pairs.as_mut().unwrap().insert(String::from("a"), version("0-2", 13).unwrap());
+    }
+    assert_refused(&kept, Rule::Lost, &["e1 holds 0-2"]);
+    let mut unasked = restored(&[]);
+    unasked.head.taken_back = None;
+    assert_refused(&unasked, Rule::Lost, &["operation 4"]);
 }
 
 #[test]
