@@ -2,7 +2,7 @@
 //! have changed. A process of its own, so that an agent that follows nothing does not carry it. While that etcd is away, or holds what
 //! fluent-bit refuses, the last good configuration stays.
 
-mod allowed;
+pub(crate) mod allowed;
 mod set;
 
 use std::path::Path;

@@ -1,177 +1,197 @@
-//! What a configuration of fluent-bit that comes from elsewhere may ask for. Whoever writes it is not root on this machine: it may
-//! read what fluent-bit's own user can read and send it over the network, and neither run programs nor write files.
+//! What a configuration of fluent-bit that comes from elsewhere may ask for. Anyone who writes it is not root on this machine: it may
+//! read what fluent-bit's own user can read and send it over the network. It may not run programs, load code, or write files other
+//! than fluent-bit's own state.
+//!
+//! Only what is listed is accepted (`options`), and only in the part of fluent-bit's grammar that its versions read alike: what
+//! fluent-bit reads must be what was checked here. The remarks below say how it reads; see flb_cf_fluentbit.c and, before 1.9, mk_rconf.c.
+
+mod options;
 
 use std::collections::BTreeMap;
 
-/// Where included files may lie, besides those that come with it.
+/// Where included files may lie. fluent-bit looks for a relative path in its working directory first.
 const OWN: &str = "/etc/fluent-bit-customization/";
+/// Brought by fluent-bit's package.
+const PACKAGED_PARSERS: &str = "/etc/fluent-bit/parsers.conf";
+/// The only place where fluent-bit's user can keep anything.
+const STATE: &str = "/var/lib/quorate-logs/";
+/// Files with this ending are read as configuration, and no others can be included.
+const CONFIGURATION: &str = ".conf";
+/// Of fluent-bit's line buffer, in versions where it does not grow.
+const LONGEST_LINE: usize = 4000;
 
-const SECTIONS: [&str; 9] =
-    ["service", "input", "filter", "output", "parser", "multiline_parser", "upstream", "node", "stream_task"];
-const INPUTS: [&str; 12] = [
-    "tail",
-    "systemd",
-    "cpu",
-    "mem",
-    "disk",
-    "netif",
-    "thermal",
-    "proc",
-    "dummy",
-    "fluentbit_metrics",
-    "node_exporter_metrics",
-    "storage_backlog",
-];
-const FILTERS: [&str; 14] = [
-    "grep",
-    "modify",
-    "record_modifier",
-    "parser",
-    "rewrite_tag",
-    "nest",
-    "throttle",
-    "throttle_size",
-    "multiline",
-    "type_converter",
-    "expect",
-    "log_to_metrics",
-    "sysinfo",
-    "stdout",
-];
-const OUTPUTS: [&str; 24] = [
-    "forward",
-    "http",
-    "tcp",
-    "syslog",
-    "es",
-    "opensearch",
-    "loki",
-    "splunk",
-    "gelf",
-    "kafka",
-    "kafka-rest",
-    "influxdb",
-    "datadog",
-    "newrelic",
-    "nrlogs",
-    "s3",
-    "cloudwatch_logs",
-    "kinesis_firehose",
-    "azure",
-    "stackdriver",
-    "opentelemetry",
-    "prometheus_remote_write",
-    "stdout",
-    "null",
-];
-/// Entries of SERVICE that name another file to read.
-const FILES: [&str; 2] = ["parsers_file", "streams_file"];
-
-/// Every file of a configuration, as each may be included by another.
-pub(super) fn check(files: &BTreeMap<String, Vec<u8>>) -> Result<(), String> {
+/// Every file of a configuration, as each may be included by another. Files that cannot be included are data, such as certificates.
+pub(crate) fn check(files: &BTreeMap<String, Vec<u8>>) -> Result<(), String> {
     for (name, content) in files {
         let said = |what: String| format!("{name}: {what}");
-        if [".yaml", ".yml"].iter().any(|ending| name.ends_with(ending)) {
-            return Err(said(String::from(
-                "configurations in YAML are not taken; write it in fluent-bit's classic form",
-            )));
+        let lower = name.to_ascii_lowercase();
+        if [".yaml", ".yml"].iter().any(|ending| lower.ends_with(ending)) {
+            return Err(said(String::from("YAML is not accepted; write it in fluent-bit's classic format")));
         }
-        let text = std::str::from_utf8(content).map_err(|_| said(String::from("it is not text")))?;
-        let mut section = String::new();
-        for (at, line) in text.lines().enumerate() {
-            check_line(line.trim(), &mut section).map_err(|what| said(format!("line {}: {what}", at + 1)))?;
+        if name.ends_with(CONFIGURATION) {
+            let text = std::str::from_utf8(content).map_err(|_| said(String::from("it is not UTF-8 text")))?;
+            check_text(text).map_err(said)?;
         }
     }
     Ok(())
 }
 
-fn check_line(line: &str, section: &mut String) -> Result<(), String> {
-    if line.is_empty() || line.starts_with('#') {
-        return Ok(());
+/// A section as it was read: what it is, and its entries with the lines on which they are.
+struct Section {
+    line: usize,
+    kind: String,
+    entries: Vec<Entry>,
+}
+
+struct Entry {
+    line: usize,
+    key: String,
+    value: String,
+}
+
+/// What one line says.
+enum Line<'a> {
+    Nothing,
+    Command(&'a str),
+    Header(&'a str),
+    Entry { key: &'a str, value: &'a str },
+}
+
+fn check_text(text: &str) -> Result<(), String> {
+    let mut section: Option<Section> = None;
+    for (at, line) in text.lines().enumerate() {
+        let at = at + 1;
+        let on_this_line = |what: String| format!("line {at}: {what}");
+        match read_line(line).map_err(on_this_line)? {
+            Line::Nothing => {}
+            Line::Command(command) => {
+                check_command(command).map_err(on_this_line)?;
+                // Versions differ in which section goes on after an included file.
+                section.take().map_or(Ok(()), |section| check_section(&section))?;
+            }
+            Line::Header(name) => {
+                section.take().map_or(Ok(()), |section| check_section(&section))?;
+                let kind = options::section(name).map_err(on_this_line)?;
+                section = Some(Section { line: at, kind, entries: Vec::new() });
+            }
+            Line::Entry { key, value } => {
+                let Some(section) = &mut section else {
+                    return Err(on_this_line(String::from(
+                        "an entry must be in a section: put a line such as `[INPUT]` before it, below every line that begins with `@`",
+                    )));
+                };
+                section.entries.push(Entry { line: at, key: key.to_ascii_lowercase(), value: value.to_owned() });
+            }
+        }
     }
-    let (key, value) = line.split_once(|c: char| c.is_whitespace() || c == '=').unwrap_or((line, ""));
-    let (key, value) = (key.to_ascii_lowercase(), value.trim());
-    if let Some(command) = key.strip_prefix('@') {
-        return match command {
-            "include" => check_place(value),
-            "set" => Ok(()),
-            other => Err(format!("the command `@{other}` is not allowed")),
+    section.map_or(Ok(()), |section| check_section(&section))
+}
+
+/// fluent-bit takes the first column for what a line is, and a space for what ends a key. Where the first entry is not indented, it
+/// takes that entry's first letter for the indentation; a bracket further right begins a group, after which the section goes on.
+fn read_line(line: &str) -> Result<Line<'_>, String> {
+    if line.len() > LONGEST_LINE {
+        return Err(format!("it has {} bytes; at most {LONGEST_LINE} are accepted", line.len()));
+    }
+    let text = line.trim_start_matches([' ', '\t']);
+    if let Some(control) = text.chars().find(|c| c.is_control()) {
+        return Err(format!("the character `{}` is not accepted here; use spaces", control.escape_default()));
+    }
+    let is_indented = text.len() < line.len();
+    if text.is_empty() || text.starts_with('#') {
+        return Ok(Line::Nothing);
+    }
+    if text.starts_with('[') {
+        let name = text.strip_prefix('[').and_then(|rest| rest.trim_end_matches(' ').strip_suffix(']'));
+        return match name {
+            _ if is_indented => {
+                Err(String::from("a section must begin in the first column, and groups are not accepted"))
+            }
+            Some(name) => Ok(Line::Header(name)),
+            None => Err(String::from("a section is one word in brackets, such as `[INPUT]`")),
         };
     }
-    if let Some(name) = line.strip_prefix('[') {
-        *section = name.split(']').next().unwrap_or_default().trim().to_ascii_lowercase();
-        return among(&SECTIONS, section, "section");
+    match (is_indented, text.strip_prefix('@')) {
+        (false, Some(command)) => Ok(Line::Command(command)),
+        (false, None) => Err(String::from("an entry must be indented by spaces")),
+        (true, _) => {
+            let (key, value) = text.split_once(' ').unwrap_or((text, ""));
+            Ok(Line::Entry { key, value: value.trim_matches(' ') })
+        }
     }
-    match (section.as_str(), key.as_str()) {
-        ("input", "name") => among(&INPUTS, value, "input"),
-        ("filter", "name") => among(&FILTERS, value, "filter"),
-        ("output", "name") => among(&OUTPUTS, value, "output"),
-        (_, "plugins_file") => Err(String::from("other plugins cannot be loaded")),
-        (_, key) if FILES.contains(&key) => check_place(value),
+}
+
+fn check_command(command: &str) -> Result<(), String> {
+    let (name, value) = command.split_once(' ').unwrap_or((command, ""));
+    match name.to_ascii_lowercase().as_str() {
+        "include" => check_configuration(value.trim_end_matches(' ')),
+        "set" => Ok(()),
+        other => Err(format!("the command `@{}` is not allowed; allowed are @INCLUDE and @SET", other.escape_debug())),
+    }
+}
+
+fn check_section(section: &Section) -> Result<(), String> {
+    let names: Vec<&Entry> = section.entries.iter().filter(|entry| entry.key == "name").collect();
+    let plugin = match names.as_slice() {
+        _ if section.entries.is_empty() => return Ok(()),
+        _ if !options::is_plugin(&section.kind) => None,
+        [name] => Some(name),
+        [] => return Err(format!("line {}: this section has no Name", section.line)),
+        [_, second, ..] => return Err(format!("line {}: this section has a second Name", second.line)),
+    };
+    let said = |entry: &Entry, what: String| format!("line {}: {what}", entry.line);
+    let allowed = match plugin {
+        Some(name) => options::of_plugin(&section.kind, &name.value).map_err(|what| said(name, what))?,
+        None => options::of_section(&section.kind),
+    };
+    for entry in &section.entries {
+        allowed
+            .check(&entry.key)
+            .and_then(|()| check_value(&entry.key, &entry.value))
+            .map_err(|what| said(entry, what))?;
+    }
+    Ok(())
+}
+
+/// What an entry may name beyond the network. fluent-bit replaces `${…}` in values, so none of these may hold any.
+fn check_value(key: &str, value: &str) -> Result<(), String> {
+    match key {
+        "parsers_file" if value == PACKAGED_PARSERS => Ok(()),
+        "parsers_file" | "streams_file" | "upstream" => check_configuration(value),
+        "db" | "storage.path" => check_state(value),
+        // Names of inputs become names of files below `storage.path`.
+        "alias" | "emitter_name" if !is_plain(value) => {
+            Err(format!("`{}` may only have letters, digits, `.`, `-` and `_`", value.escape_debug()))
+        }
         _ => Ok(()),
     }
 }
 
-fn among(allowed: &[&str], found: &str, what: &str) -> Result<(), String> {
-    if allowed.contains(&found.to_ascii_lowercase().as_str()) {
-        return Ok(());
-    }
-    Err(format!("the {what} `{}` is not allowed; allowed are {}", found.escape_debug(), allowed.join(", ")))
+/// A name that leads nowhere else: neither `..` nor a pattern that matches it, such as `.*`.
+fn is_plain(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+    !name.is_empty() && !name.starts_with('.') && name.chars().all(plain)
 }
 
 /// Files of this very configuration, and our own pieces.
-fn check_place(path: &str) -> Result<(), String> {
-    let inside = !path.starts_with('/') || path.starts_with(OWN);
-    if inside && !path.contains("..") && !path.contains('$') {
+fn check_configuration(path: &str) -> Result<(), String> {
+    let below = path.strip_prefix(OWN).filter(|below| below.ends_with(CONFIGURATION));
+    let is_inside = |below: &str| below.split('/').all(|part| is_plain(&part.replace('*', "x")));
+    if below.is_some_and(is_inside) {
         return Ok(());
     }
-    Err(format!("`{}` lies outside of {OWN} and is not read", path.escape_debug()))
+    Err(format!(
+        "`{}` is not read: a file to include is given by its whole path, below {OWN}, and ends in {CONFIGURATION}",
+        path.escape_debug()
+    ))
+}
+
+fn check_state(path: &str) -> Result<(), String> {
+    if path.strip_prefix(STATE).is_some_and(is_plain) {
+        return Ok(());
+    }
+    Err(format!("`{}` is not written: fluent-bit keeps its state directly below {STATE}", path.escape_debug()))
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn judge(text: &str) -> Result<(), String> {
-        check(&BTreeMap::from([(String::from("index.conf"), text.as_bytes().to_vec())]))
-    }
-
-    #[test]
-    fn what_forwards_logs_is_taken() {
-        let text = "@SET env=prod\n@INCLUDE inputs/*.conf\n\
-                    @INCLUDE /etc/fluent-bit-customization/default-config/fluent-bit-output.conf\n\
-                    [SERVICE]\n    Flush 1\n    Parsers_File parsers.conf\n\
-                    # a comment\n[INPUT]\n    Name tail\n    Path /var/log/etcd.log\n\
-                    [FILTER]\n    Name grep\n    Match *\n[OUTPUT]\n    name HTTP\n    Host logs.example.org\n\
-                    [PARSER]\n    Name json\n    Format json\n";
-        assert_eq!(judge(text), Ok(()));
-    }
-
-    #[test]
-    fn what_runs_programs_loads_code_or_writes_files_is_refused() {
-        for (text, said) in [
-            (
-                "[INPUT]\n    Name exec\n    Command id\n",
-                "index.conf: line 2: the input `exec` is not allowed; allowed are",
-            ),
-            ("[input]\nNAME\texec_wasi\n", "the input `exec_wasi`"),
-            ("[ INPUT ]\n name=exec\n", "the input `exec`"),
-            ("@SET x=exec\n[INPUT]\n    Name ${x}\n", "the input `${x}`"),
-            ("[INPUT]\n    Name tail\n    Name exec\n", "line 3: the input `exec`"),
-            ("[FILTER]\n    Name lua\n    Code os.execute()\n", "the filter `lua`"),
-            ("[OUTPUT]\n    Name file\n    Path /etc/cron.d\n", "the output `file`"),
-            ("[PLUGINS]\n    Path /tmp/a.so\n", "the section `plugins`"),
-            ("[SERVICE]\n    Plugins_File p.conf\n", "other plugins cannot be loaded"),
-            ("[SERVICE]\n    Parsers_File /tmp/p.conf\n", "`/tmp/p.conf` lies outside"),
-            ("@INCLUDE /tmp/other.conf\n", "`/tmp/other.conf` lies outside"),
-            ("@include ../../other.conf\n", "lies outside"),
-            ("@RUN id\n", "the command `@run`"),
-        ] {
-            let refused = judge(text).unwrap_err();
-            assert!(refused.contains(said), "{text}: {refused}");
-        }
-        let yaml = BTreeMap::from([(String::from("a.yaml"), Vec::new())]);
-        assert!(check(&yaml).is_err());
-        assert!(check(&BTreeMap::from([(String::from("a.conf"), vec![0xff])])).is_err());
-    }
-}
+mod tests;

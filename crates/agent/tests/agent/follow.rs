@@ -172,6 +172,7 @@ async fn keys_become_files_as_they_change_and_nothing_bad_is_taken() {
     for (key, value, expected) in [
         ("/logs/bad.conf", "[INPUT]\n    Name tail\n    Tag NONSENSE\n", "section NONSENSE is not known"),
         ("/logs/bad.conf", "[INPUT]\n    Name exec\n", "exec"),
+        ("/logs/bad.conf", "[INPUT]\n    [PARSER] x\n    Name exec\n", "bad.conf: line 2: a section must begin"),
         ("/logs/../../../passwd", "x", "cannot be a file"),
         ("/logs//etc/passwd", "x", "cannot be a file"),
     ] {
@@ -202,23 +203,23 @@ async fn a_source_that_is_away_or_refuses_leaves_the_last_configuration_in_place
     turn_auth_on(&client, Some("root's")).await;
     add_reader(&client, Some("wrong")).await;
     let root = root_by_password(&machine);
-    root.put("/logs/index.conf", "one\n").await.unwrap();
+    root.put("/logs/index.conf", "# one\n").await.unwrap();
     let login = SourceLogin::Password { user: String::from("reader"), password: Secret::new("right") };
     let follower = Follower::new(&source(&machine, login));
 
     follower.says("does not know the user reader: wrong user or password").await;
     auth(&client, AuthOp::SetPassword { user: String::from("reader") }, Some("right")).await;
-    follower.has("index.conf", Some("one\n")).await;
+    follower.has("index.conf", Some("# one\n")).await;
     follower.is_content().await;
 
     machine.signal_etcd(Signal::KILL);
     machine.healthy(&client).await;
-    root.put("/logs/index.conf", "two\n").await.unwrap();
-    follower.has("index.conf", Some("two\n")).await;
+    root.put("/logs/index.conf", "# two\n").await.unwrap();
+    follower.has("index.conf", Some("# two\n")).await;
 
     order(&client, 1, Order::StopEtcd).await.unwrap();
     follower.says("cannot reach etcd").await;
-    assert_eq!(follower.content("index.conf").as_deref(), Some("two\n"));
+    assert_eq!(follower.content("index.conf").as_deref(), Some("# two\n"));
     let expects = crate::common::facts(&client).await.etcd.data;
     order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
     machine.healthy(&client).await;
@@ -227,7 +228,7 @@ async fn a_source_that_is_away_or_refuses_leaves_the_last_configuration_in_place
     auth(&client, AuthOp::RevokeRole { user: String::from("reader"), role: String::from("reader") }, None).await;
     machine.signal_etcd(Signal::KILL);
     follower.says("does not let the user reader read below /logs/").await;
-    assert_eq!(follower.content("index.conf").as_deref(), Some("two\n"));
+    assert_eq!(follower.content("index.conf").as_deref(), Some("# two\n"));
     let told = fs::read_to_string(follower.root.path().join("run/quorate/log-source-trouble")).unwrap();
     assert!(!told.contains("right"), "no secret is said: {told}");
 }

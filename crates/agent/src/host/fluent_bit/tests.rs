@@ -72,6 +72,13 @@ fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_includ
 }
 
 #[test]
+fn nothing_in_the_pieces_is_refused_to_a_configuration_from_elsewhere() {
+    let configuration = render(&config()).into_iter().filter(|piece| piece.path != CA);
+    let files = configuration.map(|piece| (piece.path.to_owned(), piece.content.into_bytes())).collect();
+    assert_eq!(follow::allowed::check(&files), Ok(()));
+}
+
+#[test]
 fn fluent_bit_is_not_root_and_writes_nowhere_but_to_its_own_place() {
     let text = unit();
     let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");

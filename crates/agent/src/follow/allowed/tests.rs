@@ -1,0 +1,122 @@
+use super::*;
+
+fn judge(text: &str) -> Result<(), String> {
+    check(&BTreeMap::from([(String::from("index.conf"), text.as_bytes().to_vec())]))
+}
+
+#[test]
+fn what_forwards_logs_is_taken() {
+    let text = "@SET env=prod\r\n@INCLUDE /etc/fluent-bit-customization/dynamic-config/inputs/*.conf\n\
+                @include /etc/fluent-bit-customization/default-config/fluent-bit-output.conf\n\
+                \n    \n[SERVICE]\n    Flush 1\n    Parsers_File /etc/fluent-bit/parsers.conf\n\
+                \x20   storage.path /var/lib/quorate-logs/buffer\n\
+                # a comment\n[INPUT]\n\tPath /var/log/etcd.log\r\n\tName tail\n\t# another\n\tDB /var/lib/quorate-logs/mine.db\n\
+                [FILTER]\n    Name grep\n    Match *\n    Regex log ^[^ ]+ [a-z]+ \u{a0}é$\n\
+                [OUTPUT] \n    name HTTP\n    Host logs.example.org\n    tls On\n    Header X-Host ${HOSTNAME}\n\
+                [OUTPUT]\n    Name null\n    Match none\n[PARSER]\n    Name json\n    Format json\n[FILTER]\n";
+    assert_eq!(judge(text), Ok(()));
+    let data = BTreeMap::from([(String::from("ca.crt"), vec![0xff]), (String::from("logo"), b"[PLUGINS]".to_vec())]);
+    assert_eq!(check(&data), Ok(()), "nothing of it is read as a configuration");
+}
+
+#[test]
+fn what_runs_programs_loads_code_or_writes_files_is_refused() {
+    for (text, said) in [
+        (
+            "[INPUT]\n    Name exec\n    Command id\n",
+            "index.conf: line 2: the input `exec` is not allowed; allowed are tail,",
+        ),
+        ("[input]\n NAME  exec_wasi\n", "line 2: the input `exec_wasi`"),
+        ("[INPUT]\n    Command id\n    Name exec\n", "line 3: the input `exec`"),
+        ("@SET x=exec\n[INPUT]\n    Name ${x}\n", "the input `${x}`"),
+        ("[INPUT]\n    Name tail\n    Name exec\n", "line 3: this section has a second Name"),
+        ("[INPUT]\n    Command id\n", "line 1: this section has no Name"),
+        ("[INPUT]\n    Name tail\u{a0}exec\n", "the input `tail\\u{a0}exec`"),
+        ("[FILTER]\n    Name lua\n    Code os.execute()\n", "the filter `lua`"),
+        ("[OUTPUT]\n    Name file\n    Path /etc/cron.d\n", "the output `file`"),
+        ("[OUTPUT]\n    Name s3\n", "the output `s3`"),
+        ("[OUTPUT]\n    Name kafka\n    rdkafka.plugin.library.paths /tmp/a.so\n", "the output `kafka`"),
+        ("[PLUGINS]\n    Path /tmp/a.so\n", "the section `PLUGINS`"),
+        ("[CUSTOM]\n    Name calyptia\n", "the section `CUSTOM`"),
+        (
+            "[SERVICE]\n    Plugins_File p.conf\n",
+            "line 2: the section `service` may not have the option `plugins_file`; other plugins",
+        ),
+        ("[SERVICE]\n    Log_File /var/lib/quorate-logs/.aws/config\n", "the option `log_file`; allowed are flush,"),
+        ("[SERVICE]\n    HTTP_Server On\n", "the option `http_server`"),
+        (
+            "[SERVICE]\n    storage.path /var/lib/quorate-logs/../etcd\n",
+            "is not written: fluent-bit keeps its state directly below",
+        ),
+        ("[SERVICE]\n    storage.path /tmp\n", "`/tmp` is not written"),
+        (
+            "[INPUT]\n    DB /var/lib/quorate-logs/.profile\n    Name tail\n",
+            "line 2: `/var/lib/quorate-logs/.profile` is not written",
+        ),
+        ("[INPUT]\n    Name systemd\n    DB /var/lib/quorate-logs/${x}\n", "is not written"),
+        ("[INPUT]\n    Name tail\n    Alias ../../x\n", "`../../x` may only have letters"),
+        ("[FILTER]\n    Name rewrite_tag\n    Emitter_Name ${x}\n", "`${x}` may only have letters"),
+        ("[OUTPUT]\n    Name http\n    AWS_Auth On\n", "the output `http` may not have the option `aws_auth`"),
+        ("[OUTPUT]\n    Name forward\n    Unix_Path /run/x\n", "the option `unix_path`"),
+        ("[OUTPUT]\n    Name null\n    Host x\n", "the output `null` may not have the option `host`"),
+        ("[OUTPUT]\n    Name forward\n    Upstream /tmp/u.conf\n", "`/tmp/u.conf` is not read"),
+    ] {
+        refused(text, said);
+    }
+}
+
+#[test]
+fn what_fluent_bit_would_read_otherwise_is_refused() {
+    let long = format!("[FILTER]\n    Name grep\n    Regex {}\n", "x".repeat(4000));
+    for (text, said) in [
+        (
+            "[INPUT]\n    [PARSER] x\n    Name exec\n    Command id\n",
+            "line 2: a section must begin in the first column",
+        ),
+        ("[INPUT]\n\t[PARSER]\n", "line 2: a section must begin in the first column"),
+        ("[INPUT]\nxName exec\nxCommand id\n", "line 2: an entry must be indented"),
+        ("[INPUT]\n\u{a0}Name exec\n", "line 2: an entry must be indented"),
+        ("\u{feff}[INPUT]\n    Name tail\n", "line 1: an entry must be indented"),
+        ("[INPUT]\n    Name\ttail\n", "the character `\\t` is not accepted here"),
+        ("[INPUT]\n    Name tail\r    Name exec\n", "the character `\\r`"),
+        ("[INPUT]\n    Name tail\0\n", "the character `\\u{0}`"),
+        ("[INPUT]\n    Name=exec\n", "this section has no Name"),
+        ("[ INPUT ]\n    Name exec\n", "the section ` INPUT `"),
+        ("[INPUT] x\n    Name exec\n", "a section is one word in brackets"),
+        ("[INPUT\n    Name exec\n", "a section is one word in brackets"),
+        ("[OUTPUT][INPUT]\n    Name exec\n", "the section `OUTPUT][INPUT`"),
+        ("    Name exec\n", "line 1: an entry must be in a section"),
+        (
+            "[PARSER]\n@INCLUDE /etc/fluent-bit-customization/a.conf\n    Name exec\n",
+            "line 3: an entry must be in a section",
+        ),
+        ("[INPUT]\n    Name tail\n    @INCLUDE /tmp/x\n", "the option `@include`"),
+        ("[INPUT]\n    Name tail\n    \u{2003}Name exec\n", "the option `\\u{2003}name`"),
+        (&long, "line 3: it has 4010 bytes; at most 4000 are accepted"),
+        ("[SERVICE]\n    Parsers_File /tmp/p.conf\n", "`/tmp/p.conf` is not read"),
+        ("[SERVICE]\n    Parsers_File parsers.conf\n", "`parsers.conf` is not read"),
+        ("[SERVICE]\n    Streams_File /etc/fluent-bit-customization/${x}.conf\n", "is not read"),
+        ("@INCLUDE /tmp/other.conf\n", "`/tmp/other.conf` is not read"),
+        ("@INCLUDE tmp/other.conf\n", "`tmp/other.conf` is not read: a file to include is given by its whole path"),
+        ("@include /etc/fluent-bit-customization/../../tmp/other.conf\n", "is not read"),
+        ("@INCLUDE /etc/fluent-bit-customization/.?/.?/tmp/*.conf\n", "is not read"),
+        ("@INCLUDE /etc/fluent-bit-customization/.*/.*/tmp/x.conf\n", "is not read"),
+        ("@INCLUDE /etc/fluent-bit-customization/dynamic-config/ca.crt\n", "is not read"),
+        ("@INCLUDE /etc/fluent-bit-customization/dynamic-config/*\n", "is not read"),
+        ("@INCLUDE\n", "`` is not read"),
+        ("@RUN id\n", "the command `@run`"),
+    ] {
+        refused(text, said);
+    }
+    for name in ["a.yaml", "a.YML"] {
+        assert!(check(&BTreeMap::from([(String::from(name), Vec::new())])).is_err());
+    }
+    assert!(check(&BTreeMap::from([(String::from("a.conf"), vec![0xff])])).is_err());
+}
+
+fn refused(text: &str, said: &str) {
+    match judge(text) {
+        Ok(()) => panic!("accepted: {text}"),
+        Err(why) => assert!(why.contains(said), "{text}: {why}"),
+    }
+}
