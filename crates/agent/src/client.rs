@@ -18,8 +18,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use quorate_core::Secret;
-use quorate_core::model::{AGENT_PORT, Distrust, Facts, Number};
-use quorate_core::planner::safety;
+use quorate_core::model::{AGENT_PORT, Facts};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -69,17 +68,12 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Another controller has taken over. A number that no controller can have had shows nothing but an agent that is not to be
-    /// trusted.
-    pub fn is_stale_fence(&self) -> bool {
-        matches!(self, ClientError::Refused(Refusal::StaleFence { .. })) && self.absurd_fence().is_none()
-    }
-
-    /// The fencing number that this agent claims to obey, where none ever gets that far.
-    pub fn absurd_fence(&self) -> Option<Distrust> {
-        let ClientError::Refused(Refusal::StaleFence { obeyed, carried }) = self else { return None };
-        let absurd = safety::is_absurd_fence(*carried, *obeyed);
-        absurd.then_some(Distrust { what: Number::Fence, known: Some(*carried), told: *obeyed })
+    /// The later fencing number that this agent claims to obey.
+    pub fn obeyed(&self) -> Option<u64> {
+        match self {
+            ClientError::Refused(Refusal::StaleFence { obeyed, .. }) => Some(*obeyed),
+            _ => None,
+        }
     }
 }
 

@@ -51,8 +51,6 @@ pub enum ControlError {
     Pki(#[from] quorate_pki::Error),
     #[error(transparent)]
     Agent(#[from] quorate_agent::client::ClientError),
-    #[error("another controller has taken over, so nothing more is done here: {by}")]
-    TakenOver { by: String },
     #[error("could not {action}")]
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
@@ -85,11 +83,10 @@ fn consoles(last_words: &[(MemberName, String)]) -> String {
 }
 
 impl ControlError {
-    /// Whether going on would mean to argue with another controller.
+    /// Whether going on would mean to argue with another controller. Only the ledger tells: an agent that claims it may lie.
     pub fn is_taken_over(&self) -> bool {
         match self {
-            ControlError::TakenOver { .. } | ControlError::Ledger(LedgerError::Lost { .. }) => true,
-            ControlError::Agent(e) => e.is_stale_fence(),
+            ControlError::Ledger(LedgerError::Lost { .. }) => true,
             ControlError::Step { source, .. } => source.is_taken_over(),
             _ => false,
         }
@@ -188,7 +185,7 @@ impl Controller {
         let ledger = self.held.ledger();
         // Machines are called as they were before this run changed anything.
         let known = self.before.as_ref().filter(|before| before.cluster_id == ledger.cluster_id);
-        let seen = self.sight.ask_first(known.unwrap_or(&ledger), fence).await?;
+        let seen = self.sight.ask_first(known.unwrap_or(&ledger), &ledger, fence).await?;
         if !self.sight.knows_more().is_empty() {
             let before = self.before.take();
             return self.stand_back(before, 0, seen);
@@ -285,7 +282,12 @@ impl Controller {
         seen: Observation,
     ) -> Result<Outcome, ControlError> {
         let blocked = self.sight.knows_more().to_vec();
-        let ledger = self.held.stand_back(before)?;
+        // A number that others were told already is taken back only where the next controller would not find out otherwise.
+        let is_later = |because: &UnsafeBecause| matches!(because, UnsafeBecause::OlderLedger { agent, .. } if *agent > self.held.fence());
+        let ledger = match before.is_none() && blocked.iter().all(is_later) {
+            true => self.held.release(|_| {})?,
+            false => self.held.stand_back(before)?,
+        };
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 
@@ -436,6 +438,7 @@ fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
     ledger.spec = spec.clone();
     ledger.downtime = None;
     ledger.without_grace = None;
+    ledger.older_accepted = None;
     if !matches!(ledger.formation, Formation::Recovering { .. }) {
         ledger.recovery = None;
     }

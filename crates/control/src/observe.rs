@@ -9,7 +9,9 @@ use jiff::Timestamp;
 use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
-use quorate_core::model::{AgentSeen, Facts, Formation, Ledger, MachineSeen, MemberName, Observation, Power, Seen};
+use quorate_core::model::{
+    AgentSeen, Distrust, Facts, Formation, Ledger, MachineSeen, MemberName, Number, Observation, Power, Seen,
+};
 use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::controller::ControlError;
@@ -84,16 +86,28 @@ impl Sight {
 
     /// Looks, and tells nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
     /// nothing of.
-    pub async fn ask_first(&mut self, ledger: &Ledger, fence: u64) -> Result<Observation, ControlError> {
-        let seen = self.ask(ledger, None).await?;
+    /// Machines are called as in `known`; whose word counts, `ledger` tells.
+    pub async fn ask_first(
+        &mut self,
+        known: &Ledger,
+        ledger: &Ledger,
+        fence: u64,
+    ) -> Result<Observation, ControlError> {
+        let seen = self.ask(known, None).await?;
+        let (mut claims, mut agrees) = (Vec::new(), false);
         for member in seen.agents.keys() {
             if let (Some(facts), Some(contact)) = (seen.facts(member), self.agents.get(member)) {
                 match safety::fence_is_current(fence.saturating_sub(1), member, facts) {
-                    Ok(()) => drop(self.asked.get_mut().insert(key(member, &contact.machine))),
-                    Err(because) => self.knows_more.push(because),
+                    Ok(()) => {
+                        agrees = true;
+                        self.asked.get_mut().insert(key(member, &contact.machine));
+                    }
+                    Err(because) => claims.push((because, is_witness(ledger, member, contact))),
                 }
             }
         }
+        let counts = claims.into_iter().filter(|(_, witness)| *witness || !agrees);
+        self.knows_more.extend(counts.map(|(because, _)| because));
         Ok(seen)
     }
 
@@ -146,21 +160,16 @@ impl Sight {
         let asked = self.asked.borrow().clone();
         let looks = self.agents.iter().map(async |(member, contact)| {
             let number = fence.filter(|_| !asked.contains(&key(member, &contact.machine)));
-            let seen = match look_first(&contact.client, ledger, member, number, fence).await {
-                Ok(Met::Agent(agent)) => Seen::At(Timestamp::now(), agent),
-                Ok(Met::KnowsMore(facts, because)) => {
-                    let seen = Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts));
-                    return Ok((member.clone(), seen, Some(because)));
-                }
-                Err(e) if e.is_stale_fence() => return Err(ControlError::TakenOver { by: e.to_string() }),
-                Err(e) => match e.absurd_fence() {
-                    Some(distrust) => Seen::At(Timestamp::now(), AgentSeen::Untrusted(distrust)),
-                    None => Seen::Unreachable { since: now, why: e.to_string() },
-                },
-            };
-            Ok((member.clone(), seen, None))
+            (member, contact, look_first(&contact.client, ledger, member, number, fence).await)
         });
-        let looks = join_all(looks).await.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let looks = join_all(looks).await;
+        let agrees = looks.iter().any(|(.., met)| matches!(met, Ok(Met::Agent(AgentSeen::Enrolled(_)))));
+        let judged = looks.into_iter().map(|(member, contact, met)| {
+            let counts = !agrees || is_witness(ledger, member, contact);
+            let (seen, knows_more) = judge(met, member, counts, now);
+            (member.clone(), seen, knows_more)
+        });
+        let looks: Vec<_> = judged.collect();
         let mut agents = BTreeMap::new();
         for (member, seen, knows_more) in looks {
             let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
@@ -256,11 +265,58 @@ impl Sight {
 /// Whom a look has met.
 enum Met {
     Agent(AgentSeen),
-    /// It was not told our number.
-    KnowsMore(Box<Facts>, UnsafeBecause),
+    /// With what it tells, if anything.
+    KnowsMore(LaterFence, Option<Box<Facts>>),
 }
 
-/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is absurd.
+/// A fencing number above those that this ledger has given out.
+struct LaterFence {
+    known: u64,
+    told: u64,
+}
+
+impl LaterFence {
+    fn is_absurd(&self) -> bool {
+        safety::is_absurd_fence(self.known, self.told)
+    }
+
+    /// That this ledger is not the latest.
+    fn shows(&self, member: &MemberName) -> UnsafeBecause {
+        let (ledger, agent) = (self.known, self.told);
+        UnsafeBecause::OlderLedger { member: member.clone(), what: "fencing number", ledger, agent }
+    }
+
+    /// That the agent is not to be trusted.
+    fn distrust(&self) -> Distrust {
+        Distrust { what: Number::Fence, known: Some(self.known), told: self.told }
+    }
+}
+
+/// What a look at one agent shows. That it obeys a later controller counts for this ledger, or against the agent.
+fn judge(
+    met: Result<Met, ClientError>,
+    member: &MemberName,
+    counts: bool,
+    now: Timestamp,
+) -> (Seen<AgentSeen>, Option<UnsafeBecause>) {
+    match met {
+        Ok(Met::Agent(agent)) => (Seen::At(Timestamp::now(), agent), None),
+        Ok(Met::KnowsMore(later, facts)) if counts && !later.is_absurd() => {
+            let refused = || Seen::Unreachable { since: now, why: String::from("it obeys a later controller") };
+            let seen = facts.map(|facts| Seen::At(Timestamp::now(), AgentSeen::Enrolled(facts)));
+            (seen.unwrap_or_else(refused), Some(later.shows(member)))
+        }
+        Ok(Met::KnowsMore(later, _)) => (Seen::At(Timestamp::now(), AgentSeen::Untrusted(later.distrust())), None),
+        Err(e) => (Seen::Unreachable { since: now, why: e.to_string() }, None),
+    }
+}
+
+/// Where nobody else agrees with the ledger, the word of everyone counts.
+fn is_witness(ledger: &Ledger, member: &MemberName, contact: &Contact) -> bool {
+    safety::is_witness(ledger, member.seat(), contact.machine.incarnation)
+}
+
+/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is later.
 async fn look_first(
     agent: &AgentClient,
     ledger: &Ledger,
@@ -268,24 +324,29 @@ async fn look_first(
     number: Option<u64>,
     fence: Option<u64>,
 ) -> Result<Met, ClientError> {
-    let look = async |fence| {
-        let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await?;
-        Ok(match look {
-            Look::Facts(facts) => safety::believe(ledger, member, facts),
-            Look::Unenrolled { public_key } => AgentSeen::Unenrolled { public_key },
+    let look = async |fence, known: Option<u64>| {
+        let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
+        let facts = match look {
+            Ok(Look::Facts(facts)) => facts,
+            Ok(Look::Unenrolled { public_key }) => return Ok(Met::Agent(AgentSeen::Unenrolled { public_key })),
+            Err(e) => match e.obeyed() {
+                Some(told) => return Ok(Met::KnowsMore(LaterFence { known: fence.unwrap_or(0), told }, None)),
+                None => return Err(e),
+            },
+        };
+        // One that takes our number and claims a later one is believed in neither.
+        Ok(match known.filter(|known| facts.fence > *known) {
+            Some(known) => Met::KnowsMore(LaterFence { known, told: facts.fence }, Some(facts)),
+            None => Met::Agent(safety::believe(ledger, member, facts)),
         })
     };
     if let Some(number) = number {
-        match look(None).await? {
-            AgentSeen::Enrolled(facts) => {
-                if let Err(because) = safety::fence_is_current(number.saturating_sub(1), member, &facts) {
-                    return Ok(Met::KnowsMore(facts, because));
-                }
-            }
-            stranger => return Ok(Met::Agent(stranger)),
+        match look(None, Some(number.saturating_sub(1))).await? {
+            Met::Agent(AgentSeen::Enrolled(_)) => {}
+            other => return Ok(other),
         }
     }
-    look(fence).await.map(Met::Agent)
+    look(fence, fence).await
 }
 
 /// A machine, whatever it is called by now.

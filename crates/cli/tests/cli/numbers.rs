@@ -12,21 +12,26 @@ fn generations(sandbox: &Sandbox) -> [u64; 3] {
     ["etcd-1", "etcd-2", "etcd-3"].map(|m| ledger["members"][m]["generation"].as_u64().expect("a number"))
 }
 
-#[test]
-fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing() {
-    let version = newest();
-    let sandbox = Sandbox::new(&version);
-    sandbox.file("c.yaml", &spec(3, &version, "", ""));
-    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
-    let root = sandbox.home().join("machines/c/etcd-2/root");
+/// The member's agent is killed, and remembers this number when it comes back.
+fn remembers(sandbox: &Sandbox, machine: &str, fence: u64) {
+    let root = sandbox.home().join("machines/c").join(machine).join("root");
     let of_it = |line: &str| line.contains(&format!(" agent --root {} ", root.display()));
     let agent = || sandbox.processes().into_iter().find(|(_, line)| of_it(line)).map(|(pid, _)| pid);
     signal(agent().expect("an agent"), "KILL");
     eventually("the agent is gone", 10, || agent().is_none());
     let file = root.join("var/lib/quorate/state.json");
     let mut state: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-    state["fence"] = u64::MAX.into();
+    state["fence"] = fence.into();
     fs::write(&file, serde_json::to_vec(&state).unwrap()).unwrap();
+}
+
+#[test]
+fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing() {
+    let version = newest();
+    let sandbox = Sandbox::new(&version);
+    sandbox.file("c.yaml", &spec(3, &version, "", ""));
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    remembers(&sandbox, "etcd-2", u64::MAX);
 
     let told = "reports fencing number 18446744073709551615";
     let blocked = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3).text();
@@ -48,4 +53,12 @@ fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     assert_eq!(sandbox.status("c")["verdict"], "healthy");
     assert_eq!(sandbox.ledger("c")["members"]["etcd-2"]["incarnation"], 2);
+
+    // A number that could be true says that this ledger is an old copy, so nothing is done; but the machine that says so can be replaced.
+    remembers(&sandbox, "etcd-3", sandbox.ledger("c")["fence"].as_u64().expect("a number") + 1000);
+    let blocked = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3).text();
+    assert!(blocked.contains("this ledger is older") && blocked.contains("quorate replace NAME etcd-3"), "{blocked}");
+    sandbox.quorate(&["replace", "c", "etcd-3", "--yes"]).ok();
+    sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
+    assert_eq!(sandbox.status("c")["verdict"], "healthy");
 }

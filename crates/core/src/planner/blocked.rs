@@ -242,9 +242,10 @@ impl UnsafeBecause {
                 "look who listens at the address of {member} before anything else; if its machine was only made anew \
                  outside quorate and holds nothing, remove it by hand"
             ),
-            UnsafeBecause::OlderLedger { .. } => String::from(
-                "bring back the newer ledger with `quorate ledger import`; if it is gone for good, `quorate apply \
-                 --accept-older-ledger` goes on above what the agents remember",
+            UnsafeBecause::OlderLedger { member, .. } => format!(
+                "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply \
+                 --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state may be \
+                 damaged or somebody else may control it: `quorate replace NAME {member}` moves it to a new machine"
             ),
             UnsafeBecause::Untrusted { member, .. } => format!(
                 "the state on that machine is damaged, or somebody else controls it: find out which, then move the member to a \

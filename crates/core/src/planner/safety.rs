@@ -27,7 +27,7 @@ pub use absence::{Absence, judge_absence, peers_miss};
 pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
 pub use renewal::{may_renew, may_replace};
-pub use trust::{LAST_REVISION, believe, is_absurd_fence};
+pub use trust::{LAST_REVISION, believe, is_absurd_fence, is_witness};
 
 /// The rules by name, as refusals cite them.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]

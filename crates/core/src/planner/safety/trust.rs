@@ -27,6 +27,14 @@ pub fn is_absurd_fence(known: u64, told: u64) -> bool {
     is_beyond(known, told, MOST_RUNS)
 }
 
+/// Whether a machine that has obeyed a later controller shows that this ledger is not the latest. One that the ledger has given up shows
+/// nothing: it may have been given up because it lies. Nor does any, once the operator has said that this ledger leads: it goes on
+/// above whatever they remembered then.
+pub fn is_witness(ledger: &Ledger, seat: &str, incarnation: u64) -> bool {
+    let wanted = ledger.members.iter().find(|(member, _)| member.as_str() == seat).map_or(0, |(_, m)| m.incarnation);
+    ledger.older_accepted.is_none() && incarnation >= wanted
+}
+
 fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distrust> {
     let generation = ledger.members.get(member).map_or(0, |record| record.generation);
     let held = facts.node_config.as_ref().map_or(0, |(generation, _)| *generation);
@@ -47,4 +55,28 @@ fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distr
 
 fn is_beyond(known: u64, told: u64, most: u64) -> bool {
     told > known.saturating_add(most)
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+
+    use super::*;
+    use crate::model::{Consent, MemberRecord};
+    use crate::spec::{ClientAuth, generated};
+    use crate::versions;
+
+    #[test]
+    fn a_machine_that_the_ledger_gave_up_is_no_witness_against_it_and_a_later_one_is() {
+        let spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();
+        let mut ledger = Ledger::new(String::from("0123456789abcdef"), spec.clusters[0].clone());
+        let record = MemberRecord { incarnation: 2, ..MemberRecord::default() };
+        ledger.members.insert("etcd-1".into(), record);
+        assert!(!is_witness(&ledger, "etcd-1", 1), "it is being replaced");
+        assert!(is_witness(&ledger, "etcd-1", 2) && is_witness(&ledger, "etcd-1", 3), "a later ledger made the third");
+        assert!(is_witness(&ledger, "etcd-9", 1), "nothing is known of it");
+        let shown = String::new();
+        ledger.older_accepted = Some(Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown });
+        assert!(!is_witness(&ledger, "etcd-1", 3));
+    }
 }
