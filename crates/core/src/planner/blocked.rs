@@ -392,12 +392,12 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: Some(known), told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}, and the ledger knows {known}: no cluster gets that far, so nothing \
+                "the agent of {member} reports {what} {told}, and the ledger knows {known}: nothing else shows that, so nothing \
                  that it reports is believed"
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: None, told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}: no cluster gets that far, so nothing that it reports is believed"
+                "the agent of {member} reports {what} {told}: nothing else shows that, so nothing that it reports is believed"
             ),
             UnsafeBecause::WrongBinary { member, wanted, found } => {
                 write!(f, "{member} should run etcd {wanted}, and {found}")
