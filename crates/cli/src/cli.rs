@@ -155,8 +155,8 @@ pub enum Verb {
     Key(Key),
     /// Break the lock of a controller that is gone
     ///
-    /// A lock expires 10 seconds after its controller is gone, and the lock of a dead process on this host is free at once. This is for
-    /// the rest. A controller that still lives finds out at its next step and stops; its orders are refused from then on.
+    /// The lock of a dead process on this host is free at once. Any other lock is watched for 10 seconds by the next command that needs it,
+    /// and freed if nobody renews it. This is for the rest. A controller that still lives finds out at its next step and stops; its orders are refused from then on.
     Unlock(Unlock),
     /// Make images for machines
     #[command(subcommand)]

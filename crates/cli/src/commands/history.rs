@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 use quorate_control::history::{Entry, History};
-use quorate_control::ledger::is_held;
+use quorate_control::ledger::seems_held;
 use serde::Serialize;
 
 use super::Context;
@@ -21,7 +21,7 @@ struct Told<'a> {
 pub fn run(context: &Context, options: cli::History) -> Result<Exit, Error> {
     let name = options.name.as_str();
     let ledger = load::ledger(&context.home, name)?;
-    let lock = ledger.lock.as_ref().filter(|lock| is_held(lock, Timestamp::now()));
+    let lock = ledger.lock.as_ref().filter(|lock| seems_held(lock, Timestamp::now()));
     let history = History::new(context.home.history(name));
     let steps = history.entries(lock.map(|lock| lock.fence))?;
     if let Some((lines, first)) = history.damage()? {

@@ -15,6 +15,9 @@ use crate::process::{self, Process};
 /// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
 pub const LEASE: Duration = Duration::from_secs(10);
 
+/// For how long a lock is watched of which nobody knows whether its holder lives.
+const WATCH: Duration = Duration::from_secs(LEASE.as_secs() + 1);
+
 /// How often a lock is looked at of which nobody knows whether its holder lives.
 const GLANCE: Duration = Duration::from_millis(200);
 
@@ -163,22 +166,47 @@ fn lease() -> SignedDuration {
 /// What is known of a lock's holder.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Standing {
-    /// It is gone, or hangs for longer than its lease.
+    /// Its process, which was on this host, is gone.
     Free,
-    /// It lives, on this host.
+    /// Its process lives on this host, and its lease runs.
     Held,
-    /// It may live on another host, or was started before this one was booted; or a clock was set.
+    /// It may live on another host, or was started before this one was booted; or its lease ended although its process lives.
+    /// Then it hangs, or one of the two clocks is wrong: only a watch that needs no clock of the day can tell.
     Unknown,
 }
 
 fn standing(lock: &Lock, now: Timestamp) -> Standing {
+    if !is_of_here(lock) {
+        return Standing::Unknown;
+    }
+    match (is_alive_here(lock), lease_runs(lock, now)) {
+        (false, _) => Standing::Free,
+        (true, true) => Standing::Held,
+        (true, false) => Standing::Unknown,
+    }
+}
+
+/// By the clock of this host. A lease that ends later than any could was written by a clock that was ahead.
+fn lease_runs(lock: &Lock, now: Timestamp) -> bool {
     let left = lock.expires.duration_since(now);
-    if left <= SignedDuration::ZERO || (is_of_here(lock) && !is_alive_here(lock)) {
-        Standing::Free
-    } else if is_of_here(lock) && left <= lease() {
-        Standing::Held
-    } else {
-        Standing::Unknown
+    left > SignedDuration::ZERO && left <= lease()
+}
+
+/// Since when this process has seen the same version of a ledger whose lock it cannot judge.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Watched(Arc<Mutex<Option<(u64, Instant)>>>);
+
+impl Watched {
+    /// Whether nobody has renewed the lock in this version for as long as a lease lasts, by a clock that nobody sets.
+    fn has_lapsed(&self, version: u64, lease: Duration) -> bool {
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        match *watched {
+            Some((known, since)) if known == version => since.elapsed() > lease,
+            _ => {
+                *watched = Some((version, Instant::now()));
+                false
+            }
+        }
     }
 }
 
@@ -193,16 +221,30 @@ pub fn is_alive_here(lock: &Lock) -> bool {
     is_of_here(lock) && Process { pid: lock.pid, started: lock.pid_started }.is_alive()
 }
 
-/// A lock counts while its lease runs, unless its holder was a process of this host that is gone.
-pub fn is_held(lock: &Lock, now: Timestamp) -> bool {
+/// A lock counts until its holder is known to be gone, or was watched for a lease without renewing it.
+fn is_held(lock: &Lock, now: Timestamp) -> bool {
     standing(lock, now) != Standing::Free
 }
 
+/// Whether somebody seems to be at work, for those who only read: by the clock of this host, which may be wrong.
+pub fn seems_held(lock: &Lock, now: Timestamp) -> bool {
+    is_alive_here(lock) || (!is_of_here(lock) && lease_runs(lock, now))
+}
+
 impl Store {
+    /// Whether a controller may be at work. Whoever asks again and again is told in the end that a lock has lapsed.
+    pub(super) fn is_locked(&self, ledger: &Ledger, now: Timestamp) -> bool {
+        ledger.lock.as_ref().is_some_and(|lock| match standing(lock, now) {
+            Standing::Free => false,
+            Standing::Held => true,
+            Standing::Unknown => !self.watched.has_lapsed(ledger.version, WATCH),
+        })
+    }
+
     /// Frees a lock that nobody renews. Where it is not known whether its holder lives, the lock is watched for as long as a lease
     /// lasts, by a clock that nobody sets: what the lock says of its end may come from a clock that was wrong.
     pub async fn free_lapsed(&self, tell: impl FnOnce(&Lock)) -> Result<(), LedgerError> {
-        self.free_lapsed_after(LEASE + Duration::from_secs(1), tell).await
+        self.free_lapsed_after(WATCH, tell).await
     }
 
     pub async fn free_lapsed_after(&self, lease: Duration, tell: impl FnOnce(&Lock)) -> Result<(), LedgerError> {
@@ -240,5 +282,52 @@ impl Store {
                 written => return written,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn own(now: Timestamp) -> Lock {
+        let me = Process::current();
+        Lock {
+            fence: 1,
+            holder: String::from("quorate apply"),
+            host: process::host_name(),
+            boot_id: process::boot_id(),
+            pid: me.pid,
+            pid_started: me.started,
+            pid_namespace: process::pid_namespace(),
+            since: now,
+            expires: now + lease(),
+        }
+    }
+
+    #[test]
+    fn a_lock_is_free_only_where_its_process_is_known_to_be_dead() {
+        let now = Timestamp::now();
+        let lock = own(now);
+        let (ahead, behind) = (now + SignedDuration::from_secs(30), now - SignedDuration::from_hours(1));
+        assert_eq!(standing(&lock, now), Standing::Held);
+        for clock in [ahead, behind] {
+            assert_eq!(standing(&lock, clock), Standing::Unknown, "its process lives: one of the clocks is wrong");
+        }
+        let elsewhere = Lock { host: String::from("elsewhere"), ..lock.clone() };
+        let dead = Lock { pid: 4_194_305, ..lock };
+        for clock in [now, ahead, behind] {
+            assert_eq!(standing(&elsewhere, clock), Standing::Unknown);
+            assert_eq!(standing(&dead, clock), Standing::Free);
+        }
+    }
+
+    #[test]
+    fn a_version_that_stays_for_a_lease_has_lapsed() {
+        let watched = Watched::default();
+        let never = Duration::from_secs(3600);
+        assert!(!watched.has_lapsed(1, Duration::ZERO), "the first look begins the watch");
+        assert!(!watched.has_lapsed(1, never));
+        assert!(watched.has_lapsed(1, Duration::ZERO));
+        assert!(!watched.has_lapsed(2, Duration::ZERO), "it was renewed");
     }
 }

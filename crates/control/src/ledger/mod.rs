@@ -21,10 +21,11 @@ use quorate_pki::SigningKey;
 
 pub use error::LedgerError;
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
-pub use lock::{Held, LEASE, is_alive_here, is_held};
+pub use lock::{Held, LEASE, is_alive_here, seems_held};
 
 use crate::home::private_directory;
 use crate::key::{KeyError, Keys, Ring};
+use lock::Watched;
 use seal::Cache;
 
 /// How many old versions are kept, to look at when something went wrong.
@@ -36,11 +37,12 @@ pub struct Store {
     directory: PathBuf,
     keys: Arc<Keys>,
     cache: Cache,
+    watched: Watched,
 }
 
 impl Store {
     pub fn new(directory: impl Into<PathBuf>, keys: Arc<Keys>) -> Self {
-        Store { directory: directory.into(), keys, cache: Cache::default() }
+        Store { directory: directory.into(), keys, cache: Cache::default(), watched: Watched::default() }
     }
 
     pub fn directory(&self) -> &Path {
@@ -177,7 +179,7 @@ impl Store {
     /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Tells whether it was done.
     pub fn amend(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<bool, LedgerError> {
         let Some(mut ledger) = self.read()? else { return Ok(false) };
-        if ledger.lock.as_ref().is_some_and(|lock| is_held(lock, now)) {
+        if self.is_locked(&ledger, now) {
             return Ok(false);
         }
         change(&mut ledger);

@@ -92,14 +92,25 @@ fn a_living_holder_is_named_and_not_disturbed() {
     assert!(refused.contains("since"), "{refused}");
 }
 
-#[test]
-fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
+/// A controller that took its lock a minute ago and has not renewed it since: it hangs, or its clock is behind.
+fn sleeper(store: &Store) -> Held {
+    let then = Timestamp::now() - SignedDuration::from_mins(1);
+    Held::take(store.clone(), ledger(), "quorate apply", then).unwrap()
+}
+
+/// Nobody renews the lock for as long as a lease lasts.
+async fn lapse(store: &Store) -> Ledger {
+    store.free_lapsed_after(Duration::from_millis(50), |_| {}).await.unwrap();
+    store.read().unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
-    let current = store.read().unwrap().unwrap();
-    let later = after_the_lease(now);
-    let taker = Held::take(store, current, "quorate apply", later).unwrap();
+    let sleeper = sleeper(&store);
+    let current = lapse(&store).await;
+    let taker = Held::take(store, current, "quorate apply", now).unwrap();
     // Its number was never told, so that the next one may have it; and now it cannot tell it any more.
     assert_eq!(taker.fence(), sleeper.fence());
     assert!(matches!(sleeper.announce(now), Err(LedgerError::Lost { .. })));
@@ -140,14 +151,27 @@ fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
     assert_eq!((left.fence, left.highest_revision, left.lock), (0, 7, None));
 }
 
-#[test]
-fn a_ledger_that_was_removed_is_not_brought_back_nor_is_another_of_its_name_overwritten() {
+#[tokio::test]
+async fn a_living_holder_keeps_its_lock_whatever_the_clock_of_another_says() {
     let (_directory, store) = store();
     let now = Timestamp::now();
-    let sleeper = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
-    sleeper.write(now, |_| {}).unwrap();
-    let later = after_the_lease(now);
-    let taker = Held::take(store.clone(), store.read().unwrap().unwrap(), "quorate destroy", later).unwrap();
+    let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
+    for clock in [now + SignedDuration::from_secs(30), now - SignedDuration::from_hours(1)] {
+        let current = store.read().unwrap().unwrap();
+        assert!(matches!(Held::take(store.clone(), current, "quorate up", clock), Err(LedgerError::Locked { .. })));
+        assert!(!store.amend(clock, |ledger| ledger.highest_revision = 7).unwrap());
+    }
+    held.confirm(now).unwrap();
+    assert_eq!(store.read().unwrap().unwrap().highest_revision, 0);
+}
+
+#[tokio::test]
+async fn a_ledger_that_was_removed_is_not_brought_back_nor_is_another_of_its_name_overwritten() {
+    let (_directory, store) = store();
+    let later = Timestamp::now();
+    let sleeper = sleeper(&store);
+    sleeper.write(later - SignedDuration::from_mins(1), |_| {}).unwrap();
+    let taker = Held::take(store.clone(), lapse(&store).await, "quorate destroy", later).unwrap();
     taker.forget(later).unwrap();
     assert!(!store.directory().exists());
     assert!(matches!(sleeper.confirm(later), Err(LedgerError::Lost { .. })));
