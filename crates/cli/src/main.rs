@@ -109,7 +109,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
         Verb::Unlock(options) => commands::unlock::run(&context, options),
         Verb::Key(cli::Key::Show(options)) => commands::key::show(&context, options),
-        Verb::Key(cli::Key::Rotate) => commands::key::rotate(&context),
+        Verb::Key(cli::Key::Rotate(options)) => commands::key::rotate(&context, options).await,
         Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),

@@ -2,7 +2,9 @@
 //! outside of what it protects, and never made again while any ledger needs one that is gone.
 //!
 //! A key file may hold several identities, one on each line: the first is encrypted to, all of them open. So a key is exchanged without a
-//! moment at which anything cannot be opened.
+//! moment at which anything cannot be opened (`rotation.rs`).
+
+mod rotation;
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
@@ -19,11 +21,16 @@ use quorate_backup::keys::{Identities, Recipients};
 use quorate_core::Secret;
 
 use crate::home::private_directory;
+pub use rotation::Rotation;
+use rotation::Exchange;
 
 /// Names the key file, where it is not the one in the home.
 pub const FILE_VARIABLE: &str = "QUORATE_KEY";
 /// A command that prints the key, for keys that are kept in a vault, on a token or under a passphrase.
 pub const COMMAND_VARIABLE: &str = "QUORATE_KEY_COMMAND";
+
+/// Begins the comment before an identity.
+const PUBLIC_KEY: &str = "# public key: ";
 
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
@@ -41,6 +48,8 @@ pub enum KeyError {
     Command { said: String },
     #[error("both {FILE_VARIABLE} and {COMMAND_VARIABLE} are set: unset one of them")]
     Ambiguous,
+    #[error("another `quorate key rotate` is at work on the key file {}", path.display())]
+    Rotating { path: PathBuf },
     #[error("the key file {} cannot be {what}", path.display())]
     Io { what: &'static str, path: PathBuf, source: io::Error },
 }
@@ -74,9 +83,9 @@ pub struct Ring {
     recipient: String,
     /// Of all identities, the first one's first.
     recipients: Vec<String>,
-    /// As they are in the file, without comments.
-    lines: Vec<Secret>,
     identities: Identities,
+    /// The rotation that is not over yet.
+    exchange: Option<Exchange>,
 }
 
 impl fmt::Debug for Ring {
@@ -91,10 +100,10 @@ impl Ring {
         let found: Vec<Identity> = text.expose().lines().filter_map(parsed).collect();
         let not_a_key = || KeyError::NotAKey { place: place.clone() };
         let recipients: Vec<String> = found.iter().map(|identity| identity.to_public().to_string()).collect();
-        let lines = found.iter().map(|identity| Secret::new(identity.to_string().expose_secret())).collect();
         let recipient = recipients.first().cloned().ok_or_else(not_a_key)?;
         let identities = Identities::parse(text).map_err(|_| not_a_key())?;
-        Ok(Ring { recipient, recipients, lines, identities })
+        let exchange = Exchange::find(text.expose(), &recipients);
+        Ok(Ring { recipient, recipients, identities, exchange })
     }
 
     /// The public half of the key that is encrypted to.
@@ -185,34 +194,7 @@ impl Keys {
         if let Some(to) = needed() {
             return Err(KeyError::Missing { path: path.clone(), to });
         }
-        create(path, &key_file(&[&Identity::generate()]))?;
-        self.read_again()?.ok_or(KeyError::NotAKey { place })
-    }
-
-    /// Puts a new key before those that are there. One that is exchanged already stays: there are two then.
-    pub fn begin_rotation(&self) -> Result<Arc<Ring>, KeyError> {
-        let place = self.place()?.clone();
-        let ring = self.ring()?.ok_or_else(|| KeyError::NotAKey { place: place.clone() })?;
-        match &place {
-            Place::Command(_) => Ok(ring),
-            Place::File(_) if ring.lines.len() > 1 => Ok(ring),
-            Place::File(path) => {
-                let made = Identity::generate();
-                let old = ring.lines.iter().filter_map(|line| Identity::from_str(line.expose()).ok());
-                let all: Vec<Identity> = std::iter::once(made).chain(old).collect();
-                replace(path, &key_file(&all.iter().collect::<Vec<_>>()))?;
-                self.read_again()?.ok_or(KeyError::NotAKey { place })
-            }
-        }
-    }
-
-    /// Drops all keys but the first, once nothing is encrypted to the others any more.
-    pub fn end_rotation(&self) -> Result<Arc<Ring>, KeyError> {
-        let place = self.place()?.clone();
-        let ring = self.ring()?.ok_or_else(|| KeyError::NotAKey { place: place.clone() })?;
-        let Place::File(path) = &place else { return Ok(ring) };
-        let first = ring.lines.first().and_then(|line| Identity::from_str(line.expose()).ok());
-        replace(path, &key_file(&first.iter().collect::<Vec<_>>()))?;
+        create(path, &key_file(&Identity::generate()))?;
         self.read_again()?.ok_or(KeyError::NotAKey { place })
     }
 }
@@ -236,21 +218,23 @@ fn read(place: &Place) -> Result<Option<Secret>, KeyError> {
     }
 }
 
+fn key_file(identity: &Identity) -> Secret {
+    let lines = key_lines(identity);
+    Secret::new(format!(
+        "# The key to the secrets in quorate's ledgers. Keep a copy of this file apart from them: without it they cannot be opened.\n{}",
+        lines.expose()
+    ))
+}
+
 /// As `age-keygen` writes it.
-fn key_file(identities: &[&Identity]) -> Secret {
-    let mut text = String::from(
-        "# The key to the secrets in quorate's ledgers. Keep a copy of this file apart from them: without it they cannot be opened.\n",
-    );
-    for identity in identities {
-        let (public, secret) = (identity.to_public(), identity.to_string());
-        text.push_str(&format!("# public key: {public}\n{}\n", secret.expose_secret()));
-    }
-    Secret::new(text)
+fn key_lines(identity: &Identity) -> Secret {
+    let (public, secret) = (identity.to_public(), identity.to_string());
+    Secret::new(format!("{PUBLIC_KEY}{public}\n{}\n", secret.expose_secret()))
 }
 
 /// Makes the file, all at once and durably, unless somebody else has made it by then.
 fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
-    let draft = draft(path, text)?;
+    let (draft, _) = draft(path, text)?;
     let linked = fs::hard_link(&draft, path);
     let _ = fs::remove_file(&draft);
     match linked {
@@ -261,22 +245,16 @@ fn create(path: &Path, text: &Secret) -> Result<(), KeyError> {
     }
 }
 
-/// Replaces the file, all at once and durably.
-fn replace(path: &Path, text: &Secret) -> Result<(), KeyError> {
-    let draft = draft(path, text)?;
-    fs::rename(&draft, path).map_err(|source| KeyError::Io { what: "replaced", path: path.to_owned(), source })?;
-    sync_parent(path)
-}
-
-fn draft(path: &Path, text: &Secret) -> Result<PathBuf, KeyError> {
+/// A file next to the one that it becomes.
+fn draft(path: &Path, text: &Secret) -> Result<(PathBuf, File), KeyError> {
     let failed = |source| KeyError::Io { what: "made", path: path.to_owned(), source };
     if let Some(parent) = path.parent() {
         private_directory(parent).map_err(failed)?;
     }
     let draft = path.with_extension(format!("new-{}", quorate_pki::random_hex(4)));
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft);
-    file.and_then(|mut f| f.write_all(text.expose().as_bytes()).and_then(|()| f.sync_all())).map_err(failed)?;
-    Ok(draft)
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&draft).map_err(failed)?;
+    file.write_all(text.expose().as_bytes()).and_then(|()| file.sync_all()).map_err(failed)?;
+    Ok((draft, file))
 }
 
 fn sync_parent(path: &Path) -> Result<(), KeyError> {

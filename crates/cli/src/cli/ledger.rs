@@ -86,9 +86,20 @@ pub enum Key {
     /// Encrypt all ledgers to a new key
     ///
     /// The new key is stored before the old one in the key file, every version of every ledger is encrypted to it, then the old one is
-    /// dropped. After an interruption the same command continues. Where the key comes from a command, let it print the new key before the
-    /// old one: the ledgers are then encrypted to the first.
-    Rotate,
+    /// dropped. After an interruption the same command continues. Other keys in the file stay.
+    ///
+    /// A key file outside this home may be used by other homes, so the old key stays in it. Run this command for each of these homes, then
+    /// once more with --drop-old.
+    ///
+    /// Where the key comes from a command, let it print the new key before the old one: the ledgers are then encrypted to the first.
+    Rotate(KeyRotate),
+}
+
+#[derive(Args, Debug)]
+pub struct KeyRotate {
+    /// Drop the old key from a key file outside this home; ledgers still encrypted to it cannot be opened any more
+    #[arg(long)]
+    pub drop_old: bool,
 }
 
 #[derive(Args, Debug)]

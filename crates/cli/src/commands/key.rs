@@ -63,32 +63,29 @@ fn text(shown: &Shown) -> String {
     text
 }
 
-pub fn rotate(context: &Context) -> Result<Exit, Error> {
+pub async fn rotate(context: &Context, options: cli::KeyRotate) -> Result<Exit, Error> {
     let keys = context.home.keys();
     if keys.ring()?.is_none() {
         let what = "there is no key yet, so there is nothing to rotate";
         return Err(Error::refused(what, "`quorate apply` makes one when it stores the first secret"));
     }
-    let ring = keys.begin_rotation()?;
+    let rotation = keys.begin_rotation()?;
+    if rotation.continues {
+        output::talk("an earlier rotation is not complete: it is continued, and no other key is made\n");
+    }
     let clusters = known_clusters(&context.home);
-    let mut busy = Vec::new();
-    for name in &clusters {
-        if !context.home.store(name).seal_again(Timestamp::now())? {
-            busy.push(name.as_str());
-        }
+    seal_again(context, &clusters).await?;
+    let public = rotation.ring().recipient();
+    output::talk(&format!("the ledgers of {} clusters are encrypted to {public}\n", clusters.len()));
+    match rotation.shared_file(context.home.root()) {
+        Some(path) if !options.drop_old => output::talk(&format!(
+            "{} is outside {}, so other homes may need the old key: it is kept\n\
+             run `quorate key rotate` for each home that uses this file, then `quorate key rotate --drop-old` for one of them\n",
+            path.display(),
+            context.home.root().display()
+        )),
+        _ => rotation.end()?,
     }
-    if !busy.is_empty() {
-        let what = format!(
-            "a controller is at work on {}, so its ledger is not encrypted to the new key yet",
-            busy.join(", ")
-        );
-        return Err(Error::refused(
-            what,
-            "run `quorate key rotate` again when it has ended; until then both keys are kept",
-        ));
-    }
-    keys.end_rotation()?;
-    output::talk(&format!("the ledgers of {} clusters are encrypted to {}\n", clusters.len(), ring.recipient()));
     if let Place::File(path) = keys.place()? {
         output::talk(&format!(
             "keep a copy of {} apart from them; copies of the old key open older copies only\n",
@@ -96,4 +93,21 @@ pub fn rotate(context: &Context) -> Result<Exit, Error> {
         ));
     }
     Ok(Exit::Done)
+}
+
+/// Encrypts every version of every ledger here to the first key.
+async fn seal_again(context: &Context, clusters: &[String]) -> Result<(), Error> {
+    let mut busy = Vec::new();
+    for name in clusters {
+        super::free_lapsed(context, name).await?;
+        if !context.home.store(name).seal_again(Timestamp::now())? {
+            busy.push(name.as_str());
+        }
+    }
+    if busy.is_empty() {
+        return Ok(());
+    }
+    let what =
+        format!("a controller is at work on {}, so its ledger is not encrypted to the new key yet", busy.join(", "));
+    Err(Error::refused(what, "run `quorate key rotate` again when it has ended; until then both keys are kept"))
 }

@@ -120,4 +120,37 @@ fn a_copy_of_the_ledgers_opens_nothing_and_the_key_can_be_moved_missed_and_rotat
         let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
         assert!(!String::from_utf8_lossy(&environment).contains("QUORATE_KEY"), "{line}");
     }
+    a_key_that_two_homes_share_is_dropped_only_on_consent(&sandbox, &key);
+}
+
+fn a_key_that_two_homes_share_is_dropped_only_on_consent(sandbox: &Sandbox, key: &Path) {
+    let (shared, second) = (sandbox.path().join("shared key"), sandbox.path().join("second home"));
+    let ledger = second.join("clusters/c/ledger");
+    fs::create_dir_all(&ledger).unwrap();
+    for file in files_below(&sandbox.home().join("clusters/c/ledger")) {
+        fs::copy(&file, ledger.join(file.file_name().unwrap())).unwrap();
+    }
+    fs::rename(key, &shared).unwrap();
+    let run = |home: &Path, arguments: &[&str]| -> Run {
+        let mut command = sandbox.command(arguments);
+        command.env("QUORATE_HOME", home).env("QUORATE_KEY", &shared).output().expect("quorate runs").into()
+    };
+    let identities =
+        || fs::read_to_string(&shared).unwrap().lines().filter(|line| line.starts_with("AGE-SECRET-KEY-1")).count();
+    let first = sandbox.home();
+    let recipient = run(&first, &["key", "show", "--output", "json"]).ok().json()["public_key"].clone();
+    let export = ["ledger", "export", "c", "--recipient", recipient.as_str().unwrap(), "--out"];
+    let opens = |home: &Path, out: &str| run(home, &[&export[..], &[out]].concat());
+
+    let told = run(&first, &["key", "rotate"]).ok().stderr;
+    assert!(told.contains("--drop-old") && identities() == 2, "{told}");
+    opens(&second, "second.age").ok();
+    let told = run(&second, &["key", "rotate"]).ok().stderr;
+    assert!(told.contains("no other key is made") && identities() == 2, "{told}");
+    run(&first, &["key", "rotate", "--drop-old"]).ok();
+    assert_eq!(identities(), 1);
+    for (home, out) in [(&first, "third.age"), (&second, "fourth.age")] {
+        opens(home, out).ok();
+    }
+    fs::rename(&shared, key).unwrap();
 }

@@ -161,14 +161,21 @@ fn a_key_is_exchanged_without_a_moment_at_which_nothing_opens() {
     let staying = Home::new(directory.path());
     assert!(staying.store("one").read().unwrap().is_some());
 
-    let ring = home.keys().begin_rotation().unwrap();
-    assert_eq!((ring.recipients().len(), ring.recipient() == before), (2, false));
-    assert_eq!(home.keys().begin_rotation().unwrap().recipients(), ring.recipients(), "it goes on where it stopped");
+    let interrupted = home.keys().begin_rotation().unwrap();
+    let begun = interrupted.ring().recipients().to_vec();
+    assert_eq!((begun.len(), begun[0] == before, interrupted.continues), (2, false, false));
+    let other = Home::new(directory.path());
+    let refused = other.keys().begin_rotation().unwrap_err();
+    assert!(matches!(refused, KeyError::Rotating { .. }), "each would drop the other's new key: {refused}");
+    drop(interrupted);
+    let rotation = home.keys().begin_rotation().unwrap();
+    assert_eq!((rotation.ring().recipients(), rotation.continues), (&begun[..], true), "it is continued");
+    assert!(rotation.shared_file(directory.path()).is_none());
     let held = Held::take(home.store("two"), home.store("two").read().unwrap().unwrap(), "quorate apply", now).unwrap();
     assert!(home.store("one").seal_again(now).unwrap());
     held.release(|_| {}).unwrap();
     assert!(home.store("two").seal_again(now).unwrap());
-    home.keys().end_rotation().unwrap();
+    rotation.end().unwrap();
 
     for name in ["one", "two"] {
         for home in [&home, &Home::new(directory.path()), &staying] {
@@ -181,6 +188,43 @@ fn a_key_is_exchanged_without_a_moment_at_which_nothing_opens() {
     let now = fs::read_to_string(directory.path().join("key")).unwrap();
     let secret = old.lines().find(|line| line.starts_with("AGE-SECRET-KEY-1")).unwrap();
     assert!(!now.contains(secret), "the old key is dropped");
+}
+
+/// The public halves of the keys in a home, the one that is encrypted to first.
+fn public_keys(home: &Path) -> Vec<String> {
+    Home::new(home).keys().ring().unwrap().unwrap().recipients().to_vec()
+}
+
+#[test]
+fn a_rotation_makes_a_key_whatever_else_the_file_holds_and_drops_none_but_the_one_it_replaces() {
+    let (directory, home) = home();
+    home.store("demo").write(&mut ledger("demo")).unwrap();
+    let path = directory.path().join("key");
+    let mut text = fs::read_to_string(&path).unwrap();
+    let second = age::x25519::Identity::generate();
+    text.push_str("# of an older home\n");
+    text.push_str(age::secrecy::ExposeSecret::expose_secret(&second.to_string()));
+    text.push_str("\nAGE-PLUGIN-YUBIKEY-1QQQQQQ\n");
+    fs::write(&path, &text).unwrap();
+    let [stolen, kept] = public_keys(directory.path()).try_into().unwrap();
+
+    for _ in 0..2 {
+        let home = Home::new(directory.path());
+        let before = public_keys(directory.path());
+        let rotation = home.keys().begin_rotation().unwrap();
+        assert!(!rotation.continues);
+        assert!(home.store("demo").seal_again(Timestamp::now()).unwrap());
+        rotation.end().unwrap();
+        let after = public_keys(directory.path());
+        assert_eq!((after.len(), &after[1]), (2, &kept), "the second key was not replaced");
+        assert!(!before.contains(&after[0]) && after[0] != stolen, "another key is in force");
+        assert_eq!(home.store("demo").sealed_to().as_ref(), Some(&after[0]));
+    }
+    let text = fs::read_to_string(&path).unwrap();
+    for kept in ["# The key to the secrets", "# of an older home", "AGE-PLUGIN-YUBIKEY-1QQQQQQ"] {
+        assert!(text.contains(kept), "{kept} is not there any more");
+    }
+    assert!(!text.contains(&stolen) && !text.contains("# rotation"), "nothing is left of what was replaced");
 }
 
 #[test]
