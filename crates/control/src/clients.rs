@@ -90,13 +90,15 @@ fn note(home: &Home, ledger: &Ledger, user: &str, issued: &Issued) -> Result<(),
         user: user.to_owned(),
         serial: quorate_pki::inspect(&issued.certificate)?.serial,
         not_after: issued.not_after,
+        recorded: None,
         revoked: false,
     };
     let store = home.store(ledger.spec.name.as_str());
     let until = Instant::now() + LEDGER_PATIENCE;
     loop {
-        let add = |now: &mut Ledger| now.auth.certificates.push(certificate.clone());
-        if store.amend(Timestamp::now(), add).map_err(ControlError::from)? {
+        let now = Timestamp::now();
+        let add = |ledger: &mut Ledger| ledger.auth.record(certificate.clone(), now);
+        if store.amend(now, add).map_err(ControlError::from)? {
             return Ok(());
         }
         if Instant::now() > until {

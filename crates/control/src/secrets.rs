@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, IssuedCertificate, JwtKeys, Ledger, Plane, SecretKind};
+use quorate_core::model::{AuthorityRecord, JwtKeys, Ledger, Plane, SecretKind};
 use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
@@ -89,12 +89,10 @@ fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
     SignedDuration::from_hours(i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600))
 }
 
-/// Signs the list of certificates that etcd is to refuse: those of users that are no longer declared, until they end.
+/// Signs the list of certificates that etcd is to refuse: those of users that are no longer declared. None ever leaves it:
+/// whether a certificate has ended is judged by a clock, which may be wrong, and a serial number is short.
 fn revoke(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) -> Result<(), quorate_pki::Error> {
     ledger.auth.revoke(|name| spec.auth.users.iter().any(|user| user.name.as_str() == name));
-    // Clocks differ.
-    let ended = |certificate: &IssuedCertificate| now.duration_since(certificate.not_after) > CONTROLLER_VALIDITY;
-    ledger.auth.certificates.retain(|certificate| !ended(certificate));
     let signing = ledger.authorities.etcd.as_ref().and_then(|a| Some((&a.certificate, a.key.as_ref()?)));
     let Some((certificate, key)) = signing else { return Ok(()) };
     let revoked = ledger.auth.certificates.iter().filter(|certificate| certificate.revoked);
@@ -148,4 +146,32 @@ pub(crate) fn controller_identity(
     };
     let chain = authority.sign(&own.csr(quorate_agent::api::CONTROLLER)?, &wish, now)?;
     Ok(Some((chain, own.to_pem())))
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::model::IssuedCertificate;
+    use quorate_core::spec::{ClientAuth, generated};
+    use quorate_core::versions::DEFAULT;
+
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_ahead_for_one_run_forgets_no_revocation() {
+        let now = Timestamp::now();
+        let spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+        let mut ledger = Ledger::new(String::from("c"), spec.clone());
+        let serial = String::from("0f1e2d3c4b5a69788796a5b4c3d2e1f0");
+        let not_after = now + SignedDuration::from_hours(24 * 365);
+        let user = String::from("app");
+        ledger.auth.certificates.push(IssuedCertificate { user, serial: serial.clone(), not_after, recorded: None, revoked: false });
+        let mut make = |kind: SecretKind, now: Timestamp| {
+            make(&mut ledger, &[kind].into(), &spec, &BroughtFiles::default(), now).unwrap();
+            ledger.auth.crl.clone().unwrap_or_default()
+        };
+        make(SecretKind::EtcdAuthority, now);
+        assert!(make(SecretKind::Revocations, now).contains(&serial));
+        assert!(make(SecretKind::Revocations, now + SignedDuration::from_hours(24 * 400)).contains(&serial));
+        assert!(make(SecretKind::Revocations, now).contains(&serial));
+    }
 }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{Authorities, AuthorityRecord, MemberName, Plane};
@@ -316,7 +316,7 @@ pub struct AuthRecord {
     /// What quorate itself made, and may therefore remove.
     pub users: BTreeMap<String, OwnedUser>,
     pub roles: BTreeSet<String>,
-    /// Certificates that were issued to users, until they end.
+    /// Certificates that were issued to users: until they have ended, and forever if they are revoked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<IssuedCertificate>,
     /// The list of those that etcd refuses, signed, in DER and hexadecimal.
@@ -331,11 +331,27 @@ pub struct IssuedCertificate {
     /// In hexadecimal.
     pub serial: String,
     pub not_after: Timestamp,
+    /// When it was recorded, by the clock of that host; absent where an older quorate did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Timestamp>,
     #[serde(default)]
     pub revoked: bool,
 }
 
+/// How long after its end a certificate is still kept in mind: clocks differ.
+const ENDED: SignedDuration = SignedDuration::from_hours(24);
+
 impl AuthRecord {
+    /// Records a certificate before anybody gets it, and forgets others that have ended. A clock may be ahead for one run: a
+    /// certificate has ended only if the time at which another was recorded before says so too. Revoked ones are never forgotten.
+    pub fn record(&mut self, issued: IssuedCertificate, now: Timestamp) {
+        let recorded_before = self.certificates.iter().filter_map(|known| known.recorded).max();
+        let at = recorded_before.map(|before| before.min(now));
+        let has_ended = |known: &IssuedCertificate| at.is_some_and(|at| at.duration_since(known.not_after) > ENDED);
+        self.certificates.retain(|known| known.revoked || !has_ended(known));
+        self.certificates.push(IssuedCertificate { recorded: Some(now), ..issued });
+    }
+
     /// Refuses the certificates of users that are no longer declared.
     pub fn revoke(&mut self, is_declared: impl Fn(&str) -> bool) {
         for certificate in self.certificates.iter_mut().filter(|certificate| !is_declared(&certificate.user)) {

@@ -178,7 +178,7 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["certificate", "issued", "to", user] => {
             let not_after = scene.seen.now + SignedDuration::from_hours(24 * 365);
             let serial = format!("{:02x}", scene.ledger.auth.certificates.len() + 1);
-            let issued = IssuedCertificate { user: user.to_owned(), serial, not_after, revoked: false };
+            let issued = IssuedCertificate { user: user.to_owned(), serial, not_after, recorded: None, revoked: false };
             scene.ledger.auth.certificates.push(issued);
         }
         ["peers", "share", "the", "CA", "of", "clients"] => scene.share_ca(),

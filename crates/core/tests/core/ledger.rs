@@ -1,6 +1,7 @@
 //! What the ledger knows and the spec or the world contradict: an older ledger, and settings that a living cluster keeps.
 
-use quorate_core::model::MemberName;
+use jiff::{SignedDuration, Timestamp};
+use quorate_core::model::{AuthRecord, IssuedCertificate, MemberName};
 use quorate_core::planner::remember;
 use quorate_core::spec::{ClientAuth, Size, generated};
 use quorate_core::versions;
@@ -42,4 +43,29 @@ fn an_older_ledger_goes_on_above_what_agents_remember() {
     let again = scene.ledger.clone();
     remember::resume_above(&mut scene.ledger, &scene.seen);
     assert_eq!(scene.ledger, again, "a ledger that is current stays as it is");
+}
+
+#[test]
+fn certificates_that_have_ended_are_forgotten_unless_one_clock_alone_says_so_or_they_are_revoked() {
+    let begin = Timestamp::UNIX_EPOCH;
+    let day = |number: i64| begin + SignedDuration::from_hours(24 * number);
+    let issued = |serial: &str, now: i64| IssuedCertificate {
+        user: String::from("app"),
+        serial: serial.to_owned(),
+        not_after: day(now + 10),
+        recorded: None,
+        revoked: false,
+    };
+    let mut auth = AuthRecord::default();
+    let mut record = |serial: &str, now: i64, revoked: bool| {
+        auth.record(IssuedCertificate { revoked, ..issued(serial, now) }, day(now));
+        auth.certificates.iter().map(|known| known.serial.clone()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(record("01", 0, false), "01");
+    assert_eq!(record("02", 1, true), "01 02");
+    // A clock that is ahead for one run.
+    assert_eq!(record("03", 400, false), "01 02 03");
+    assert_eq!(record("04", 2, false), "01 02 03 04");
+    // Time has really passed.
+    assert_eq!(record("05", 20, false), "02 03 05");
 }
