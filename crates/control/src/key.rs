@@ -21,8 +21,8 @@ use quorate_backup::keys::{Identities, Recipients};
 use quorate_core::Secret;
 
 use crate::home::private_directory;
-pub use rotation::Rotation;
 use rotation::Exchange;
+pub use rotation::Rotation;
 
 /// Names the key file, where it is not the one in the home.
 pub const FILE_VARIABLE: &str = "QUORATE_KEY";

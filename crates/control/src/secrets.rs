@@ -164,7 +164,13 @@ mod tests {
         let serial = String::from("0f1e2d3c4b5a69788796a5b4c3d2e1f0");
         let not_after = now + SignedDuration::from_hours(24 * 365);
         let user = String::from("app");
-        ledger.auth.certificates.push(IssuedCertificate { user, serial: serial.clone(), not_after, recorded: None, revoked: false });
+        ledger.auth.certificates.push(IssuedCertificate {
+            user,
+            serial: serial.clone(),
+            not_after,
+            recorded: None,
+            revoked: false,
+        });
         let mut make = |kind: SecretKind, now: Timestamp| {
             make(&mut ledger, &[kind].into(), &spec, &BroughtFiles::default(), now).unwrap();
             ledger.auth.crl.clone().unwrap_or_default()

@@ -32,7 +32,7 @@ pub const PEER_TRUST_FILE: &str = "etc/etcd/peer-ca.crt";
 pub const CLIENT_TRUST_FILE: &str = "etc/etcd/client-ca.crt";
 /// The certificates of clients that etcd refuses. It reads them at each connection.
 const CLIENT_CRL_FILE: &str = "etc/etcd/client.crl";
-const CLIENT_CRL_FLAG: &str = "client-crl-file";
+pub(crate) const CLIENT_CRL_FLAG: &str = "client-crl-file";
 /// An agent's certificate to its controller; renewed like any other when a third of it is left.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 const DATA_DIRECTORY: &str = "var/lib/etcd";
@@ -282,11 +282,12 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
     let version = spec.etcd.version.to_string();
     let peers = if trust.is_some() { Peers::OwnCa } else { Peers::CaOfClients };
     let mut flags = etcd_flags(spec, member, token, peers);
-    if let (Some(crl), Some(_), true) = (&ledger.auth.crl, &trust, spec.etcd.client_auth.asks_for_certificates()) {
+    let signed_here = spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none();
+    if let (Some(crl), Some(_), true) = (&ledger.auth.crl, &trust, signed_here) {
         let content = Secret::new(crl.clone());
         files.push(ConfigFile { hex: true, ..ConfigFile::text(CLIENT_CRL_FILE, 0o644, content) });
-        // An operator who keeps a list of their own knows better.
-        flags.entry(CLIENT_CRL_FLAG.to_owned()).or_insert_with(|| format!("{ROOT}/{CLIENT_CRL_FILE}"));
+        // A list of the operator's would take the place of this one. The spec check refuses it, but an older ledger may hold it.
+        flags.insert(CLIENT_CRL_FLAG.to_owned(), format!("{ROOT}/{CLIENT_CRL_FILE}"));
     }
     let etcd = EtcdService { version, binary, flags, inputs };
     NodeConfig { files, etcd, host: None }

@@ -1,6 +1,7 @@
 //! Checks of the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
 
 use super::{Cluster, Findings};
+use crate::desire::CLIENT_CRL_FLAG;
 use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
 use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Provider, Retention, Severity, Size};
@@ -226,6 +227,15 @@ fn flags(cluster: &Cluster, found: &mut Findings) {
         for (severity, message, hint) in judged {
             found.about_key(severity, at(name), message, hint);
         }
+    }
+    if given.contains_key(CLIENT_CRL_FLAG) && cluster.spec.tls.given.is_none() {
+        let what = format!(
+            "with the flag `{CLIENT_CRL_FLAG}` etcd would not read quorate's own list, so certificates of removed users would \
+             stay valid"
+        );
+        let hint = "leave it out: quorate signs these certificates and revokes those of a user that is removed from the spec; \
+                    a list of your own is for `tls.given`, where you are the issuer";
+        found.about_key(Severity::Error, at(CLIENT_CRL_FLAG), what, hint.to_owned());
     }
     for (name, value) in given {
         let Some(kind) = flags::Kind::of(name).filter(|kind| !kind.takes(&value.0)) else { continue };
