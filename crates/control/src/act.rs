@@ -234,6 +234,7 @@ impl Controller {
                 self.order(member, Order::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }).await
             }
             Action::StageSnapshot { member, sha256, bytes } => self.stage(member, sha256, *bytes).await,
+            Action::DropSnapshot { member } => self.order(member, Order::DropStaged).await,
             Action::RestoreData { member, was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
                 let order = Order::RestoreData {
                     was: was.clone(),

@@ -233,6 +233,7 @@ fn stage(action: &Action) -> Option<&'static str> {
         Action::JoinEtcd { .. } => Some("joining"),
         Action::Rebuild { .. } => Some("rebuilding"),
         Action::StageSnapshot { .. } => Some("snapshot"),
+        Action::DropSnapshot { .. } => Some("cleaning up"),
         Action::RestoreData { .. } => Some("restoring"),
         Action::MakeSecrets { .. }
         | Action::RecordReplacement { .. }

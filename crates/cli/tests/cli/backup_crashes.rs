@@ -245,6 +245,9 @@ fn assert_settled(cluster: &BackedUp) {
     assert_eq!((&ledger["restore"], &ledger["lock"]), (&Value::Null, &Value::Null));
     let left = files_below(&cluster.sandbox.home().join("clusters").join(NAME).join("restore"));
     assert_eq!(left, Vec::<std::path::PathBuf>::new(), "snapshots that nobody waits for");
+    let mut on_machines = files_below(&cluster.sandbox.home().join("machines").join(NAME));
+    on_machines.retain(|path| path.is_file() && path.components().any(|part| part.as_os_str() == "etcd.staged"));
+    assert_eq!(on_machines, Vec::<std::path::PathBuf>::new(), "all data, unencrypted");
 }
 
 /// A state of the cluster that is backed up.

@@ -148,6 +148,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         auth::decide(desired, seen, &mut decision);
         trust::decide(desired, seen, &mut decision);
     }
+    restore::clean_up(desired, seen, &mut decision);
     decision
 }
 

@@ -276,6 +276,20 @@ fn make_data(
     decision.step_expecting(action, why, Precondition::Data(facts.etcd.data.clone()));
 }
 
+/// A snapshot on a machine is all data, unencrypted. It is removed when nothing else is to be done: after a restore, or after one that
+/// was given up before it was recorded. Nothing depends on it by then, so a member that is not seen keeps it until it is.
+pub(super) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if !decision.steps.is_empty() || !desired.formation.is_formed() || desired.restore.is_some() {
+        return;
+    }
+    let holds = |m: &&MemberName| seen.facts(m).is_some_and(|facts| facts.etcd.staged.is_some());
+    let holders = seen.agents.keys().filter(holds).filter(|m| !decision.has_business_with(m));
+    for member in holders.cloned().collect::<Vec<_>>() {
+        let why = "no restore needs it any more, and it holds all data unencrypted";
+        decision.step(Action::DropSnapshot { member }, why);
+    }
+}
+
 /// What is not ours to replace, whatever the operator said of this cluster.
 fn foreign(desired: &Desired, seen: &Observation, member: &MemberName, facts: &Facts) -> Option<String> {
     match safety::judge_data(desired, member, None, seen.now, facts) {

@@ -157,6 +157,9 @@ pub enum Action {
         sha256: String,
         bytes: u64,
     },
+    DropSnapshot {
+        member: MemberName,
+    },
     RecordRestoring {
         was: Option<String>,
         token: String,
@@ -225,6 +228,7 @@ impl Action {
             | Action::JoinEtcd { member, .. }
             | Action::Rebuild { member, .. }
             | Action::StageSnapshot { member, .. }
+            | Action::DropSnapshot { member }
             | Action::RestoreData { member, .. }
             | Action::Auth { member, .. } => Some(member),
         }
@@ -273,6 +277,7 @@ impl Action {
             Action::RecordRecovery { .. } => "record-recovery",
             Action::Rebuild { .. } => "rebuild",
             Action::StageSnapshot { .. } => "stage-snapshot",
+            Action::DropSnapshot { .. } => "drop-snapshot",
             Action::RecordRestoring { .. } => "record-restoring",
             Action::RestoreData { .. } => "restore-data",
             Action::Auth { .. } => "auth",
@@ -282,7 +287,7 @@ impl Action {
         }
     }
 
-    pub const KINDS: [&str; 33] = [
+    pub const KINDS: [&str; 34] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -310,6 +315,7 @@ impl Action {
         "record-recovery",
         "rebuild",
         "stage-snapshot",
+        "drop-snapshot",
         "record-restoring",
         "restore-data",
         "auth",
@@ -371,6 +377,7 @@ impl fmt::Display for Action {
             Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
             Action::StageSnapshot { member, .. } => write!(f, "bring the snapshot to {member}"),
+            Action::DropSnapshot { member } => write!(f, "remove the snapshot from {member}"),
             Action::RecordRestoring { token, .. } => write!(f, "begin the formation {token} from the snapshot"),
             Action::RestoreData { member, .. } => write!(f, "make the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),

@@ -271,6 +271,9 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
                 assert_eq!(staged, Some(sha256), "{member} has no snapshot when what was is given up");
             }
         }
+        Action::DropSnapshot { .. } => {
+            assert!(formed && world.ledger.restore.is_none(), "removes what a restore needs: {step:?}");
+        }
         Action::StopEtcd { member } if formed && is_renewed(world, member) => audit_restart(desired, world, member),
         Action::StopEtcd { .. } => assert!(!formed || desired.recovery, "stops a cluster that is formed: {step:?}"),
         Action::DestroyMachine { member, data: Data::Stays } => {

@@ -125,6 +125,7 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             let all_have = desired.members.keys().all(has);
             (desired.restore.is_none() || !all_have).then_some(Wrong::GivenUpBeforeStaged)
         }
+        Action::DropSnapshot { .. } => (!formed || desired.restore.is_some()).then_some(Wrong::DroppedWhileNeeded),
         Action::RestoreData { stamp, .. } => {
             let runs = |m: &MemberName| look.facts(m).is_some_and(|f| f.etcd.service != ServiceState::Stopped);
             let other = desired.formation.token() != Some(stamp.token.as_str());

@@ -358,6 +358,7 @@ impl ClusterModel {
             Action::DestroyMachine { .. } => Event::Destroyed,
             Action::Rebuild { .. } => Event::Recovered,
             Action::RestoreData { .. } => Event::Restored,
+            Action::DropSnapshot { .. } => Event::SnapshotDropped,
             _ => return,
         };
         self.reached.count(event);

@@ -91,6 +91,8 @@
 //! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
 //! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
+//! | a snapshot is removed while a restore goes on | model: no snapshot is removed while it is needed |
+//! | the snapshot of a restore stays | story `restore`; model: it settles when faults stop |
 //! | `restore::bump_past` | story `restore` |
 //! | `revision::told`, `revision::remembered`: whatever is reported or remembered is believed | story `restore` |
 //! | `restore::lost_after_a_start` | `whatever_happens_a_restore…` in planner.rs; neither a story nor the shorter runs |
@@ -188,6 +190,7 @@ impl Model for ClusterModel {
             Property::always("nothing is given up before all have the snapshot", |_, s| {
                 never(s, Wrong::GivenUpBeforeStaged)
             }),
+            Property::always("no snapshot is removed while it is needed", |_, s| never(s, Wrong::DroppedWhileNeeded)),
             Property::always("restored data starts when all hold theirs", |_, s| never(s, Wrong::StartedBeforeAllHold)),
             Property::always("never old and new data at once", |_, s| never(s, Wrong::OldAndNew)),
             Property::always("a machine goes only as the ledger says", |_, s| never(s, Wrong::UnrecordedRenewal)),
@@ -501,7 +504,7 @@ changes! {
 
 changes! {
     [] in_short_begun_anew: Budget { faults: 1, ..PEACE };
-    restore: 3, Change::Restore(3), [Restored, RestoredAnew];
+    restore: 3, Change::Restore(3), [Restored, RestoredAnew, SnapshotDropped];
 }
 
 /// Five members, or all budgets at once, are too much to explore to the end.

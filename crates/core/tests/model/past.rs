@@ -60,6 +60,8 @@ pub enum Wrong {
     DataLost,
     /// What was is given up before all have what comes after it.
     GivenUpBeforeStaged,
+    /// A snapshot is removed that a restore still needs.
+    DroppedWhileNeeded,
     /// Restored data is started before all hold theirs.
     StartedBeforeAllHold,
     /// Members run on old and new data at once.

@@ -41,6 +41,7 @@ events! {
     Destroyed => "a former machine destroyed",
     Recovered => "a rebuilt survivor",
     Restored => "data made from the snapshot",
+    SnapshotDropped => "the snapshot of a restore removed",
     RestoredAnew => "a restore begun anew",
     Distrusted => "a CA dropped",
     Settled => "a settled end",

@@ -120,7 +120,10 @@ impl ClusterModel {
             let facts = seen.facts(m);
             let healthy = facts.and_then(|f| f.etcd.status.as_ref()).is_some_and(|s| s.healthy && !s.is_learner);
             let service = facts.map(|f| &f.etcd.service);
-            healthy && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
+            let no_snapshot = facts.is_some_and(|f| f.etcd.staged.is_none());
+            healthy
+                && no_snapshot
+                && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
         };
         world.ledger.formation.is_formed()
             && world.ledger.restore.is_none()

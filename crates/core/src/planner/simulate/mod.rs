@@ -259,6 +259,7 @@ impl World {
             Action::StageSnapshot { member, sha256, bytes } => self.on(member, |facts| {
                 facts.etcd.staged = Some(Staged { sha256: sha256.clone(), bytes: *bytes });
             }),
+            Action::DropSnapshot { member } => self.on(member, |facts| facts.etcd.staged = None),
             Action::RestoreData { member, stamp, .. } => self.restore_data(desired, member, stamp),
             Action::RecordFormed { .. } => {
                 self.touched = true;
