@@ -3,10 +3,10 @@
 //! new one, so that either way no moment is uncovered, and a failed backup costs nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use prost::Message;
 use quorate_pki::SigningKey;
 use tokio::sync::{mpsc, oneshot};
@@ -21,7 +21,7 @@ use crate::store::Store;
 /// A segment is closed when it has so much in it …
 const FULL: usize = 4 << 20;
 /// … or something for so long. This is also how much may be lost with the recorder.
-pub const FLUSH_AFTER: SignedDuration = SignedDuration::from_secs(5);
+const FLUSH_AFTER: Duration = Duration::from_secs(5);
 const TICK: Duration = Duration::from_millis(500);
 
 /// A watch that skipped something.
@@ -30,6 +30,20 @@ const TICK: Duration = Duration::from_millis(500);
 pub struct Hole {
     pub after: i64,
     pub next: i64,
+}
+
+/// Now, by both clocks. What the wall clock says is kept as data. It may be set back at any time, so only the other one says for how long
+/// something has waited.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Moment {
+    pub wall: Timestamp,
+    pub monotonic: Instant,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Moment { wall: Timestamp::now(), monotonic: Instant::now() }
+    }
 }
 
 /// Turns changes into segments. It does no I/O, and is told the time.
@@ -50,6 +64,8 @@ struct Growing {
     previous: String,
     revisions: Vec<Revision>,
     bytes: usize,
+    /// Since when the first of them waits.
+    since: Option<Instant>,
     /// Leases that its segments name already.
     leases: BTreeSet<i64>,
     /// The revision with which it may end, once that is wanted.
@@ -90,6 +106,7 @@ impl Recorder {
             previous,
             revisions: Vec::new(),
             bytes: 0,
+            since: None,
             leases: BTreeSet::new(),
             until: None,
         });
@@ -133,14 +150,14 @@ impl Recorder {
         self.ttls.insert(id, ttl.unwrap_or_default());
     }
 
-    pub fn take(&mut self, changes: Changes, now: Timestamp) -> Result<(), Hole> {
+    pub fn take(&mut self, changes: Changes, now: Moment) -> Result<(), Hole> {
         if changes.events.is_empty() && !changes.unfinished {
             return self.expect_nothing_before(changes.revision);
         }
         for event in changes.events {
             let revision = revision_of(&event);
             if let Some(before) = self.unfinished.take_if(|before| before.revision != revision) {
-                self.complete(before);
+                self.complete(before, now.monotonic);
             }
             // What a reconnected watch repeats is known.
             if revision <= self.received {
@@ -151,7 +168,7 @@ impl Recorder {
             }
             let begun = self.unfinished.get_or_insert_with(|| Revision {
                 revision,
-                received_ms: now.as_millisecond(),
+                received_ms: now.wall.as_millisecond(),
                 ..Revision::default()
             });
             begun.changes.push(Change::from(event));
@@ -159,7 +176,7 @@ impl Recorder {
         if !changes.unfinished
             && let Some(last) = self.unfinished.take()
         {
-            self.complete(last);
+            self.complete(last, now.monotonic);
         }
         Ok(())
     }
@@ -172,7 +189,7 @@ impl Recorder {
         }
     }
 
-    fn complete(&mut self, revision: Revision) {
+    fn complete(&mut self, revision: Revision, now: Instant) {
         self.received = revision.revision;
         for chain in &mut self.chains {
             let mut revision = revision.clone();
@@ -181,24 +198,23 @@ impl Recorder {
                     revision.leases.push(Lease { id, ttl: self.ttls.get(&id).copied().unwrap_or_default() });
                 }
             }
+            chain.since.get_or_insert(now);
             chain.bytes += revision.encoded_len();
             chain.revisions.push(revision);
         }
     }
 
     /// Whether something should be closed now.
-    pub fn is_due(&self, now: Timestamp) -> bool {
-        self.chains.iter().any(|chain| {
-            let waits = chain.revisions.first().map(|first| now.duration_since(first.received()));
-            chain.bytes >= FULL || waits.is_some_and(|waits| waits >= FLUSH_AFTER)
-        })
+    pub fn is_due(&self, now: Instant) -> bool {
+        let waits_long = |since: Instant| now.duration_since(since) >= FLUSH_AFTER;
+        self.chains.iter().any(|chain| chain.bytes >= FULL || chain.since.is_some_and(waits_long))
     }
 
     /// Closes what there is. Each must be stored, and told by [`stored`](Self::stored), before the next is closed.
     pub fn close(&mut self) -> Vec<Segment> {
         let chains = self.chains.iter_mut().filter(|chain| !chain.revisions.is_empty());
         let segments = chains.map(|chain| {
-            chain.bytes = 0;
+            (chain.bytes, chain.since) = (0, None);
             Segment {
                 cluster: self.cluster.clone(),
                 cluster_id: self.cluster_id.clone(),
@@ -320,7 +336,7 @@ impl Recording {
                 _ = ticks.tick() => {}
             }
             let ended = self.recorder.any_ended();
-            if (ended || self.recorder.is_due(Timestamp::now()))
+            if (ended || self.recorder.is_due(Instant::now()))
                 && let Err(error) = self.flush(told).await
             {
                 return Ended::Store(error);
@@ -336,7 +352,7 @@ impl Recording {
             let ttl = source.lease_ttl(id).await.map_err(ended_by)?;
             self.recorder.know_lease(id, ttl);
         }
-        self.recorder.take(changes, Timestamp::now()).map_err(Ended::Lost)
+        self.recorder.take(changes, Moment::now()).map_err(Ended::Lost)
     }
 
     /// Stores what there is.
@@ -384,11 +400,21 @@ mod tests {
     }
 
     fn id(second: i64) -> BackupId {
-        BackupId::new(at(second), "00000000")
+        BackupId::new(wall(second), "00000000")
     }
 
-    fn at(second: i64) -> Timestamp {
+    fn wall(second: i64) -> Timestamp {
         Timestamp::from_second(1_790_000_000 + second).unwrap()
+    }
+
+    fn monotonic(second: u64) -> Instant {
+        static BEGAN: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+        *BEGAN.get_or_init(Instant::now) + Duration::from_secs(second)
+    }
+
+    /// Where nobody sets a clock.
+    fn at(second: u64) -> Moment {
+        Moment { wall: wall(second.cast_signed()), monotonic: monotonic(second) }
     }
 
     fn put(revision: i64, lease: i64) -> Event {
@@ -425,7 +451,7 @@ mod tests {
         let segments = recorder.close();
         let counted: Vec<_> = segments[0].revisions.iter().map(|one| (one.revision, one.changes.len())).collect();
         assert_eq!(counted, [(11, 1), (12, 3), (13, 1)]);
-        assert_eq!(segments[0].revisions[1].received(), at(0));
+        assert_eq!(segments[0].revisions[1].received(), wall(0));
     }
 
     #[test]
@@ -441,14 +467,26 @@ mod tests {
     #[test]
     fn a_segment_is_due_by_age_or_size_and_never_when_empty() {
         let mut recorder = recorder();
-        assert!(!recorder.is_due(at(1000)));
+        assert!(!recorder.is_due(monotonic(1000)));
         recorder.take(says(vec![put(11, 0)], false), at(0)).unwrap();
-        assert!(!recorder.is_due(at(4)) && recorder.is_due(at(5)));
+        assert!(!recorder.is_due(monotonic(4)) && recorder.is_due(monotonic(5)));
         assert_eq!(recorder.close().len(), 1);
-        assert!(!recorder.is_due(at(1000)) && recorder.close().is_empty());
+        assert!(!recorder.is_due(monotonic(1000)) && recorder.close().is_empty());
         let Event::Put(pair) = put(12, 0) else { unreachable!() };
         recorder.take(says(vec![Event::Put(KeyValue { value: vec![0; FULL], ..pair })], false), at(9)).unwrap();
-        assert!(recorder.is_due(at(9)));
+        assert!(recorder.is_due(monotonic(9)));
+    }
+
+    #[test]
+    fn a_clock_that_is_set_back_holds_nothing_up() {
+        let mut recorder = recorder();
+        recorder.take(says(vec![put(11, 0)], false), at(1000)).unwrap();
+        let set_back = Moment { wall: wall(1000 - 3600), monotonic: monotonic(1003) };
+        recorder.take(says(vec![put(12, 0)], false), set_back).unwrap();
+        assert!(!recorder.is_due(monotonic(1004)));
+        assert!(recorder.is_due(monotonic(1006)));
+        let times: Vec<_> = recorder.close()[0].revisions.iter().map(Revision::received).collect();
+        assert_eq!(times, [wall(1000), wall(-2600)], "the wall clock's times are data");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::catalog::{Catalog, Chain, Full, chain};
 use quorate_backup::manifest::{Manifest, Outcome};
-use quorate_backup::recorder::{Command, Ended, Recorder, Recording};
+use quorate_backup::recorder::{Command, Ended, Moment, Recorder, Recording};
 use quorate_backup::segment::SegmentManifest;
 use quorate_backup::{BackupId, prune, store};
 use quorate_core::model::Ledger;
@@ -31,9 +31,9 @@ use crate::home::Home;
 /// How often is looked whether something is due.
 const TICK: Duration = Duration::from_secs(2);
 /// How often is looked whether somebody else has taken a later full backup.
-const OVERTAKEN: SignedDuration = SignedDuration::from_secs(10);
+const OVERTAKEN: Duration = Duration::from_secs(10);
 /// The second destination and the ledger learn so often what was recorded.
-const PASSED_ON: SignedDuration = SignedDuration::from_secs(60);
+const PASSED_ON: Duration = Duration::from_secs(60);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -385,6 +385,32 @@ fn why_not_on(full: &Full, recipients: &[String]) -> Option<&'static str> {
     }
 }
 
+/// When the next full backup is taken: as `status` counts it, by the wall clock, and when this process has waited for as long, whatever was
+/// done to that clock meanwhile.
+struct Due {
+    by_wall: Timestamp,
+    by_waiting: Instant,
+    /// After one that failed.
+    not_before: Instant,
+}
+
+impl Due {
+    fn of(on_top_of: &BackupId, schedule: SignedDuration) -> Self {
+        Self::after(on_top_of.begun(), schedule, Moment::now())
+    }
+
+    fn after(begun: Timestamp, schedule: SignedDuration, now: Moment) -> Self {
+        // One that is of the future, by this clock, was begun no later than now.
+        let by_wall = begun.min(now.wall).saturating_add(schedule).unwrap_or(Timestamp::MAX);
+        let left = Duration::try_from(by_wall.duration_since(now.wall)).unwrap_or_default();
+        Due { by_wall, by_waiting: now.monotonic + left, not_before: now.monotonic }
+    }
+
+    fn has_come(&self, now: Moment) -> bool {
+        (now.wall >= self.by_wall || now.monotonic >= self.by_waiting) && now.monotonic >= self.not_before
+    }
+}
+
 /// What happens beside the recording.
 struct Director<'a> {
     watch: &'a Watch<'a>,
@@ -422,9 +448,9 @@ impl Director<'_> {
             }
         }
         let mut trouble = Trouble::default();
-        let mut not_before = Timestamp::now();
-        let (mut passed_on, mut told_of) = (Timestamp::now(), None);
-        let (mut looked, mut useless) = (Timestamp::now(), BTreeSet::new());
+        let mut due = Due::of(&self.on_top_of.borrow(), backups.vault.schedule);
+        let (mut passed_on, mut told_of) = (Instant::now(), None);
+        let (mut looked, mut useless) = (Instant::now(), BTreeSet::new());
         loop {
             tokio::select! {
                 () = self.watch.stopped() => return Ok(End::Stopped),
@@ -433,31 +459,31 @@ impl Director<'_> {
             if settings_of(&self.watch.watching.ledger()?.spec) != settings_of(&backups.ledger.spec) {
                 return Ok(End::Changed);
             }
-            let now = Timestamp::now();
-            if now.duration_since(looked) >= OVERTAKEN {
-                looked = now;
+            if looked.elapsed() >= OVERTAKEN {
+                looked = Instant::now();
                 match self.overtaken(&mut useless).await {
                     Ok(true) => return Ok(End::Overtaken),
                     Ok(false) => {}
                     Err(error) => self.watch.tell(&mut trouble, &error),
                 }
             }
-            // As `status` counts it.
-            let due = self.on_top_of.borrow().begun() + backups.vault.schedule;
-            if now >= due.max(not_before) {
+            if due.has_come(Moment::now()) {
                 tokio::select! {
                     done = self.take_full() => match done {
-                        Ok(()) => trouble.is_over(),
+                        Ok(()) => {
+                            trouble.is_over();
+                            due = Due::of(&self.on_top_of.borrow(), backups.vault.schedule);
+                        }
                         Err(error) => {
                             self.watch.tell(&mut trouble, &error);
-                            not_before = now + SignedDuration::try_from(LONGEST_PAUSE).unwrap_or(PASSED_ON);
+                            due.not_before = Instant::now() + LONGEST_PAUSE;
                         }
                     },
                     () = self.watch.stopped() => return Ok(End::Stopped),
                 }
             }
-            if now.duration_since(passed_on) >= PASSED_ON {
-                passed_on = now;
+            if passed_on.elapsed() >= PASSED_ON {
+                passed_on = Instant::now();
                 let last = self.stored.get();
                 let new = last.as_ref().is_some_and(|last| told_of != Some(last.span));
                 if new && let Err(error) = self.watch.pass_on(last.as_ref()).await {
@@ -507,20 +533,20 @@ fn settings_of(spec: &ClusterSpec) -> impl PartialEq + use<'_> {
 #[derive(Default)]
 struct Trouble {
     told: Option<String>,
-    since: Option<Timestamp>,
+    since: Option<Instant>,
     pauses: u32,
 }
 
 impl Trouble {
     /// What is worth telling.
     fn news(&mut self, text: String) -> Option<String> {
-        let since = *self.since.get_or_insert_with(Timestamp::now);
+        let since = *self.since.get_or_insert_with(Instant::now);
         let repeated = self.told.as_ref() == Some(&text);
         self.told = Some(text.clone());
         match repeated {
             // Now and then, so that a log does not look as if all were well.
             true if self.pauses % 10 == 9 => {
-                let lasts = note::in_words(Timestamp::now().duration_since(since));
+                let lasts = note::in_words(SignedDuration::try_from(since.elapsed()).unwrap_or(SignedDuration::MAX));
                 Some(format!("warning: for {lasts} now: {text}"))
             }
             true => None,
@@ -546,6 +572,27 @@ impl Trouble {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_backup_is_due_whatever_is_done_to_the_clock() {
+        let begun: Timestamp = "2026-11-14T10:00:00Z".parse().unwrap();
+        let (hour, start) = (SignedDuration::from_hours(1), Instant::now());
+        let at = |wall: SignedDuration, waited: u64| Moment {
+            wall: begun + wall,
+            monotonic: start + Duration::from_secs(waited),
+        };
+        // Half of the hour has passed when the recorder starts.
+        let due = Due::after(begun, hour, at(hour / 2, 0));
+        assert!(!due.has_come(at(hour / 2, 0)) && !due.has_come(at(-hour, 1799)));
+        assert!(due.has_come(at(-hour, 1800)), "the clock was set back");
+        assert!(due.has_come(at(hour, 5)), "the machine slept");
+        let due = Due { not_before: start + Duration::from_secs(60), ..due };
+        assert!(!due.has_come(at(hour, 59)) && due.has_come(at(hour, 60)));
+        // Taken before the clock was set back.
+        assert!(Due::after(begun, hour, at(-hour * 24, 0)).has_come(at(-hour * 23, 3600)));
+        // No schedule leads beyond the end of time.
+        assert!(!Due::after(begun, SignedDuration::MAX, at(hour, 0)).has_come(at(hour, 3600)));
+    }
 
     #[test]
     fn trouble_is_told_when_it_changes_and_now_and_then() {

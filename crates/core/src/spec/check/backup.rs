@@ -6,6 +6,8 @@ use crate::spec::{BackupSettings, Destination, Keep, Millis, S3Destination};
 
 /// More often, one would not end before the next begins.
 const SHORTEST_SCHEDULE: Millis = Millis(60_000);
+/// A year: whoever writes a longer time means something else, and moments that far away cannot be counted.
+const LONGEST_SCHEDULE: Millis = Millis(365 * 24 * 3_600_000);
 const COMPRESSION: std::ops::RangeInclusive<u32> = 1..=19;
 /// Names of buckets have at least and at most so many letters.
 const BUCKET: std::ops::RangeInclusive<usize> = 3..=63;
@@ -94,6 +96,13 @@ fn numbers(cluster: &Cluster, backup: &BackupSettings, found: &mut Findings) {
             cluster.at("backup.schedule"),
             format!("a full backup every {} is more often than every {SHORTEST_SCHEDULE}", backup.schedule),
             "6h or 24h are usual; what happens in between is recorded as it comes",
+        );
+    }
+    if backup.schedule > LONGEST_SCHEDULE {
+        found.error(
+            cluster.at("backup.schedule"),
+            format!("a full backup every {} is less often than once a year ({LONGEST_SCHEDULE})", backup.schedule),
+            "6h or 24h are usual",
         );
     }
     if !COMPRESSION.contains(&backup.compression) {
