@@ -1,6 +1,7 @@
 //! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
 //! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
 
+mod bounded;
 mod clock;
 mod read;
 mod stage;
@@ -19,6 +20,7 @@ use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use quorate_core::Secret;
 use quorate_core::model::{AGENT_PORT, Facts};
+use quorate_core::text::cut;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -39,6 +41,7 @@ use crate::api::{
 };
 use crate::{channel, hex, tls, x509};
 
+use bounded::Bounded;
 pub use read::Answers;
 
 /// For the connection, and again for its handshake.
@@ -51,6 +54,8 @@ const ORDER: Duration = Duration::from_secs(60);
 /// It may download etcd.
 const SLOW_ORDER: Duration = Duration::from_secs(600);
 const ANSWER_BYTES: usize = 16 << 20;
+/// Of what is not understood.
+const LONGEST_COMPLAINT: usize = 1 << 10;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
@@ -156,7 +161,7 @@ impl AgentClient {
 
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
         match self.verified(path::FACTS, request, FACTS).await? {
-            Answer::Of(facts) => Ok(Look::Facts(facts)),
+            Answer::Of(Bounded(facts)) => Ok(Look::Facts(facts)),
             Answer::Stranger(key) => Ok(Look::Unenrolled { public_key: key.sha256 }),
         }
     }
@@ -174,7 +179,7 @@ impl AgentClient {
     /// Also returns the key that the answer came by: the proof must be for that very key.
     pub async fn enrol(&self, request: &EnrolRequest) -> Result<(EnrolAnswer, ServedKey), ClientError> {
         let mut connection = self.connect_to_stranger().await?;
-        let answer = self.ask(&mut connection, path::ENROL, request, ENROLMENT).await?;
+        let Bounded(answer) = self.ask(&mut connection, path::ENROL, request, ENROLMENT).await?;
         let Peer::Unverified(key) = connection.peer.clone() else { return Err(Refusal::AlreadyEnrolled.into()) };
         self.keep(connection);
         Ok((answer, key))
@@ -393,8 +398,8 @@ impl AgentClient {
     }
 
     fn refusal(&self, status: StatusCode, body: &[u8]) -> ClientError {
-        match serde_json::from_slice::<Refusal>(body) {
-            Ok(refusal) => refusal.into(),
+        match serde_json::from_slice::<Bounded<Refusal>>(body) {
+            Ok(Bounded(refusal)) => refusal.into(),
             Err(_) => self.protocol(&format!("it answers {status}")),
         }
     }
@@ -404,7 +409,7 @@ impl AgentClient {
     }
 
     fn protocol(&self, why: &str) -> ClientError {
-        ClientError::Protocol { address: self.address, why: why.to_owned() }
+        ClientError::Protocol { address: self.address, why: cut(why, LONGEST_COMPLAINT).into_owned() }
     }
 }
 

@@ -12,12 +12,16 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_core::model::{Consent, Ledger, Power};
 use quorate_core::planner::Step;
+use quorate_core::text::cut;
 use serde::{Deserialize, Serialize};
 
 use crate::brought::chain_of;
 use crate::controller::{ControlError, Event, Reporter};
 use crate::ledger::LedgerError;
 use crate::process;
+
+/// Whoever reads it wants to know why; whoever wrote it may be an agent that says anything.
+const LONGEST_TEXT: usize = 4 << 10;
 
 /// One line of the file.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -93,6 +97,28 @@ impl History {
     pub fn text(&self) -> Result<String, LedgerError> {
         match fs::read(&self.path) {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+            Err(e) => Err(self.failed("read", e)),
+        }
+    }
+
+    /// The newest lines that fit into so many bytes, each whole.
+    pub fn newest(&self, bytes: u64) -> Result<String, LedgerError> {
+        let read = || {
+            let mut file = File::open(&self.path)?;
+            let length = file.metadata()?.len();
+            // One byte more tells whether the first line that is read is whole.
+            file.seek(SeekFrom::Start(length.saturating_sub(bytes.saturating_add(1))))?;
+            let mut read = Vec::new();
+            file.take(bytes.saturating_add(1)).read_to_end(&mut read)?;
+            Ok::<_, io::Error>((read, length > bytes))
+        };
+        match read() {
+            Ok((read, is_cut)) => {
+                let text = String::from_utf8_lossy(&read);
+                let begins = if is_cut { text.find('\n').map_or(text.len(), |end| end + 1) } else { 0 };
+                Ok(text[begins..].to_owned())
+            }
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(String::new()),
             Err(e) => Err(self.failed("read", e)),
         }
@@ -248,8 +274,8 @@ impl Recorder {
             fence: self.fence,
             kind: kind.to_owned(),
             member,
-            action,
-            because,
+            action: cut(&action, LONGEST_TEXT).into_owned(),
+            because: cut(&because, LONGEST_TEXT).into_owned(),
         };
         self.write(number, What::Begins(beginning));
         number
@@ -293,7 +319,7 @@ impl Reporter for Recording<'_> {
                     ControlError::Step { source, .. } => chain_of(source.as_ref()),
                     other => chain_of(*other),
                 };
-                self.recorder.end(step, What::Failed { why });
+                self.recorder.end(step, What::Failed { why: cut(&why, LONGEST_TEXT).into_owned() });
             }
         }
         self.inner.report(event);
@@ -411,6 +437,34 @@ mod tests {
         assert!(told[0].ended.is_some() && told[2].ended.is_none());
         assert_eq!(history.entries(Some(7)).unwrap()[2].result, Ending::Running);
         assert_eq!(fs::metadata(&history.path).unwrap().permissions().mode() & 0o777, 0o600);
+    }
+
+    #[test]
+    fn an_agent_that_refuses_at_length_leaves_a_short_line() {
+        let (_directory, history) = history();
+        let (step, recorder) = (step("etcd-1"), recorder(&history, 1));
+        let reporter = recorder.through(&Nobody);
+        reporter.report(Event::Begins(&step));
+        let source = Box::new(ControlError::Enrolment("y".repeat(8 << 20)));
+        reporter.report(Event::Failed(&step, &ControlError::Step { action: step.action.to_string(), source }));
+        let text = history.text().unwrap();
+        assert!(text.len() < 16 << 10, "{} bytes", text.len());
+        assert!(
+            history.entries(None).unwrap()[0].why.as_ref().is_some_and(|why| why.ends_with("(cut: 8388608 bytes)"))
+        );
+    }
+
+    #[test]
+    fn the_newest_lines_are_whole_and_fit() {
+        let (_directory, history) = history();
+        assert_eq!(history.newest(10).unwrap(), "");
+        fs::write(&history.path, "one\ntwo\nthree\n").unwrap();
+        assert_eq!(history.newest(100).unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(history.newest(14).unwrap(), "one\ntwo\nthree\n");
+        assert_eq!(history.newest(13).unwrap(), "two\nthree\n");
+        assert_eq!(history.newest(10).unwrap(), "two\nthree\n");
+        assert_eq!(history.newest(9).unwrap(), "three\n");
+        assert_eq!(history.newest(5).unwrap(), "");
     }
 
     #[test]

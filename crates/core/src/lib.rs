@@ -9,6 +9,7 @@ pub mod model;
 pub mod planner;
 mod secret;
 pub mod spec;
+pub mod text;
 pub mod versions;
 
 pub use secret::Secret;

@@ -10,6 +10,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::{Request, Response, StatusCode, header};
 use prost::Message;
 use prost::bytes::BytesMut;
+use quorate_core::text::cut;
 use quorate_etcd::wire::{
     HashKvRequest, HashKvResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse, RangeRequest, RangeResponse,
     SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse, WatchCreateRequest, WatchRequest,
@@ -17,7 +18,8 @@ use quorate_etcd::wire::{
 };
 use quorate_etcd::{Error, HashKv, ReadMethod, Status};
 
-use super::{AgentClient, ClientError, Connection, in_time, whole};
+use super::bounded::Bounded;
+use super::{AgentClient, ClientError, Connection, LONGEST_COMPLAINT, in_time, whole};
 use crate::api::frame::{self, HEAD, Kind};
 use crate::api::{ReadEnd, ReadFailure, path};
 
@@ -167,7 +169,8 @@ impl Messages {
 
     /// Takes in the end of the body too: the connection is free for another request then.
     async fn end(&mut self, content: &[u8]) -> Result<(), ClientError> {
-        match serde_json::from_slice(content).map_err(|error| self.protocol(&error.to_string()))? {
+        let Bounded(end) = serde_json::from_slice(content).map_err(|error| self.protocol(&error.to_string()))?;
+        match end {
             ReadEnd::Failed(why) => Err(why.into()),
             ReadEnd::Complete if self.more().await? => Err(self.protocol("something follows the end")),
             ReadEnd::Complete => Ok(()),
@@ -210,6 +213,6 @@ impl Messages {
     }
 
     fn protocol(&self, why: &str) -> ClientError {
-        ClientError::Protocol { address: self.address, why: why.to_owned() }
+        ClientError::Protocol { address: self.address, why: cut(why, LONGEST_COMPLAINT).into_owned() }
     }
 }
