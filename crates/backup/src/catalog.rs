@@ -13,6 +13,7 @@ use crate::manifest::Manifest;
 use crate::names::{BackupId, Named, Names, Span};
 use crate::segment::{self, SegmentManifest};
 use crate::signed::{self, Kind, Standing, Trust};
+use crate::small;
 use crate::store::{Listed, Store};
 
 /// Small objects that are read at once.
@@ -46,6 +47,10 @@ pub struct Full {
     pub damage: Vec<Damage>,
     /// What ends the chain of segments early.
     pub chain_damage: Option<Damage>,
+    /// What lies among the segments and is none: nobody signed it for the revisions that its name says. It ends no chain.
+    pub strays: Vec<Damage>,
+    /// How many bytes each segment has in the store.
+    pub segment_bytes: BTreeMap<Span, u64>,
     /// The last revision that it or any of its segments speaks of, whether or not the way there is whole, and whoever says so.
     pub claims: i64,
     /// The same, as far as it is signed where it must be.
@@ -122,13 +127,18 @@ impl Catalog {
                     let found = objects.entry(manifest.id.clone()).or_default();
                     let signed_by = trust.signer.clone().filter(|_| standing == Standing::Signed);
                     let claims = found.last_manifest().max(manifest.newest_revision());
-                    let forged = match &signed_by {
-                        Some(signer) => drop_forged(store, &names, &manifest, found, signer).await?,
+                    let strays = match &signed_by {
+                        Some(signer) => drop_strays(store, &names, &manifest, found, signer).await?,
                         None => Vec::new(),
                     };
                     let mut full = Full { signed_by, claims, ..assess(&names, manifest, found) };
-                    full.chain_damage = full.chain_damage.or_else(|| forged.first().cloned());
-                    catalog.damage.extend(forged.into_iter().filter(|one| full.chain_damage.as_ref() != Some(one)));
+                    // One beyond the last segment may have taken the place of the next.
+                    let last = full.up_to();
+                    let beyond = strays.iter().find(|(span, _)| span.to > last).map(|(_, damage)| damage.clone());
+                    full.chain_damage = full.chain_damage.or(beyond);
+                    let all = strays.into_iter().map(|(_, damage)| damage);
+                    full.strays = all.filter(|one| full.chain_damage.as_ref() != Some(one)).collect();
+                    catalog.damage.extend(full.strays.iter().cloned());
                     if trust.signer.is_some() && full.signed_by.is_none() && !trust.unsigned {
                         catalog.unsigned.push(full);
                         continue;
@@ -145,7 +155,7 @@ impl Catalog {
                         let named = found.last_segment();
                         let signed = match &trust.signer {
                             Some(signer) => {
-                                drop_forged_end(store, &names, id, found, signer).await?;
+                                drop_strays_at_the_end(store, &names, id, found, signer).await?;
                                 found.last_manifest()
                             }
                             None => named,
@@ -236,7 +246,8 @@ fn segment_start(damage: &Damage) -> Option<i64> {
         | Damage::Unreadable { path, .. }
         | Damage::Checksum { path, .. }
         | Damage::Chain { path, .. }
-        | Damage::Exchanged { path, .. } => {
+        | Damage::Exchanged { path, .. }
+        | Damage::Replaced { path, .. } => {
             let (cluster, _) = path.split_once('/')?;
             match Names::new(cluster).parse(path)? {
                 Named::Segment(_, span) | Named::SegmentManifest(_, span) => Some(span.from),
@@ -280,9 +291,11 @@ async fn read_manifest(
     if signed::is_of_the_future(trust, &id) {
         return Ok(Err(Damage::Future { id, path, now: trust.now }));
     }
-    let found = match store.get(&path).await {
-        Err(error) if error.is_not_found() => return Ok(Ok(None)),
-        found => found?,
+    let found = match small::manifest(store, &id, &path).await {
+        Ok(Some(found)) => found,
+        Ok(None) => return Ok(Ok(None)),
+        Err(Error::Damaged(damage)) => return Ok(Err(*damage)),
+        Err(error) => return Err(error),
     };
     let manifest = match Manifest::parse(&found.bytes) {
         Ok(manifest) => manifest,
@@ -328,6 +341,8 @@ fn assess(names: &Names, manifest: Manifest, found: &Objects) -> Full {
         changes_bytes,
         damage,
         chain_damage,
+        strays: Vec::new(),
+        segment_bytes: found.segments.clone(),
         claims,
         proven_claims: claims,
         signed_by: None,
@@ -342,53 +357,59 @@ fn absurd(names: &Names, listed: &[Listed]) -> Vec<Damage> {
 }
 
 /// Names alone can claim anything: those that claim the latest revisions are looked at until one is signed. The others are none.
-async fn drop_forged_end(
+async fn drop_strays_at_the_end(
     store: &Store,
     names: &Names,
     id: &BackupId,
     found: &mut Objects,
     signer: &Signer,
-) -> Result<Vec<Damage>, Error> {
-    let mut forged = Vec::new();
+) -> Result<Vec<(Span, Damage)>, Error> {
+    let mut strays = Vec::new();
     while let Some(last) = found.segment_manifests.iter().max_by_key(|span| (span.to, span.from)).copied() {
         match segment::signed_manifest(store, names, id, last, Some(signer)).await {
             Ok(_) => break,
             Err(Error::Damaged(damage)) => {
                 found.segment_manifests.remove(&last);
                 // What is gone by now is no news.
-                forged.extend(Some(*damage).filter(|damage| !matches!(damage, Damage::Missing { .. })));
+                if !matches!(*damage, Damage::Missing { .. }) {
+                    strays.push((last, *damage));
+                }
             }
             Err(error) => return Err(error),
         }
     }
-    Ok(forged)
+    Ok(strays)
 }
 
-/// Where one that was put between the others breaks their chain, all are looked at.
-async fn drop_forged(
+/// Where one that was put between the others breaks their chain, all are looked at: whatever is not signed for that very span is no
+/// segment, whether it is forged, junk, or a genuine one under another name.
+async fn drop_strays(
     store: &Store,
     names: &Names,
     manifest: &Manifest,
     found: &mut Objects,
     signer: &Signer,
-) -> Result<Vec<Damage>, Error> {
+) -> Result<Vec<(Span, Damage)>, Error> {
     let id = &manifest.id;
-    let mut forged = drop_forged_end(store, names, id, found, signer).await?;
-    if !matches!(follow(names, manifest, found), (_, Some(Damage::Hole { .. }))) {
-        return Ok(forged);
+    let mut strays = drop_strays_at_the_end(store, names, id, found, signer).await?;
+    if follow(names, manifest, found).1.is_none() {
+        return Ok(strays);
     }
     let all: Vec<Span> = found.segment_manifests.iter().copied().collect();
-    for span in all {
-        match segment::signed_manifest(store, names, id, span, Some(signer)).await {
-            Err(Error::Damaged(damage)) if damage.is_forgery() => {
+    let read =
+        all.into_iter().map(async |span| (span, segment::signed_manifest(store, names, id, span, Some(signer)).await));
+    let mut read = stream::iter(read).buffered(AT_ONCE);
+    while let Some((span, manifest)) = read.next().await {
+        match manifest {
+            Err(Error::Damaged(damage)) if !matches!(*damage, Damage::Missing { .. }) => {
                 found.segment_manifests.remove(&span);
-                forged.push(*damage);
+                strays.push((span, *damage));
             }
             Err(Error::Damaged(_)) | Ok(_) => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(forged)
+    Ok(strays)
 }
 
 /// From the full backup on, as far as one segment joins the other.
@@ -428,6 +449,11 @@ pub async fn chain(store: &Store, full: &Full) -> Result<Chain, Error> {
             }
             segment => segment?,
         };
+        if let Some(found) = full.segment_bytes.get(&segment.span).filter(|found| **found != segment.stored_bytes) {
+            let (path, expected) = (names.segment(id, segment.span), segment.stored_bytes);
+            chain.damage = Some(Damage::Size { id: id.clone(), path, expected, found: *found });
+            break;
+        }
         if segment.previous != before {
             let path = names.segment_manifest(id, segment.span);
             chain.damage = Some(Damage::Chain { id: id.clone(), path, before, found: segment.previous });

@@ -33,6 +33,11 @@ pub enum Damage {
     Chain { id: BackupId, path: String, before: String, found: String },
     #[error("{path} holds the changes of {found}, not those that its name says: it was exchanged for another")]
     Exchanged { id: BackupId, path: String, found: String },
+    /// Between two looks at it.
+    #[error(
+        "{path} was exchanged while it was in use: it is the manifest of backup {found} now, and nothing was added to it"
+    )]
+    Replaced { id: BackupId, path: String, found: String },
 }
 
 impl Damage {
@@ -50,7 +55,8 @@ impl Damage {
             | Damage::Checksum { id, .. }
             | Damage::Hole { id, .. }
             | Damage::Chain { id, .. }
-            | Damage::Exchanged { id, .. } => id,
+            | Damage::Exchanged { id, .. }
+            | Damage::Replaced { id, .. } => id,
         }
     }
 }

@@ -33,6 +33,14 @@ pub enum Error {
     Replay { why: String },
     #[error("{what} differs: expected {expected}, found {found}")]
     Differs { what: String, expected: String, found: String },
+    /// The members of the living cluster do not hold what the backup holds.
+    #[error(
+        "members of the cluster hold other data at revision {revision} than this backup, which was read from {from}: {}{}. One of them is \
+         damaged or lies: find it with `etcdctl endpoint hashkv --cluster`, replace it with `quorate replace`, and take a new backup",
+        differ.join("; "),
+        if agree.is_empty() { String::new() } else { format!("; the same as the backup: {}", agree.join(", ")) }
+    )]
+    Disagree { from: String, revision: i64, differ: Vec<String>, agree: Vec<String> },
     #[error("cannot {doing} {}", path.display())]
     File { doing: &'static str, path: PathBuf, source: std::io::Error },
     /// Where the operator wanted it; what was stored is another matter.

@@ -19,8 +19,9 @@ use crate::names::{BackupId, Names};
 use crate::pipe::{self, CheckedSnapshot, Checking, Sealed, Sealing, SnapshotCheck, Unsealing};
 use crate::settings::Settings;
 use crate::signed::{self, Kind, Trust};
+use crate::small;
 use crate::source::{About, Source, count_at, newest_revision};
-use crate::store::{Store, hex, sha256_hex};
+use crate::store::{Object, SMALL, Store, hex, sha256_hex};
 
 /// A full backup that is going to be: changes can be recorded on top of it already.
 #[derive(Clone)]
@@ -82,6 +83,7 @@ pub async fn create(
     }
     if let Some(ledger) = ledger {
         beside.ledger = Some(sha256_hex(&ledger));
+        beside.ledger_bytes = Some(ledger.len() as u64);
         store.put_new(&names.ledger(&draft.id), ledger).await?;
     }
     let manifest = Manifest { taken: Taken { ended: Timestamp::now(), ..manifest.taken }, beside, ..manifest };
@@ -208,11 +210,8 @@ pub async fn key_of(
     let path = Names::new(&manifest.cluster).key(&manifest.id);
     let what = format!("the key {path}");
     let Some(identities) = identities else { return Err(Error::key(what)(KeyError::NoIdentity)) };
-    let sealed = match store.get(&path).await {
-        Err(error) if error.is_not_found() => {
-            return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
-        }
-        sealed => sealed?,
+    let Some(sealed) = small::beside(store, &manifest.id, &path, SMALL).await? else {
+        return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
     };
     BackupKey::unwrap(&sealed.bytes, identities, recipient).map(Some).map_err(Error::key(what))
 }
@@ -324,23 +323,26 @@ async fn replace_beside(
     recipients: &[String],
     signing: Option<&SigningKey>,
 ) -> Result<(), Error> {
-    let (cluster, id) = (&manifest.cluster, &manifest.id);
     let key_sha256 = sha256_hex(&key.sealed);
     let ledger_sha256 = ledger.as_ref().map(|ledger| sha256_hex(&ledger.sealed));
+    let ledger_bytes = ledger.as_ref().map(|ledger| ledger.sealed.len() as u64);
     let announce = |manifest: &mut Manifest| {
+        // Either of the two can be read.
+        manifest.beside.ledger_bytes = manifest.beside.ledger_bytes.max(ledger_bytes);
         // What an earlier one announced may be in place, if it was killed.
         manifest.beside.next.extend([Some(key_sha256.clone()), ledger_sha256.clone()].into_iter().flatten());
     };
-    update_manifest(store, cluster, id, signing, announce).await?;
+    update_manifest(store, manifest, signing, announce).await?;
     for Anew { path, sealed, was } in [Some(key), ledger].into_iter().flatten() {
         store.replace(&path, sealed.into(), &was).await?;
     }
     let settle = |manifest: &mut Manifest| {
         let ledger = ledger_sha256.clone().or_else(|| manifest.beside.ledger.take());
-        manifest.beside = Beside { key: Some(key_sha256.clone()), ledger, next: Vec::new() };
+        let ledger_bytes = ledger_bytes.or(manifest.beside.ledger_bytes);
+        manifest.beside = Beside { key: Some(key_sha256.clone()), ledger, ledger_bytes, next: Vec::new() };
         manifest.sealed_for = recipients.to_vec();
     };
-    update_manifest(store, cluster, id, signing, settle).await?;
+    update_manifest(store, manifest, signing, settle).await?;
     Ok(())
 }
 
@@ -352,11 +354,8 @@ async fn sealed_key(
 ) -> Result<Anew, Error> {
     let path = Names::new(&manifest.cluster).key(&manifest.id);
     let what = || format!("the key {path}");
-    let sealed = match store.get(&path).await {
-        Err(error) if error.is_not_found() => {
-            return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
-        }
-        sealed => sealed?,
+    let Some(sealed) = small::beside(store, &manifest.id, &path, SMALL).await? else {
+        return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
     };
     // The public half, which the manifest has, tells whether it is the right one.
     let public = manifest.recipient.as_deref().unwrap_or_default();
@@ -374,42 +373,45 @@ async fn sealed_ledger(
 ) -> Result<Option<Anew>, Error> {
     let path = Names::new(&manifest.cluster).ledger(&manifest.id);
     let what = || format!("the ledger {path}");
-    let sealed = match store.get(&path).await {
-        Err(error) if error.is_not_found() => return Ok(None),
-        sealed => sealed?,
-    };
-    if manifest.signature.is_some() {
-        is_ledger_of(manifest, &path, &sealed.bytes)?;
-    }
+    let Some(sealed) = ledger_of(store, manifest).await? else { return Ok(None) };
     let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
     let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
     Ok(Some(Anew { path, sealed: anew, was: sealed.tag }))
 }
 
-/// Whether this is the ledger that the manifest speaks of, and no other that somebody put in its place.
-pub fn is_ledger_of(manifest: &Manifest, path: &str, sealed: &[u8]) -> Result<(), Error> {
-    let found = sha256_hex(sealed);
-    if manifest.beside.is_ledger(&found) {
-        return Ok(());
+/// The ledger next to a backup, encrypted as it is stored; `None` where there is none. It is the one that the manifest speaks of, and no
+/// other that somebody put in its place. Before there were signatures, the oldest manifests had no digest of it.
+pub async fn ledger_of(store: &Store, manifest: &Manifest) -> Result<Option<Object>, Error> {
+    let (id, path) = (&manifest.id, Names::new(&manifest.cluster).ledger(&manifest.id));
+    let Some(sealed) = small::beside(store, id, &path, manifest.beside.ledger_limit()).await? else { return Ok(None) };
+    let found = sha256_hex(&sealed.bytes);
+    let is_known = manifest.signature.is_some() || manifest.beside.ledger.is_some();
+    if !is_known || manifest.beside.is_ledger(&found) {
+        return Ok(Some(sealed));
     }
     let expected = manifest.beside.ledger.clone().unwrap_or_else(|| String::from("that there is none"));
-    Err(Damage::Content { id: manifest.id.clone(), path: path.to_owned(), expected, found }.into())
+    Err(Damage::Content { id: id.clone(), path, expected, found }.into())
 }
 
 /// Reads a manifest, lets it be changed, signs it, and writes it back if nobody else did meanwhile; else does so again. One that is signed
-/// is only changed by who can sign it again.
+/// is only changed by who can sign it again. `known` is the one that was looked at before: where another backup's lies there now,
+/// somebody exchanged them, and what is known of the one must not be signed into the other.
 pub async fn update_manifest(
     store: &Store,
-    cluster: &str,
-    id: &BackupId,
+    known: &Manifest,
     signing: Option<&SigningKey>,
     change: impl Fn(&mut Manifest),
 ) -> Result<Manifest, Error> {
-    let path = Names::new(cluster).manifest(id);
+    let (id, path) = (&known.id, Names::new(&known.cluster).manifest(&known.id));
     loop {
-        let found = store.get(&path).await?;
+        let Some(found) = small::manifest(store, id, &path).await? else {
+            return Err(Damage::Missing { id: id.clone(), path }.into());
+        };
         let unreadable = |why| Damage::Manifest { id: id.clone(), path: path.clone(), why };
         let mut manifest = Manifest::parse(&found.bytes).map_err(unreadable)?;
+        if !manifest.is_of_same_backup(known) {
+            return Err(Damage::Replaced { id: id.clone(), path, found: manifest.id.to_string() }.into());
+        }
         let signing = match (&manifest.signature, signing) {
             (None, _) => None,
             (Some(_), None) => return Err(Error::CannotSign { path }),

@@ -9,8 +9,11 @@ use crate::damage::Damage;
 use crate::names::{BackupId, is_revision};
 use crate::signed::{self, Kind, Signature};
 use crate::source::{HashKv, Member};
+use crate::store::SMALL;
 
 pub const FORMAT: u32 = 1;
+/// Far more than any ledger has; whoever claims more fills our memory.
+const LARGEST_LEDGER: u64 = 256 << 20;
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Manifest {
@@ -58,12 +61,20 @@ pub struct Manifest {
 pub struct Beside {
     pub key: Option<String>,
     pub ledger: Option<String>,
+    /// How many bytes the ledger has as it is stored: whoever reads it knows how much may come. Absent where an older quorate stored it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ledger_bytes: Option<u64>,
     /// Those that are about to take the place of the others: noted before, so that a kill between the two leaves nothing unknown.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub next: Vec<String>,
 }
 
 impl Beside {
+    /// So many bytes are read of the ledger.
+    pub(crate) fn ledger_limit(&self) -> u64 {
+        self.ledger_bytes.unwrap_or(0).clamp(SMALL, LARGEST_LEDGER)
+    }
+
     pub(crate) fn is_key(&self, sha256: &str) -> bool {
         self.key.as_deref() == Some(sha256) || self.next.iter().any(|next| next == sha256)
     }
@@ -127,9 +138,19 @@ pub struct Proven {
     pub up_to: i64,
     /// Whether the contents at `up_to` were compared with the living cluster's.
     pub compared_with_living: bool,
+    /// The members that were asked for them and hold the same. Absent where an older quorate asked one alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub compared_with: Vec<String>,
 }
 
 impl Manifest {
+    /// Whether both are of the very same backup, whatever was added to either since.
+    pub fn is_of_same_backup(&self, other: &Manifest) -> bool {
+        let identity =
+            |one: &Manifest| (one.id.clone(), one.cluster.clone(), one.cluster_id.clone(), one.stored_sha256.clone());
+        identity(self) == identity(other)
+    }
+
     /// The proof of the last verification, if that succeeded: a backup that was good once and is damaged now is not verified.
     pub fn proven(&self) -> Option<(Timestamp, &Proven)> {
         match self.verified.last()? {

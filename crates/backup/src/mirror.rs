@@ -16,6 +16,7 @@ use crate::manifest::{Beside, Manifest};
 use crate::names::{BackupId, Named, Names, Span};
 use crate::segment::{self, SegmentManifest};
 use crate::signed::{self, Kind, Standing, Trust};
+use crate::small;
 use crate::store::{PART, Store, Tag, hex, sha256_hex};
 
 /// Objects up to here are copied whole.
@@ -102,6 +103,13 @@ impl Part {
         }
     }
 
+    fn limit(self, manifest: &Manifest) -> u64 {
+        match self {
+            Part::Key => crate::store::SMALL,
+            Part::Ledger => manifest.beside.ledger_limit(),
+        }
+    }
+
     fn expected(self, beside: &Beside) -> Option<&String> {
         match self {
             Part::Key => beside.key.as_ref(),
@@ -118,10 +126,11 @@ impl Mirror<'_> {
             self.damage.push(Damage::Future { id: id.clone(), path, now: self.trust.now });
             return Ok(None);
         }
-        let json = match self.from.get(&path).await {
+        let json = match small::manifest(self.from, id, &path).await {
+            Ok(Some(json)) => json.bytes,
             // Pruned meanwhile.
-            Err(error) if error.is_not_found() => return Ok(None),
-            json => json?.bytes,
+            Ok(None) => return Ok(None),
+            Err(error) => return self.note(error).map(|()| None),
         };
         match self.judge(id, &path, &json) {
             Ok(manifest) => Ok(manifest),
@@ -166,13 +175,15 @@ impl Mirror<'_> {
     /// The snapshot, then the small objects beside it, then the manifest.
     async fn full(&mut self, id: &BackupId, manifest: Manifest) -> Result<(), Error> {
         let path = self.names.manifest(id);
-        let (known, tag) = match self.to.get(&path).await {
-            Err(error) if error.is_not_found() => (None, None),
-            there => {
-                let there = there?;
-                // One that the cluster did not sign is not whole, as the first has one that it did.
-                (self.judge(id, &path, &there.bytes).ok().flatten(), Some(there.tag))
+        let (known, tag) = match small::manifest(self.to, id, &path).await {
+            Ok(None) => (None, None),
+            // One that the cluster did not sign is not whole, as the first has one that it did.
+            Ok(Some(there)) => (self.judge(id, &path, &there.bytes).ok().flatten(), Some(there.tag)),
+            Err(Error::Damaged(_)) => {
+                self.to.delete(&path).await?;
+                (None, None)
             }
+            Err(error) => return Err(error),
         };
         let (bytes, sha256) = (manifest.stored_bytes, manifest.stored_sha256.as_str());
         if !self.data(Expected { id, path: self.names.snapshot(id), bytes, sha256 }).await? {
@@ -184,7 +195,9 @@ impl Mirror<'_> {
         let ledger = self.beside(Part::Ledger, &manifest, known.as_ref(), has_ledger).await?;
         // A manifest without its key would be that of a backup which nobody can open.
         let (Some(key), Some(ledger)) = (key, ledger) else { return Ok(()) };
-        let merged = self.merged(manifest, known.clone(), Beside { key, ledger, next: Vec::new() });
+        let of_this = [known.as_ref(), Some(&manifest)].into_iter().flatten().find(|one| one.beside.ledger == ledger);
+        let ledger_bytes = of_this.unwrap_or(&manifest).beside.ledger_bytes;
+        let merged = self.merged(manifest, known.clone(), Beside { key, ledger, ledger_bytes, next: Vec::new() });
         if known.as_ref() == Some(&merged) {
             return Ok(());
         }
@@ -217,20 +230,24 @@ impl Mirror<'_> {
         if !needed {
             return Ok(Some(known.and_then(|known| part.expected(&known.beside).cloned())));
         }
-        let there = match self.to.get(&path).await {
-            Err(error) if error.is_not_found() => None,
-            there => Some(there?),
+        let there = match small::beside(self.to, id, &path, part.limit(known.unwrap_or(manifest))).await {
+            Err(Error::Damaged(_)) => {
+                self.to.delete(&path).await?;
+                None
+            }
+            there => there?,
         };
         let whole = there.as_ref().map(|there| sha256_hex(&there.bytes));
         let whole = whole.filter(|found| part.fits(&known.unwrap_or(manifest).beside, found));
-        let bytes = match self.from.get(&path).await {
-            Err(error) if error.is_not_found() => {
+        let bytes = match small::beside(self.from, id, &path, part.limit(manifest)).await {
+            Ok(Some(object)) => object.bytes,
+            Ok(None) => {
                 if whole.is_none() {
                     self.damage.push(Damage::Missing { id: id.clone(), path });
                 }
                 return Ok(whole.map(Some));
             }
-            object => object?.bytes,
+            Err(error) => return self.note(error).map(|()| whole.map(Some)),
         };
         let found = sha256_hex(&bytes);
         if !part.fits(&manifest.beside, &found) {
@@ -284,10 +301,10 @@ impl Mirror<'_> {
 
     async fn copy_whole(&self, object: &Expected<'_>) -> Result<(), Error> {
         let (id, path) = (object.id.clone(), object.path.clone());
-        let bytes = match self.from.get(&path).await {
-            Err(error) if error.is_not_found() => return Err(Damage::Missing { id, path }.into()),
-            found => found?.bytes,
+        let Some(found) = small::beside(self.from, &id, &path, SMALL).await? else {
+            return Err(Damage::Missing { id, path }.into());
         };
+        let bytes = found.bytes;
         let found = sha256_hex(&bytes);
         if found != object.sha256 {
             return Err(Damage::Content { id, path, expected: object.sha256.to_owned(), found }.into());

@@ -20,6 +20,7 @@ use crate::keys::BackupKey;
 use crate::names::{BackupId, Names, Span};
 use crate::pipe;
 use crate::signed::{self, Kind, Signature, Standing, Trust};
+use crate::small;
 use crate::store::{Store, StoreError, Trouble, sha256_hex};
 
 pub const FORMAT: u32 = 1;
@@ -201,13 +202,19 @@ async fn put_segment(store: &Store, names: &Names, manifest: &SegmentManifest, s
         Err(error) if error.trouble == crate::store::Trouble::AlreadyExists => {}
         put => return Ok(put.map(drop)?),
     }
-    match store.get(&names.segment_manifest(&manifest.full, manifest.span)).await {
-        Err(error) if error.is_not_found() => {}
-        Err(error) => return Err(error.into()),
-        Ok(_) => return Err(store.exists_already(&path).into()),
+    let about = names.segment_manifest(&manifest.full, manifest.span);
+    if small::manifest(store, &manifest.full, &about).await?.is_some() {
+        return Err(store.exists_already(&path).into());
     }
-    let abandoned = store.get(&path).await?;
-    Ok(store.replace(&path, sealed, &abandoned.tag).await.map(drop)?)
+    match store.get(&path).await {
+        Ok(abandoned) => Ok(store.replace(&path, sealed, &abandoned.tag).await.map(drop)?),
+        // None of ours, and nothing that anybody could be about to finish.
+        Err(error) if error.is_too_large() => {
+            store.delete(&path).await?;
+            Ok(store.put_new(&path, sealed).await.map(drop)?)
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Reads the manifest of a segment, and compares it with what its path says and whose it must be.
@@ -242,9 +249,8 @@ pub(crate) async fn signed_manifest(
     signer: Option<&Signer>,
 ) -> Result<SegmentManifest, Error> {
     let path = names.segment_manifest(id, span);
-    let found = match store.get(&path).await {
-        Err(error) if error.is_not_found() => return Err(Damage::Missing { id: id.clone(), path }.into()),
-        found => found?,
+    let Some(found) = small::manifest(store, id, &path).await? else {
+        return Err(Damage::Missing { id: id.clone(), path }.into());
     };
     if let Some(signer) = signer {
         let trust = Trust::only(signer.clone(), id.begun());

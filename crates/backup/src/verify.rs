@@ -1,25 +1,27 @@
 //! The proof of a backup: it is fetched, opened, restored into a throwaway etcd of the same version and compared with what was measured at
-//! the living cluster when it was taken; then the changes on top of it are replayed, and the result is compared with the living cluster
-//! as it was at that revision, where that is still known there.
+//! the living cluster when it was taken; then the changes on top of it are replayed. Before and after that it is compared with what every
+//! member of the living cluster holds at that revision, where that is still known there ([`living`](crate::living)). The ledger next to
+//! it must be whole too.
 
 use std::path::Path;
 
 use jiff::Timestamp;
-use quorate_etcd::{Client, KeyRange, KeyValue, RangeQuery};
+use quorate_etcd::Client;
 use quorate_pki::SigningKey;
 
 use crate::Error;
 use crate::catalog::{self, Full};
 use crate::choose::Stop;
+use crate::damage::Damage;
 use crate::full;
 use crate::keys::BackupKey;
+use crate::living;
 use crate::manifest::{Hash, Manifest, Outcome, Proven, Verification};
-use crate::replay::{after, replay};
-use crate::source::{Source, SourceError, count_at};
+use crate::names::Names;
+use crate::replay::replay;
+use crate::source::{Source, count_at};
 use crate::store::Store;
 use crate::throwaway::{Place, Programs, Throwaway, create_private};
-
-const PAGE: i64 = 1000;
 
 /// What a verification works with.
 pub struct Workshop<'a> {
@@ -29,19 +31,19 @@ pub struct Workshop<'a> {
 }
 
 /// Verifies a backup and notes the outcome in its manifest, signed like the rest of it. What is wrong with the backup is an outcome; an error is trouble with the
-/// store, the key or this machine, and nothing is noted.
+/// store, the key or this machine, and nothing is noted. `living` are the members of the cluster that can be asked, each by itself.
 pub async fn verify(
     store: &Store,
     full: &Full,
     key: Option<BackupKey>,
     workshop: &Workshop<'_>,
-    living: Option<&dyn Source>,
+    living: &[&dyn Source],
     signing: Option<&SigningKey>,
 ) -> Result<Verification, Error> {
     let outcome = match prove(store, full, key, workshop, living).await {
         Ok(proven) => Outcome::Ok(proven),
         Err(Error::Damaged(damage)) => Outcome::Failed { why: damage.to_string(), damage: Some(*damage) },
-        Err(error @ (Error::Replay { .. } | Error::Differs { .. })) => {
+        Err(error @ (Error::Replay { .. } | Error::Differs { .. } | Error::Disagree { .. })) => {
             Outcome::Failed { why: error.to_string(), damage: None }
         }
         Err(error) => return Err(error),
@@ -50,7 +52,7 @@ pub async fn verify(
     let note = |manifest: &mut Manifest| manifest.verified.push(verification.clone());
     // Who cannot sign proves it for himself alone.
     if full.manifest.signature.is_none() || signing.is_some() {
-        full::update_manifest(store, &full.manifest.cluster, full.id(), signing, note).await?;
+        full::update_manifest(store, &full.manifest, signing, note).await?;
     }
     Ok(verification)
 }
@@ -60,24 +62,33 @@ async fn prove(
     full: &Full,
     key: Option<BackupKey>,
     workshop: &Workshop<'_>,
-    living: Option<&dyn Source>,
+    living: &[&dyn Source],
 ) -> Result<Proven, Error> {
     if let Some(damage) = full.damage.first() {
         return Err(damage.clone().into());
     }
+    let manifest = &full.manifest;
+    if manifest.beside.ledger.is_some() && full::ledger_of(store, manifest).await?.is_none() {
+        let path = Names::new(&manifest.cluster).ledger(&manifest.id);
+        return Err(Damage::Missing { id: manifest.id.clone(), path }.into());
+    }
     let chain = catalog::chain(store, full).await?;
-    let throwaway = restored(store, &full.manifest, key.clone(), workshop).await?;
-    let (revision, hash, keys) = compare_with_manifest(&throwaway, &full.manifest).await?;
+    let throwaway = restored(store, manifest, key.clone(), workshop).await?;
+    let (revision, hash, keys) = compare_with_manifest(&throwaway, manifest).await?;
+    let at_first = living::compare(&throwaway, living, manifest, manifest.revision).await?;
     let up_to = replay(&throwaway, store, &chain.segments, key.as_ref(), Stop::AtTheEnd, &|_| {}).await?;
-    let compared_with_living = match living {
-        Some(living) => compare_with_living(&throwaway, living, up_to).await?,
-        None => false,
+    let compared_with = match up_to == manifest.revision {
+        true => at_first,
+        false => living::compare(&throwaway, living, manifest, up_to).await?,
     };
     throwaway.end().await;
     // The good part was worth proving, yet the whole is not good.
     match chain.damage {
         Some(damage) => Err(damage.into()),
-        None => Ok(Proven { revision, keys, hash, up_to, compared_with_living }),
+        None => {
+            let compared_with_living = !compared_with.is_empty();
+            Ok(Proven { revision, keys, hash, up_to, compared_with_living, compared_with })
+        }
     }
 }
 
@@ -130,57 +141,4 @@ pub(crate) async fn hash_as(client: &Client, other: Hash) -> Result<Hash, Error>
     }
     client.compact(other.compact_revision, true).await?;
     Ok(Hash::from(client.hash_kv(other.revision).await?))
-}
-
-/// `false` where the living cluster has compacted that revision.
-async fn compare_with_living(throwaway: &Throwaway, living: &dyn Source, revision: i64) -> Result<bool, Error> {
-    let expected = match living.hash_kv(revision).await {
-        Err(SourceError::Compacted { .. }) => return Ok(false),
-        expected => Hash::from(expected?),
-    };
-    if hash_as(throwaway.client(), expected).await? == expected {
-        return Ok(true);
-    }
-    compare_key_by_key(throwaway.client(), living, revision).await
-}
-
-/// Keys, values, leases, versions and revisions.
-async fn compare_key_by_key(client: &Client, living: &dyn Source, revision: i64) -> Result<bool, Error> {
-    let mut query = RangeQuery { revision, limit: PAGE, ..RangeQuery::new(KeyRange::prefix("")) };
-    let mut before = 0;
-    loop {
-        let expected = match living.range(query.clone()).await {
-            Err(SourceError::Compacted { .. }) => return Ok(false),
-            expected => expected?,
-        };
-        let found = client.range(query.clone()).await?;
-        if let Some((place, expected, found)) = first_difference(&expected.pairs, &found.pairs) {
-            let what = format!("key {} in order, of the contents at revision {revision},", before + place + 1);
-            return Err(Error::Differs { what, expected: about(expected), found: about(found) });
-        }
-        before += expected.pairs.len();
-        match expected.pairs.last() {
-            Some(last) if expected.more => query.keys.key = after(&last.key),
-            _ => return Ok(true),
-        }
-    }
-}
-
-type Pairs<'a> = (usize, Option<&'a KeyValue>, Option<&'a KeyValue>);
-
-fn first_difference<'a>(expected: &'a [KeyValue], found: &'a [KeyValue]) -> Option<Pairs<'a>> {
-    let longer = expected.len().max(found.len());
-    (0..longer).map(|n| (n, expected.get(n), found.get(n))).find(|(_, expected, found)| expected != found)
-}
-
-/// Of a key, without its name and its value, which are nobody's business: this goes into a manifest, which is not encrypted.
-fn about(pair: Option<&KeyValue>) -> String {
-    match pair {
-        None => String::from("no further key"),
-        Some(KeyValue { key, value, create_revision, mod_revision, version, lease }) => format!(
-            "a name of {} bytes and a value of {}, created at {create_revision}, changed at {mod_revision}, version {version}, lease {lease:x}",
-            key.len(),
-            value.len(),
-        ),
-    }
 }

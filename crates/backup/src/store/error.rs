@@ -72,6 +72,10 @@ impl StoreError {
         self.trouble == Trouble::NotFound
     }
 
+    pub fn is_too_large(&self) -> bool {
+        matches!(self.trouble, Trouble::TooLarge { .. })
+    }
+
     /// Whether the same may well succeed later, with nothing done about it.
     pub fn is_passing(&self) -> bool {
         self.trouble.is_passing()

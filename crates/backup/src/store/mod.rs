@@ -29,8 +29,8 @@ pub const PART: usize = 8 << 20;
 /// More would be faster over a long line, and a third of the memory that a backup may take.
 const PARTS_IN_FLIGHT: usize = 3;
 
-/// Manifests have some KiB, a ledger with its history may have some MiB.
-const SMALL: u64 = 32 << 20;
+/// Manifests have some KiB, a ledger with its history some MiB at most.
+pub(crate) const SMALL: u64 = 32 << 20;
 
 /// Which version of an object was read.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -157,7 +157,7 @@ impl Store {
             Err(trouble) if trouble == refusal => match self.get(path).await {
                 Ok(found) if found.bytes == *bytes => Ok(found.tag),
                 Ok(_) => Err(failed(trouble)),
-                Err(error) if error.is_not_found() => Err(failed(trouble)),
+                Err(error) if error.is_not_found() || error.is_too_large() => Err(failed(trouble)),
                 Err(error) => Err(error),
             },
             done => done.map_err(failed),

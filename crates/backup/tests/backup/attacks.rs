@@ -37,7 +37,8 @@ impl Shelf {
     async fn put(&self, begun: Timestamp, content: &[u8], db_bytes: u64, key: Option<&SigningKey>) -> Manifest {
         let (id, names) = (BackupId::new(begun, &quorate_pki::random_hex(4)), Names::new(CLUSTER));
         let hash = Hash { hash: 0, revision: 10, compact_revision: 0 };
-        let proven = Proven { revision: 10, keys: 1, hash, up_to: 10, compared_with_living: true };
+        let proven =
+            Proven { revision: 10, keys: 1, hash, up_to: 10, compared_with_living: true, compared_with: Vec::new() };
         let manifest = Manifest {
             format: 1,
             id: id.clone(),
@@ -164,6 +165,109 @@ async fn segments_that_others_append_lead_nowhere() {
     shelf.segment(&genuine.id, 15..=16, &other).await;
     let catalog = shelf.catalog(&trust()).await;
     assert_eq!(catalog::chain(&shelf.store, &catalog.fulls[0]).await.unwrap().segments.len(), 1);
+}
+
+/// A segment that follows the one with this digest, or the full backup.
+async fn follow(shelf: &Shelf, full: &BackupId, revisions: std::ops::RangeInclusive<i64>, previous: &str) -> String {
+    let of = |revision| Revision { revision, received_ms: 1000 * revision, ..Revision::default() };
+    let segment = Segment {
+        cluster: String::from(CLUSTER),
+        cluster_id: String::from(CLUSTER_ID),
+        full: full.clone(),
+        recipient: None,
+        previous: previous.to_owned(),
+        revisions: revisions.map(of).collect(),
+    };
+    segment::write(&shelf.store, &segment, 3, &signing()).await.unwrap().stored_sha256
+}
+
+#[tokio::test]
+async fn junk_and_renamed_segments_between_genuine_ones_hide_none_of_them() {
+    let (shelf, names) = (Shelf::new(), Names::new(CLUSTER));
+    let id = &shelf.put(ago(1), b"x", 1, Some(&signing())).await.id;
+    let first = follow(&shelf, id, 11..=11, id.as_str()).await;
+    let second = follow(&shelf, id, 12..=13, &first).await;
+    follow(&shelf, id, 14..=15, &second).await;
+    let changes = shelf.directory.path().join("one").join(names.changes_directory(id));
+    let path = |from: i64, to: i64| changes.join(format!("{from:020}-{to:020}"));
+    let genuine = std::fs::read(path(14, 15).with_extension("json")).unwrap();
+    let put = |from, to, content: &[u8], about: &[u8]| {
+        std::fs::write(path(from, to), content).unwrap();
+        std::fs::write(path(from, to).with_extension("json"), about).unwrap();
+    };
+    let reaches_the_end = async |what: &str| {
+        let catalog = shelf.catalog(&trust()).await;
+        assert_eq!(catalog.fulls[0].up_to(), 15, "{what}: {:?}", catalog.damage);
+        assert!(!catalog.fulls[0].strays.is_empty(), "{what} is not reported: {:?}", catalog.damage);
+        let choice = choose(&shelf.store, &catalog, &Wish::Revision(15)).await;
+        assert_eq!(choice.unwrap_or_else(|error| panic!("{what}: {error}")).segments.len(), 3, "{what}");
+        for wish in [Wish::Newest, Wish::At(Timestamp::now())] {
+            let choice = choose(&shelf.store, &catalog, &wish).await;
+            assert_eq!(choice.unwrap_or_else(|error| panic!("{what}: {error}")).segments.len(), 3, "{what}");
+        }
+    };
+    put(12, 12, b"junk", b"junk");
+    reaches_the_end("junk").await;
+    std::fs::remove_file(path(12, 12)).unwrap();
+    reaches_the_end("a manifest of nothing").await;
+    put(12, 12, b"junk", &genuine);
+    reaches_the_end("a renamed manifest").await;
+    put(12, 12, b"junk", b"{}");
+    reaches_the_end("an empty manifest").await;
+}
+
+#[tokio::test]
+async fn one_large_object_stops_nothing_else() {
+    let (shelf, names) = (Shelf::new(), Names::new(CLUSTER));
+    let genuine = shelf.put(ago(1), b"x", 1, Some(&signing())).await;
+    let first = follow(&shelf, &genuine.id, 11..=12, genuine.id.as_str()).await;
+    let root = shelf.directory.path().join("one");
+    let large = |path: &str| {
+        let path = root.join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::File::create(path).unwrap().set_len(40 << 20).unwrap();
+    };
+    let other: BackupId = "20200101T000000Z-00000000".parse().unwrap();
+    large(&names.manifest(&other));
+    large(&names.segment_manifest(&genuine.id, quorate_backup::Span { from: 13, to: 13 }));
+    // Where the next segment is to be.
+    large(&names.segment(&genuine.id, quorate_backup::Span { from: 13, to: 14 }));
+    let catalog = shelf.catalog(&trust()).await;
+    assert_eq!((catalog.fulls.len(), catalog.fulls[0].up_to()), (1, 12));
+    let told: Vec<String> = catalog.damage.iter().filter(|damage| damage.is_forgery()).map(Damage::to_string).collect();
+    assert_eq!(told.iter().filter(|told| told.contains("it has 41943040 bytes")).count(), 2, "{told:?}");
+    choose(&shelf.store, &catalog, &Wish::Backup(genuine.id.clone())).await.unwrap();
+    follow(&shelf, &genuine.id, 13..=14, &first).await;
+    // What can be copied is; a large one in the second's way goes.
+    let second = shelf.second();
+    let path = shelf.directory.path().join("two").join(names.manifest(&genuine.id));
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::File::create(path).unwrap().set_len(40 << 20).unwrap();
+    let told = mirror::copy(&shelf.store, &second, CLUSTER, &trust(), &signing()).await.unwrap_err().to_string();
+    assert!(told.contains("2 objects") && told.contains(other.as_str()), "{told}");
+    let copied = Catalog::load(&second, CLUSTER, Some(CLUSTER_ID), &trust()).await.unwrap();
+    assert_eq!((copied.fulls.len(), copied.fulls[0].up_to(), copied.damage.len()), (1, 14, 0), "{:?}", copied.damage);
+}
+
+#[tokio::test]
+async fn what_is_known_of_one_backup_is_not_signed_into_another() {
+    let (shelf, names) = (Shelf::new(), Names::new(CLUSTER));
+    let verified = shelf.put(ago(2), b"good", 1, Some(&signing())).await;
+    let other = shelf.put(ago(1), b"bad", 1, Some(&signing())).await;
+    let path = shelf.directory.path().join("one").join(names.manifest(&verified.id));
+    let note = |manifest: &mut Manifest| manifest.verified.extend(verified.verified.clone());
+    // Exchanged between the catalog and the update: genuine, signed, and of another backup; and one of the same id with another content.
+    let with_other_content = Manifest { stored_sha256: other.stored_sha256.clone(), ..verified.clone() };
+    let of_another_cluster = Manifest { cluster_id: String::from("0123456789abcdef"), ..verified.clone() };
+    for exchanged in [other, with_other_content.signed(&signing()), of_another_cluster.signed(&signing())] {
+        std::fs::write(&path, exchanged.to_json()).unwrap();
+        let error = full::update_manifest(&shelf.store, &verified, Some(&signing()), note).await.unwrap_err();
+        assert!(matches!(&error, Error::Damaged(damage) if matches!(**damage, Damage::Replaced { .. })), "{error:?}");
+        assert_eq!(std::fs::read(&path).unwrap(), exchanged.to_json(), "it was written to");
+    }
+    std::fs::write(&path, verified.to_json()).unwrap();
+    let updated = full::update_manifest(&shelf.store, &verified, Some(&signing()), note).await.unwrap();
+    assert_eq!(updated.verified.len(), 2);
 }
 
 #[tokio::test]

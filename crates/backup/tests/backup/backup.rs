@@ -33,7 +33,7 @@ async fn taken_verified_and_brought_back(version: &str) {
     assert!(manifest.stored_bytes < manifest.db_bytes, "it is compressed");
 
     let verification =
-        verify(&room.store, &room.newest().await, draft.key(), &room.workshop(), Some(&living), Some(&signing())).await;
+        verify(&room.store, &room.newest().await, draft.key(), &room.workshop(), &[&living], Some(&signing())).await;
     let Outcome::Ok(proven) = verification.unwrap().outcome else { panic!("{:?}", room.newest().await.manifest) };
     assert_eq!((proven.revision, proven.keys, proven.up_to, proven.compared_with_living), (201, 200, 201, true));
     assert!(room.newest().await.manifest.is_verified());
@@ -148,7 +148,7 @@ async fn what_is_not_kept_goes_and_a_killed_prune_is_finished_by_the_next() {
         full::create(&room.store, &living, &draft, &Settings::default(), None, &|_| {}).await.unwrap();
         ids.push(draft.id().clone());
     }
-    verify(&room.store, &room.catalog().await.fulls[0], None, &room.workshop(), None, Some(&signing())).await.unwrap();
+    verify(&room.store, &room.catalog().await.fulls[0], None, &room.workshop(), &[], Some(&signing())).await.unwrap();
     let keep = Keep { last: 1, ..Keep::NONE };
     let plan = prune::plan(&room.catalog().await, &keep, Timestamp::now());
     assert_eq!(plan.remove, [ids[1].clone()], "the oldest is the only verified one");
@@ -172,7 +172,7 @@ async fn the_second_destination_follows_the_first() {
     let second = Store::open(&place, None, Patience::default()).unwrap();
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 2);
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 0);
-    verify(&room.store, &room.newest().await, None, &room.workshop(), None, Some(&signing())).await.unwrap();
+    verify(&room.store, &room.newest().await, None, &room.workshop(), &[], Some(&signing())).await.unwrap();
     assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 1);
     let copied = Catalog::load(&second, CLUSTER, None, &trust()).await.unwrap();
     assert!(copied.find(&manifest.id).unwrap().manifest.is_verified() && copied.damage.is_empty());
@@ -265,19 +265,91 @@ async fn a_disk_that_is_full_here_is_no_damage_of_the_backup() {
 
 #[tokio::test]
 async fn a_manifest_tells_no_name_of_a_key() {
-    let (room, living, other) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
+    let (room, living, mut other) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
+    other.name = String::from("etcd-2");
     for n in 0..5 {
         living.client.put(format!("secret-plans/{n}"), "x").await.unwrap();
-        other.client.put(format!("secret-plans/{}", n / 2), "y").await.unwrap();
+        other.client.put(format!("secret-plans/{n}"), "yy").await.unwrap();
     }
     let (manifest, _) = room.create(&living, &Settings::default()).await;
-    let verified = verify(&room.store, &room.newest().await, None, &room.workshop(), Some(&other), Some(&signing()))
-        .await
-        .unwrap();
+    let verified =
+        verify(&room.store, &room.newest().await, None, &room.workshop(), &[&other], Some(&signing())).await.unwrap();
     let Outcome::Failed { why, .. } = verified.outcome else { panic!("two clusters are the same") };
-    assert!(why.contains("key 1 in order") && why.contains("value of 1"), "{why}");
+    assert!(why.contains("key 1 in order") && why.contains("value of 2"), "{why}");
     let text = std::fs::read_to_string(room.file(&Names::new(CLUSTER).manifest(&manifest.id))).unwrap();
     assert!(text.contains("key 1 in order") && !text.contains("secret"), "{text}");
+}
+
+/// A backup is read from one member, which may be damaged or lie. Its own word proves nothing.
+#[tokio::test]
+async fn what_other_members_do_not_hold_is_not_good() {
+    let (room, honest, mut liar) = (Room::new(VERSION), Living::start(VERSION).await, Living::start(VERSION).await);
+    liar.name = String::from("etcd-3");
+    honest.fill(5).await;
+    for n in 0..5 {
+        liar.client.put(format!("app/{n:05}"), "another").await.unwrap();
+    }
+    let prove = async |living: &[&dyn Source]| {
+        let full = room.newest().await;
+        let verified = verify(&room.store, &full, None, &room.workshop(), living, Some(&signing())).await;
+        let is_verified = room.newest().await.manifest.is_verified();
+        match verified.unwrap().outcome {
+            Outcome::Failed { why, .. } => {
+                assert!(!is_verified);
+                why
+            }
+            Outcome::Ok(proven) => {
+                assert!(is_verified);
+                format!("compared with {}", proven.compared_with.join(", "))
+            }
+        }
+    };
+    room.create(&liar, &Settings::default()).await;
+    assert_eq!(prove(&[&liar]).await, "compared with etcd-3");
+    let told = prove(&[&liar, &honest]).await;
+    for word in ["read from etcd-3", "etcd-1 has another key 1 in order", "the same as the backup: etcd-3"] {
+        assert!(told.contains(word), "{word} in {told}");
+    }
+    // What the cluster has never come to.
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    liar.client.put("app/00000", "more").await.unwrap();
+    room.create(&liar, &Settings::default()).await;
+    let told = prove(&[&honest, &liar]).await;
+    assert!(told.contains("etcd-1 is at revision 6"), "{told}");
+    tokio::time::sleep(std::time::Duration::from_millis(1100)).await;
+    honest.client.put("one/more", "x").await.unwrap();
+    room.create(&honest, &Settings::default()).await;
+    let told = prove(&[&honest, &liar]).await;
+    assert!(told.contains("etcd-3 holds 5 keys where the backup holds 6"), "{told}");
+    assert_eq!(prove(&[&honest]).await, "compared with etcd-1");
+}
+
+#[tokio::test]
+async fn a_large_ledger_is_read_whole_and_one_that_cannot_be_fails_the_proof() {
+    let (room, living, names) = (Room::new(VERSION), Living::start(VERSION).await, Names::new(CLUSTER));
+    let draft = Draft::new(&Settings::default(), &signing(), Timestamp::now()).unwrap();
+    let ledger = Bytes::from(vec![7; 40 << 20]);
+    let created = full::create(&room.store, &living, &draft, &Settings::default(), Some(ledger.clone()), &|_| {}).await;
+    let path = room.file(&names.ledger(&created.unwrap().id));
+    let outcome = async || {
+        let full = room.newest().await;
+        verify(&room.store, &full, None, &room.workshop(), &[], Some(&signing())).await.unwrap().outcome
+    };
+    assert!(matches!(outcome().await, Outcome::Ok(_)), "{:?}", outcome().await);
+    let second = room.directory.path().join("second");
+    let second = Store::open(&Place::Directory(second), None, Patience::default()).unwrap();
+    assert_eq!(mirror::copy(&room.store, &second, CLUSTER, &trust(), &signing()).await.unwrap(), 3);
+    let copied = Catalog::load(&second, CLUSTER, None, &trust()).await.unwrap().fulls.remove(0).manifest;
+    assert_eq!(full::ledger_of(&second, &copied).await.unwrap().unwrap().bytes, ledger);
+    for (bytes, word) in [(ledger.len() - 1, "not what was stored"), (ledger.len() + 1, "at most 41943040 are read")] {
+        std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(bytes as u64).unwrap();
+        let Outcome::Failed { why, .. } = outcome().await else {
+            panic!("a ledger of {bytes} bytes is taken for good")
+        };
+        assert!(why.contains("/ledger") && why.contains(word), "{why}");
+    }
+    std::fs::remove_file(&path).unwrap();
+    assert!(matches!(outcome().await, Outcome::Failed { why, .. } if why.contains("/ledger is missing")));
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ impl Story {
             Some(full) => match full::key_of(&self.room.store, &full.manifest, Some(&self.operator.identities)).await {
                 Err(error) => chain_of(&error),
                 Ok(key) => {
-                    match verify(&self.room.store, full, key, &self.room.workshop(), None, Some(&signing())).await {
+                    match verify(&self.room.store, full, key, &self.room.workshop(), &[], Some(&signing())).await {
                         Err(error) => chain_of(&error),
                         Ok(verification) => match verification.outcome {
                             Outcome::Failed { why, .. } => why,

@@ -78,7 +78,7 @@ async fn every_revision_and_moment_comes_back(version: &str) {
     for full in &catalog.fulls {
         let key = full::key_of(&room.store, &full.manifest, Some(&operator.identities)).await.unwrap();
         let verification =
-            verify(&room.store, full, key, &room.workshop(), Some(&living), Some(&signing())).await.unwrap();
+            verify(&room.store, full, key, &room.workshop(), &[&living], Some(&signing())).await.unwrap();
         let Outcome::Ok(proven) = &verification.outcome else { panic!("{verification:?}") };
         assert!(proven.compared_with_living && proven.up_to > proven.revision, "{proven:?}");
     }

@@ -177,7 +177,7 @@ async fn whole_story(weed: &Weed, version: &str) {
     assert_eq!((catalog.fulls.len(), &catalog.damage[..]), (2, &[][..]), "{version}");
     let workshop = room.workshop();
     let verified =
-        verify(&store, &catalog.fulls[1], drafts[1].key(), &workshop, Some(&living), Some(&signing())).await.unwrap();
+        verify(&store, &catalog.fulls[1], drafts[1].key(), &workshop, &[&living], Some(&signing())).await.unwrap();
     assert!(matches!(verified.outcome, Outcome::Ok(_)), "{verified:?}");
 
     let to = [other.recipient.clone()];

@@ -1,9 +1,10 @@
-//! `quorate destroy`: shows what goes, asks for the cluster's name, and lets the loop remove it. Data that clients may
-//! have written goes only with a word about its backup.
+//! `quorate destroy`: shows what is deleted, asks for the cluster's name, and lets the loop remove it. Data that clients may
+//! have written is deleted only where a verified backup holds it that the store has now, or with consent to do without.
 
 use std::fs;
 use std::io;
 
+use quorate_control::backup::{self, Confirmed};
 use quorate_control::brought::BroughtFiles;
 use quorate_control::{controller, status};
 use quorate_core::model::{Consent, Ledger};
@@ -48,9 +49,15 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     let brought = BroughtFiles::default();
     let shown = what_goes(&status::status(&context.home, &ledger, &brought).await?);
     output::talk(&shown);
-    let words = Words { destroy: consent(shown), without_backup: options.without_backup };
+    let waived = options.without_backup || ledger.without_backup.is_some();
+    // What the ledger notes was there once.
+    let backup = if waived { None } else { Some(backup::confirm(&ledger).await) };
+    let words = Words { destroy: consent(shown), without_backup: options.without_backup, backup };
     let plan = controller::plan(&context.home, &ledger.spec, &brought, |ledger| words.write(ledger)).await?;
     if !plan.end.blocked.is_empty() {
+        if let Some(why) = words.backup.as_ref().and_then(|backup| backup.why_not.as_ref()) {
+            output::talk(&format!("{why}\n"));
+        }
         return Ok(Some(refused(&plan.end.blocked)));
     }
     agree_by_name(options.yes, name, "destroy")?;
@@ -64,6 +71,8 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
 struct Words {
     destroy: Consent,
     without_backup: bool,
+    /// None where it does not matter.
+    backup: Option<Confirmed>,
 }
 
 impl Words {
@@ -72,6 +81,9 @@ impl Words {
         ledger.destroy = Some(self.destroy.clone());
         if self.without_backup {
             ledger.without_backup = Some(self.destroy.clone());
+        }
+        if let (Some(found), Some(noted)) = (&self.backup, &mut ledger.backups) {
+            noted.verified.clone_from(&found.verified);
         }
     }
 }

@@ -129,7 +129,7 @@ fn listed(full: &Full) -> Vec<Listed> {
         keys: None,
         stored_bytes: full.changes_bytes,
         verified_at: proven.filter(|(_, proven)| proven.up_to >= last.to).map(|(at, _)| at),
-        damage: full.chain_damage.iter().map(ToString::to_string).collect(),
+        damage: full.chain_damage.iter().chain(&full.strays).map(ToString::to_string).collect(),
         ..row.clone()
     };
     vec![row, changes]
@@ -217,10 +217,16 @@ pub struct Verified {
     /// Etcd's HashKV at the backup's revision.
     pub hash: Option<u32>,
     pub compared_with_living: bool,
+    /// The members that hold the same.
+    pub compared_with: Vec<String>,
+    /// The member that it was read from, whose word alone proves little.
+    #[serde(skip)]
+    from_member: String,
 }
 
 impl Verified {
-    pub fn new(id: &BackupId, verification: &Verification) -> Self {
+    pub fn new(manifest: &Manifest, verification: &Verification) -> Self {
+        let Manifest { id, from_member, .. } = manifest;
         let Verification { at, etcd_version, outcome } = verification;
         let (why, proven) = match outcome {
             Outcome::Ok(proven) => (None, Some(proven)),
@@ -237,12 +243,14 @@ impl Verified {
             keys: proven.map(|proven| proven.keys),
             hash: proven.map(|proven| proven.hash.hash),
             compared_with_living: proven.is_some_and(|proven| proven.compared_with_living),
+            compared_with: proven.map(|proven| proven.compared_with.clone()).unwrap_or_default(),
+            from_member: from_member.clone(),
         }
     }
 
     /// In one line.
     pub fn line(&self) -> String {
-        let Verified { id, etcd_version, why, revision, up_to, keys, hash, compared_with_living, .. } = self;
+        let Verified { id, etcd_version, why, revision, up_to, keys, hash, .. } = self;
         if let Some(why) = why {
             return format!("{id} is NOT good: {why}\n");
         }
@@ -253,10 +261,21 @@ impl Verified {
             true => format!(", with its changes revision {up_to}"),
             false => String::new(),
         };
-        let living = if *compared_with_living { "; the living cluster agrees" } else { "" };
+        let living = self.living();
         format!(
             "{id} is good: etcd {etcd_version} restored revision {revision}, {keys} keys, hash {hash:08x}{changes}{living}\n"
         )
+    }
+
+    fn living(&self) -> String {
+        let names = self.compared_with.join(", ");
+        match self.compared_with.as_slice() {
+            [] => String::from("; not compared with the living cluster"),
+            [alone] if *alone == self.from_member => {
+                format!("; {names}, which it was read from, agrees; not compared with another member")
+            }
+            _ => format!("; the living cluster agrees ({names})"),
+        }
     }
 }
 

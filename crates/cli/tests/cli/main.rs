@@ -17,6 +17,7 @@ mod floods;
 mod given_machines;
 mod history;
 mod intruders;
+mod liars;
 mod life;
 mod locks;
 mod machine_refusals;

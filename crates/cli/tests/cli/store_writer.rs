@@ -142,7 +142,12 @@ fn a_segment_that_was_appended_is_refused(cluster: &BackedUp, store: &Path, id: 
 fn puts_no_ledger_and_no_backup_under_ours() {
     let cluster = BackedUp::up(1, "");
     cluster.sandbox.etcdctl(VERSION, NAME, &["put", "early", "x"]).ok();
+    // However long its history is, the ledger comes back.
+    let known = cluster.sandbox.home().join("clusters").join(NAME);
+    let history = fs::read_to_string(known.join("history.jsonl")).expect("a history");
+    fs::write(known.join("history.jsonl"), history.repeat((40 << 20) / history.len())).expect("a long history");
     let id = create(&cluster);
+    fs::write(known.join("history.jsonl"), &history).expect("the history");
     let signer = cluster.signer();
     assert_eq!(cluster.backup("list", &["--output", "json"]).ok().json()["signed_by"], json!(signer));
     let full = cluster.store().join(format!("full/{id}"));
@@ -151,7 +156,6 @@ fn puts_no_ledger_and_no_backup_under_ours() {
     let recipient = cluster.recipient();
     cluster.sandbox.quorate(&["ledger", "export", NAME, "--recipient", &recipient, "--out", "other"]).ok();
     let other = fs::read(cluster.sandbox.path().join("other")).unwrap();
-    let known = cluster.sandbox.home().join("clusters").join(NAME);
     let aside = cluster.sandbox.path().join("aside");
     fs::rename(&known, &aside).expect("the controller's memory");
 
@@ -176,6 +180,8 @@ fn puts_no_ledger_and_no_backup_under_ours() {
     }
     let told = cluster.sandbox.quorate(&signed).ok().stderr;
     assert!(told.contains("control CA  SHA-256") && told.contains("checked: it is signed by"), "{told}");
+    let newest = fs::read_to_string(known.join("history.jsonl")).expect("the newest part of the history");
+    assert!(newest.len() < 2 << 20 && newest.lines().last() == history.lines().last(), "{} bytes", newest.len());
     fs::remove_dir_all(&known).expect("what was taken over");
     fs::rename(&aside, &known).expect("the controller's memory");
 
@@ -192,4 +198,37 @@ fn puts_no_ledger_and_no_backup_under_ours() {
     fs::write(&manifest, &good_manifest).unwrap();
     // Nor does a zip bomb fill the disk: what is opened is bounded by what the cluster signed for.
     cluster.verify(&id);
+    data_is_deleted_only_where_the_store_has_it(&cluster, &id);
+}
+
+/// The ledger remembers a backup that was there once.
+fn data_is_deleted_only_where_the_store_has_it(cluster: &BackedUp, id: &str) {
+    let (store, aside) = (cluster.sandbox.path().join("store"), cluster.sandbox.path().join("aside"));
+    let refuses = |words: &[&str]| {
+        let told = cluster.sandbox.quorate(&["destroy", NAME, "--yes"]).expect(3).text();
+        assert!(words.iter().all(|word| told.contains(word)), "{words:?} in {told}");
+        assert_eq!(cluster.sandbox.etcds().len(), 1);
+    };
+    fs::rename(&store, &aside).expect("the store");
+    refuses(&["is not in", id, "no verified backup"]);
+    // It is made where it is missing.
+    fs::remove_dir_all(&store).expect("an empty store");
+    fs::write(&store, "no directory").expect("a file");
+    refuses(&["cannot be told", id, "no verified backup"]);
+    fs::remove_file(&store).expect("a file");
+    // Once somebody looks, the ledger knows it too.
+    cluster.backup("verify", &[]).expect(1);
+    let problems = cluster.sandbox.status(NAME)["backup"]["problems"].to_string();
+    assert!(problems.contains("there is no backup yet"), "{problems}");
+    refuses(&["no verified backup"]);
+    let _ = fs::remove_dir_all(&store);
+    fs::rename(&aside, &store).expect("the store");
+    cluster.verify(id);
+    let snapshot = cluster.store().join(format!("full/{id}/snapshot"));
+    let whole = fs::read(&snapshot).expect("a snapshot");
+    fs::write(&snapshot, &whole[1..]).expect("damage");
+    refuses(&["is damaged since", "it was cut or replaced"]);
+    fs::write(&snapshot, whole).expect("a snapshot");
+    cluster.sandbox.quorate(&["destroy", NAME, "--yes"]).ok();
+    assert_eq!(cluster.sandbox.processes(), []);
 }

@@ -95,7 +95,7 @@ fn what_scripts_read_of_backups_keeps_its_shape() {
     let none = json(&["status", "c"])["backup"].clone();
     assert_eq!((&none["newest"], &none["problems"][0]), (&Value::Null, &Value::from("there is no backup yet")));
     let created = json(&["backup", "create", "c"]);
-    let verified = "id at etcd_version ok why revision up_to keys hash compared_with_living";
+    let verified = "id at etcd_version ok why revision up_to keys hash compared_with_living compared_with";
     assert_eq!(keys(&created["verification"]), of(verified));
     assert_eq!(created["places"].as_array().map(Vec::len), Some(1));
     let standing = json(&["status", "c"])["backup"].clone();

@@ -1,6 +1,6 @@
 //! Taking and proving backups. One is taken from the member that can best be read; where that fails, from the next. Right after it is
-//! restored into a throwaway etcd and compared, then copied to the second destination, then noted in the ledger. Whatever fails
-//! half-way leaves what was there before.
+//! restored into a throwaway etcd and compared with every member, then copied to the second destination, then noted in the ledger.
+//! Whatever fails half-way leaves what was there before.
 
 use std::time::Duration;
 
@@ -31,6 +31,8 @@ use crate::ledger::{SealFor, export};
 /// How often all members are tried.
 const ROUNDS: u32 = 3;
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(2);
+/// So much of the newest history lies next to a backup, for whoever restores it: some thousand steps.
+const HISTORY: u64 = 1 << 20;
 
 /// Is told what is going on.
 pub trait Teller: Sync {
@@ -74,9 +76,8 @@ pub struct Created {
     pub noted: bool,
 }
 
-/// Where it came from, and what opens it.
+/// What was taken, and what opens it.
 pub(super) struct Taken {
-    pub source: AgentSource,
     pub manifest: Manifest,
     pub key: Option<BackupKey>,
 }
@@ -93,9 +94,9 @@ impl Backups<'_> {
 
     /// What comes after a backup was taken.
     pub(super) async fn finish(&self, taken: Taken, proven: bool) -> Result<Created, BackupError> {
-        let Taken { source, manifest, key } = taken;
+        let Taken { manifest, key } = taken;
         let (verification, not_proven) = match proven {
-            true => match self.prove_new(&source, &manifest.id, key).await {
+            true => match self.prove_new(&manifest.id, key).await {
                 Ok(verification) => (Some(verification), None),
                 Err(error) => (None, Some(error)),
             },
@@ -125,7 +126,7 @@ impl Backups<'_> {
                 let draft = Draft::new(&self.vault.settings, &signing, Timestamp::now())?;
                 begin(recorder, &draft).await;
                 match self.attempt(&source, &draft).await {
-                    Ok(manifest) => return Ok(Taken { source, manifest, key: draft.key() }),
+                    Ok(manifest) => return Ok(Taken { manifest, key: draft.key() }),
                     Err(error) => {
                         end(recorder, draft.id(), 0).await;
                         if !another_may_do(&error) {
@@ -155,7 +156,7 @@ impl Backups<'_> {
         if recipients.is_empty() {
             return None;
         }
-        let history = History::new(self.home.history(&self.vault.cluster)).text().unwrap_or_default();
+        let history = History::new(self.home.history(&self.vault.cluster)).newest(HISTORY).unwrap_or_default();
         // Whoever stays for long has known an older one.
         let ledger = note::ledger_of_now(self.home, self.ledger);
         let sealed = export(&ledger, &history, &SealFor::Recipients(recipients.clone()));
@@ -168,19 +169,13 @@ impl Backups<'_> {
         }
     }
 
-    async fn prove_new(
-        &self,
-        source: &AgentSource,
-        id: &BackupId,
-        key: Option<BackupKey>,
-    ) -> Result<Verification, BackupError> {
+    async fn prove_new(&self, id: &BackupId, key: Option<BackupKey>) -> Result<Verification, BackupError> {
         let catalog = self.catalog(&self.vault.first).await?;
         let missing =
             || Error::NothingToRestore(format!("backup {id} is not in {} any more", self.vault.first.place()));
         let full = catalog.find(id).ok_or_else(missing)?;
         self.teller.doing(Doing::Proving { id: full.id().as_str() });
-        let signing = signing::key_of(self.ledger)?;
-        prove(self.home, &self.ledger.spec, &self.vault.first, full, key, Some(source), Some(&signing)).await
+        prove_beside(self.home, self.ledger, &self.vault.first, full, key).await
     }
 
     pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
@@ -218,10 +213,8 @@ impl Backups<'_> {
             return Ok(true);
         }
         let catalog = self.catalog(&self.vault.first).await?;
-        match note::record(&catalog, last) {
-            Some(record) => Ok(note::write(self.home, self.ledger, &record).await?),
-            None => Ok(true),
-        }
+        let record = note::record(&catalog, last);
+        Ok(note::write(self.home, self.ledger, record.as_ref()).await?)
     }
 
     /// Remains of backups that were never finished.
@@ -232,7 +225,7 @@ impl Backups<'_> {
     }
 }
 
-/// Proves a backup with the key of it. Where the cluster lives, what the changes lead to is compared with it.
+/// Proves a backup with the key of it. Where the cluster lives, it is compared with every member that can be read.
 pub async fn prove_beside(
     home: &Home,
     ledger: &Ledger,
@@ -242,10 +235,10 @@ pub async fn prove_beside(
 ) -> Result<Verification, BackupError> {
     let mut members = Members::new(home, ledger);
     // A proof without the living cluster is one too.
-    let living = members.readable().await.ok().and_then(|sources| sources.into_iter().next());
+    let sources = members.readable().await.unwrap_or_default();
+    let living: Vec<&dyn Source> = sources.iter().map(|source| source as &dyn Source).collect();
     let signing = signing::key_of(ledger).ok();
-    let living = living.as_ref().map(|source| source as &dyn Source);
-    prove(home, &ledger.spec, store, full, key, living, signing.as_ref()).await
+    prove(home, &ledger.spec, store, full, key, &living, signing.as_ref()).await
 }
 
 /// Proves a backup, whether or not the cluster lives.
@@ -255,7 +248,7 @@ pub async fn prove(
     store: &Store,
     full: &Full,
     key: Option<BackupKey>,
-    living: Option<&dyn Source>,
+    living: &[&dyn Source],
     signing: Option<&SigningKey>,
 ) -> Result<Verification, BackupError> {
     let programs = programs::programs(home, spec, &full.manifest.etcd_version).await?;

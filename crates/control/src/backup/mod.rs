@@ -14,7 +14,7 @@ mod watch;
 use std::path::PathBuf;
 
 pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
-pub use note::{BackupStatus, standing};
+pub use note::{BackupStatus, Confirmed, confirm, standing};
 pub use quorate_backup as store;
 pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, prove_raised, root_is_let_in};
 pub use vault::{Vault, Which, catalog_of, open_store};

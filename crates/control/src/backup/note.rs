@@ -1,14 +1,17 @@
-//! What the ledger remembers of backups, and what `status` and `destroy` make of it without asking the store.
+//! What the ledger remembers of backups, and what `status` makes of it without asking the store. `destroy` asks.
 
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_backup::BackupId;
-use quorate_backup::catalog::{Catalog, Full};
+use quorate_backup::catalog::{Catalog, Full, chain};
 use quorate_backup::segment::SegmentManifest;
 use quorate_core::model::{BackupNote, BackupRecord, Ledger};
 use serde::Serialize;
 
+use super::signing;
+use super::vault::{Which, open_store};
+use crate::brought::chain_of;
 use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
 
@@ -19,7 +22,8 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 /// So many of them tell enough; whoever writes to the store could fill the ledger.
 const FORGED: usize = 3;
 
-/// What a catalog says, with the changes that were recorded last.
+/// What a catalog says, with the changes that were recorded last. `None` where there is no backup that could be restored: what the ledger
+/// said before is no longer so then.
 pub(super) fn record(catalog: &Catalog, last: Option<&SegmentManifest>) -> Option<BackupRecord> {
     let whole = || catalog.fulls.iter().rev().filter(|full| full.damage.is_empty());
     let newest = whole().next()?;
@@ -50,7 +54,7 @@ fn unsigned(revision: i64) -> u64 {
 }
 
 /// Notes it in the ledger, unless another controller holds that for long. Tells whether it was done.
-pub(super) async fn write(home: &Home, ledger: &Ledger, record: &BackupRecord) -> Result<bool, LedgerError> {
+pub(super) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -65,13 +69,13 @@ pub(super) async fn write(home: &Home, ledger: &Ledger, record: &BackupRecord) -
 }
 
 /// A ledger that says so already is left as it is.
-fn write_at_once(store: &Store, ledger: &Ledger, record: &BackupRecord) -> Result<bool, LedgerError> {
+fn write_at_once(store: &Store, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let now = store.read()?;
-    let settled = |now: &Ledger| now.cluster_id != ledger.cluster_id || now.backups.as_ref() == Some(record);
+    let settled = |now: &Ledger| now.cluster_id != ledger.cluster_id || now.backups.as_ref() == record;
     if now.as_ref().is_none_or(settled) {
         return Ok(true);
     }
-    store.amend(Timestamp::now(), |ledger| ledger.backups = Some(record.clone()))
+    store.amend(Timestamp::now(), |ledger| ledger.backups = record.cloned())
 }
 
 /// The ledger as it is now; as it was known, where it cannot be read or has become that of another cluster.
@@ -79,6 +83,52 @@ pub(super) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
     let read = home.store(known.spec.name.as_str()).read();
     let same = |now: &Ledger| now.cluster_id == known.cluster_id;
     read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())
+}
+
+/// What became of the verified backup that the ledger notes.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Confirmed {
+    /// The note, with the revision that the backup still leads to; none where it cannot be relied on.
+    pub verified: Option<BackupNote>,
+    /// Why not.
+    pub why_not: Option<String>,
+}
+
+/// Asks the store whether it still has the verified backup that the ledger notes: signed, of the right size with all changes that the note
+/// speaks of, and not found damaged since. The ledger remembers what was there once.
+pub async fn confirm(ledger: &Ledger) -> Confirmed {
+    let Some(note) = ledger.backups.as_ref().and_then(|backups| backups.verified.as_ref()) else {
+        return Confirmed { verified: None, why_not: None };
+    };
+    match still_leads_to(ledger, note).await {
+        Ok(revision) => Confirmed { verified: Some(BackupNote { revision, ..note.clone() }), why_not: None },
+        Err(why) => Confirmed { verified: None, why_not: Some(why) },
+    }
+}
+
+async fn still_leads_to(ledger: &Ledger, note: &BackupNote) -> Result<u64, String> {
+    let BackupNote { id, .. } = note;
+    let unreachable = |error: &(dyn std::error::Error + 'static)| {
+        format!("whether the verified backup {id} still exists cannot be told: {}", chain_of(error))
+    };
+    let store = open_store(&ledger.spec, Which::First).map_err(|error| unreachable(&error))?;
+    let trust = signing::trust_of(Some(ledger), &ledger.spec, None, false);
+    let cluster = ledger.spec.name.as_str();
+    let catalog = Catalog::load(&store, cluster, Some(&ledger.cluster_id), &trust).await;
+    let catalog = catalog.map_err(|error| unreachable(&error))?;
+    let place = store.place();
+    let full = id.parse::<BackupId>().ok().and_then(|id| catalog.find(&id)).filter(|full| full.signed_by.is_some());
+    let full = full.ok_or_else(|| format!("the verified backup {id} is not in {place} any more"))?;
+    if let Some(damage) = full.damage.first() {
+        return Err(format!("the verified backup {id} in {place} is damaged since: {damage}"));
+    }
+    if !full.manifest.is_verified() {
+        return Err(format!("the last verification of backup {id} in {place} failed"));
+    }
+    let chain = chain(&store, full).await.map_err(|error| unreachable(&error))?;
+    let alone = full.manifest.newest_revision();
+    let reached = chain.segments.last().map_or(alone, |last| last.span.to.max(alone));
+    Ok(note.revision.min(unsigned(reached)))
 }
 
 /// How a cluster stands with its backups, as far as the ledger knows.
@@ -255,7 +305,10 @@ mod tests {
         store.write(&mut ledger).unwrap();
         let newest = noted("one", "2026-11-14T07:00:00Z", false);
         let record = BackupRecord { newest, verified: None, forged: Vec::new() };
-        assert!(write_at_once(&store, &ledger, &record).unwrap());
+        assert!(write_at_once(&store, &ledger, Some(&record)).unwrap());
         assert_eq!(store.read().unwrap().unwrap().backups, Some(record));
+        // The store was emptied since.
+        assert!(write_at_once(&store, &ledger, None).unwrap());
+        assert_eq!(store.read().unwrap().unwrap().backups, None);
     }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::choose::{Choice, Wish, choose};
-use quorate_backup::full::{is_ledger_of, key_of};
+use quorate_backup::full::{key_of, ledger_of};
 use quorate_backup::keys::{Identities, KeyError};
 use quorate_backup::manifest::Manifest;
 use quorate_backup::prepare::{self, PlainSnapshot, Prepared, prepare_plain};
@@ -199,17 +199,13 @@ pub async fn ledger_beside(
 ) -> Result<Option<Exported>, BackupError> {
     let names = Names::new(&catalog.cluster);
     for full in catalog.fulls.iter().rev().filter(|full| full.manifest.recipient.is_some()) {
-        let path = names.ledger(full.id());
-        let sealed = match store.get(&path).await {
-            Err(error) if error.is_not_found() => continue,
-            sealed => sealed?,
-        };
-        // Before there were signatures, the oldest manifests had no digest of it.
-        if full.signed_by.is_some() || full.manifest.beside.ledger.is_some() {
-            is_ledger_of(&full.manifest, &path, &sealed.bytes)?;
-        }
+        let Some(sealed) = ledger_of(store, &full.manifest).await? else { continue };
         let Some(identity) = identity else {
-            return Err(Error::Key { what: format!("the ledger {path}"), source: KeyError::NoIdentity }.into());
+            return Err(Error::Key {
+                what: format!("the ledger {}", names.ledger(full.id())),
+                source: KeyError::NoIdentity,
+            }
+            .into());
         };
         let exported = import(&sealed.bytes, &OpenWith::Identities(identity.clone()))?;
         belongs_to(full, &exported.ledger)?;
@@ -268,6 +264,8 @@ mod tests {
             changes_bytes: 0,
             damage: Vec::new(),
             chain_damage: None,
+            strays: Vec::new(),
+            segment_bytes: std::collections::BTreeMap::new(),
             claims: 5,
             proven_claims: 5,
             signed_by,

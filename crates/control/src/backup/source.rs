@@ -19,6 +19,9 @@ use crate::observe::Sight;
 use crate::providers;
 use crate::status::summarize;
 
+/// So many entries no member is ahead of all others: they are looked at within a few seconds of each other.
+const AHEAD: u64 = 1_000_000;
+
 /// All that can be read of a cluster. It does not take the lock.
 pub(super) struct Members<'a> {
     home: &'a Home,
@@ -53,12 +56,23 @@ impl<'a> Members<'a> {
     }
 }
 
-/// Healthy voters: followers before the leader, those that lag least first.
+/// Healthy voters: followers before the leader, those that lag least first. What one says of itself alone puts it before nobody: no index
+/// counts for more than the highest that another member reports, and one that is absurdly far beyond that comes last.
 fn ranked(seen: &Observation) -> Vec<(&MemberName, &EtcdStatus)> {
     let statuses = seen.agents.keys().filter_map(|member| Some((member, seen.facts(member)?.etcd.status.as_ref()?)));
-    let mut readable: Vec<_> = statuses.filter(|(_, status)| status.healthy && !status.is_learner).collect();
+    by_rank(statuses.filter(|(_, status)| status.healthy && !status.is_learner).collect())
+}
+
+fn by_rank<'a>(mut readable: Vec<(&'a MemberName, &'a EtcdStatus)>) -> Vec<(&'a MemberName, &'a EtcdStatus)> {
+    let claims: Vec<_> = readable.iter().map(|(member, status)| (*member, status.raft_applied_index)).collect();
+    let of_others = |member: &MemberName| {
+        let others = claims.iter().filter(|(other, _)| *other != member).map(|(_, index)| *index);
+        others.max().unwrap_or(u64::MAX)
+    };
     readable.sort_by_key(|(member, status)| {
-        (status.leader == status.member_id, std::cmp::Reverse(status.raft_applied_index), *member)
+        let (own, others) = (status.raft_applied_index, of_others(member));
+        let is_absurd = own > others.saturating_add(AHEAD);
+        (is_absurd, status.leader == status.member_id, std::cmp::Reverse(own.min(others)), *member)
     });
     readable
 }
@@ -144,5 +158,55 @@ fn told(error: ClientError) -> SourceError {
         error @ (ClientError::Refused(_) | ClientError::Protocol { .. } | ClientError::Tls(_)) => {
             SourceError::Other(chain_of(&error))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::model::AuthLook;
+
+    use super::*;
+
+    fn status(member_id: u64, raft_applied_index: u64) -> EtcdStatus {
+        EtcdStatus {
+            member_id,
+            cluster_id: 1,
+            leader: 1,
+            is_learner: false,
+            healthy: true,
+            version: String::new(),
+            cluster_version: None,
+            downgrade_target: None,
+            storage_version: None,
+            db_size: 0,
+            db_size_in_use: 0,
+            raft_term: 1,
+            raft_index: raft_applied_index,
+            raft_applied_index,
+            revision: 1,
+            members: Vec::new(),
+            alarms: Vec::new(),
+            auth: AuthLook::NotAsked,
+        }
+    }
+
+    /// In which order they are read, by what each says that it has applied. The first is the leader.
+    fn order(indices: &[u64]) -> Vec<usize> {
+        let members: Vec<(MemberName, EtcdStatus)> = indices
+            .iter()
+            .zip(1..)
+            .map(|(index, id)| (format!("etcd-{id}").as_str().into(), status(id, *index)))
+            .collect();
+        let ranked = by_rank(members.iter().map(|(name, status)| (name, status)).collect());
+        ranked.iter().map(|(_, status)| usize::try_from(status.member_id).unwrap()).collect()
+    }
+
+    #[test]
+    fn a_follower_that_lags_least_is_read_and_a_claim_alone_chooses_nobody() {
+        assert_eq!(order(&[100, 90, 99]), [3, 2, 1]);
+        assert_eq!(order(&[100, 100, 103]), [2, 3, 1], "they are looked at one after the other");
+        assert_eq!(order(&[100, 99, 1 << 40]), [2, 1, 3]);
+        assert_eq!(order(&[1 << 40, 99, 98]), [2, 3, 1]);
+        assert_eq!(order(&[7]), [1]);
     }
 }

@@ -74,6 +74,8 @@ pub fn programs(version: &str) -> Programs {
 
 pub struct Living {
     pub client: Client,
+    /// The member that it is.
+    pub name: String,
     pub version: String,
     etcd: Child,
     directory: TempDir,
@@ -107,7 +109,8 @@ impl Living {
         let mut options = ConnectOptions::new(endpoint, ca);
         options.identity = Some((chain, key));
         let client = Client::connect(options).unwrap();
-        let living = Living { client, version: version.to_owned(), etcd, directory };
+        let name = String::from("etcd-1");
+        let living = Living { client, name, version: version.to_owned(), etcd, directory };
         for _ in 0..400 {
             if living.client.linearizable_read_ok().await.is_ok() {
                 return living;
@@ -208,7 +211,7 @@ impl Source for Living {
             cluster: CLUSTER.to_owned(),
             cluster_id: CLUSTER_ID.to_owned(),
             etcd_version: self.version.clone(),
-            from_member: String::from("etcd-1"),
+            from_member: self.name.clone(),
             members: members.into_iter().map(member).collect(),
         })
     }

@@ -42,7 +42,7 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
         places.push(second.place());
     }
     let failed = matches!(&verification, Some(verification) if matches!(verification.outcome, Outcome::Failed { .. }));
-    let verified = verification.map(|verification| Verified::new(&manifest.id, &verification));
+    let verified = verification.map(|verification| Verified::new(&manifest, &verification));
     match options.output.format {
         Format::Json => output::print_json(&Told { manifest: &manifest, places: &places, verification: verified })?,
         Format::Text => {

@@ -66,6 +66,18 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     // One that nobody signed may be good nevertheless.
     let catalog = catalog_of(store, name, subject.cluster_id(), &subject.trust(true)).await?;
     let working = Working::new();
+    // Also where there is nothing to verify: the ledger may speak of what is gone.
+    let note = async || match subject.ledger.as_ref().filter(|_| !options.second.second) {
+        Some(ledger) => {
+            let vault = subject.vault()?;
+            let backups = Backups { home: &context.home, ledger, vault: &vault, teller: &working };
+            backups.note(None).await.map(drop).map_err(Error::from)
+        }
+        None => Ok(()),
+    };
+    if catalog.fulls.is_empty() {
+        note().await?;
+    }
     let (mut verified, mut found) = (Vec::new(), Vec::new());
     for full in wanted(context, name, &catalog, &options)? {
         let key = match full.damage.is_empty() {
@@ -74,7 +86,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
             false => None,
         };
         let outcome = prove_one(context, &subject, store, full, key, &working).await?;
-        let told = Verified::new(full.id(), &outcome);
+        let told = Verified::new(&full.manifest, &outcome);
         if let Outcome::Failed { damage, .. } = outcome.outcome {
             found.extend(damage);
         }
@@ -84,10 +96,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
         }
         verified.push(told);
     }
-    if let Some(ledger) = subject.ledger.as_ref().filter(|_| !options.second.second) {
-        let backups = Backups { home: &context.home, ledger, vault: &subject.vault()?, teller: &working };
-        backups.note(None).await?;
-    }
+    note().await?;
     drop(working);
     let loose = if options.id.is_none() { loose(&catalog) } else { Vec::new() };
     let damage: Vec<String> = loose.iter().map(ToString::to_string).collect();
@@ -151,7 +160,7 @@ async fn prove_one(
     working.doing(Doing::Proving { id: full.id().as_str() });
     match &subject.ledger {
         Some(ledger) => Ok(prove_beside(&context.home, ledger, store, full, key).await?),
-        None => Ok(prove(&context.home, &subject.spec, store, full, key, None, None).await?),
+        None => Ok(prove(&context.home, &subject.spec, store, full, key, &[], None).await?),
     }
 }
 

@@ -8,14 +8,15 @@ use quorate_backup::full;
 use quorate_backup::keys::KeyError;
 use quorate_backup::manifest::Manifest;
 use quorate_backup::prune;
-use quorate_control::backup::catalog_of;
 use quorate_control::backup::signing::key_of;
+use quorate_control::backup::{Backups, catalog_of};
 
 use super::{Context, Subject, identities};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::output::backup::{Pruning, PruningPlace};
+use crate::output::working::Working;
 use crate::output::{self, count};
 
 pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Error> {
@@ -69,6 +70,9 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
         prune::carry_out(store, name, plan).await.map_err(Error::backup)?;
     }
     output::talk(&format!("{} removed\n", are(going)));
+    if let Some(ledger) = &subject.ledger {
+        Backups { home: &context.home, ledger, vault: &vault, teller: &Working::new() }.note(None).await?;
+    }
     Ok(Exit::Done)
 }
 

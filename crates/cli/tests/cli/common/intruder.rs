@@ -102,6 +102,14 @@ impl Intruder {
 
     /// The same at any port.
     pub fn exchange(&self, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Answer> {
+        let answer = String::from_utf8_lossy(&self.raw(to, parts)?).into_owned();
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an HTTP status");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+    }
+
+    /// All that comes back, as it comes.
+    pub fn raw(&self, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Vec<u8>> {
         let stream = TcpStream::connect(to)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let connection = ClientConnection::new(self.0.clone(), ServerName::from(to.ip())).expect("a TLS client");
@@ -114,10 +122,7 @@ impl Intruder {
             sent?;
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let answer = String::from_utf8_lossy(&answer).into_owned();
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an HTTP status");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+        Ok(answer)
     }
 }
 
