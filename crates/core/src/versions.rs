@@ -166,20 +166,34 @@ pub struct AuthorizationHoles {
     pub fixed_in: Version,
 }
 
+/// What anyone who reaches the client port can do there, in releases where `open_without_login` names another.
+pub const OPEN_WITHOUT_LOGIN: &str = "anyone who reaches the client port can list members, read status and alarms, list and grant \
+                                      leases, compact revisions and move the leader without a login";
+
+/// The release of the same line from which on these calls ask for a login.
+pub fn open_without_login(version: Version) -> Option<Version> {
+    let fixed = match version.minor {
+        4 => Version::new(3, 4, 42),
+        5 => Version::new(3, 5, 28),
+        6 => Version::new(3, 6, 9),
+        _ => return None,
+    };
+    (version < fixed).then_some(fixed)
+}
+
 /// `None` when no hole is known in this release.
 pub fn authorization_holes(version: Version) -> Option<AuthorizationHoles> {
-    let (bypass_fixed, leak_fixed) = match version.minor {
+    let leak_fixed = match version.minor {
         // The watch leak has no fix in the 3.4 line.
-        4 => (42, Version::new(3, 5, 33)),
-        5 => (28, Version::new(3, 5, 33)),
-        6 => (9, Version::new(3, 6, 14)),
-        7 => (0, Version::new(3, 7, 1)),
+        4 | 5 => Version::new(3, 5, 33),
+        6 => Version::new(3, 6, 14),
+        7 => Version::new(3, 7, 1),
         _ => return None,
     };
     if version >= leak_fixed {
         return None;
     }
-    let what = if version.patch < bypass_fixed {
+    let what = if open_without_login(version).is_some() {
         "permissions can be bypassed, and a watch can show keys that its user may not read"
     } else {
         "a watch can show keys that its user may not read"
@@ -255,6 +269,14 @@ mod tests {
         assert!(fixed("3.6.14").is_none() && fixed("3.7.1").is_none() && fixed("3.5.33").is_none());
         assert!(authorization_holes(version("3.6.8")).unwrap().what.contains("bypassed"));
         assert!(!authorization_holes(version("3.6.9")).unwrap().what.contains("bypassed"));
+    }
+
+    #[test]
+    fn calls_without_a_login_end_with_a_release_of_the_same_line() {
+        let fixed = |text: &str| open_without_login(version(text)).map(|fixed| fixed.to_string());
+        let cases = [("3.4.23", "3.4.42"), ("3.4.41", "3.4.42"), ("3.5.16", "3.5.28"), ("3.6.8", "3.6.9")];
+        assert!(cases.iter().all(|(text, expected)| fixed(text).as_deref() == Some(expected)));
+        assert!(["3.4.42", "3.5.28", "3.5.30", "3.6.9", "3.7.0"].iter().all(|text| fixed(text).is_none()));
     }
 
     #[test]

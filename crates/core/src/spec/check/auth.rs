@@ -9,6 +9,7 @@ pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
         names(cluster, found);
         passwords(cluster, found);
         authorization_holes(cluster, found);
+        open_without_login(cluster, found);
     } else {
         without_bootstrap(cluster, found);
     }
@@ -101,6 +102,21 @@ fn authorization_holes(cluster: &Cluster, found: &mut Findings) {
         format!("in etcd {}, {}", cluster.spec.etcd.version, holes.what),
         format!("use etcd {} or later", holes.fixed_in),
     );
+}
+
+/// Nobody needs to be declared for this: those who come without a login are not.
+fn open_without_login(cluster: &Cluster, found: &mut Findings) {
+    let etcd = &cluster.spec.etcd;
+    if etcd.client_auth != ClientAuth::Password {
+        return;
+    }
+    if let Some(fixed_in) = versions::open_without_login(etcd.version) {
+        found.warning(
+            cluster.at("etcd.client_auth"),
+            format!("in etcd {}, with `client_auth: password`, {}", etcd.version, versions::OPEN_WITHOUT_LOGIN),
+            format!("use etcd {fixed_in} or later, or `client_auth: certificate`; or let only trusted machines reach the port"),
+        );
+    }
 }
 
 fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findings) {
