@@ -360,7 +360,7 @@ impl Controller {
         let member_certificate = match given.and_then(|g| g.members.get(member)) {
             Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
             None => {
-                let wish = self.member_wish(desired, member);
+                let wish = self.member_wish(desired, member, CertificateUse::Member);
                 let chain = sign(ledger.authorities.etcd.as_ref(), request(CertificateUse::Member)?, &wish)?;
                 Certificate { chain, key: None }
             }
@@ -371,7 +371,7 @@ impl Controller {
                 // Its key is not here: peers still show what clients are shown.
                 Some(AuthorityRecord { key: None, .. }) => member_certificate.clone(),
                 _ => {
-                    let wish = self.member_wish(desired, member);
+                    let wish = self.member_wish(desired, member, CertificateUse::Peer);
                     Certificate { chain: sign(signing, request(CertificateUse::Peer)?, &wish)?, key: None }
                 }
             };
@@ -395,8 +395,8 @@ impl Controller {
         Ok(Order::InstallCertificates { trust, certificates })
     }
 
-    fn member_wish(&self, desired: &Desired, member: &MemberName) -> LeafWish {
-        let sans = self.sight.machine(member).map(|m| certificate_sans(desired, member, m)).unwrap_or_default();
+    fn member_wish(&self, desired: &Desired, member: &MemberName, of: CertificateUse) -> LeafWish {
+        let sans = self.sight.machine(member).map(|m| certificate_sans(desired, member, m, of)).unwrap_or_default();
         let (addresses, dns): (Vec<_>, Vec<_>) = sans.into_iter().map(|san| (san.parse().ok(), san)).unzip();
         let dns = dns.into_iter().zip(&addresses).filter(|(_, ip)| ip.is_none()).map(|(name, _)| name).collect();
         LeafWish {

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -22,10 +22,11 @@ pub struct Known {
     member_id: u64,
 }
 
+const MEMBERS: &str = "GET /members HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n";
+
 /// Asks at the peer port for what a forged message needs.
 pub fn members(intruder: &Intruder, peer: SocketAddr) -> io::Result<Known> {
-    let request = "GET /members HTTP/1.1\r\nHost: peer\r\nConnection: close\r\n\r\n";
-    let Answer { status, head, body } = intruder.exchange(peer, &[request.as_bytes()])?;
+    let Answer { status, head, body } = intruder.exchange(peer, &[MEMBERS.as_bytes()])?;
     assert_eq!(status, 200, "{head}");
     let header = head.lines().find_map(|line| line.strip_prefix("X-Etcd-Cluster-Id: "));
     let start = body.find('[').expect("a list");
@@ -184,6 +185,15 @@ fn no_certificate_but_a_peers_is_good_at_the_peer_port() {
         let peer = intruder(&pki, "peer");
         let known = members(&peer, at(2380)).expect("a peer is let in");
         members(&peer, at(2379)).err().expect("a peer is no client");
+
+        // It is let in from the addresses in its certificate alone, and there are no names in it: etcd would believe reverse DNS.
+        let certificate = pki.join("peer.crt").display().to_string();
+        let names = sandbox.openssl(&["x509", "-in", &certificate, "-noout", "-ext", "subjectAltName"]);
+        assert!(names.contains("IP Address:127.0.0.1") && !names.contains("DNS:"), "{names}");
+        let from = |source: IpAddr| peer.exchange_from(source, at(2380), &[MEMBERS.as_bytes()]).map(|a| a.status);
+        assert_eq!(from(at(2380).ip()).expect("from its own address"), 200);
+        let elsewhere = address(200).parse().expect("an address");
+        from(elsewhere).expect_err("a peer's certificate from elsewhere is refused");
 
         let app = intruder(&sandbox.path().join("out"), "app");
         let ledger = sandbox.ledger("c");

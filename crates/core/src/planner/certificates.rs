@@ -3,6 +3,7 @@
 //! etcd reads its leaf at each handshake, so putting a new one in place disturbs nobody.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
@@ -85,7 +86,7 @@ fn fault(
         return Some(format!("the {name} certificate of {member} is signed by another CA"));
     }
     if matches!(of, CertificateUse::Member | CertificateUse::Peer) {
-        let lacking = sans(desired, member, machine).difference(&certificate.sans).cloned().collect::<Vec<_>>();
+        let lacking = sans(desired, member, machine, of).difference(&certificate.sans).cloned().collect::<Vec<_>>();
         if !lacking.is_empty() {
             return Some(format!("the {name} certificate of {member} lacks {}", lacking.join(", ")));
         }
@@ -137,8 +138,12 @@ pub(super) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<Me
     wish.brought.as_ref().filter(|_| shared)
 }
 
-/// The names and addresses for which a member's certificate must be good.
-pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen) -> BTreeSet<String> {
+/// The names and addresses for which a certificate of this member must be good.
+///
+/// Peers dial each other by address, and etcd compares where a peer comes from with what its certificate holds. A name in there would
+/// let in anyone whose reverse DNS says so, wherever they are. Certificates from before have names until they are renewed: to renew them
+/// earlier would take nothing from someone who has one.
+pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: CertificateUse) -> BTreeSet<String> {
     let mut sans = desired.certificates.extra_sans.clone();
     sans.insert(machine.address.to_string());
     sans.insert(String::from("127.0.0.1"));
@@ -146,6 +151,9 @@ pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen) -> BT
     sans.insert(member.to_string());
     if let Some(wish) = desired.members.get(member) {
         sans.insert(wish.machine.clone());
+    }
+    if of == CertificateUse::Peer {
+        sans.retain(|san| san.parse::<IpAddr>().is_ok());
     }
     sans
 }

@@ -415,6 +415,7 @@ fn certificate(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         }
         ["is", "from", "another", "CA"] => certificate.authority_key_id = Some(String::from("another")),
         ["lacks", san] => assert!(certificate.sans.remove(*san), "it has {:?}", certificate.sans),
+        ["also", "holds", san] => assert!(certificate.sans.insert((*san).to_owned()), "it has {:?}", certificate.sans),
         _ => panic!("the certificate of {member} does not know: {words:?}"),
     }
 }

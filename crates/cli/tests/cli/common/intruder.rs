@@ -102,15 +102,27 @@ impl Intruder {
 
     /// The same at any port.
     pub fn exchange(&self, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Answer> {
-        let answer = String::from_utf8_lossy(&self.raw(to, parts)?).into_owned();
-        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an HTTP status");
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-        Ok(Answer { status, head: head.to_owned(), body: body.to_owned() })
+        Ok(Answer::read(&self.raw(to, parts)?))
+    }
+
+    /// The same, from this address.
+    pub fn exchange_from(&self, from: IpAddr, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Answer> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+        let stream = runtime.block_on(async {
+            let socket = tokio::net::TcpSocket::new_v4()?;
+            socket.bind((from, 0).into())?;
+            socket.connect(to).await?.into_std()
+        })?;
+        stream.set_nonblocking(false)?;
+        Ok(Answer::read(&self.over(stream, to, parts)?))
     }
 
     /// All that comes back, as it comes.
     pub fn raw(&self, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Vec<u8>> {
-        let stream = TcpStream::connect(to)?;
+        self.over(TcpStream::connect(to)?, to, parts)
+    }
+
+    fn over(&self, stream: TcpStream, to: SocketAddr, parts: &[&[u8]]) -> io::Result<Vec<u8>> {
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         let connection = ClientConnection::new(self.0.clone(), ServerName::from(to.ip())).expect("a TLS client");
         let mut stream = StreamOwned::new(connection, stream);
@@ -132,6 +144,15 @@ pub struct Answer {
     pub status: u16,
     pub head: String,
     pub body: String,
+}
+
+impl Answer {
+    fn read(bytes: &[u8]) -> Self {
+        let answer = String::from_utf8_lossy(bytes).into_owned();
+        let status = answer.split(' ').nth(1).and_then(|status| status.parse().ok()).expect("an HTTP status");
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        Answer { status, head: head.to_owned(), body: body.to_owned() }
+    }
 }
 
 /// The head of a request that ends its connection.

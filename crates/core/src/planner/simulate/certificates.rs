@@ -49,7 +49,7 @@ pub(super) fn certificate(
         authority_key_id: authority.map(str::to_owned),
         not_before: now,
         not_after: ends,
-        sans: certificates::sans(desired, member, &machine.seen),
+        sans: certificates::sans(desired, member, &machine.seen, of),
         key_algorithm: String::new(),
     }
 }
