@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use quorate_control::clients::write_private;
 use quorate_control::process;
 use quorate_core::planner::{Plan, Step};
 use quorate_core::spec::ClusterSpec;
@@ -74,7 +75,17 @@ pub fn write(path: &Path, clusters: Vec<SavedCluster>) -> Result<(), Error> {
     let plan = SavedPlan { format: FORMAT, made: Timestamp::now(), by, clusters };
     let mut text = serde_json::to_string_pretty(&plan).expect("plain data serializes");
     text.push('\n');
-    fs::write(path, text).map_err(Error::file("written", path))
+    save(path, &text)
+}
+
+/// Only its owner can read it, also where it replaces a file that others can: the spec may hold the hash of a password. What is no
+/// file, such as `/dev/stdout`, is written to as it is.
+fn save(path: &Path, text: &str) -> Result<(), Error> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_file() => fs::write(path, text).map_err(Error::file("written", path)),
+        Ok(_) => Ok(write_private(&path.canonicalize().map_err(Error::file("found", path))?, text)?),
+        Err(_) => Ok(write_private(path, text)?),
+    }
 }
 
 /// A plan that was saved before.

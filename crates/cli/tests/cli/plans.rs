@@ -2,6 +2,7 @@
 //! differs when the world or the spec has moved.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 
@@ -16,6 +17,18 @@ fn a_reviewed_plan_is_done_without_asking_and_only_once() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     sandbox.file("c.yaml", &spec(3, &version, "", ""));
+    // It holds the spec, in which there may be the hash of a password.
+    let private = |saved: &str| fs::metadata(sandbox.path().join(saved)).unwrap().permissions().mode() & 0o777 == 0o600;
+    sandbox.file("older.json", "");
+    fs::set_permissions(sandbox.path().join("older.json"), fs::Permissions::from_mode(0o644)).unwrap();
+    std::os::unix::fs::symlink("older.json", sandbox.path().join("link.json")).unwrap();
+    for target in ["older.json", "link.json", "new.json"] {
+        sandbox.quorate(&["plan", "c.yaml", "--save", target]).ok();
+        assert!(private(target), "{target}");
+    }
+    assert!(fs::symlink_metadata(sandbox.path().join("link.json")).unwrap().is_symlink());
+    let printed = sandbox.quorate(&["plan", "c.yaml", "--save", "/dev/stdout"]).ok().stdout;
+    assert!(printed.contains("\"quorate_plan\": 1"), "{printed}");
     let shown = sandbox.quorate(&["plan", "c.yaml", "--save", "p.json", "--output", "json"]).ok();
     assert!(shown.stderr.contains("quorate apply --plan p.json c.yaml"), "{}", shown.stderr);
     let saved: Value = serde_json::from_slice(&fs::read(sandbox.path().join("p.json")).unwrap()).unwrap();
