@@ -12,7 +12,7 @@ use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
     AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
-    MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
+    MachineCertificate, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_core::spec;
@@ -27,6 +27,8 @@ const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
 
 /// What each agent that is to be enrolled answered, or why it is not.
 type Answers = BTreeMap<MemberName, Result<EnrolAnswer, String>>;
+/// What each machine is to be given, or why nothing could be signed for it.
+type Signed = BTreeMap<MemberName, Result<Order, String>>;
 type Requests<'a> = Option<&'a BTreeMap<CertificateUse, String>>;
 
 impl Controller {
@@ -44,18 +46,19 @@ impl Controller {
         self.remember_before(desired, steps)?;
         of_the_ledger().for_each(|step| reporter.report(Event::Done(step)));
         let answers = self.enrolments(steps).await?;
+        let signed = self.sign(desired, seen, steps, &answers)?;
         let mut by_member: BTreeMap<&MemberName, Vec<&Step>> = BTreeMap::new();
         for step in steps {
             if let Some(member) = step.action.member() {
                 by_member.entry(member).or_default().push(step);
             }
         }
-        let answers = &answers;
+        let (answers, signed) = (&answers, &signed);
         let lines = by_member.into_values().map(async |steps| {
             let mut done = Vec::new();
             for step in steps {
                 reporter.report(Event::Begins(step));
-                if let Err(source) = self.perform(desired, seen, step, answers).await {
+                if let Err(source) = self.perform(desired, seen, step, answers, signed).await {
                     let action = step.action.to_string();
                     let error = ControlError::Step { action, source: Box::new(source) };
                     reporter.report(Event::Failed(step, &error));
@@ -89,6 +92,9 @@ impl Controller {
                 }
                 _ => {}
             }
+        }
+        if steps.iter().any(|s| matches!(s.action, Action::RevokeUser { .. } | Action::RevokeMachine { .. })) {
+            secrets::sign_lists(&mut ledger, now)?;
         }
         if changed {
             self.held.write(now, |l| *l = Ledger { lock: l.lock.clone(), ..ledger })?;
@@ -155,6 +161,7 @@ impl Controller {
         seen: &Observation,
         step: &Step,
         answers: &Answers,
+        signed: &Signed,
     ) -> Result<(), ControlError> {
         let cluster = desired.cluster.as_str();
         if is_for_the_provider(&step.action) {
@@ -184,9 +191,9 @@ impl Controller {
             }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
-                let asked = requests(seen, member, answers);
-                let order = self.certificates(desired, asked, member)?;
-                self.order(member, order).await
+                let unsigned = || format!("nothing was signed for {member}");
+                let order = signed.get(member).cloned().unwrap_or_else(|| Err(unsigned()));
+                self.order(member, order.map_err(ControlError::Enrolment)?).await
             }
             Action::PushConfig { member, generation } => {
                 let Some(wish) = desired.members.get(member) else { return Ok(()) };
@@ -256,6 +263,8 @@ impl Controller {
             | Action::RecordFormed { .. }
             | Action::RecordSigner { .. }
             | Action::RecordDistrust { .. }
+            | Action::RevokeUser { .. }
+            | Action::RevokeMachine { .. }
             | Action::ForgetCluster => Ok(()),
         }
     }
@@ -345,6 +354,55 @@ impl Controller {
         let unable = || ControlError::Enrolment(String::from("the ledger holds no control CA to sign with"));
         let (certificate, key) = control.and_then(|c| Some((&c.certificate, c.key.as_ref()?))).ok_or_else(unable)?;
         Ok(Authority::load_undated(certificate, key)?.sign(request, &wish, now)?)
+    }
+
+    /// Signs for every machine that is to get certificates. Before any of them does, the ledger knows what was signed: only what
+    /// is recorded can be revoked when the machine is gone.
+    fn sign(
+        &self,
+        desired: &Desired,
+        seen: &Observation,
+        steps: &[Step],
+        answers: &Answers,
+    ) -> Result<Signed, ControlError> {
+        let mut signed = Signed::new();
+        let mut given = Vec::new();
+        for step in steps {
+            let Action::InstallCertificates { member, .. } = &step.action else { continue };
+            let order = self.certificates(desired, requests(seen, member, answers), member);
+            let order = order.and_then(|order| {
+                given.extend(self.leaves(member, &order)?);
+                Ok(order)
+            });
+            signed.insert(member.clone(), order.map_err(|e| chain_of(&e)));
+        }
+        let now = Timestamp::now();
+        if !given.is_empty() {
+            self.held.write(now, |ledger| ledger.auth.record_machine(given, now))?;
+        }
+        Ok(signed)
+    }
+
+    /// What etcd would accept of the certificates in an order. Brought ones have their key with them. An agent's own names its
+    /// machine, and no controller speaks to a former one.
+    fn leaves(&self, member: &MemberName, order: &Order) -> Result<Vec<MachineCertificate>, ControlError> {
+        let Order::InstallCertificates { certificates, .. } = order else { return Ok(Vec::new()) };
+        let recorded = || self.held.ledger().members.get(member).map(|record| record.incarnation);
+        let incarnation = self.sight.machine(member).map(|machine| machine.incarnation).or_else(recorded);
+        let ours = certificates.iter().filter(|(of, made)| **of != CertificateUse::Agent && made.key.is_none());
+        let leaf = |(of, made): (&CertificateUse, &Certificate)| {
+            let facts = quorate_pki::inspect(&made.chain)?;
+            Ok(MachineCertificate {
+                member: member.clone(),
+                incarnation: incarnation.unwrap_or(1),
+                of: *of,
+                serial: facts.serial,
+                not_after: facts.not_after,
+                recorded: None,
+                revoked: false,
+            })
+        };
+        ours.map(leaf).collect()
     }
 
     /// All certificates of one machine: signed here, or as they were brought.

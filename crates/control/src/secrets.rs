@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, JwtKeys, Ledger, Plane, SecretKind};
+use quorate_core::model::{Authorities, AuthorityRecord, JwtKeys, Ledger, Plane, SecretKind};
 use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
@@ -38,7 +38,7 @@ pub(crate) fn make(
                 ledger.auth.jwt = Some(JwtKeys { private, public });
             }
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
-            SecretKind::Revocations => revoke(ledger, spec, now)?,
+            SecretKind::Revocations => sign_lists(ledger, now)?,
         }
     }
     Ok(())
@@ -89,17 +89,29 @@ fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
     SignedDuration::from_hours(i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600))
 }
 
-/// Signs the list of certificates that etcd is to refuse: those of users that are no longer declared. None ever leaves it:
-/// whether a certificate has ended is judged by a clock, which may be wrong, and a serial number is short.
-fn revoke(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) -> Result<(), quorate_pki::Error> {
-    ledger.auth.revoke(|name| spec.auth.users.iter().any(|user| user.name.as_str() == name));
-    let signing = ledger.authorities.etcd.as_ref().and_then(|a| Some((&a.certificate, a.key.as_ref()?)));
-    let Some((certificate, key)) = signing else { return Ok(()) };
-    let revoked = ledger.auth.certificates.iter().filter(|certificate| certificate.revoked);
-    let serials: Vec<Vec<u8>> = revoked.filter_map(|certificate| from_hex(&certificate.serial)).collect();
-    let list = Authority::load(certificate, key, now)?.revoke(&serials, now)?;
-    ledger.auth.crl = Some(list.iter().map(|byte| format!("{byte:02x}")).collect());
+/// Signs the lists of certificates that etcd is to refuse: of its clients, where they are signed here, and of its peers. None
+/// ever leaves them: whether a certificate has ended is judged by a clock, which may be wrong, and a serial number is short.
+pub(crate) fn sign_lists(ledger: &mut Ledger, now: Timestamp) -> Result<(), quorate_pki::Error> {
+    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    // etcd checks no signature of a list. Where the CA that signs for peers is brought, their own is there already.
+    let peers = peer.iter().flat_map(|peers| peers.signing().into_iter().chain(&peers.trusted));
+    let crl = list(etcd, ledger.auth.refused_of_clients(), now)?;
+    let peer_crl = list(peers, ledger.auth.refused_of_peers(), now)?;
+    (ledger.auth.crl, ledger.auth.peer_crl) = (crl, peer_crl);
     Ok(())
+}
+
+/// A list, in DER and hexadecimal, signed by the first CA whose key is here.
+fn list<'a>(
+    authorities: impl IntoIterator<Item = &'a AuthorityRecord>,
+    serials: impl Iterator<Item = &'a str>,
+    now: Timestamp,
+) -> Result<Option<String>, quorate_pki::Error> {
+    let signing = authorities.into_iter().find_map(|a| Some((&a.certificate, a.key.as_ref()?)));
+    let Some((certificate, key)) = signing else { return Ok(None) };
+    let serials: Vec<Vec<u8>> = serials.filter_map(from_hex).collect();
+    let list = Authority::load(certificate, key, now)?.revoke(&serials, now)?;
+    Ok(Some(list.iter().map(|byte| format!("{byte:02x}")).collect()))
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {
@@ -164,13 +176,9 @@ mod tests {
         let serial = String::from("0f1e2d3c4b5a69788796a5b4c3d2e1f0");
         let not_after = now + SignedDuration::from_hours(24 * 365);
         let user = String::from("app");
-        ledger.auth.certificates.push(IssuedCertificate {
-            user,
-            serial: serial.clone(),
-            not_after,
-            recorded: None,
-            revoked: false,
-        });
+        let issued = IssuedCertificate { user, serial: serial.clone(), not_after, recorded: None, revoked: false };
+        ledger.auth.certificates.push(issued);
+        ledger.auth.revoke_user("app");
         let mut make = |kind: SecretKind, now: Timestamp| {
             make(&mut ledger, &[kind].into(), &spec, &BroughtFiles::default(), now).unwrap();
             ledger.auth.crl.clone().unwrap_or_default()

@@ -15,7 +15,7 @@ use crate::model::{
     ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish,
     ConfigFile, Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig,
     HostConfig, JwtKeys, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT,
-    Permission, Plane, PlaneWish, ROOT, Restore, SecretKind, UserWish, kept_data,
+    Permission, Plane, PlaneWish, ROOT, Restore, Revocable, SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
@@ -33,6 +33,9 @@ pub const CLIENT_TRUST_FILE: &str = "etc/etcd/client-ca.crt";
 /// The certificates of clients that etcd refuses. It reads them at each connection.
 const CLIENT_CRL_FILE: &str = "etc/etcd/client.crl";
 pub(crate) const CLIENT_CRL_FLAG: &str = "client-crl-file";
+/// The same of peers.
+const PEER_CRL_FILE: &str = "etc/etcd/peer.crl";
+const PEER_CRL_FLAG: &str = "peer-crl-file";
 /// An agent's certificate to its controller; renewed like any other when a third of it is left.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 const DATA_DIRECTORY: &str = "var/lib/etcd";
@@ -49,6 +52,7 @@ pub struct Configs {
     formed_token: Option<String>,
     trust: Option<Trust>,
     crl: Option<String>,
+    peer_crl: Option<String>,
     listed: BTreeSet<IpAddr>,
 }
 
@@ -86,8 +90,9 @@ impl Configs {
         let members = rendered.collect();
         let formed_token = ledger.formed_with.as_ref().map(|formed| formed.token.clone());
         let (jwt, root_password) = (ledger.auth.jwt.clone(), ledger.auth.root_password.clone());
-        let (trust, crl) = (Trust::of(ledger), ledger.auth.crl.clone());
-        Configs { members, jwt, root_password, formed_token, trust, crl, listed: listed(ledger) }
+        let trust = Trust::of(ledger);
+        let (crl, peer_crl) = (ledger.auth.crl.clone(), ledger.auth.peer_crl.clone());
+        Configs { members, jwt, root_password, formed_token, trust, crl, peer_crl, listed: listed(ledger) }
     }
 
     /// Whether they would be rendered the same for this ledger.
@@ -98,6 +103,7 @@ impl Configs {
             && self.formed_token.as_ref() == formed_token
             && self.trust == Trust::of(ledger)
             && self.crl == ledger.auth.crl
+            && self.peer_crl == ledger.auth.peer_crl
             && self.listed == listed(ledger)
     }
 }
@@ -147,6 +153,7 @@ impl Wish<'_> {
             members,
             certificates: certificates(spec, ledger, brought),
             auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+            revocable: revocable(spec, ledger),
         }
     }
 }
@@ -288,6 +295,11 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
         files.push(ConfigFile { hex: true, ..ConfigFile::text(CLIENT_CRL_FILE, 0o644, content) });
         // A list of the operator's would take the place of this one. The spec check refuses it, but an older ledger may hold it.
         flags.insert(CLIENT_CRL_FLAG.to_owned(), format!("{ROOT}/{CLIENT_CRL_FILE}"));
+    }
+    if let (Some(crl), Some(_)) = (&ledger.auth.peer_crl, &trust) {
+        let content = Secret::new(crl.clone());
+        files.push(ConfigFile { hex: true, ..ConfigFile::text(PEER_CRL_FILE, 0o644, content) });
+        flags.insert(PEER_CRL_FLAG.to_owned(), format!("{ROOT}/{PEER_CRL_FILE}"));
     }
     let etcd = EtcdService { version, binary, flags, inputs };
     NodeConfig { files, etcd, host: None }
@@ -473,16 +485,35 @@ fn wants_root_password(spec: &ClusterSpec) -> bool {
 
 /// Where users log in with certificates that are signed here. In a cluster whose peers share the CA of clients, the list
 /// comes with their own: both are taken up by one restart.
-fn wants_revocations(spec: &ClusterSpec, ledger: &Ledger) -> bool {
+fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     let Authorities { etcd, peer, .. } = &ledger.authorities;
     let signs = etcd.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
     spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none() && signs
 }
 
+/// Where peers have a CA of their own, which is always signed for here.
+fn wants_peer_list(ledger: &Ledger) -> bool {
+    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    etcd.is_none() || peer.as_ref().is_some_and(|peers| peers.trusted.iter().any(|authority| authority.key.is_some()))
+}
+
+fn revocable(spec: &ClusterSpec, ledger: &Ledger) -> Revocable {
+    let mut revocable = Revocable::default();
+    let is_declared = |name: &str| spec.auth.users.iter().any(|user| user.name.as_str() == name);
+    let issued = ledger.auth.certificates.iter().filter(|c| !c.revoked && !is_declared(&c.user));
+    for certificate in issued.filter(|_| wants_client_list(spec, ledger)) {
+        *revocable.users.entry(certificate.user.clone()).or_default() += 1;
+    }
+    for given in ledger.auth.machines.iter().filter(|given| !given.revoked) {
+        *revocable.machines.entry((given.member.clone(), given.incarnation)).or_default() += 1;
+    }
+    revocable
+}
+
 fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> {
     let Authorities { etcd, peer, .. } = &ledger.authorities;
-    let is_declared = |name: &str| spec.auth.users.iter().any(|user| user.name.as_str() == name);
-    let revocations_due = ledger.auth.certificates.iter().any(|c| !c.revoked && !is_declared(&c.user));
+    let (of_clients, of_peers) = (wants_client_list(spec, ledger), wants_peer_list(ledger));
+    let listed = (!of_clients || ledger.auth.crl.is_some()) && (!of_peers || ledger.auth.peer_crl.is_some());
     let wanted = [
         (SecretKind::EtcdAuthority, true, etcd.is_some()),
         // Where clients have a CA and peers have none, peers share it: whether they can have their own, `trust` decides.
@@ -491,7 +522,7 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
         (SecretKind::RootPassword, wants_root_password(spec), ledger.auth.root_password.is_some()),
         (SecretKind::JwtKeys, token_kind(spec, ledger) == TokenKind::Jwt, ledger.auth.jwt.is_some()),
         (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
-        (SecretKind::Revocations, wants_revocations(spec, ledger), ledger.auth.crl.is_some() && !revocations_due),
+        (SecretKind::Revocations, of_clients || of_peers, listed),
     ];
     wanted.into_iter().filter(|(_, wanted, there)| *wanted && !there).map(|(kind, ..)| kind).collect()
 }

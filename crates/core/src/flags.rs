@@ -81,7 +81,7 @@ impl Flag {
 
 /// Flags that quorate sets or must not be set, by name or by the beginning of the name, and what to do instead.
 /// The first that fits is taken.
-const MANAGED: [(&str, &str); 41] = [
+const MANAGED: [(&str, &str); 42] = [
     ("name", "it is the member's `name`"),
     ("data-dir", "quorate places the data directory"),
     ("wal-dir", "quorate places the data directory, and the log in it"),
@@ -105,6 +105,7 @@ const MANAGED: [(&str, &str); 41] = [
     ("peer-trusted-ca-file", "certificates are set under `tls`"),
     ("peer-client-*", "certificates are set under `tls`"),
     ("peer-auto-tls", "certificates are set under `tls`"),
+    ("peer-crl-file", "quorate signs the certificates of peers, and keeps the list of those that are refused"),
     ("auto-compaction-mode", "use `auto_compaction`, field `mode`"),
     ("auto-compaction-retention", "use `auto_compaction`, field `retention`"),
     ("quota-backend-bytes", "use `quota`"),

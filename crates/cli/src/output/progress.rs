@@ -250,6 +250,8 @@ fn stage(action: &Action) -> Option<&'static str> {
         | Action::RecordFormed { .. }
         | Action::RecordSigner { .. }
         | Action::RecordDistrust { .. }
+        | Action::RevokeUser { .. }
+        | Action::RevokeMachine { .. }
         | Action::MoveLeader { .. }
         | Action::Auth { .. }
         | Action::ForgetCluster => None,

@@ -29,6 +29,7 @@ fn with_a_shared_ca() -> Trio {
     };
     without(&mut ledger, "authorities", "peer");
     without(&mut ledger, "auth", "crl");
+    without(&mut ledger, "auth", "peer_crl");
     fs::write(&newest, serde_json::to_vec(&ledger).expect("JSON")).expect("written");
     // Whatever that run had begun was made for another ledger.
     trio.destroy_machines_by_hand();

@@ -1,8 +1,9 @@
-//! What becomes of a user's certificate when the user goes: it is refused at the door, and stays so when the name returns. And how etcd
-//! reads the list that says so.
+//! What becomes of a certificate when its user or its machine is removed: it is refused at the door, and stays so when the name
+//! returns. And how etcd reads the list that says so.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::net::SocketAddr;
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use crate::common::backups::runtime;
 use crate::common::intruder::Intruder;
 use crate::common::trio::read_json;
 use crate::common::{OLDEST, Sandbox, eventually, newest, newest_of, spec};
+use crate::peer_port::{intruder, members};
 
 const APP: &str =
     "auth: {roles: [{name: r, permissions: [{prefix: /a/, access: readwrite}]}], users: [{name: app, roles: [r]}]}";
@@ -86,12 +88,17 @@ fn list_of_a_stranger(certificate: &str) -> Vec<u8> {
     stranger.revoke(&[(0..serial.len()).step_by(2).map(digits).collect()], then).expect("a list")
 }
 
-#[test]
-fn the_certificate_of_a_user_who_is_gone_is_refused_and_stays_so() {
+/// A release of each minor.
+fn versions() -> Vec<String> {
     let minors = [Some(OLDEST.to_owned()), newest_of("3.5"), newest_of("3.6"), Some(newest())];
     let mut versions: Vec<String> = minors.into_iter().flatten().collect();
     versions.dedup();
-    for version in versions {
+    versions
+}
+
+#[test]
+fn the_certificate_of_a_user_who_is_gone_is_refused_and_stays_so() {
+    for version in versions() {
         let sandbox = Sandbox::new(&version);
         apply(&sandbox, &version, APP);
         let (old, root) = (issue(&sandbox, "old"), sandbox.environment("c"));
@@ -133,5 +140,39 @@ fn the_certificate_of_a_user_who_is_gone_is_refused_and_stays_so() {
         metrics(&root).expect_err("there is no list, for root neither");
         fs::write(&list, ours).expect("the list");
         put(&new).expect("all is as it was");
+    }
+}
+
+#[test]
+fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
+    for version in versions() {
+        let sandbox = Sandbox::new(&version);
+        apply(&sandbox, &version, NOBODY);
+        let machine = |name: &str| sandbox.home().join("machines/c").join(name);
+        let stolen = |of: &str, name: &str| intruder(&machine(of).join("root/etc/etcd/pki"), name);
+        let at = |of: &str, port: u16| -> SocketAddr {
+            let mark = read_json(&machine(of).join("machine.json"));
+            format!("{}:{port}", mark["address"].as_str().expect("an address")).parse().expect("an address")
+        };
+        let metrics = |client: &Intruder, to: SocketAddr| {
+            let request = "GET /metrics HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n";
+            client.exchange(to, &[request.as_bytes()]).map(|answer| answer.status)
+        };
+        let [root, member, peer] = ["root", "member", "peer"].map(|name| stolen("etcd-1", name));
+        for client in [&root, &member] {
+            assert_eq!(metrics(client, at("etcd-1", 2379)).expect("a certificate of a member is good"), 200);
+        }
+        members(&peer, at("etcd-1", 2380)).expect("a peer is let in");
+
+        sandbox.quorate(&["replace", "c", "etcd-1", "--yes"]).ok();
+        for client in [&root, &member] {
+            metrics(client, at("etcd-1.2", 2379)).expect_err("the machine is gone, and so are its certificates");
+        }
+        assert!(members(&peer, at("etcd-1.2", 2380)).is_err(), "etcd {version} lets a former peer in");
+        // The machine that took its place is none of those.
+        members(&stolen("etcd-1.2", "peer"), at("etcd-1.2", 2380)).expect("a peer is let in");
+        assert_eq!(metrics(&stolen("etcd-1.2", "root"), at("etcd-1.2", 2379)).expect("root is let in"), 200);
+        sandbox.etcdctl(&version, "c", &["put", "/a/1", "x"]).ok();
+        sandbox.quorate(&["plan", "c.yaml", "--detailed-exitcode"]).ok();
     }
 }

@@ -48,6 +48,16 @@ pub struct Desired {
     pub members: BTreeMap<MemberName, DesiredMember>,
     pub certificates: CertificateWish,
     pub auth: Option<AuthWish>,
+    pub revocable: Revocable,
+}
+
+/// Certificates that were given out and are not refused, by their number.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Revocable {
+    /// Of users that are no longer declared.
+    pub users: BTreeMap<String, usize>,
+    /// Of machines, by seat and incarnation: of those that are part of the cluster too.
+    pub machines: BTreeMap<(MemberName, u64), usize>,
 }
 
 /// What the operator said of the data when giving the word that the cluster goes.

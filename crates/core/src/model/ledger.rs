@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{Authorities, AuthorityRecord, MemberName, Plane};
+use super::{Authorities, AuthorityRecord, IssuedCertificate, MachineCertificate, MemberName, Plane};
 use crate::Secret;
 use crate::spec::{ClusterSpec, Signer};
 
@@ -319,45 +319,15 @@ pub struct AuthRecord {
     /// Certificates that were issued to users: until they have ended, and forever if they are revoked.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub certificates: Vec<IssuedCertificate>,
-    /// The list of those that etcd refuses, signed, in DER and hexadecimal.
+    /// Certificates that machines were given, by the same rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<MachineCertificate>,
+    /// The list of those that etcd refuses of its clients, signed, in DER and hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub crl: Option<String>,
-}
-
-/// A user's certificate. It is refused from when its user is no longer declared, and stays so when the name comes back.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct IssuedCertificate {
-    pub user: String,
-    /// In hexadecimal.
-    pub serial: String,
-    pub not_after: Timestamp,
-    /// When it was recorded, by the clock of that host; absent where an older quorate did.
+    /// The same for its peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub recorded: Option<Timestamp>,
-    #[serde(default)]
-    pub revoked: bool,
-}
-
-/// How long after its end a certificate is still kept in mind: clocks differ.
-const ENDED: SignedDuration = SignedDuration::from_hours(24);
-
-impl AuthRecord {
-    /// Records a certificate before anybody gets it, and forgets others that have ended. A clock may be ahead for one run: a
-    /// certificate has ended only if the time at which another was recorded before says so too. Revoked ones are never forgotten.
-    pub fn record(&mut self, issued: IssuedCertificate, now: Timestamp) {
-        let recorded_before = self.certificates.iter().filter_map(|known| known.recorded).max();
-        let at = recorded_before.map(|before| before.min(now));
-        let has_ended = |known: &IssuedCertificate| at.is_some_and(|at| at.duration_since(known.not_after) > ENDED);
-        self.certificates.retain(|known| known.revoked || !has_ended(known));
-        self.certificates.push(IssuedCertificate { recorded: Some(now), ..issued });
-    }
-
-    /// Refuses the certificates of users that are no longer declared.
-    pub fn revoke(&mut self, is_declared: impl Fn(&str) -> bool) {
-        for certificate in self.certificates.iter_mut().filter(|certificate| !is_declared(&certificate.user)) {
-            certificate.revoked = true;
-        }
-    }
+    pub peer_crl: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -385,7 +355,7 @@ pub enum SecretKind {
     RootPassword,
     JwtKeys,
     BackupSigning,
-    /// The list of certificates that are refused.
+    /// The lists of certificates that are refused.
     Revocations,
 }
 
@@ -428,7 +398,7 @@ impl Ledger {
             formed_with: _,
             members,
             authorities: Authorities { etcd, control, peer },
-            auth: AuthRecord { root_password, jwt, users, roles: _, certificates: _, crl: _ },
+            auth: AuthRecord { root_password, jwt, users, roles: _, certificates: _, machines: _, crl: _, peer_crl: _ },
             backup_signing,
             highest_revision: _,
         } = self;

@@ -8,6 +8,7 @@ mod desired;
 mod endpoint;
 mod facts;
 mod host;
+mod issued;
 mod ledger;
 mod name;
 mod node_config;
@@ -17,7 +18,7 @@ mod trust;
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use build::{Build, Data, LOCAL_DATA, kept_data};
 pub use desired::{
-    AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, UserWish,
+    AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, Revocable, UserWish,
 };
 pub use endpoint::{address_in, https_url};
 pub use facts::{
@@ -29,9 +30,10 @@ pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
     SourceLogin, SourceSecrets,
 };
+pub use issued::{IssuedCertificate, MachineCertificate};
 pub use ledger::{
     AuthRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation, FormedWith, FormingMember,
-    IssuedCertificate, JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
+    JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

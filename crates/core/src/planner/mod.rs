@@ -20,6 +20,7 @@ pub mod remember;
 mod renewal;
 mod repair;
 mod restore;
+mod revocation;
 pub mod safety;
 pub mod simulate;
 mod step;
@@ -149,6 +150,9 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         trust::decide(desired, seen, &mut decision);
     }
     restore::clean_up(desired, seen, &mut decision);
+    if as_formed {
+        revocation::decide(desired, seen, &mut decision);
+    }
     decision
 }
 

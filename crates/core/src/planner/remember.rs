@@ -96,6 +96,8 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             true
         }
         Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.auth.roles.insert(role.clone()),
+        Action::RevokeUser { user } => ledger.auth.revoke_user(user),
+        Action::RevokeMachine { member, incarnation } => ledger.auth.revoke_machine(member, *incarnation),
         Action::RecordSigner { plane: TrustPlane::Peer, epoch } => {
             let Some(peers) = &mut ledger.authorities.peer else { return false };
             let trusted = peers.trusted.iter().any(|authority| authority.epoch == *epoch);

@@ -6,6 +6,7 @@ mod peers;
 mod renewal;
 pub mod restore;
 pub mod revision;
+mod revocation;
 mod trust;
 
 use std::collections::BTreeSet;
@@ -27,6 +28,7 @@ pub use absence::{Absence, judge_absence, peers_miss};
 pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
 pub use renewal::{may_renew, may_replace};
+pub use revocation::is_gone;
 pub use trust::{LAST_REVISION, believe, is_absurd_fence, is_witness};
 
 /// The rules by name, as refusals cite them.

@@ -190,6 +190,15 @@ pub enum Action {
         plane: TrustPlane,
         epoch: u64,
     },
+    /// From here on the certificates of a user who is gone are refused.
+    RevokeUser {
+        user: String,
+    },
+    /// The same of a machine.
+    RevokeMachine {
+        member: MemberName,
+        incarnation: u64,
+    },
     ForgetCluster,
 }
 
@@ -207,6 +216,8 @@ impl Action {
             | Action::RecordRestoring { .. }
             | Action::RecordSigner { .. }
             | Action::RecordDistrust { .. }
+            | Action::RevokeUser { .. }
+            | Action::RevokeMachine { .. }
             | Action::ForgetCluster => None,
             Action::AddLearner { through, .. }
             | Action::Promote { through, .. }
@@ -283,11 +294,13 @@ impl Action {
             Action::Auth { .. } => "auth",
             Action::RecordSigner { .. } => "record-signer",
             Action::RecordDistrust { .. } => "record-distrust",
+            Action::RevokeUser { .. } => "revoke-user",
+            Action::RevokeMachine { .. } => "revoke-machine",
             Action::ForgetCluster => "forget-cluster",
         }
     }
 
-    pub const KINDS: [&str; 34] = [
+    pub const KINDS: [&str; 36] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -321,6 +334,8 @@ impl Action {
         "auth",
         "record-signer",
         "record-distrust",
+        "revoke-user",
+        "revoke-machine",
         "forget-cluster",
     ];
 }
@@ -387,6 +402,10 @@ impl fmt::Display for Action {
             Action::RecordDistrust { plane, epoch } => {
                 write!(f, "drop CA {epoch} from those trusted for {}", of_plane(*plane))
             }
+            Action::RevokeUser { user } => write!(f, "revoke the certificates of user {user}"),
+            Action::RevokeMachine { member, incarnation } => {
+                write!(f, "revoke the certificates of machine {member}.{incarnation}")
+            }
             Action::ForgetCluster => write!(f, "forget the cluster"),
         }
     }
@@ -407,13 +426,15 @@ fn secret_name(kind: SecretKind) -> &'static str {
         SecretKind::RootPassword => "root's password",
         SecretKind::JwtKeys => "the keys that sign tokens",
         SecretKind::BackupSigning => "the key that signs backups",
-        SecretKind::Revocations => "the list of revoked certificates",
+        SecretKind::Revocations => "the lists of revoked certificates",
     }
 }
 
 pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
     if kinds.iter().eq([&SecretKind::Revocations]) {
-        return String::from("certificates of users that are no longer declared are to be refused");
+        return String::from(
+            "etcd reads them at each connection, so they must be there before a certificate can be revoked",
+        );
     }
     let them = if kinds.len() == 1 { "it" } else { "them" };
     format!("the ledger does not hold {them} yet, and everything else rests on {them}")

@@ -304,6 +304,14 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             );
         }
         Action::RestartEtcd { member } => audit_restart(desired, world, member),
+        Action::RevokeMachine { member, incarnation } => {
+            let mut machines = world.machines.iter();
+            let there = machines.any(|(m, at)| m.seat() == member.seat() && at.seen.incarnation == *incarnation);
+            assert!(!there, "refuses the certificates of a machine that is there: {step:?}");
+        }
+        Action::RevokeUser { user } => {
+            assert!(desired.auth.as_ref().is_none_or(|wish| !wish.users.contains_key(user)), "{user} is declared");
+        }
         _ => {}
     }
 }

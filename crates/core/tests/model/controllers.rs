@@ -20,7 +20,7 @@ use quorate_core::spec::ClusterSpec;
 use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
-use crate::deeds::{Deeds, is_order, machine_id, named_token, prepare, prepares, writes_ledger};
+use crate::deeds::{Deeds, is_done_by_the_write, is_order, machine_id, named_token, prepare, prepares, writes_ledger};
 use crate::etcd::{Voters, facts_mut};
 use crate::names::{called_as, rename, rename_seen};
 use crate::past::{Past, Wrong};
@@ -261,7 +261,7 @@ impl ClusterModel {
         state.world.change(|world| {
             for step in &work.steps {
                 remember::before(&mut world.ledger, &work.desired, &step.action, world.now);
-                if let Action::MakeSecrets { .. } | Action::RecordFormed { .. } = step.action {
+                if is_done_by_the_write(&step.action) {
                     world.effect(&work.desired, &step.action);
                 }
             }
@@ -284,6 +284,7 @@ impl ClusterModel {
                 }
                 Action::AbandonFormation { .. } => self.reached.count(Event::Abandoned),
                 Action::RecordDistrust { .. } => self.reached.count(Event::Distrusted),
+                Action::RevokeMachine { .. } => self.reached.count(Event::Revoked),
                 Action::RecordRenewal { .. } => self.reached.count(Event::RenewalRecorded),
                 Action::RecordReplacement { member, .. } => {
                     state.past.judge_given_up(&state.world, member);

@@ -42,6 +42,12 @@ pub fn writes_ledger(action: &Action) -> bool {
     matches!(action, Action::CreateMachine { .. } | Action::Enrol { .. } | Action::MakeSecrets { .. })
 }
 
+/// Steps that are done by the very write that records them.
+pub fn is_done_by_the_write(action: &Action) -> bool {
+    use Action::{MakeSecrets, RecordFormed, RevokeMachine, RevokeUser};
+    matches!(action, MakeSecrets { .. } | RecordFormed { .. } | RevokeMachine { .. } | RevokeUser { .. })
+}
+
 /// What makes a machine ready, and touches no etcd.
 pub fn prepares(action: &Action) -> bool {
     writes_ledger(action) || matches!(action, Action::InstallCertificates { .. } | Action::PushConfig { .. })

@@ -121,8 +121,16 @@ pub fn peers_refuse_each_other(world: &World) -> bool {
         Some(trust) => trust.running.contains(shown),
         None => Some(shown) == clients,
     };
-    members.iter().any(|shown_by| {
+    let untrusted = members.iter().any(|shown_by| {
         let shown = shows(shown_by).unwrap_or_default();
         members.iter().any(|facts| !trusts(facts, &shown))
-    })
+    });
+    untrusted || world.listed.iter().filter(running).any(|l| is_revoked(world, l))
+}
+
+/// Whether a list refuses what this member's machine was given.
+fn is_revoked(world: &World, listed: &SimListed) -> bool {
+    let Some(incarnation) = machine_of(world, listed).map(|machine| machine.seen.incarnation) else { return false };
+    let mut revoked = world.ledger.auth.machines.iter().filter(|given| given.revoked);
+    revoked.any(|given| given.member.seat() == listed.name.seat() && given.incarnation == incarnation)
 }

@@ -80,6 +80,9 @@
 //! | `authority_is_trusted` | story `certificates` |
 //! | `trusted_by_all`: a CA signs before every etcd trusts it | story `certificates`; model: peers accept each other |
 //! | `signs_for_all`: a CA is dropped while a peer shows a certificate of it | story `certificates`; model: peers accept each other |
+//! | `is_gone`: the certificates of a machine are refused that the ledger still counts on | model: peers accept each other |
+//! | `is_gone`: those of the machine that a member has now are refused | stories; model: peers accept each other |
+//! | the certificates of a user who is gone are refused in a run that is blocked | story `auth` |
 //! | what is on disk counts as what the running etcd trusts | story `certificates`; model: peers accept each other |
 //! | who is not seen counts as healthy | stories `changes`, `data`, `settings` |
 //! | the leader restarts, or leaves, without handing over | stories; model: the leader hands over first |
@@ -426,10 +429,10 @@ macro_rules! every_change {
             two_to_one: 2, Change::Scale(1), [Removed];
             three_to_two: 3, Change::Scale(2), [Removed];
             three_to_four: 3, Change::Scale(4), [Joined, Promoted];
-            replace: 3, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
+            replace: 3, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved, Revoked];
             replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
             replace_the_only_one: 1, Change::Replace("etcd-1"), [Joined, Promoted, Removed, LeaderMoved];
-            renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed, LeaderMoved];
+            renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed, LeaderMoved, Revoked];
             remake: 2, Change::Remake, [RenewalRecorded, Renewed, Resumed, LeaderMoved];
             renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];

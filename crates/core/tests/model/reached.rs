@@ -44,6 +44,7 @@ events! {
     SnapshotDropped => "the snapshot of a restore removed",
     RestoredAnew => "a restore begun anew",
     Distrusted => "a CA dropped",
+    Revoked => "the certificates of a machine refused",
     Settled => "a settled end",
     LostForGood => "an end with the majority lost for good",
 }

@@ -10,7 +10,7 @@ use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide,
 use crate::adversary::LONG;
 use crate::agent;
 use crate::controllers::{ClusterModel, State, begin_run, tell_reach};
-use crate::deeds::{is_order, provide};
+use crate::deeds::{is_done_by_the_write, is_order, provide};
 use crate::etcd::{Voters, facts_mut};
 use crate::names::rename;
 use crate::reached::Event;
@@ -169,7 +169,7 @@ fn do_steps(world: &mut World, desired: &Desired, decision: &Decision) -> u8 {
     let fence = world.ledger.fence;
     for step in &decision.steps {
         remember::before(&mut world.ledger, desired, &step.action, world.now);
-        if let Action::MakeSecrets { .. } | Action::RecordFormed { .. } = step.action {
+        if is_done_by_the_write(&step.action) {
             world.effect(desired, &step.action);
         }
         begun += u8::from(matches!(

@@ -1,12 +1,14 @@
 //! Certificates and trust in the simulated world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::SimMachine;
+use super::{SimMachine, World};
 use crate::desire::AGENT_VALIDITY;
-use crate::model::{CertificateSeen, CertificateUse, Desired, Facts, MemberName, PlaneWish, TrustPlane, TrustSeen};
+use crate::model::{
+    CertificateSeen, CertificateUse, Desired, Facts, MachineCertificate, MemberName, PlaneWish, TrustPlane, TrustSeen,
+};
 use crate::planner::certificates;
 
 /// The CAs that a node config brings.
@@ -51,5 +53,38 @@ pub(super) fn certificate(
         not_after: ends,
         sans: certificates::sans(desired, member, &machine.seen, of),
         key_algorithm: String::new(),
+    }
+}
+
+impl World {
+    /// Lists of certificates that are refused: what matters is that they differ.
+    pub(super) fn make_lists(&mut self) {
+        let auth = &mut self.ledger.auth;
+        let (of_clients, of_peers) = (auth.refused_of_clients().count(), auth.refused_of_peers().count());
+        (auth.crl, auth.peer_crl) = (Some(format!("{of_clients:02x}")), Some(format!("{of_peers:02x}")));
+    }
+
+    /// As the controller records what it signs. Brought certificates are not signed here, and an agent's own is known by its name.
+    pub(super) fn record_leaves(&mut self, desired: &Desired, member: &MemberName, uses: &BTreeSet<CertificateUse>) {
+        let Some(incarnation) = self.machines.get(member).map(|machine| machine.seen.incarnation) else { return };
+        let wish = &desired.certificates;
+        let is_signed = |of: CertificateUse| match of {
+            CertificateUse::Member => wish.brought.is_none(),
+            CertificateUse::Peer => certificates::shared_with_clients(wish).is_none(),
+            CertificateUse::Root => wish.brought_root.is_none(),
+            CertificateUse::Agent => false,
+        };
+        let given = uses.iter().filter(|of| is_signed(**of)).map(|of| MachineCertificate {
+            member: member.clone(),
+            incarnation,
+            of: *of,
+            serial: format!("{member}.{incarnation}.{}", of.file_stem()),
+            not_after: Timestamp::MAX,
+            recorded: None,
+            revoked: false,
+        });
+        let known = |given: &MachineCertificate| self.ledger.auth.machines.iter().any(|k| k.serial == given.serial);
+        let given: Vec<_> = given.filter(|given| !known(given)).collect();
+        self.ledger.auth.record_machine(given, self.now);
     }
 }

@@ -163,6 +163,9 @@ impl World {
     /// Carries out one action as a healthy world would.
     pub fn perform(&mut self, desired: &Desired, action: &Action) {
         remember::before(&mut self.ledger, desired, action, self.now);
+        if let Action::InstallCertificates { member, uses } = action {
+            self.record_leaves(desired, member, uses);
+        }
         self.effect(desired, action);
         remember::after(&mut self.ledger, desired, action, self.now);
         self.look_again();
@@ -280,6 +283,7 @@ impl World {
             | Action::RecordSigner { .. }
             | Action::RecordDistrust { .. }
             | Action::ForgetCluster => {}
+            Action::RevokeUser { .. } | Action::RevokeMachine { .. } => self.make_lists(),
         }
     }
 
@@ -306,12 +310,7 @@ impl World {
                 });
             }
             SecretKind::ControlAuthority => self.ledger.authorities.control = Some(authority("control")),
-            SecretKind::Revocations => {
-                let declared = desired.auth.as_ref().map(|wish| &wish.users);
-                self.ledger.auth.revoke(|user| declared.is_some_and(|users| users.contains_key(user)));
-                let number = self.ledger.auth.certificates.iter().filter(|c| c.revoked).count();
-                self.ledger.auth.crl = Some(format!("{number:02x}"));
-            }
+            SecretKind::Revocations => self.make_lists(),
             SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
             SecretKind::JwtKeys => {
                 self.ledger.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });

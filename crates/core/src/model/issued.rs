@@ -1,0 +1,93 @@
+//! Certificates that were signed here: only what is recorded can be revoked. Each is recorded before anybody gets it, forgotten
+//! when it has ended, and never forgotten once it is revoked.
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use super::{AuthRecord, CertificateUse, MemberName};
+
+/// How long after its end a certificate is still kept in mind: clocks differ.
+const ENDED: SignedDuration = SignedDuration::from_hours(24);
+
+/// A user's certificate. It is refused from when its user is no longer declared, and stays so when the name comes back.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct IssuedCertificate {
+    pub user: String,
+    /// In hexadecimal.
+    pub serial: String,
+    pub not_after: Timestamp,
+    /// When it was recorded, by the clock of that host; absent where an older quorate did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Timestamp>,
+    #[serde(default)]
+    pub revoked: bool,
+}
+
+/// A machine's certificate: to clients, to peers, or as user root. It is refused once that machine is no longer part of the
+/// cluster. One that was renewed is kept until it has ended: its key is that of the one after it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct MachineCertificate {
+    /// The seat, and which of its machines.
+    pub member: MemberName,
+    pub incarnation: u64,
+    #[serde(rename = "use")]
+    pub of: CertificateUse,
+    /// In hexadecimal.
+    pub serial: String,
+    pub not_after: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub recorded: Option<Timestamp>,
+    #[serde(default)]
+    pub revoked: bool,
+}
+
+impl AuthRecord {
+    pub fn record(&mut self, issued: IssuedCertificate, now: Timestamp) {
+        forget_ended(&mut self.certificates, now, |known| (known.recorded, known.not_after, known.revoked));
+        self.certificates.push(IssuedCertificate { recorded: Some(now), ..issued });
+    }
+
+    pub fn record_machine(&mut self, given: impl IntoIterator<Item = MachineCertificate>, now: Timestamp) {
+        forget_ended(&mut self.machines, now, |known| (known.recorded, known.not_after, known.revoked));
+        self.machines.extend(given.into_iter().map(|given| MachineCertificate { recorded: Some(now), ..given }));
+    }
+
+    /// Refuses the certificates of a user. Says whether that changed anything.
+    pub fn revoke_user(&mut self, user: &str) -> bool {
+        let theirs = self.certificates.iter_mut().filter(|known| known.user == user);
+        theirs.fold(false, |changed, known| !std::mem::replace(&mut known.revoked, true) | changed)
+    }
+
+    /// Refuses the certificates of a machine. Says whether that changed anything.
+    pub fn revoke_machine(&mut self, member: &MemberName, incarnation: u64) -> bool {
+        let its = self.machines.iter_mut().filter(|known| (&known.member, known.incarnation) == (member, incarnation));
+        its.fold(false, |changed, known| !std::mem::replace(&mut known.revoked, true) | changed)
+    }
+
+    /// The serial numbers that etcd refuses of its clients.
+    pub fn refused_of_clients(&self) -> impl Iterator<Item = &str> {
+        let users = self.certificates.iter().filter(|known| known.revoked).map(|known| known.serial.as_str());
+        users.chain(self.refused_machines(|of| of != CertificateUse::Peer))
+    }
+
+    /// The serial numbers that etcd refuses of its peers. A peer that showed what clients are shown has done so in a cluster
+    /// whose peers had no CA of their own yet.
+    pub fn refused_of_peers(&self) -> impl Iterator<Item = &str> {
+        self.refused_machines(|of| of != CertificateUse::Root)
+    }
+
+    fn refused_machines(&self, of: impl Fn(CertificateUse) -> bool) -> impl Iterator<Item = &str> {
+        self.machines.iter().filter(move |known| known.revoked && of(known.of)).map(|known| known.serial.as_str())
+    }
+}
+
+/// Forgets what has ended and is not revoked. A clock may be ahead for one run: something has ended only if the time at which
+/// another was recorded before says so too.
+fn forget_ended<T>(known: &mut Vec<T>, now: Timestamp, facts: impl Fn(&T) -> (Option<Timestamp>, Timestamp, bool)) {
+    let recorded_before = known.iter().filter_map(|one| facts(one).0).max();
+    let Some(at) = recorded_before.map(|before| before.min(now)) else { return };
+    known.retain(|one| {
+        let (_, not_after, revoked) = facts(one);
+        revoked || at.duration_since(not_after) <= ENDED
+    });
+}

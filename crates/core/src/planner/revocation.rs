@@ -1,0 +1,36 @@
+//! Revocation: the certificates of users and machines that are gone are refused from then on. It comes last, when nothing else
+//! is to be done, because it cannot be undone: a serial number never leaves the list.
+//!
+//! What follows from it, the new list on every machine, is the affair of `config`. etcd reads it at each connection.
+
+use super::{Action, Decision, safety};
+use crate::model::{Desired, Observation};
+
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    if !decision.steps.is_empty() {
+        return;
+    }
+    // A name may be misspelt in the spec: a run that is refused, or waits for something, revokes nobody's certificates.
+    let is_calm = decision.waiting.is_empty() && decision.blocked.is_empty();
+    for (user, number) in desired.revocable.users.iter().filter(|_| is_calm) {
+        let why = format!(
+            "user {user} is no longer declared: {} refused, also if the name is declared again; this cannot be undone",
+            certificates(*number)
+        );
+        decision.step(Action::RevokeUser { user: user.clone() }, why);
+    }
+    for ((member, incarnation), number) in &desired.revocable.machines {
+        if safety::is_gone(desired, seen, member, *incarnation) {
+            let why =
+                format!("the machine is no longer part of the cluster: {} refused from now on", certificates(*number));
+            decision.step(Action::RevokeMachine { member: member.clone(), incarnation: *incarnation }, why);
+        }
+    }
+}
+
+fn certificates(number: usize) -> String {
+    match number {
+        1 => String::from("1 certificate is"),
+        _ => format!("{number} certificates are"),
+    }
+}

@@ -1,0 +1,19 @@
+//! Whose certificates may be refused.
+
+use crate::model::{Desired, MachineSeen, MemberName, Observation};
+
+/// Whether this machine is not part of the cluster any more, and never will be again. A list that refused a member would cut it
+/// off from its peers, so nothing less is enough: the provider does not have the machine, the ledger does not count on it, and
+/// the spec does not want it.
+pub fn is_gone(desired: &Desired, seen: &Observation, member: &MemberName, incarnation: u64) -> bool {
+    let Some(machines) = seen.machines.get() else { return false };
+    let is_it = |(name, machine): (&MemberName, &MachineSeen)| {
+        name.seat() == member.seat() && machine.incarnation == incarnation && machine.cluster_id == desired.cluster_id
+    };
+    let current = desired.members.get(member).map(|wish| wish.incarnation);
+    let listed = desired.formation.members().is_some_and(|members| {
+        let is_current = current.is_none_or(|current| current == incarnation);
+        members.contains_key(&member.former(incarnation)) || (is_current && members.contains_key(member))
+    });
+    current != Some(incarnation) && !listed && !machines.iter().any(is_it)
+}
