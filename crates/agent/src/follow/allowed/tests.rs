@@ -1,20 +1,23 @@
 use super::*;
 
+const GOOD: &str = "@SET env=prod\r\n@INCLUDE /etc/fluent-bit-customization/dynamic-config/inputs/*.conf\n\
+        @include /etc/fluent-bit-customization/default-config/fluent-bit-output.conf\n\
+        \n    \n[SERVICE]\n    Flush 1\n    Parsers_File /etc/fluent-bit/parsers.conf\n\
+        \x20   storage.path /var/lib/quorate-logs/buffer\n\
+        # a comment\n[INPUT]\n\x20   Path /var/log/etcd.log\r\n    Name tail\n    # another\n    DB /var/lib/quorate-logs/mine.db\n\
+        [FILTER]\n    Name grep\n    Match *\n    Regex log ^[^ ]+ [a-z]+ \u{a0}é$\n\
+        [OUTPUT] \n    name HTTP\n    Host logs.example.org\n    tls On\n    Header X-Host ${HOSTNAME}\n\
+        [OUTPUT]\n    Name null\n    Match none\n[PARSER]\n    Name json\n    Format json\n[FILTER]\n";
+
 fn judge(text: &str) -> Result<(), String> {
     check(&BTreeMap::from([(String::from("index.conf"), text.as_bytes().to_vec())]))
 }
 
 #[test]
 fn what_forwards_logs_is_taken() {
-    let text = "@SET env=prod\r\n@INCLUDE /etc/fluent-bit-customization/dynamic-config/inputs/*.conf\n\
-                @include /etc/fluent-bit-customization/default-config/fluent-bit-output.conf\n\
-                \n    \n[SERVICE]\n    Flush 1\n    Parsers_File /etc/fluent-bit/parsers.conf\n\
-                \x20   storage.path /var/lib/quorate-logs/buffer\n\
-                # a comment\n[INPUT]\n\tPath /var/log/etcd.log\r\n\tName tail\n\t# another\n\tDB /var/lib/quorate-logs/mine.db\n\
-                [FILTER]\n    Name grep\n    Match *\n    Regex log ^[^ ]+ [a-z]+ \u{a0}é$\n\
-                [OUTPUT] \n    name HTTP\n    Host logs.example.org\n    tls On\n    Header X-Host ${HOSTNAME}\n\
-                [OUTPUT]\n    Name null\n    Match none\n[PARSER]\n    Name json\n    Format json\n[FILTER]\n";
-    assert_eq!(judge(text), Ok(()));
+    assert_eq!(judge(GOOD), Ok(()));
+    assert_eq!(as_fluent_bit_reads(GOOD.as_bytes()).expect("it is well-formed").len(), 7);
+    assert_eq!(judge("[INPUT]\n\tName tail\n"), Ok(()), "a tab indents as well");
     let data = BTreeMap::from([(String::from("ca.crt"), vec![0xff]), (String::from("logo"), b"[PLUGINS]".to_vec())]);
     assert_eq!(check(&data), Ok(()), "nothing of it is read as a configuration");
 }
@@ -119,4 +122,69 @@ fn refused(text: &str, said: &str) {
         Ok(()) => panic!("accepted: {text}"),
         Err(why) => assert!(why.contains(said), "{text}: {why}"),
     }
+}
+
+/// A section's name and its entries.
+type Read = (String, Vec<(String, String)>);
+
+/// A file as fluent-bit 3 and 4 read it (flb_cf_fluentbit.c): what follows a NUL on a line is not there, the first entry decides what
+/// indentation is, twice as much is inside a group, and a key ends with a space. `None`: fluent-bit refuses it.
+fn as_fluent_bit_reads(input: &[u8]) -> Option<Vec<Read>> {
+    let mut sections: Vec<Read> = Vec::new();
+    let mut indent: Option<Vec<u8>> = None;
+    for line in input.split(|byte| *byte == b'\n') {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let line = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        match line {
+            [] | [b'#', ..] => continue,
+            [b'@', _, _, _, ..] => continue,
+            [b'[', rest @ ..] => {
+                let end = rest.iter().position(|byte| *byte == b']')?;
+                sections.push((String::from_utf8_lossy(&rest[..end]).to_lowercase(), Vec::new()));
+                continue;
+            }
+            _ => {}
+        }
+        let blank = |byte: &&u8| matches!(**byte, b' ' | b'\t');
+        let first = 1 + line[1..].iter().take_while(blank).count();
+        let unit = indent.get_or_insert_with(|| line[..first].to_vec());
+        let rest = line.strip_prefix(unit.as_slice())?;
+        let deeper = rest.iter().take_while(blank).count();
+        if deeper != 0 && deeper != unit.len() {
+            return None;
+        }
+        let entry = &rest[deeper..];
+        if entry.is_empty() || entry[0] == b'#' {
+            continue;
+        }
+        let space = entry.iter().position(|byte| *byte == b' ')?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        assert_ne!(entry[0], b'[', "a group is not seen");
+        sections.last_mut()?.1.push((text(&entry[..space]).to_lowercase(), text(&entry[space..])));
+    }
+    Some(sections)
+}
+
+/// Whatever is accepted says to fluent-bit nothing but what is allowed.
+#[test]
+fn fuzz_fluent_bit() {
+    let samples = [
+        GOOD,
+        "[INPUT]\n    [PARSER] x\n    Name exec\n    Command id\n",
+        "[OUTPUT]\nxName file\nxPath /x\n",
+        "[SERVICE]\n    Flush 1\n    Log_File /x\n[INPUT]\n    Name tail\n    Path /x\n[INPUT]\n    Name exec\n",
+    ];
+    quorate_fuzz::campaign(&samples.map(|text| text.as_bytes().to_vec()), |input| {
+        if check(&BTreeMap::from([(String::from("index.conf"), input.to_vec())])).is_err() {
+            return;
+        }
+        for (section, entries) in as_fluent_bit_reads(input).into_iter().flatten() {
+            let name = entries.iter().find(|(key, _)| key == "name").map(|(_, value)| value.as_str());
+            let allowed = match (options::section(&section).expect("a section that is allowed"), name) {
+                (kind, Some(name)) if options::is_plugin(&kind) => options::of_plugin(&kind, name).expect("allowed"),
+                (kind, _) => options::of_section(&kind),
+            };
+            entries.iter().for_each(|(key, _)| allowed.check(key).expect("an option that is allowed"));
+        }
+    });
 }
