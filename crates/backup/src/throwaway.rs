@@ -184,6 +184,7 @@ pub(crate) fn create_private(path: &Path) -> io::Result<File> {
 impl Place {
     pub(crate) fn make(scratch: &Path) -> Result<Self, Error> {
         fs::create_dir_all(scratch).map_err(Error::file("make", scratch))?;
+        let _alone = alone_in(scratch).map_err(Error::file("lock", scratch))?;
         sweep(scratch).map_err(Error::file("clear", scratch))?;
         let root = tempfile::Builder::new().prefix(PREFIX).tempdir_in(scratch);
         let root = root.map_err(Error::file("make a directory in", scratch))?;
@@ -210,19 +211,33 @@ impl Place {
     }
 }
 
+/// While this is held, nobody else makes a directory there: one without a lock was left by a process that was killed before it
+/// could make that.
+fn alone_in(scratch: &Path) -> io::Result<File> {
+    let directory = File::open(scratch)?;
+    rustix::fs::flock(&directory, FlockOperation::LockExclusive)?;
+    Ok(directory)
+}
+
 /// Removes what a process that was killed left behind, its etcd included.
 fn sweep(scratch: &Path) -> io::Result<()> {
     for entry in fs::read_dir(scratch)? {
         let path = entry?.path();
         let ours = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PREFIX));
-        let Ok(lock) = File::open(path.join(LOCK)) else { continue };
-        if !ours || rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-            continue;
+        if ours && !is_in_use(&path)? {
+            end_all_in(&path);
+            fs::remove_dir_all(&path)?;
         }
-        end_all_in(&path);
-        fs::remove_dir_all(&path)?;
     }
     Ok(())
+}
+
+fn is_in_use(directory: &Path) -> io::Result<bool> {
+    match File::open(directory.join(LOCK)) {
+        Ok(lock) => Ok(rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Waits for the end, too: what is dying still writes, and would leave a directory that nobody knows.
@@ -399,5 +414,25 @@ impl Credentials {
         options.identity = Some((self.chain.clone(), self.key.clone()));
         options.request_timeout = REQUEST;
         options
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_killed_process_left_is_swept_away_and_what_is_in_use_stays() {
+        let scratch = tempfile::tempdir().unwrap();
+        let left = |name: &str| scratch.path().join(format!("{PREFIX}{name}"));
+        // Killed before it had a lock, and after.
+        fs::create_dir(left("early")).unwrap();
+        fs::create_dir(left("late")).unwrap();
+        fs::write(left("late").join(LOCK), "").unwrap();
+        fs::create_dir(scratch.path().join("of somebody else")).unwrap();
+        let first = Place::make(scratch.path()).unwrap();
+        assert!(!left("early").exists() && !left("late").exists() && scratch.path().join("of somebody else").exists());
+        let second = Place::make(scratch.path()).unwrap();
+        assert!(first.path().exists() && second.path().exists());
     }
 }

@@ -67,9 +67,14 @@ fn ids(cluster: &BackedUp) -> BTreeSet<String> {
     cluster.fulls().iter().map(id).collect()
 }
 
-/// Nothing but the cluster runs: no etcd in which something was tried out is left.
+/// Nothing but the cluster runs: no etcd in which something was tried out is left. Agents ask programs for their versions now and then,
+/// and those are no longer there a moment later.
 #[track_caller]
 fn assert_nothing_beside(cluster: &BackedUp, members: usize) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while cluster.sandbox.processes().len() != 2 * members && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let found = cluster.sandbox.processes();
     assert_eq!(found.len(), 2 * members, "{found:#?}");
     let scratch = files_below(&cluster.sandbox.home().join("clusters").join(NAME).join("scratch"));
