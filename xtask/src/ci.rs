@@ -23,21 +23,22 @@ struct Step {
     needs: &'static [&'static str],
     /// Steps that must have ended, however they did: two that judge by the clock disturb each other.
     after: &'static [&'static str],
-    /// It only computes, so it uses what the others leave of the processors.
-    gives_way: bool,
+    /// What `nice` takes. A step that only computes uses what the others leave of the processors; of two such steps, that with the
+    /// lower number gets most of it.
+    gives_way: u8,
 }
 
 impl Step {
     const fn new(name: &'static str, words: &'static [&'static str], needs: &'static [&'static str]) -> Self {
-        Step { name, words, needs, after: &[], gives_way: false }
+        Step { name, words, needs, after: &[], gives_way: 0 }
     }
 
     const fn after(self, after: &'static [&'static str]) -> Self {
         Step { after, ..self }
     }
 
-    const fn giving_way(self) -> Self {
-        Step { gives_way: true, ..self }
+    const fn giving_way(self, gives_way: u8) -> Self {
+        Step { gives_way, ..self }
     }
 }
 
@@ -66,11 +67,11 @@ const STEPS: &[Step] = &[
     Step::new("build", &["test", "--no-run"], &[]),
     // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests. Not before
     // the packages are there: two calls of apt at once fail.
-    Step::new("static", &["static"], &["prepare"]).giving_way(),
-    // Cargo would make it wait for the build.
-    Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(),
+    Step::new("static", &["static"], &["prepare"]).giving_way(10),
+    // Cargo would make it wait for the build. Nothing waits for it.
+    Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(19),
     Step::new("test", &["test"], &["prepare", "build"]),
-    Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(),
+    Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(15),
     Step::new("drill", &["drill", "--quick"], &["prepare", "build"]).after(&["test"]),
     Step::new(
         "bench backup",
@@ -78,7 +79,7 @@ const STEPS: &[Step] = &[
         &["prepare", "build", "static"],
     )
     .after(&["drill"]),
-    Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(),
+    Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(10),
     Step::new("lab libvirt", &["lab", "libvirt", "--core"], &["build", "image"]).after(&["bench backup"]),
 ];
 
@@ -187,10 +188,8 @@ fn next(steps: &[Step], states: &mut [State]) -> Vec<usize> {
 fn begin(step: usize, news: &Sender<News>) -> Result<()> {
     let Step { name, words, needs, gives_way, .. } = &STEPS[step];
     let this = std::env::current_exe().context("cannot tell where this program is stored")?;
-    let mut command = if *gives_way { Command::new("nice") } else { Command::new(&this) };
-    if *gives_way {
-        command.args(["-n", "15"]).arg(&this);
-    }
+    let mut command = Command::new("nice");
+    command.arg(format!("-n{gives_way}")).arg(&this);
     command.args(*words).env(IS_STEP, "1");
     if needs.contains(&"build") {
         command.env(build::BUILT, "1");
