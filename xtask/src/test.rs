@@ -13,7 +13,6 @@ mod pool;
 mod report;
 
 use std::fs;
-use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
@@ -55,8 +54,6 @@ pub fn compile() -> Result<()> {
 pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> {
     let mut steps = Steps::default();
     let binaries = prepare_and_build(lab, &mut steps)?;
-    // Gigabytes that a build has just written would hold up every write that a cluster waits for.
-    steps.time("flushing the disk", || host::run(&mut Command::new("sync")))?;
     let place = host::target_directory()?.join("tests");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
     let around = Surroundings { variables: variables(lab), scratch: place.clone() };
