@@ -69,7 +69,7 @@ pub(crate) async fn compare(
     }
 }
 
-/// The first question is answered with the leader's consent: whoever has not come this far then does not lag, but is of another cluster.
+/// The first question is answered with the leader's consent: a member below that revision afterwards does not lag: it belongs to another cluster.
 async fn ask(source: &dyn Source, revision: i64) -> Result<Told, SourceError> {
     let newest = newest_revision(source).await?;
     if newest < revision {

@@ -12,7 +12,7 @@ use crate::source::{HashKv, Member};
 use crate::store::SMALL;
 
 pub const FORMAT: u32 = 1;
-/// Far more than any ledger has; whoever claims more fills our memory.
+/// Far more than any ledger has. A forged manifest that claims more would fill our memory.
 const LARGEST_LEDGER: u64 = 256 << 20;
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -61,7 +61,7 @@ pub struct Manifest {
 pub struct Beside {
     pub key: Option<String>,
     pub ledger: Option<String>,
-    /// How many bytes the ledger has as it is stored: whoever reads it knows how much may come. Absent where an older quorate stored it.
+    /// Size of the stored ledger in bytes, the limit when it is read. Absent where an older quorate stored it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ledger_bytes: Option<u64>,
     /// Those that are about to take the place of the others: noted before, so that a kill between the two leaves nothing unknown.

@@ -1,4 +1,4 @@
-//! Small objects as a store has them. Whoever writes to a store can make any object any size: one that is too large to be ours concerns
+//! Small objects as a store has them. Anyone who can write to a store can make any object any size: one that is too large to be ours concerns
 //! the backup that it belongs to, and nothing else.
 
 use crate::Error;

@@ -20,7 +20,7 @@ use crate::controller::{ControlError, Event, Reporter};
 use crate::ledger::LedgerError;
 use crate::process;
 
-/// Whoever reads it wants to know why; whoever wrote it may be an agent that says anything.
+/// Enough to say why. The text may come from an agent that sends anything.
 const LONGEST_TEXT: usize = 4 << 10;
 
 /// One line of the file.

@@ -28,7 +28,7 @@ pub enum Change {
     GhostLearner,
     /// All machines but one are gone for good.
     Recover,
-    /// All members begin anew from a backup that was taken under the traffic.
+    /// All members are restored from a backup that was taken under the traffic.
     Restore,
     /// A wiped disk, another version, other settings and other members.
     Several,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn what_begins_anew_meets_every_kind_of_login_in_the_fixed_set() {
+    fn recover_and_restore_meet_every_kind_of_login_in_the_fixed_set() {
         for change in [Change::Recover, Change::Restore] {
             let quick = all().into_iter().filter(|cell| cell.quick && cell.change == change);
             let logins: Vec<Login> = quick.map(|cell| cell.login()).collect();

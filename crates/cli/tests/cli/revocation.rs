@@ -48,7 +48,7 @@ fn put(user: &BTreeMap<String, String>) -> Result<i64, Error> {
     runtime().block_on(async { client(user).put("/a/1", "x").await })
 }
 
-/// Each call on a connection of its own.
+/// One connection per call.
 #[track_caller]
 fn assert_refused(user: &BTreeMap<String, String>) {
     put(user).expect_err("a put");

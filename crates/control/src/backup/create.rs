@@ -31,7 +31,7 @@ use crate::ledger::{SealFor, export};
 /// How often all members are tried.
 const ROUNDS: u32 = 3;
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(2);
-/// So much of the newest history lies next to a backup, for whoever restores it: some thousand steps.
+/// How much of the newest history is stored next to a backup: some thousand steps.
 const HISTORY: u64 = 1 << 20;
 
 /// Is told what is going on.

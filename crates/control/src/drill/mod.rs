@@ -104,7 +104,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// Whether the change begins anew from a backup.
+    /// Whether the change is a restore from a backup.
     fn restores(&self) -> bool {
         self.during.first().is_some_and(|verb| verb == "restore")
     }

@@ -232,7 +232,7 @@ pub fn seems_held(lock: &Lock, now: Timestamp) -> bool {
 }
 
 impl Store {
-    /// Whether a controller may be at work. Whoever asks again and again is told in the end that a lock has lapsed.
+    /// Whether a controller may be at work. A caller that keeps asking learns when the lock has lapsed.
     pub(super) fn is_locked(&self, ledger: &Ledger, now: Timestamp) -> bool {
         ledger.lock.as_ref().is_some_and(|lock| match standing(lock, now) {
             Standing::Free => false,

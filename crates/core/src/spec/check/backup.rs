@@ -6,7 +6,7 @@ use crate::spec::{BackupSettings, Destination, Keep, Millis, S3Destination};
 
 /// More often, one would not end before the next begins.
 const SHORTEST_SCHEDULE: Millis = Millis(60_000);
-/// A year: whoever writes a longer time means something else, and moments that far away cannot be counted.
+/// A year. A longer schedule is a mistake, and adding it to a date could overflow.
 const LONGEST_SCHEDULE: Millis = Millis(365 * 24 * 3_600_000);
 const COMPRESSION: std::ops::RangeInclusive<u32> = 1..=19;
 /// Names of buckets have at least and at most so many letters.
