@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use quorate_control::clients::write_private;
 use quorate_control::process;
 use quorate_core::planner::{Plan, Step};
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{Change, ClusterSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
@@ -34,6 +34,9 @@ pub struct SavedCluster {
     /// None: it did not exist.
     cluster_id: Option<String>,
     spec: ClusterSpec,
+    /// For whoever reviews it; whether the plan still holds is read from the spec and the steps.
+    #[serde(default)]
+    changes: Vec<Change>,
     steps: Vec<SavedStep>,
 }
 
@@ -57,6 +60,7 @@ impl SavedCluster {
             cluster: spec.name.to_string(),
             cluster_id: cluster_id.map(str::to_owned),
             spec: spec.clone(),
+            changes: plan.changes.clone(),
             steps: plan.steps.iter().map(step).collect(),
         }
     }
@@ -227,6 +231,7 @@ mod tests {
             cluster: String::from("demo"),
             cluster_id: id.map(str::to_owned),
             spec: spec.clusters.remove(0),
+            changes: Vec::new(),
             steps: actions.iter().map(step).collect(),
         }
     }

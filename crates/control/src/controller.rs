@@ -296,6 +296,9 @@ impl Controller {
         let highest = revision::told(statuses).unwrap_or(0);
         let ledger = self.held.release(|ledger| {
             ledger.highest_revision = revision::remembered(ledger.highest_revision).max(highest);
+            if blocked.is_empty() {
+                ledger.spec_before = None;
+            }
         })?;
         self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
@@ -435,7 +438,7 @@ pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, Ledger
 /// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery or a restore that has
 /// begun goes on: before that nothing was given up, and clients may have written since.
 fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
-    ledger.spec = spec.clone();
+    ledger.take_spec(spec);
     ledger.downtime = None;
     ledger.without_grace = None;
     ledger.older_accepted = None;

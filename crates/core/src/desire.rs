@@ -17,7 +17,7 @@ use crate::model::{
     HostConfig, JwtKeys, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT,
     Permission, Plane, PlaneWish, ROOT, Restore, Revocable, SecretKind, UserWish, kept_data,
 };
-use crate::spec::{self, Binary, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
+use crate::spec::{self, Binary, Change, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
 
 /// Where the agent finds root's password, below its root directory.
@@ -54,6 +54,8 @@ pub struct Configs {
     crl: Option<String>,
     peer_crl: Option<String>,
     listed: BTreeSet<IpAddr>,
+    /// What differs from the spec before: in the reasons of steps, no more.
+    pub(crate) changes: Vec<Change>,
 }
 
 /// What etcd is to trust where peers have a CA of their own.
@@ -92,7 +94,8 @@ impl Configs {
         let (jwt, root_password) = (ledger.auth.jwt.clone(), ledger.auth.root_password.clone());
         let trust = Trust::of(ledger);
         let (crl, peer_crl) = (ledger.auth.crl.clone(), ledger.auth.peer_crl.clone());
-        Configs { members, jwt, root_password, formed_token, trust, crl, peer_crl, listed: listed(ledger) }
+        let changes = ledger.spec_before.as_ref().map_or_else(Vec::new, |before| spec::changes(before, spec));
+        Configs { members, jwt, root_password, formed_token, trust, crl, peer_crl, listed: listed(ledger), changes }
     }
 
     /// Whether they would be rendered the same for this ledger.
@@ -154,6 +157,7 @@ impl Wish<'_> {
             certificates: certificates(spec, ledger, brought),
             auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
             revocable: revocable(spec, ledger),
+            changes: configs.changes.clone(),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use quorate_core::planner::safety::{Strength, healthy_of};
 use quorate_core::planner::{Plan, Remark, Step, UnsafeBecause, WaitingFor};
+use quorate_core::spec::Change;
 use serde::Serialize;
 
 use super::count;
@@ -50,7 +51,7 @@ impl Summary {
 
 /// One cluster's plan, for people.
 pub fn text(cluster: &str, plan: &Plan, detail: Detail) -> String {
-    let Plan { steps, strengths, end, remarks } = plan;
+    let Plan { steps, changes, strengths, end, remarks } = plan;
     let mut text = match steps.len() {
         0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
         0 => format!("cluster {cluster}: no step can be taken\n"),
@@ -58,6 +59,9 @@ pub fn text(cluster: &str, plan: &Plan, detail: Detail) -> String {
     };
     for remark in remarks {
         let _ = writeln!(text, "  note: {}", remark.text);
+    }
+    for change in changes {
+        let _ = writeln!(text, "  {change}");
     }
     let width = steps.len().to_string().len();
     let margin = " ".repeat(width + 2);
@@ -101,6 +105,7 @@ pub fn blocked(refusals: &[UnsafeBecause]) -> String {
 pub struct PlanJson {
     cluster: String,
     remarks: Vec<Remark>,
+    changes: Vec<Change>,
     steps: Vec<StepJson>,
     waiting: Vec<WaitingJson>,
     blocked: Vec<BlockedJson>,
@@ -154,6 +159,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
     PlanJson {
         cluster: cluster.to_owned(),
         remarks: plan.remarks.clone(),
+        changes: plan.changes.clone(),
         steps: plan.steps.iter().zip(&plan.strengths).enumerate().map(step).collect(),
         waiting: plan.end.waiting.iter().map(waiting).collect(),
         blocked: plan.end.blocked.iter().map(blocked).collect(),
@@ -180,7 +186,12 @@ mod tests {
         let strengths = vec![None, Some(Strength { voters: 3, healthy: 2, quorum: 2, failures_survived: 0 })];
         let text = String::from("machines are emulated");
         let remarks = vec![Remark { kind: RemarkKind::Machines, text }];
-        Plan { steps, strengths, end: Decision { steps: Vec::new(), waiting, blocked }, remarks }
+        let quota = Change {
+            path: String::from("etcd.quota"),
+            before: Some(String::from("4GiB")),
+            after: Some(String::from("6GiB")),
+        };
+        Plan { steps, changes: vec![quota], strengths, end: Decision { steps: Vec::new(), waiting, blocked }, remarks }
     }
 
     #[test]
@@ -188,6 +199,7 @@ mod tests {
         let expected = "\
 cluster demo: 2 steps
   note: machines are emulated
+  ~ etcd.quota: 4GiB → 6GiB
   1. enrol the agent of etcd-1
      because its agent has no certificate yet
   2. forget the cluster
@@ -218,7 +230,13 @@ cluster demo: 2 steps
 
     #[test]
     fn a_settled_cluster_is_said_to_be_so() {
-        let settled = Plan { steps: Vec::new(), strengths: Vec::new(), end: Decision::default(), remarks: Vec::new() };
+        let settled = Plan {
+            steps: Vec::new(),
+            changes: Vec::new(),
+            strengths: Vec::new(),
+            end: Decision::default(),
+            remarks: Vec::new(),
+        };
         assert_eq!(text("demo", &settled, Detail::Explained), "cluster demo: nothing to do\n");
     }
 
@@ -228,6 +246,8 @@ cluster demo: 2 steps
         assert_eq!(value["steps"][0]["kind"], "enrol");
         assert_eq!(value["steps"][1]["member"], serde_json::Value::Null);
         assert_eq!(value["blocked"][0]["kind"], "outage");
+        let change = serde_json::json!({"path": "etcd.quota", "before": "4GiB", "after": "6GiB"});
+        assert_eq!(value["changes"][0], change);
         assert_eq!(value["remarks"][0], serde_json::json!({"kind": "machines", "text": "machines are emulated"}));
         assert_eq!(value["steps"][0]["strength"], serde_json::Value::Null);
         assert_eq!(value["steps"][1]["strength"]["failures_survived"], 0);

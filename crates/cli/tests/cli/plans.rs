@@ -50,6 +50,8 @@ fn a_reviewed_plan_is_done_without_asking_and_only_once() {
     // A change of a living cluster, explained.
     sandbox.file("c.yaml", &spec(3, &version, "quota: 3GiB", ""));
     let explained = sandbox.quorate(&["plan", "c.yaml", "--explain", "--save", "p.json"]).ok().stdout;
+    assert!(explained.contains("  ~ etcd.quota: 8GiB → 3GiB\n"), "{explained}");
+    assert!(explained.contains("because configuration differs (generation 1 → 2): quota 8GiB → 3GiB"), "{explained}");
     let restarts = explained.lines().filter(|line| line.contains("restart etcd on")).count();
     assert_eq!(restarts, 3, "{explained}");
     let during = "while it runs: 2 of 3 voters are healthy, quorum is 2, no failure is survived";
@@ -57,6 +59,7 @@ fn a_reviewed_plan_is_done_without_asking_and_only_once() {
     assert!(explained.contains("while it runs: 3 of 3 voters are healthy, quorum is 2, 1 more failure is survived"));
     sandbox.quorate(&["apply", "--plan", "p.json", "c.yaml"]).ok();
     assert_eq!(sandbox.status("c")["verdict"], "healthy");
+    assert!(sandbox.quorate(&["plan", "c.yaml"]).ok().stdout.starts_with("cluster c: nothing to do\n"));
     sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
 }
 

@@ -10,6 +10,7 @@ use super::{
     AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission,
     Power, SecretKind,
 };
+use crate::spec::Change;
 
 /// All that `decide` knows of the operator's wish and of what was known before.
 #[derive(Clone, PartialEq, Debug)]
@@ -49,6 +50,8 @@ pub struct Desired {
     pub certificates: CertificateWish,
     pub auth: Option<AuthWish>,
     pub revocable: Revocable,
+    /// Settings that differ from what was carried out before. They explain steps and decide nothing.
+    pub changes: Vec<Change>,
 }
 
 /// Certificates that were given out and are not refused, by their number.

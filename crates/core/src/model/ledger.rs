@@ -22,6 +22,9 @@ pub struct Ledger {
     pub cluster_id: String,
     /// The spec as it was last applied.
     pub spec: ClusterSpec,
+    /// The spec before, until all that differs is carried out: an interrupted run still knows what it changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec_before: Option<Box<ClusterSpec>>,
     pub lock: Option<Lock>,
     /// The highest fencing number ever given out.
     pub fence: u64,
@@ -371,6 +374,14 @@ impl std::hash::Hash for Ledger {
 }
 
 impl Ledger {
+    /// Takes up a spec, and keeps the one before until all that differs is carried out.
+    pub fn take_spec(&mut self, spec: &ClusterSpec) {
+        let before = std::mem::replace(&mut self.spec, spec.clone());
+        if before != *spec {
+            self.spec_before.get_or_insert_with(|| Box::new(before));
+        }
+    }
+
     /// Visits every text that must not be read by whoever gets hold of a copy of the ledger. Every field is named here: a new one
     /// does not compile until somebody has decided whether it is secret.
     pub fn each_secret(&mut self, mut visit: impl FnMut(&mut String)) {
@@ -379,6 +390,7 @@ impl Ledger {
             version: _,
             cluster_id: _,
             spec: _,
+            spec_before: _,
             spec_file: _,
             lock: _,
             fence: _,
@@ -452,6 +464,7 @@ impl Ledger {
             recovery: None,
             recovered: None,
             restore: None,
+            spec_before: None,
             spec_file: None,
             backups: None,
             last_change: None,

@@ -4,6 +4,7 @@
 use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety, version};
 use crate::model::{BinarySeen, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
+use crate::spec::Change;
 use crate::versions::Path;
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -34,7 +35,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 }
                 None => format!("{member} has no node config yet"),
                 Some((generation, _)) => {
-                    format!("{member} holds generation {generation}, and the spec asks for something else now")
+                    let wanted = wish.generation;
+                    with_changes(desired, format!("configuration differs (generation {generation} → {wanted})"))
                 }
             },
             _ => continue,
@@ -105,7 +107,21 @@ fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> S
     let wanted = &desired.members[member].config.etcd.version;
     match seen.status(member).map(|s| &s.version) {
         Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
-        _ => String::from("its settings changed"),
+        _ => with_changes(desired, String::from("its settings changed")),
+    }
+}
+
+/// So many changes are named in a reason; the plan lists them all.
+const NAMED: usize = 3;
+
+/// A reason with the changed settings that reach the machine.
+fn with_changes(desired: &Desired, why: String) -> String {
+    let reaches = |change: &&Change| ["etcd.", "tls.", "host."].iter().any(|section| change.path.starts_with(section));
+    let changes: Vec<String> = desired.changes.iter().filter(reaches).map(Change::brief).collect();
+    match changes.len() {
+        0 => why,
+        few @ 1..=NAMED => format!("{why}: {}", changes[..few].join(", ")),
+        many => format!("{why}: {}, and {} more", changes[..NAMED].join(", "), many - NAMED),
     }
 }
 

@@ -7,6 +7,7 @@ use super::simulate::World;
 use super::{Action, Decision, Remark, Step, decide};
 use crate::desire::Wish;
 use crate::model::{Ledger, Observation};
+use crate::spec::Change;
 
 /// More rounds than any plan needs: a plan that has not settled by then never will, and that is a bug.
 const MOST_ROUNDS: usize = 200;
@@ -18,6 +19,8 @@ const IMAGINED: &str = "…";
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Plan {
     pub steps: Vec<Step>,
+    /// Settings that differ from what was carried out before.
+    pub changes: Vec<Change>,
     /// For each step, how strong the cluster is while it runs.
     pub strengths: Vec<Option<Strength>>,
     pub end: Decision,
@@ -30,6 +33,7 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
     let mut world = World::imagine(ledger.clone(), seen.clone());
     let mut configs = wish.configs(ledger);
     let (mut steps, mut strengths) = (Vec::new(), Vec::new());
+    let changes = configs.changes.clone();
     for _ in 0..MOST_ROUNDS {
         if !configs.are_current(&world.ledger) {
             configs = wish.configs(&world.ledger);
@@ -38,7 +42,7 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
         let mut seen = world.observe();
         let decision = decide(&desired, &seen);
         if decision.steps.is_empty() {
-            return Plan { steps, strengths, end: decision, remarks: Vec::new() };
+            return Plan { steps, changes, strengths, end: decision, remarks: Vec::new() };
         }
         for step in decision.steps {
             strengths.push(strength_during(&desired, &seen, &step.action));
@@ -47,9 +51,9 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
             steps.push(step);
         }
         if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {
-            return Plan { steps, strengths, end: Decision::default(), remarks: Vec::new() };
+            return Plan { steps, changes, strengths, end: Decision::default(), remarks: Vec::new() };
         }
     }
     let end = decide(&wish.desire(&world.ledger, IMAGINED), &world.observe());
-    Plan { steps, strengths, end, remarks: Vec::new() }
+    Plan { steps, changes, strengths, end, remarks: Vec::new() }
 }

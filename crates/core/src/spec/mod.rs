@@ -4,6 +4,7 @@
 
 mod backup;
 mod check;
+mod diff;
 mod host;
 mod libvirt;
 mod problem;
@@ -17,6 +18,7 @@ mod units;
 mod write;
 
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
+pub use diff::{Change, changes};
 pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, LogSource, MakeStep, NodeExporter, TimeSource};
 pub use libvirt::{
     Acceleration, AdminSettings, Attachment, CloudInitSettings, ImageSettings, InterfaceSpec, LibvirtSettings,

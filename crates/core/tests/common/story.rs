@@ -124,7 +124,10 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
     if let ["cluster", name, "members", count] = words[..] {
         let spec = scene::cluster(name, count.parse().expect("a number of members"), more);
         match scene {
-            Some(scene) => scene.spec = spec,
+            Some(scene) => {
+                let before = std::mem::replace(&mut scene.spec, spec);
+                scene.ledger.spec_before = Some(Box::new(before));
+            }
             None => *scene = Some(Scene::nothing(spec)),
         }
         return;
