@@ -274,7 +274,7 @@ pub enum ReadFailure {
 impl From<quorate_etcd::Error> for ReadFailure {
     fn from(error: quorate_etcd::Error) -> Self {
         use quorate_etcd::Error;
-        let why = crate::error::in_full(&error);
+        let why = quorate_core::text::with_causes(&error);
         match error {
             Error::Compacted { oldest } => ReadFailure::Compacted { oldest },
             Error::Unauthenticated(_) | Error::PermissionDenied => ReadFailure::Denied { why },

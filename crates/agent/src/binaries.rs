@@ -13,12 +13,13 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use quorate_core::model::BinarySource;
+use quorate_core::text::hex;
 use quorate_core::versions::Version;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 
-use crate::{files, hex};
+use crate::files;
 
 /// No command that is run here takes longer, unless it hangs: the longest downloads a package.
 const LONGEST: Duration = Duration::from_secs(300);

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 
 use quorate_core::model::CertificateUse;
+use quorate_core::text::hex;
 use quorate_pki::KeyPair;
 use rustls::CertificateError;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
@@ -18,7 +19,7 @@ use crate::enrolment::check_agent_certificate;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::state::State;
-use crate::{AgentError, hex, tls, trust};
+use crate::{AgentError, tls, trust};
 
 impl Agent {
     pub(crate) async fn install_certificates(

@@ -21,6 +21,8 @@ use hyper_util::rt::TokioIo;
 use quorate_core::Secret;
 use quorate_core::model::{AGENT_PORT, Facts};
 use quorate_core::text::cut;
+use quorate_core::text::hex;
+use quorate_core::text::with_causes;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{Resumption, verify_server_cert_signed_by_trust_anchor};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
@@ -39,7 +41,7 @@ use crate::api::{
     EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
     ReadFailure, Refusal, ServedKey, path,
 };
-use crate::{channel, hex, tls, x509};
+use crate::{channel, tls, x509};
 
 use bounded::Bounded;
 pub use read::Answers;
@@ -393,7 +395,7 @@ impl AgentClient {
                 clock::advice(here)
             }
             Some(alert) => format!("it refuses the controller's certificate ({alert:?})"),
-            None => crate::error::in_full(&error),
+            None => with_causes(&error),
         }
     }
 

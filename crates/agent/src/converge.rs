@@ -11,10 +11,10 @@ use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::binaries::{self, BinaryError};
-use crate::error::in_full;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::state::{Binary, InPlace, State, check_generation};
+use quorate_core::text::with_causes;
 
 impl Agent {
     pub(crate) async fn converge(
@@ -118,7 +118,7 @@ impl Agent {
         let path = if self.keeps_host {
             let in_use = self.state.get().binary.path.clone();
             binaries::keep(&etcd, &version, &self.cache, in_use.as_deref()).unwrap_or_else(|error| {
-                tracing::warn!(error = in_full(&error), "etcd's program could not be kept apart");
+                tracing::warn!(error = with_causes(&error), "etcd's program could not be kept apart");
                 etcd.clone()
             })
         } else {

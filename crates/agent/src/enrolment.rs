@@ -2,6 +2,7 @@
 //! certificate that its controller signs for that key. Afterwards the token is forgotten and nobody can enrol it again.
 
 use quorate_core::model::CertificateUse;
+use quorate_core::text::hex;
 use quorate_pki::{KeyAlgorithm, enrolment_proof};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::UnixTime;
@@ -11,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::agent::Agent;
 use crate::api::{EnrolAnswer, EnrolCertificate, EnrolRequest, Refusal};
 use crate::state::{Key, State};
-use crate::{AgentError, hex, tls, x509};
+use crate::{AgentError, tls, x509};
 
 impl Agent {
     pub(crate) async fn enrol(&self, request: EnrolRequest) -> Result<EnrolAnswer, Refusal> {

@@ -1,11 +1,11 @@
 //! What can go wrong on a machine. Display says what was tried; the cause is the source.
 
-use std::error::Error;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use quorate_core::model::OlderData;
+use quorate_core::text::with_causes;
 
 use crate::api::Refusal;
 use crate::binaries::BinaryError;
@@ -87,20 +87,8 @@ impl AgentError {
 
     /// The error and its causes in one line.
     pub(crate) fn in_full(&self) -> String {
-        in_full(self)
+        with_causes(self)
     }
-}
-
-/// The error and its causes in one line.
-pub(crate) fn in_full(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 impl From<AgentError> for Refusal {

@@ -9,10 +9,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use quorate_core::model::{LogSourceConfig, SourceLogin};
+use quorate_core::text::with_causes;
 use quorate_etcd::{Client, ConnectOptions, Error, KeyRange, KeyValue, Login, RangeQuery};
 
 use crate::layout::Layout;
-use crate::{AgentError, error, files};
+use crate::{AgentError, files};
 use set::Set;
 
 pub(crate) use set::{DIRECTORY, INDEX, forget, start_anew};
@@ -152,6 +153,6 @@ fn explain(endpoint: &str, source: &LogSourceConfig, why: &Error) -> String {
         Error::Unauthenticated(refusal) => {
             format!("the etcd at {endpoint} does not know {who}: {refusal}; see `host.log_forwarding.from_etcd`")
         }
-        other => error::in_full(other),
+        other => with_causes(other),
     }
 }

@@ -87,7 +87,7 @@ impl Layout {
     /// What was there before the formation of this token was made of it.
     /// A token is free text, so the name is a digest of it: never a path, and never too long for one.
     pub(crate) fn before(&self, token: &str) -> PathBuf {
-        let digest: String = Sha256::digest(token)[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let digest = quorate_core::text::hex(&Sha256::digest(token)[..8]);
         self.data_home().join(format!("etcd.before-{digest}"))
     }
 

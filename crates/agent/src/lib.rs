@@ -24,6 +24,7 @@ mod host;
 mod layout;
 mod logs;
 mod preflight;
+pub mod process;
 mod reach;
 mod read;
 mod refused;
@@ -202,8 +203,4 @@ pub(crate) async fn blocking<T: Send + 'static, E: Send + 'static>(
         Ok(result) => result,
         Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

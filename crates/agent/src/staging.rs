@@ -11,6 +11,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 use quorate_core::model::Staged;
+use quorate_core::text::hex;
 use sha2::{Digest, Sha256};
 use tokio::sync::Notify;
 
@@ -18,7 +19,7 @@ use crate::agent::Agent;
 use crate::api::{Refusal, StageRequest};
 use crate::files;
 use crate::layout::Layout;
-use crate::{AgentError, blocking, hex};
+use crate::{AgentError, blocking};
 
 /// A controller that sends nothing for so long has gone.
 const SILENCE: Duration = Duration::from_secs(30);

@@ -8,6 +8,7 @@ use std::path::Path;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use jiff::Timestamp;
+use quorate_core::text::hex;
 use quorate_pki::SigningKey;
 use sha2::{Digest, Sha256};
 
@@ -21,7 +22,7 @@ use crate::settings::Settings;
 use crate::signed::{self, Kind, Trust};
 use crate::small;
 use crate::source::{About, Source, count_at, newest_revision};
-use crate::store::{Object, SMALL, Store, hex, sha256_hex};
+use crate::store::{Object, SMALL, Store, sha256_hex};
 
 /// A full backup that is going to be: changes can be recorded on top of it already.
 #[derive(Clone)]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
+use quorate_core::text::hex;
 use quorate_pki::SigningKey;
 use sha2::{Digest, Sha256};
 
@@ -17,7 +18,7 @@ use crate::names::{BackupId, Named, Names, Span};
 use crate::segment::{self, SegmentManifest};
 use crate::signed::{self, Kind, Standing, Trust};
 use crate::small;
-use crate::store::{PART, Store, Tag, hex, sha256_hex};
+use crate::store::{PART, Store, Tag, sha256_hex};
 
 /// Objects up to here are copied whole.
 const SMALL: u64 = PART as u64;

@@ -1,6 +1,7 @@
 //! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a thread of its own beside the network,
 //! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
 
+use quorate_core::text::hex;
 use std::io::{self, Read, Write};
 
 use bytes::{Buf, Bytes, BytesMut};
@@ -9,7 +10,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::keys::{BackupKey, KeyError, encrypt_to};
-use crate::store::{PART, hex};
+use crate::store::PART;
 
 /// Pieces as etcd sends them, of some tens of KiB each.
 const WAITING_IN: usize = 32;

@@ -1,6 +1,7 @@
 //! Before a restore: whatever is wanted, from backups or a plain snapshot, becomes one plain snapshot file that was restored and looked at.
 //! Nothing that is running is touched. Also the way out: a backup as a plain snapshot for etcd's own tools.
 
+use quorate_core::text::hex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
@@ -18,7 +19,7 @@ use crate::names::is_revision;
 use crate::pipe::SnapshotCheck;
 use crate::replay::replay;
 use crate::source::count_at;
-use crate::store::{Store, hex};
+use crate::store::Store;
 use crate::throwaway::{SnapshotFile, Throwaway, create_private};
 use crate::verify::{Workshop, compare_with_manifest, hash_as, restored};
 

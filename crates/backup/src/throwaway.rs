@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::Error;
 use crate::pipe::{Checking, SnapshotCheck};
 use crate::replay::LeasesKept;
-use crate::store::hex;
+use quorate_core::text::hex;
 
 /// etcd's programs, all of one version.
 #[derive(Clone, PartialEq, Eq, Debug)]

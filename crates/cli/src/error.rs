@@ -12,10 +12,10 @@ use quorate_backup::keys::KeyError;
 use quorate_control::ControlError;
 use quorate_control::backup::BackupError;
 use quorate_control::clients::ClientError;
-use quorate_control::drill::DrillError;
 use quorate_control::image::ImageError;
 use quorate_control::key::KeyError as LedgerKeyError;
 use quorate_control::ledger::{ExportError, LedgerError};
+use quorate_drill::DrillError;
 
 use crate::exit::Exit;
 

@@ -18,9 +18,9 @@ use quorate_core::planner::{Action, Precondition, Step, certificate_sans, rememb
 use quorate_core::spec;
 use quorate_pki::{Authority, LeafWish};
 
-use crate::brought::chain_of;
 use crate::controller::{ControlError, Controller, Event, Reporter};
 use crate::secrets;
+use quorate_core::text::with_causes;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
@@ -123,7 +123,7 @@ impl Controller {
         if members.is_empty() {
             return Ok(BTreeMap::new());
         }
-        let asked = members.into_iter().map(async |m| (m.clone(), self.prove(m).await.map_err(|e| chain_of(&e))));
+        let asked = members.into_iter().map(async |m| (m.clone(), self.prove(m).await.map_err(|e| with_causes(&e))));
         let answers: Answers = join_all(asked).await.into_iter().collect();
         self.held.write(Timestamp::now(), |ledger| {
             for (member, answer) in answers.iter().filter_map(|(m, a)| Some((m, a.as_ref().ok()?))) {
@@ -374,7 +374,7 @@ impl Controller {
                 given.extend(self.leaves(member, &order)?);
                 Ok(order)
             });
-            signed.insert(member.clone(), order.map_err(|e| chain_of(&e)));
+            signed.insert(member.clone(), order.map_err(|e| with_causes(&e)));
         }
         let now = Timestamp::now();
         if !given.is_empty() {

@@ -13,6 +13,7 @@ use quorate_core::model::{
     Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, RestoreWish, SourceLogin, SourceSecrets,
 };
 use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
+use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
 use crate::home::Home;
@@ -240,7 +241,7 @@ impl Reader {
     fn authority(&mut self, spec: &ClusterSpec, now: Timestamp) -> Option<Pair> {
         let pair = self.pair("tls.ca", spec.tls.ca.as_ref()?)?;
         if let Err(e) = Authority::load(&pair.chain, &pair.key, now) {
-            self.complain("tls.ca", format!("this CA cannot be used: {}", chain_of(&e)), None);
+            self.complain("tls.ca", format!("this CA cannot be used: {}", with_causes(&e)), None);
             return None;
         }
         Some(pair)
@@ -286,15 +287,4 @@ impl Reader {
             self.complain(field, format!("this certificate cannot be used: {fault}"), None);
         }
     }
-}
-
-/// An error with its causes, in one line.
-pub(crate) fn chain_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(&format!(": {error}"));
-        cause = error.source();
-    }
-    text
 }

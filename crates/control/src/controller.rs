@@ -26,8 +26,8 @@ use crate::history::{History, Recorder};
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::observe::Sight;
-use crate::process;
 use crate::providers::{self, ProviderError};
+use quorate_agent::process;
 
 /// More rounds than any run needs; one that has not settled by then would go on for ever.
 const MOST_ROUNDS: u32 = 1000;

@@ -15,10 +15,10 @@ use quorate_core::planner::Step;
 use quorate_core::text::cut;
 use serde::{Deserialize, Serialize};
 
-use crate::brought::chain_of;
 use crate::controller::{ControlError, Event, Reporter};
 use crate::ledger::LedgerError;
-use crate::process;
+use quorate_agent::process;
+use quorate_core::text::with_causes;
 
 /// Enough to say why. The text may come from an agent that sends anything.
 const LONGEST_TEXT: usize = 4 << 10;
@@ -316,8 +316,8 @@ impl Reporter for Recording<'_> {
             Event::Failed(step, error) => {
                 // The step itself is told already.
                 let why = match error {
-                    ControlError::Step { source, .. } => chain_of(source.as_ref()),
-                    other => chain_of(*other),
+                    ControlError::Step { source, .. } => with_causes(source.as_ref()),
+                    other => with_causes(*other),
                 };
                 self.recorder.end(step, What::Failed { why: cut(&why, LONGEST_TEXT).into_owned() });
             }

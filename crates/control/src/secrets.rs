@@ -111,7 +111,7 @@ fn list<'a>(
     let Some((certificate, key)) = signing else { return Ok(None) };
     let serials: Vec<Vec<u8>> = serials.filter_map(from_hex).collect();
     let list = Authority::load(certificate, key, now)?.revoke(&serials, now)?;
-    Ok(Some(list.iter().map(|byte| format!("{byte:02x}")).collect()))
+    Ok(Some(quorate_core::text::hex(&list)))
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {

@@ -244,7 +244,7 @@ fn restore(ledger: &Ledger, brought: &Brought) -> Option<Restore> {
 /// Tells two passwords of one cluster apart without keeping them.
 pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
     let digest = Sha256::new().chain_update(cluster_id).chain_update([0]).chain_update(password.expose()).finalize();
-    digest[..16].iter().map(|b| format!("{b:02x}")).collect()
+    crate::text::hex(&digest[..16])
 }
 
 fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Configs) -> DesiredMember {

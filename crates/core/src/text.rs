@@ -1,8 +1,25 @@
-//! Text that comes from elsewhere. Nobody may fill a ledger, a history or a terminal by writing much.
+//! Text forms that several crates need: bytes as digits, errors in one line, foreign text of bounded length.
 
 use std::borrow::Cow;
+use std::error::Error;
 
-/// At most so many bytes of it, with a mark where something was cut off.
+/// Two lower-case digits for each byte.
+pub fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// An error and its causes in one line.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text.push_str(&format!(": {error}"));
+        cause = error.source();
+    }
+    text
+}
+
+/// Limits text that comes from elsewhere, so that nobody can fill a ledger, a history or a terminal by writing much: at most so many bytes of it, with a mark where something was cut off.
 pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
     match text.len() <= most {
         true => Cow::Borrowed(text),
@@ -13,6 +30,33 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_byte_has_two_digits() {
+        assert_eq!(hex(&[0, 9, 255]), "0009ff");
+    }
+
+    #[test]
+    fn the_causes_follow_the_error() {
+        let inner = std::io::Error::other("disk full");
+        let outer = std::io::Error::other(Wrapped(inner));
+        assert_eq!(with_causes(&outer), "cannot write: disk full");
+    }
+
+    #[derive(Debug)]
+    struct Wrapped(std::io::Error);
+
+    impl std::fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("cannot write")
+        }
+    }
+
+    impl Error for Wrapped {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
 
     #[test]
     fn what_is_short_stays_and_the_rest_is_cut_between_characters() {

@@ -8,8 +8,8 @@ use rustls_pki_types::pem::PemObject;
 use x509_parser::extensions::ParsedExtension;
 use x509_parser::prelude::{FromDer, X509Certificate};
 
-use crate::random::hex;
 use crate::{AuthorityLack, Error, KeyPair};
+use quorate_core::text::hex;
 
 /// The DER of every certificate in the text, at least one.
 pub(crate) fn read_pem(pem: &str) -> Result<Vec<CertificateDer<'static>>, Error> {

@@ -8,8 +8,8 @@ use x509_parser::extensions::{GeneralName, ParsedExtension};
 use x509_parser::prelude::X509Certificate;
 
 use crate::certificate::{self, sha256_hex};
-use crate::random::hex;
 use crate::{Error, KeyPair, Secret, Usage};
+use quorate_core::text::hex;
 
 const SECONDS_PER_DAY: i64 = 24 * 60 * 60;
 

@@ -1,6 +1,7 @@
 //! Random values for tokens, nonces and serial numbers, from the operating system. A system without randomness is not one
 //! that anything here can run on, so that case panics instead of spreading through every signature.
 
+use quorate_core::text::hex;
 use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::Secret;
@@ -23,10 +24,6 @@ pub(crate) fn serial_number() -> [u8; 16] {
     fill(&mut serial);
     serial[0] = serial[0] & 0x7f | 0x40;
     serial
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn fill(buffer: &mut [u8]) {

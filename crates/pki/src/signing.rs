@@ -40,7 +40,7 @@ impl SigningKey {
 
     /// In hexadecimal.
     pub fn sign(&self, message: &[u8]) -> String {
-        self.pair.sign(message).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+        quorate_core::text::hex(self.pair.sign(message).as_ref())
     }
 }
 

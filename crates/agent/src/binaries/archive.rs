@@ -12,7 +12,7 @@ use quorate_core::model::Archive;
 use sha2::{Digest, Sha256};
 
 use super::{BinaryError, once};
-use crate::hex;
+use quorate_core::text::hex;
 
 const PROGRAMS: [&str; 3] = ["etcd", "etcdctl", "etcdutl"];
 /// Archives have about 20 MB.

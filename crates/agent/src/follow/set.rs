@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::chown;
 use std::path::{Component, Path, PathBuf};
 
+use quorate_core::text::hex;
 use quorate_etcd::KeyValue;
 use sha2::{Digest, Sha256};
 use tokio::process::Command;
@@ -12,7 +13,7 @@ use super::allowed;
 use crate::files::Owner;
 use crate::host::{LOG_READER, find_below};
 use crate::services::systemd::{owner_in, run};
-use crate::{AgentError, files, hex};
+use crate::{AgentError, files};
 
 /// Where fluent-bit finds them: a link to the set in use.
 pub(crate) const DIRECTORY: &str = "etc/fluent-bit-customization/dynamic-config";

@@ -3,12 +3,12 @@
 
 use std::fs;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::process::{boot_id, start_ticks};
 use jiff::Timestamp;
 use quorate_core::model::{DataSeen, Exit, ServiceState};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -340,26 +340,6 @@ async fn end(mut process: Process, patience: Duration) {
     }
 }
 
-fn boot_id() -> String {
-    fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
-}
-
-/// When the process started; none if there is no such process, or only its remains.
-pub(super) fn start_ticks(pid: i32) -> Option<u64> {
-    start_ticks_in(&fs::read_to_string(PathBuf::from(format!("/proc/{pid}/stat"))).ok()?)
-}
-
-/// `PID (NAME) STATE …`, where the name may hold anything; the start time is the 22nd field.
-fn start_ticks_in(stat: &str) -> Option<u64> {
-    let (_, rest) = stat.rsplit_once(')')?;
-    let mut fields = rest.split_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -375,17 +355,5 @@ mod tests {
         end(Process::Own(child), super::super::HURRIED).await;
         let took = began.elapsed();
         assert!(took >= super::super::HURRIED && took < PATIENT / 2, "{took:?}");
-    }
-
-    #[test]
-    fn the_start_time_is_found_behind_any_name() {
-        let numbers = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
-        assert_eq!(start_ticks_in(&format!("42 (etcd) S {numbers}")), Some(4711));
-        assert_eq!(start_ticks_in(&format!("42 (a) Z (b) R {numbers}")), Some(4711));
-        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {numbers}")), None);
-        assert_eq!(start_ticks_in("42"), None);
-        let own = i32::try_from(std::process::id()).unwrap();
-        assert_eq!(start_ticks(own), start_ticks(own));
-        assert!(start_ticks(own).is_some());
     }
 }

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
 
+use crate::process::start_ticks;
 use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
-use super::child::start_ticks;
 use super::{Doing, Gate, Launch, NEVER_NEW, Service};
 use crate::files::{self, Owner};
 use crate::layout::Layout;

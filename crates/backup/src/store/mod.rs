@@ -8,6 +8,7 @@ mod error;
 mod s3;
 mod throttle;
 
+use quorate_core::text::hex;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -342,8 +343,4 @@ pub(crate) fn show(place: &Place) -> String {
 
 pub(crate) fn sha256_hex(bytes: &[u8]) -> String {
     hex(&Sha256::digest(bytes))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

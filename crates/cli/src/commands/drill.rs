@@ -6,13 +6,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_control::drill::check::Least;
-use quorate_control::drill::history::History;
-use quorate_control::drill::report;
-use quorate_control::drill::scenario::{DEFAULT, SCENARIOS, Scenario};
-use quorate_control::drill::workload::Load;
-use quorate_control::drill::{self, Ending, Options, Verdict};
 use quorate_core::model::Ledger;
+use quorate_drill::check::Least;
+use quorate_drill::history::History;
+use quorate_drill::report;
+use quorate_drill::scenario::{DEFAULT, SCENARIOS, Scenario};
+use quorate_drill::workload::Load;
+use quorate_drill::{self as drill, Ending, Options, Verdict};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 

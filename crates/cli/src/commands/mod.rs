@@ -23,9 +23,9 @@ pub mod unlock;
 pub mod up;
 
 use jiff::Timestamp;
+use quorate_agent::process;
 use quorate_control::brought::BroughtFiles;
 use quorate_control::ledger::LEASE;
-use quorate_control::process;
 use quorate_control::status::{Status, summarize};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Consent, Ledger, Lock};

@@ -275,13 +275,7 @@ fn why_failed(error: &ControlError) -> String {
         ControlError::Step { source, .. } => source.as_ref(),
         other => other,
     };
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
+    quorate_core::text::with_causes(error)
 }
 
 fn terminal_width() -> usize {

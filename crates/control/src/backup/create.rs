@@ -23,10 +23,10 @@ use tokio::sync::{mpsc, oneshot};
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
 use super::{BackupError, note, programs, signing};
-use crate::brought::chain_of;
 use crate::history::History;
 use crate::home::{Home, private_directory};
 use crate::ledger::{SealFor, export};
+use quorate_core::text::with_causes;
 
 /// How often all members are tried.
 const ROUNDS: u32 = 3;
@@ -132,7 +132,7 @@ impl Backups<'_> {
                         if !another_may_do(&error) {
                             return Err(error.into());
                         }
-                        self.teller.say(&format!("not from {}: {}", source.member(), chain_of(&error)));
+                        self.teller.say(&format!("not from {}: {}", source.member(), with_causes(&error)));
                         last = Some(error);
                     }
                 }
@@ -163,7 +163,7 @@ impl Backups<'_> {
         match sealed {
             Ok(sealed) => Some(sealed.into()),
             Err(error) => {
-                self.teller.say(&format!("warning: the ledger is not beside this backup: {}", chain_of(&error)));
+                self.teller.say(&format!("warning: the ledger is not beside this backup: {}", with_causes(&error)));
                 None
             }
         }

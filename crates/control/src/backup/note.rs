@@ -11,9 +11,9 @@ use serde::Serialize;
 
 use super::signing;
 use super::vault::{Which, open_store};
-use crate::brought::chain_of;
 use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
+use quorate_core::text::with_causes;
 
 /// A controller that holds the lock is waited for so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
@@ -109,7 +109,7 @@ pub async fn confirm(ledger: &Ledger) -> Confirmed {
 async fn still_leads_to(ledger: &Ledger, note: &BackupNote) -> Result<u64, String> {
     let BackupNote { id, .. } = note;
     let unreachable = |error: &(dyn std::error::Error + 'static)| {
-        format!("whether the verified backup {id} still exists cannot be told: {}", chain_of(error))
+        format!("whether the verified backup {id} still exists cannot be told: {}", with_causes(error))
     };
     let store = open_store(&ledger.spec, Which::First).map_err(|error| unreachable(&error))?;
     let trust = signing::trust_of(Some(ledger), &ledger.spec, None, false);

@@ -13,11 +13,11 @@ use quorate_core::planner::Decision;
 use quorate_etcd::wire::WatchResponse;
 
 use super::{BackupError, note};
-use crate::brought::chain_of;
 use crate::home::Home;
 use crate::observe::Sight;
 use crate::providers;
 use crate::status::summarize;
+use quorate_core::text::with_causes;
 
 /// So many entries no member is ahead of all others: they are looked at within a few seconds of each other.
 const AHEAD: u64 = 1_000_000;
@@ -156,7 +156,7 @@ fn told(error: ClientError) -> SourceError {
         | ClientError::Unreachable { why, .. } => SourceError::Unreachable(why),
         ClientError::Read(ReadFailure::Other { why }) => SourceError::Other(why),
         error @ (ClientError::Refused(_) | ClientError::Protocol { .. } | ClientError::Tls(_)) => {
-            SourceError::Other(chain_of(&error))
+            SourceError::Other(with_causes(&error))
         }
     }
 }

@@ -25,8 +25,8 @@ use super::create::{Backups, Doing, Taken, Teller, end};
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
 use super::{BackupError, note, signing};
-use crate::brought::chain_of;
 use crate::home::Home;
+use quorate_core::text::with_causes;
 
 /// How often is looked whether something is due.
 const TICK: Duration = Duration::from_secs(2);
@@ -164,7 +164,7 @@ impl Watch<'_> {
     }
 
     fn tell(&self, trouble: &mut Trouble, error: &(dyn std::error::Error + 'static)) {
-        if let Some(text) = trouble.news(chain_of(error)) {
+        if let Some(text) = trouble.news(with_causes(error)) {
             self.say(&text);
         }
     }
@@ -220,7 +220,7 @@ impl Watch<'_> {
         self.say(&format!("full backup {id} is taken from {from_member}: revision {revision}, {stored_bytes} bytes"));
         let created = match self.backups.finish(taken, true).await {
             Ok(created) => created,
-            Err(error) => return self.say(&format!("warning: {}", chain_of(&error))),
+            Err(error) => return self.say(&format!("warning: {}", with_causes(&error))),
         };
         match created.verification.map(|verification| verification.outcome) {
             Some(Outcome::Ok(_)) => self.say(&format!("backup {id} is verified")),
@@ -228,15 +228,15 @@ impl Watch<'_> {
             None => {}
         }
         if let Some(error) = created.not_proven {
-            self.say(&format!("warning: backup {id} could not be verified: {}", chain_of(&error)));
+            self.say(&format!("warning: backup {id} could not be verified: {}", with_causes(&error)));
         }
         if let Some(error) = created.not_copied {
-            self.say(&format!("warning: the second destination does not have it yet: {}", chain_of(&error)));
+            self.say(&format!("warning: the second destination does not have it yet: {}", with_causes(&error)));
         }
         if self.watching.prune
             && let Err(error) = self.prune().await
         {
-            self.say(&format!("warning: not pruned: {}", chain_of(&error)));
+            self.say(&format!("warning: not pruned: {}", with_causes(&error)));
         }
     }
 
@@ -347,7 +347,7 @@ impl Watch<'_> {
         let received = recording.received();
         self.say(&format!("all changes up to revision {received} are stored"));
         if let Err(error) = self.pass_on(stored.get().as_ref()).await {
-            self.say(&format!("warning: {}", chain_of(&error)));
+            self.say(&format!("warning: {}", with_causes(&error)));
         }
         Ok(Over::End(end))
     }

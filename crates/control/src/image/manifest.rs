@@ -1,6 +1,7 @@
 //! What is in an image: every package with its version and the checksum under which Debian offers it, the agent, and the
 //! image's own version, which follows from these alone.
 
+use quorate_core::text::hex;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
@@ -102,10 +103,6 @@ fn digest(path: &Path) -> Result<(String, u64), ImageError> {
             }
         }
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::{Formation, Ledger, Lock};
 
 use super::{LedgerError, Store, next};
-use crate::process::{self, Process};
+use quorate_agent::process::{self, Process};
 
 /// How long a lock holds without being renewed. A controller that hangs longer than this may be taken over from.
 pub const LEASE: Duration = Duration::from_secs(10);

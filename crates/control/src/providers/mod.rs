@@ -20,7 +20,7 @@ use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
 pub use libvirt::{Libvirt, LibvirtError};
-pub use local::{Local, netns};
+pub use local::{Local, mark, netns};
 
 use crate::home::Home;
 

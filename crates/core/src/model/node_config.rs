@@ -1,6 +1,7 @@
 //! The node config: all that one machine must hold and run. It names no path and no address of a particular machine:
 //! in a flag, `{root}` stands for the place where the agent keeps everything and `{address}` for the machine's address.
 
+use crate::text::hex;
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
@@ -99,8 +100,4 @@ impl NodeConfig {
 fn digest_of(value: &impl Serialize) -> String {
     let bytes = serde_json::to_vec(value).expect("plain data serializes");
     hex(&Sha256::digest(bytes)[..16])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }

@@ -29,9 +29,9 @@ use sha2::{Digest, Sha256};
 
 use super::seed_disk::{seed_disk, static_program};
 use super::{Data, Provider, ProviderError, Reach, last_lines};
-use crate::brought::chain_of;
 use crate::home::{Home, private_directory};
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
+use quorate_core::text::with_causes;
 pub use virsh::LibvirtError;
 use virsh::{STDIN, Virsh};
 
@@ -426,7 +426,7 @@ impl Provider for Libvirt {
                 self.why_no_kvm()
             ),
             (Acceleration::Probe, Err(error)) => {
-                format!("whether machines can run on the processor itself (KVM) is not known: {}", chain_of(&error))
+                format!("whether machines can run on the processor itself (KVM) is not known: {}", with_causes(&error))
             }
         };
         Some(how)

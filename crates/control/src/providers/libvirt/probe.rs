@@ -11,8 +11,8 @@ use super::domain::Volume;
 use super::virsh::{LibvirtError, STDIN};
 use super::{Libvirt, uuid};
 use crate::home::private_directory;
-use crate::process;
 use crate::providers::ProviderError;
+use quorate_agent::process;
 
 /// See `probe.s`.
 const BOOT_SECTOR: &[u8; 512] = include_bytes!("probe.bin");
@@ -29,7 +29,7 @@ impl Libvirt {
             Acceleration::Probe => {}
         }
         let known_by = Sha256::digest(format!("{}\n{}", settings.uri, process::boot_id()));
-        let known_by: String = known_by[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+        let known_by = quorate_core::text::hex(&known_by[..8]);
         let memory = self.cache.join(format!("kvm-{known_by}"));
         if let Ok(found) = fs::read_to_string(&memory) {
             return Ok(found.trim() == "works");

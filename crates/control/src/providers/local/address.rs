@@ -8,7 +8,7 @@ use quorate_core::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use sha2::{Digest, Sha256};
 
 use super::ProviderError;
-use crate::process;
+use quorate_agent::process;
 
 const TRIES: u32 = 1000;
 

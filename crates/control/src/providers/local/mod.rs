@@ -15,6 +15,7 @@
 
 mod address;
 mod line;
+pub mod mark;
 pub mod netns;
 
 use std::cell::RefCell;
@@ -30,15 +31,13 @@ use async_trait::async_trait;
 use quorate_agent::api::{LEVEL, Seed};
 use quorate_core::model::{CLIENT_PORT, LOCAL_DATA, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::Network;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use super::{Data, Provider, ProviderError, last_lines};
 use crate::home::{Home, one_private_directory, private_directory};
 use crate::key;
-use crate::process::{self, Process};
+use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 
-/// Set in every process of a machine, so that all of them can be found.
-const MARK_VARIABLE: &str = "QUORATE_MACHINE";
 /// Set for every agent: what it knows. One without it is older than this.
 const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
 /// How long a new agent may take to come up.
@@ -53,27 +52,8 @@ const GONE: &str = ".gone";
 /// And of data that outlives its machine.
 const KEPT: &str = ".kept";
 
-/// Where the agent has etcd's data, and what belongs to it.
-const DATA_PLACE: &str = "root/var/lib";
-const DATA: [&str; 2] = ["etcd", "etcd.stamp"];
-
 /// How much of a log is shown when there is nothing else to show.
 const LAST_LINES: usize = 20;
-
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-struct Mark {
-    cluster: String,
-    cluster_id: String,
-    member: MemberName,
-    incarnation: u64,
-    address: IpAddr,
-}
-
-impl Mark {
-    fn network(&self) -> Network {
-        if netns::Place::of(self).is_some() { Network::Netns } else { Network::Loopback }
-    }
-}
 
 #[derive(Debug)]
 pub struct Local {
@@ -140,7 +120,7 @@ impl Local {
             incarnation: seed.incarnation,
             address: seed.address,
         };
-        write_private(&draft.join("machine.json"), &mark)?;
+        write_private(&draft.join(MARK_FILE), &mark)?;
         write_private(&draft.join("seed.json"), seed)?;
         // Of the machine before it, or of itself, should it have been made once already. What is older would take its member back in time.
         let incarnations = [seed.incarnation, seed.incarnation.saturating_sub(1)];
@@ -148,7 +128,7 @@ impl Local {
             incarnations.map(|n| self.kept(&seed.cluster, &seed.member, n)).into_iter().filter(|k| k.exists());
         let kept = kept.next().filter(|_| data == Data::Stays);
         if let Some(kept) = &kept {
-            link_data(&kept.join(DATA_PLACE), &draft.join(DATA_PLACE))?;
+            link_data(&kept.join(DATA_DIRECTORY), &draft.join(DATA_DIRECTORY))?;
         }
         fs::rename(&draft, &directory).map_err(failed("made", &directory))?;
         // It is the machine's own from here on.
@@ -399,23 +379,6 @@ impl Provider for Local {
     }
 }
 
-/// Every machine of a cluster's name, with its mark.
-fn marked(machines: &Path, cluster: &str) -> Result<Vec<(PathBuf, Mark)>, ProviderError> {
-    let entries = match fs::read_dir(machines.join(cluster)) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(failed("read", machines)(e)),
-    };
-    let hidden = |p: &PathBuf| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with('.'));
-    let mut found = Vec::new();
-    for directory in entries.flatten().map(|e| e.path()).filter(|p| !hidden(p)) {
-        if let Some(mark) = read_mark(&directory)? {
-            found.push((directory, mark));
-        }
-    }
-    Ok(found)
-}
-
 async fn end_all(root: PathBuf, patience: Duration) {
     let ended = tokio::task::spawn_blocking(move || switch_off(&root, patience));
     ended.await.expect("switching off does not panic");
@@ -448,25 +411,11 @@ fn is_outdated(directory: &Path) -> bool {
     !environment.is_empty() && environment.split(|b| *b == 0).find_map(level).unwrap_or(0) < LEVEL
 }
 
-/// Every process of a machine.
-fn processes(root: &Path) -> Vec<Process> {
-    process::with_environment(MARK_VARIABLE, &root.to_string_lossy())
-}
-
 /// Whether an agent holds the machine's lock.
 fn is_running(directory: &Path) -> bool {
     use rustix::fs::{FlockOperation, flock};
     let Ok(file) = fs::File::open(directory.join("root").join(quorate_agent::LOCK_FILE)) else { return false };
     flock(&file, FlockOperation::NonBlockingLockShared).is_err()
-}
-
-fn read_mark(directory: &Path) -> Result<Option<Mark>, ProviderError> {
-    let path = directory.join("machine.json");
-    match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|e| failed("read", &path)(e.into())),
-        Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-        Err(e) => Err(failed("read", &path)(e)),
-    }
 }
 
 fn write_private(path: &Path, value: &impl Serialize) -> Result<(), ProviderError> {
@@ -494,7 +443,7 @@ fn remove(path: &Path) -> Result<(), ProviderError> {
 /// Removes all of a machine but etcd's data: its keys above all.
 fn strip_to_data(machine: &Path) -> Result<(), ProviderError> {
     let mut place = machine.to_owned();
-    for part in Path::new(DATA_PLACE).iter().map(|part| part.to_string_lossy().into_owned()) {
+    for part in Path::new(DATA_DIRECTORY).iter().map(|part| part.to_string_lossy().into_owned()) {
         remove_others(&place, &[&part])?;
         place.push(part);
     }

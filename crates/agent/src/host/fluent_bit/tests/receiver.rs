@@ -88,7 +88,7 @@ fn hear(mut stream: StreamOwned<ServerConnection, TcpStream>, shared_key: &str) 
     let [_, hostname, salt, digest, ..] = &ping[..] else { return Err(format!("this is no PING: {ping:?}")) };
     let proof = |name: &[u8]| {
         let parts = [salt.as_slice(), name, NONCE.as_bytes(), shared_key.as_bytes()];
-        crate::hex(&Sha512::digest(parts.concat()))
+        quorate_core::text::hex(&Sha512::digest(parts.concat()))
     };
     let right = digest == proof(hostname).as_bytes();
     let (yes, why) = if right { (0xc3, "") } else { (0xc2, "shared_key mismatch") };

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::changes::Changes;
 use super::{Rule, Violation, at, found};
-use crate::drill::history::{History, Moment, WatchRecord, Watched};
+use crate::history::{History, Moment, WatchRecord, Watched};
 
 /// A change as the first watch that showed it has it.
 #[derive(Clone, Copy, Debug)]

@@ -15,16 +15,16 @@ pub struct Process {
 impl Process {
     pub fn current() -> Self {
         let pid = std::process::id();
-        Process { pid, started: started(pid).unwrap_or_default() }
+        Process { pid, started: start_ticks(pid).unwrap_or_default() }
     }
 
     /// The process of this id, if one lives.
     pub fn of(pid: u32) -> Option<Self> {
-        Some(Process { pid, started: started(pid)? })
+        Some(Process { pid, started: start_ticks(pid)? })
     }
 
     pub fn is_alive(self) -> bool {
-        started(self.pid) == Some(self.started)
+        start_ticks(self.pid) == Some(self.started)
     }
 
     /// Whether its first argument is this word.
@@ -100,20 +100,25 @@ pub fn pid_namespace() -> String {
     fs::read_link("/proc/self/ns/pid").map(|link| link.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
-/// When a process that still lives was started. A zombie lives no more.
-fn started(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name in parentheses may hold anything, so the fields are counted from the last parenthesis.
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    if *fields.first()? == "Z" {
+/// The clock tick at which a process started; none if it has ended, even if it was not waited for yet.
+pub(crate) fn start_ticks(pid: impl std::fmt::Display) -> Option<u64> {
+    start_ticks_in(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// `PID (NAME) STATE …`, where the name may hold anything; the start time is the 22nd field.
+fn start_ticks_in(stat: &str) -> Option<u64> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
         return None;
     }
-    fields.get(19)?.parse().ok()
+    fields.nth(18)?.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::user_in;
+    use super::*;
 
     #[test]
     fn a_user_has_a_name() {
@@ -121,5 +126,15 @@ mod tests {
         assert_eq!(user_in(passwd, 0).as_deref(), Some("root"));
         assert_eq!(user_in(passwd, 1000).as_deref(), Some("me"));
         assert_eq!(user_in(passwd, 7), None);
+    }
+
+    #[test]
+    fn the_start_time_is_found_behind_any_name() {
+        let numbers = "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20 21";
+        assert_eq!(start_ticks_in(&format!("42 (etcd) S {numbers}")), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (a) Z (b) R {numbers}")), Some(4711));
+        assert_eq!(start_ticks_in(&format!("42 (etcd) Z {numbers}")), None);
+        assert_eq!(start_ticks_in("42"), None);
+        assert!(Process::current().is_alive());
     }
 }

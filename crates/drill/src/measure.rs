@@ -132,7 +132,7 @@ fn watch_delay(history: &History) -> WatchDelay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drill::history::{Call, Head};
+    use crate::history::{Call, Head};
 
     fn put(client: u32, ended: Moment, outcome: Outcome) -> Operation {
         let call = Call::Put { key: String::from("k"), value: ended.to_string(), lease: None };

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::drill::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
+use crate::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
 
 /// A history in the making. Moments are in milliseconds; every change that is told to it is shown by both watches.
 struct Story {

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 
 use super::{AFTER_FAILURE, Load, Order, Seat, Shared, of_pair, why};
-use crate::drill::history::{Call, Found, Outcome};
+use crate::history::{Call, Found, Outcome};
 
 /// Long enough for any fault that is not meant to be an outage.
 const LEASE: Duration = Duration::from_secs(20);

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 
 use super::{tally, timeline};
-use crate::drill::history::{History, MarkKind};
-use crate::drill::{Ending, Verdict};
+use crate::history::{History, MarkKind};
+use crate::{Ending, Verdict};
 
 /// One broken promise often shows in hundreds of operations.
 const MOST_PROBLEMS: usize = 50;
@@ -165,7 +165,7 @@ fn numbers(verdict: &Verdict) -> String {
 }
 
 fn lost(verdict: &Verdict) -> usize {
-    verdict.violations.iter().filter(|v| v.rule == crate::drill::check::Rule::Lost).count()
+    verdict.violations.iter().filter(|v| v.rule == crate::check::Rule::Lost).count()
 }
 
 fn what_happened(verdict: &Verdict) -> String {
@@ -248,7 +248,7 @@ pub(super) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::drill::history::{Head, Mark};
+    use crate::history::{Head, Mark};
 
     #[test]
     fn what_clusters_and_errors_are_called_cannot_break_the_page() {
@@ -261,7 +261,7 @@ mod tests {
         let head = Head { cluster: String::from("a<b"), scenario: String::from("kill-leader"), ..Head::default() };
         let marks = vec![Mark { kind: MarkKind::Fault, text: String::from("etcd killed on <x>"), from: 1, to: 2 }];
         let history = History { head, marks, ..History::default() };
-        let page = page(&[(crate::drill::judge(&history, Vec::new(), &Default::default()), history)]);
+        let page = page(&[(crate::judge(&history, Vec::new(), &Default::default()), history)]);
         assert!(page.contains("a&lt;b") && !page.contains("a<b") && !page.contains("<x>"));
         assert!(page.contains("<svg") && page.contains("✗ failed"));
         for foreign in ["http:", "https:", "<script", "url(", "@import"] {

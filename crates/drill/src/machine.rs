@@ -8,12 +8,11 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use quorate_agent::process::Process;
+use quorate_control::home::Home;
+use quorate_control::providers::mark::{self, Mark};
 use quorate_core::model::{CLIENT_PORT, MemberName, Stamp, https_url};
 use rustix::process::Signal;
-use serde::Deserialize;
-
-use crate::home::Home;
-use crate::process::{self, Process};
 
 /// How long killed processes may take to be gone.
 const DEATH: Duration = Duration::from_secs(10);
@@ -29,13 +28,16 @@ pub struct Machine {
     directory: PathBuf,
 }
 
-/// Every machine that is there, drafts and ruins not counted.
+/// The directory of every machine that is there.
 pub fn directories(home: &Home, cluster: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(home.machines().join(cluster)).into_iter().flatten().flatten().map(|e| e.path());
-    let visible = entries.filter(|d| d.file_name().is_some_and(|n| !n.to_string_lossy().starts_with('.')));
-    let mut found: Vec<PathBuf> = visible.collect();
+    let mut found: Vec<PathBuf> = marked(home, cluster).into_iter().map(|(directory, _)| directory).collect();
     found.sort();
     found
+}
+
+/// A machine that vanishes meanwhile is not there.
+fn marked(home: &Home, cluster: &str) -> Vec<(PathBuf, Mark)> {
+    mark::marked(&home.machines(), cluster).unwrap_or_default()
 }
 
 /// The newest machine of every member, in the order of their names.
@@ -47,19 +49,9 @@ pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
 
 /// Former machines too, which may lead and vote until they are removed; those of one member from the newest on.
 pub fn every_machine(home: &Home, cluster: &str) -> Vec<Machine> {
-    #[derive(Deserialize)]
-    struct Mark {
-        member: MemberName,
-        incarnation: u64,
-        address: IpAddr,
-    }
-    let marked = directories(home, cluster).into_iter().filter_map(|directory| {
-        let mark: Mark = serde_json::from_slice(&fs::read(directory.join("machine.json")).ok()?).ok()?;
-        Some((mark, directory))
-    });
     let machine =
-        |(Mark { member, incarnation, address }, directory)| Machine { member, incarnation, address, directory };
-    let mut found: Vec<Machine> = marked.map(machine).collect();
+        |(directory, Mark { member, incarnation, address, .. })| Machine { member, incarnation, address, directory };
+    let mut found: Vec<Machine> = marked(home, cluster).into_iter().map(machine).collect();
     found.sort_by(|a, b| (&a.member, b.incarnation).cmp(&(&b.member, a.incarnation)));
     found
 }
@@ -80,7 +72,7 @@ impl Machine {
 
     /// What would be the machine's disk for data.
     pub fn disk(&self) -> PathBuf {
-        self.directory.join("root/var/lib")
+        mark::data_directory(&self.directory)
     }
 
     pub fn data(&self) -> PathBuf {
@@ -97,7 +89,7 @@ impl Machine {
     }
 
     fn processes(&self) -> Vec<Process> {
-        process::with_environment("QUORATE_MACHINE", &self.directory.join("root").to_string_lossy())
+        mark::processes_of(&self.directory)
     }
 
     /// The process of etcd, if it runs.
@@ -184,7 +176,9 @@ mod tests {
     fn mark(home: &Home, directory: &str, member: &str, incarnation: u64, address: &str) {
         let directory = home.machines().join("demo").join(directory);
         fs::create_dir_all(&directory).unwrap();
-        let mark = format!(r#"{{"member":"{member}","incarnation":{incarnation},"address":"{address}"}}"#);
+        let mark = format!(
+            r#"{{"cluster":"demo","cluster_id":"1","member":"{member}","incarnation":{incarnation},"address":"{address}"}}"#
+        );
         fs::write(directory.join("machine.json"), mark).unwrap();
     }
 

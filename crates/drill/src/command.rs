@@ -10,8 +10,8 @@ use tokio::process::{Child, ChildStderr, Command};
 
 use super::history::{Mark, MarkKind, Moment};
 use super::workload::Clock;
-use crate::home::Home;
-use crate::process::Process;
+use quorate_agent::process::Process;
+use quorate_control::home::Home;
 
 /// How to run quorate.
 #[derive(Clone, Debug)]

@@ -10,9 +10,9 @@ use rustix::process::Signal;
 
 use super::disk;
 use super::machine::{Machine, copy_tree};
-use crate::home::Home;
-use crate::process::Process;
-use crate::providers::{ProviderError, netns};
+use quorate_agent::process::Process;
+use quorate_control::home::Home;
+use quorate_control::providers::{ProviderError, netns};
 
 /// How long faults last that end by themselves.
 pub const LASTS: Duration = Duration::from_secs(5);

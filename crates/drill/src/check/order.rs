@@ -2,7 +2,7 @@
 
 use super::changes::Changes;
 use super::{Rule, Violation, found};
-use crate::drill::history::{History, Moment, Operation, Outcome};
+use crate::history::{History, Moment, Operation, Outcome};
 
 pub(super) fn check(history: &History, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     let placed: Vec<(&Operation, i64)> =

@@ -4,8 +4,8 @@
 use std::fmt::Write;
 
 use super::html::escape;
-use crate::drill::history::{History, Mark, MarkKind, Moment};
-use crate::drill::measure::{Gap, Measures, slices, watch_delays};
+use crate::history::{History, Mark, MarkKind, Moment};
+use crate::measure::{Gap, Measures, slices, watch_delays};
 
 const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 84.0;
@@ -145,7 +145,7 @@ impl Canvas {
         let highest = slices.iter().map(|s| (s.writes + s.others) as f64 * scale).fold(0.0, f64::max);
         let unit = self.frame("answered operations per second", THROUGHPUT, highest, 4);
         let bottom = self.y + THROUGHPUT;
-        let heights = |of: fn(&crate::drill::measure::Slice) -> usize| -> Vec<f64> {
+        let heights = |of: fn(&crate::measure::Slice) -> usize| -> Vec<f64> {
             slices.iter().map(|s| of(s) as f64 * scale * unit).collect()
         };
         let (all, writes) = (heights(|s| s.writes + s.others), heights(|s| s.writes));
