@@ -93,6 +93,16 @@ pub(crate) fn try_make_dir(path: &Path, mode: u32) -> io::Result<()> {
     missing.into_iter().try_for_each(|made| fs::set_permissions(made, fs::Permissions::from_mode(mode)))
 }
 
+/// Makes a directory, and those above it, that only its owner can read.
+pub fn private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Makes a directory that only its owner can read, in one that must exist.
+pub fn one_private_directory(path: &Path) -> io::Result<()> {
+    fs::DirBuilder::new().mode(0o700).create(path)
+}
+
 /// Makes `link` point at its neighbour `target`, in one instant.
 pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
     if fs::read_link(link).is_ok_and(|found| found == Path::new(target)) {

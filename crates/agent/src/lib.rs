@@ -51,6 +51,7 @@ use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
 pub use error::AgentError;
+pub use files::{one_private_directory, private_directory};
 
 use crate::agent::Agent;
 use crate::layout::Layout;

@@ -20,10 +20,11 @@ use tokio::time::timeout;
 use crate::act::{client_wish, sign};
 use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch};
-use crate::home::{Home, private_directory};
+use crate::home::Home;
 use crate::observe::by_name;
-use crate::providers::{self, Provider};
 use crate::secrets;
+use quorate_agent::private_directory;
+use quorate_providers::Provider;
 
 /// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
@@ -164,12 +165,12 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
     let password = ledger.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
-    let netns = (ledger.spec.network == Network::Netns).then(|| providers::netns::hub(&ledger.cluster_id));
+    let netns = (ledger.spec.network == Network::Netns).then(|| quorate_providers::netns::hub(&ledger.cluster_id));
     Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password, netns })
 }
 
 async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
-    let provider = providers::provider(ledger, home);
+    let provider = home.provider(ledger);
     let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines);
     let current = ledger.spec.members.iter().filter_map(|m| machines.get(&m.name.as_str().into()));

@@ -26,8 +26,8 @@ use crate::history::{History, Recorder};
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::observe::Sight;
-use crate::providers::{self, ProviderError};
 use quorate_agent::process;
+use quorate_providers::ProviderError;
 
 /// More rounds than any run needs; one that has not settled by then would go on for ever.
 const MOST_ROUNDS: u32 = 1000;
@@ -144,7 +144,7 @@ impl Controller {
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Rc::new(Held::take(store, ledger, &holder, Timestamp::now())?);
-        let sight = Sight::new(providers::provider(&held.ledger(), home));
+        let sight = Sight::new(home.provider(&held.ledger()));
         let history = History::new(home.history(spec.name.as_str()));
         Ok(Controller { home: home.clone(), held, sight, brought, history, verb: verb.to_owned(), before })
     }
@@ -402,7 +402,7 @@ pub async fn plan(
     let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
     begin_run(&mut ledger, spec);
     change(&mut ledger);
-    let provider = providers::provider(&ledger, home);
+    let provider = home.provider(&ledger);
     let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
     ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);

@@ -1,11 +1,12 @@
 //! Where quorate keeps what it must remember: `$QUORATE_HOME`, by default below the XDG data directory.
 
 use std::io;
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::Arc;
 
-use quorate_core::model::RestoreWish;
+use quorate_core::model::{Ledger, RestoreWish};
+use quorate_providers::{Directories, Provider};
 
 use crate::key::Keys;
 use crate::ledger::{LedgerError, Store};
@@ -111,18 +112,14 @@ impl Home {
         self.root.join("machines")
     }
 
+    /// The provider of a cluster's machines.
+    pub fn provider(&self, ledger: &Ledger) -> Rc<dyn Provider> {
+        let (machines, programs, cache) = (self.machines(), self.programs(), self.root.join("cache"));
+        quorate_providers::provider(ledger, &Directories { machines, programs, cache })
+    }
+
     /// etcd programs, shared by all machines here.
     pub fn programs(&self) -> PathBuf {
         self.root.join("cache").join("etcd")
     }
-}
-
-/// Makes a directory, and those above it, that only its owner can read.
-pub fn private_directory(path: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(path)
-}
-
-/// Makes a directory that only its owner can read, in one that must be there.
-pub fn one_private_directory(path: &Path) -> io::Result<()> {
-    std::fs::DirBuilder::new().mode(0o700).create(path)
 }

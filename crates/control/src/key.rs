@@ -20,7 +20,7 @@ use age::x25519::Identity;
 use quorate_backup::keys::{Identities, Recipients};
 use quorate_core::Secret;
 
-use crate::home::private_directory;
+use quorate_agent::private_directory;
 use rotation::Exchange;
 pub use rotation::Rotation;
 
@@ -261,4 +261,16 @@ fn sync_parent(path: &Path) -> Result<(), KeyError> {
     let parent = path.parent().unwrap_or(Path::new("/"));
     let synced = File::open(parent).and_then(|directory| directory.sync_all());
     synced.map_err(|source| KeyError::Io { what: "made", path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn agents_do_not_inherit_what_opens_ledgers() {
+        for variable in [FILE_VARIABLE, COMMAND_VARIABLE] {
+            assert!(quorate_providers::is_controllers_alone(variable.as_ref()), "{variable}");
+        }
+    }
 }

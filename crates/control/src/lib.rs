@@ -13,7 +13,6 @@ pub mod image;
 pub mod key;
 pub mod ledger;
 pub mod observe;
-pub mod providers;
 mod secrets;
 pub mod status;
 

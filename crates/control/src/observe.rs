@@ -15,8 +15,8 @@ use quorate_core::model::{
 use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::controller::ControlError;
-use crate::providers::{Provider, ProviderError, Reach};
 use crate::secrets;
+use quorate_providers::{Provider, ProviderError, Reach};
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
@@ -380,7 +380,6 @@ mod tests {
     use super::*;
     use crate::brought::BroughtFiles;
     use crate::home::Home;
-    use crate::providers;
 
     fn ledger(now: Timestamp) -> Ledger {
         let spec = generated("demo", 1, DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
@@ -418,7 +417,7 @@ mod tests {
     async fn who_stays_longer_than_a_certificate_shows_another() {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let (ledger, of_another_ca) = (ledger(now), ledger(now));
-        let mut sight = Sight::new(providers::provider(&ledger, &Home::new(home.path())));
+        let mut sight = Sight::new(Home::new(home.path()).provider(&ledger));
         let machine = MachineSeen {
             cluster_id: String::from("c"),
             incarnation: 1,

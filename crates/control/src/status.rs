@@ -16,7 +16,6 @@ use crate::brought::BroughtFiles;
 use crate::controller::{ControlError, arch, latest_fence};
 use crate::home::Home;
 use crate::observe::Sight;
-use crate::providers;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {
@@ -149,7 +148,7 @@ pub struct Pending {
 
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
-    let mut sight = Sight::new(providers::provider(ledger, home));
+    let mut sight = Sight::new(home.provider(ledger));
     let seen = sight.glance(ledger, None).await?;
     let store = home.store(ledger.spec.name.as_str());
     let ledger = &Ledger { fence: latest_fence(&store, ledger)?, ..ledger.clone() };

@@ -12,7 +12,7 @@ use super::disk;
 use super::machine::{Machine, copy_tree};
 use quorate_agent::process::Process;
 use quorate_control::home::Home;
-use quorate_control::providers::{ProviderError, netns};
+use quorate_providers::{ProviderError, netns};
 
 /// How long faults last that end by themselves.
 pub const LASTS: Duration = Duration::from_secs(5);
@@ -91,7 +91,7 @@ impl Drop for Harm {
                 Undo::Continue(process) => process.signal(Signal::CONT),
                 Undo::Remove(path) if path.is_dir() => drop(fs::remove_dir_all(path)),
                 Undo::Remove(path) => drop(fs::remove_file(path)),
-                Undo::Reconnect { home, cluster, member } => drop(netns::heal(&home, &cluster, &member)),
+                Undo::Reconnect { home, cluster, member } => drop(netns::heal(&home.machines(), &cluster, &member)),
             }
         }
     }
@@ -170,8 +170,8 @@ impl Fault {
                 // By the exact name: a successor that comes meanwhile is neither struck nor healed instead.
                 let (home, cluster, member) = (home.clone(), cluster.to_owned(), machine.exact_name());
                 match self {
-                    Fault::Partition => netns::partition(&home, &cluster, &member)?,
-                    _ => netns::delay(&home, &cluster, &member, DELAY)?,
+                    Fault::Partition => netns::partition(&home.machines(), &cluster, &member)?,
+                    _ => netns::delay(&home.machines(), &cluster, &member, DELAY)?,
                 }
                 harm.undo.push(Undo::Reconnect { home, cluster, member });
             }

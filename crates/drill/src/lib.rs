@@ -41,7 +41,7 @@ use quorate_control::brought::BroughtFiles;
 use quorate_control::clients::{self, ClientError, Environment};
 use quorate_control::home::Home;
 use quorate_control::ledger::LedgerError;
-use quorate_control::providers::{self, Provider, ProviderError};
+use quorate_providers::{Provider, ProviderError};
 use scenario::{Downtime, Scenario, Target};
 pub use settle::Check;
 use stage::Stage;
@@ -126,7 +126,7 @@ impl Site {
         if !matches!(ledger.formation, Formation::Formed { .. }) {
             return Err(DrillError::NotFormed(cluster));
         }
-        let inside = providers::provider(ledger, home);
+        let inside = home.provider(ledger);
         inside.enter(&cluster)?;
         let access = access(&clients::environment(home, ledger, brought).await?)?;
         let program = Program::current(home).map_err(DrillError::Program)?;

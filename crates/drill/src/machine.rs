@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use quorate_agent::process::Process;
 use quorate_control::home::Home;
-use quorate_control::providers::mark::{self, Mark};
 use quorate_core::model::{CLIENT_PORT, MemberName, Stamp, https_url};
+use quorate_providers::mark::{self, Mark};
 use rustix::process::Signal;
 
 /// How long killed processes may take to be gone.

@@ -131,7 +131,7 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     let test = |label: &str| Ok::<Command, anyhow::Error>(build::find(label)?.command());
     let conformance = options.filter.clone().unwrap_or_else(|| String::from("libvirt::"));
     // Its machines boot no agent, and it tries what is said of a program that is not static.
-    let mut without_program = test("quorate-control::conformance")?;
+    let mut without_program = test("quorate-providers::conformance")?;
     without_program.env_remove(machine::PROGRAM_VARIABLE);
     let refusals = [String::from("--ignored")];
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);

@@ -3,7 +3,6 @@
 
 use quorate_control::controller;
 use quorate_control::observe::Sight;
-use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::Plan;
 use quorate_core::planner::remember;
@@ -136,7 +135,7 @@ async fn words(
 ) -> Result<Words, Error> {
     let mut words = Words { spec_file: load::spec_file(&context.home, &options.target), ..Words::default() };
     if let (true, Some(ledger)) = (options.accept_older_ledger, known) {
-        let provider = providers::provider(ledger, &context.home);
+        let provider = context.home.provider(ledger);
         let seen = Sight::new(provider).glance(ledger, None).await?;
         words.above = Some((seen, consent(refusals(context, cluster, &words).await?)));
     }

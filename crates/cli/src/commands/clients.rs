@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use quorate_agent::private_directory;
 use quorate_control::clients::{self, Environment, write_private};
-use quorate_control::home::private_directory;
 
 use super::{Context, quoted};
 use crate::cli::{self, Format};

@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
 use quorate_control::observe::Sight;
-use quorate_control::providers;
 use quorate_core::model::{Ledger, MemberName, Observation, Seen};
 
 use super::Context;
@@ -24,7 +23,7 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
         return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
     }
     let member = MemberName::from(options.member.as_str());
-    let mut sight = Sight::new(providers::provider(&ledger, &context.home));
+    let mut sight = Sight::new(context.home.provider(&ledger));
     let seen = sight.glance(&ledger, None).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
         return Err(no_answer(context, &ledger, &seen, &member, options.agent));

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use quorate_control::controller;
 use quorate_control::observe::Sight;
-use quorate_control::providers;
 use quorate_control::status::summarize;
 use quorate_core::model::{DataSeen, Facts, Formation, FormingMember, Ledger, MemberName, Observation, Power};
 use quorate_core::planner::{Action, Decision, Plan};
@@ -27,7 +26,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     if let Some(exit) = go_on(context, &cluster, &ledger).await? {
         return Ok(exit);
     }
-    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger, None).await?;
+    let seen = Sight::new(context.home.provider(&ledger)).glance(&ledger, None).await?;
     let mut shown = standing(&ledger, &seen);
     let begun = matches!(ledger.formation, Formation::Recovering { .. });
     if !begun {

@@ -3,7 +3,6 @@
 
 use quorate_control::controller;
 use quorate_control::observe::Sight;
-use quorate_control::providers;
 use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation, Power, kept_data};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
@@ -21,7 +20,7 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
     let member = member(&ledger, &options.member)?;
     refuse_unless_it_runs(context, &ledger)?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
-    let seen = Sight::new(providers::provider(&ledger, &context.home)).glance(&ledger, None).await?;
+    let seen = Sight::new(context.home.provider(&ledger)).glance(&ledger, None).await?;
     let wish = if is_under_way(&ledger, &seen, &member) {
         output::talk(&format!("{member} is being replaced already; going on with that\n"));
         Wish::GoOn

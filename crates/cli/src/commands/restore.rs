@@ -13,7 +13,6 @@ use quorate_control::controller;
 use quorate_control::history::History;
 use quorate_control::ledger::Exported;
 use quorate_control::observe::Sight;
-use quorate_control::providers;
 use quorate_core::model::{Consent, Ledger, Observation, Power, RestoreWish};
 use quorate_core::planner::safety::restore::{MARGIN, bump_past};
 use quorate_core::planner::safety::revision;
@@ -161,7 +160,7 @@ async fn restore(context: &Context, cluster: &Cluster, word: Word<'_>, options: 
     let name = cluster.spec.name.as_str();
     let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
     let seen = match base {
-        Some(ledger) => Some(Sight::new(providers::provider(ledger, &context.home)).glance(ledger, None).await?),
+        Some(ledger) => Some(Sight::new(context.home.provider(ledger)).glance(ledger, None).await?),
         None => None,
     };
     let highest = highest(ready, base, seen.as_ref());

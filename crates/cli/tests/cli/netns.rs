@@ -9,7 +9,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use quorate_control::Home;
-use quorate_control::providers::netns;
+use quorate_providers::netns;
 use serde_json::Value;
 
 use crate::common::trio::{Watched, files_below, member};
@@ -149,7 +149,7 @@ fn a_member_that_is_cut_off_is_missed_and_comes_back() {
 
     let away = follower(&lab.sandbox.status("c"));
     let etcd = lab.sandbox.etcd_of(&away);
-    netns::partition(&lab.home(), "c", &away.as_str().into()).expect("it is cut off");
+    netns::partition(&lab.home().machines(), "c", &away.as_str().into()).expect("it is cut off");
     let run = lab.quorate(&["status", "c", "--output", "json"]).expect(5);
     assert_eq!(run.json()["verdict"], "degraded", "{}", run.stdout);
     assert_eq!(member(&run.json(), &away)["health"], "unseen", "{}", run.stdout);
@@ -158,7 +158,7 @@ fn a_member_that_is_cut_off_is_missed_and_comes_back() {
         lab.etcdctl(&["endpoint", "health"]).text().matches("is unhealthy").count() == 1
     });
 
-    netns::heal(&lab.home(), "c", &away.as_str().into()).expect("it is healed");
+    netns::heal(&lab.home().machines(), "c", &away.as_str().into()).expect("it is healed");
     eventually("it is back", 20, || lab.sandbox.status("c")["verdict"] == "healthy");
     assert_eq!(lab.sandbox.etcd_of(&away), etcd, "nothing was restarted");
     lab.apply().ok();
@@ -175,10 +175,10 @@ fn a_leader_that_is_cut_off_is_replaced_by_another() {
         members.filter(|m| m["role"] == "leader").filter_map(|m| m["member"].as_str()).next().map(str::to_owned)
     };
     let first = leader(&lab.sandbox.status("c")).expect("a leader");
-    netns::partition(&lab.home(), "c", &first.as_str().into()).expect("it is cut off");
+    netns::partition(&lab.home().machines(), "c", &first.as_str().into()).expect("it is cut off");
     eventually("another leads", 15, || leader(&lab.sandbox.status("c")).is_some_and(|now| now != first));
     lab.etcdctl(&["put", "k", "v"]).ok();
-    netns::heal(&lab.home(), "c", &first.as_str().into()).expect("it is healed");
+    netns::heal(&lab.home().machines(), "c", &first.as_str().into()).expect("it is healed");
     eventually("the first follows", 20, || lab.sandbox.status("c")["verdict"] == "healthy");
 }
 
@@ -264,7 +264,7 @@ fn clusters_with_the_same_addresses_and_one_on_loopback_live_beside_each_other()
     assert_eq!((address(0), address(2)), ("10.7.7.7", "10.7.7.7"));
     assert!(address(1).starts_with("127."));
     assert_eq!(lab.namespaces().len(), 4);
-    let refused = netns::partition(&lab.home(), "b", &"etcd-1".into()).expect_err("there is nothing to cut");
+    let refused = netns::partition(&lab.home().machines(), "b", &"etcd-1".into()).expect_err("there is nothing to cut");
     assert!(refused.to_string().contains("network: netns"), "{refused}");
 
     lab.quorate(&["destroy", "--yes", "--without-backup", "a"]).ok();
@@ -348,7 +348,7 @@ fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
         lab.etcdctl_with(&environment, arguments).ok();
         begun.elapsed()
     };
-    netns::delay(&lab.home(), "c", &slow.as_str().into(), 100).expect("it is slowed down");
+    netns::delay(&lab.home().machines(), "c", &slow.as_str().into(), 100).expect("it is slowed down");
     // Connecting, TLS, and the answer, at the least: each there and back.
     let slowly = took(&["get", "k"]);
     assert!(slowly > Duration::from_millis(600), "{slowly:?}");
@@ -357,14 +357,14 @@ fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
     took(&["put", "much", &much]);
     assert_eq!(lab.etcdctl_with(&environment, &["get", "--print-value-only", "much"]).ok().stdout, much + "\n");
     assert_eq!(lab.sandbox.status("c")["verdict"], "healthy");
-    netns::delay(&lab.home(), "c", &slow.as_str().into(), 20).expect("it is less slow");
+    netns::delay(&lab.home().machines(), "c", &slow.as_str().into(), 20).expect("it is less slow");
     eventually("it is less slow", 20, || took(&["get", "k"]) < slowly);
-    netns::heal(&lab.home(), "c", &slow.as_str().into()).expect("it is healed");
+    netns::heal(&lab.home().machines(), "c", &slow.as_str().into()).expect("it is healed");
     eventually("it is quick again", 20, || took(&["get", "k"]) < slowly / 2);
     lab.assert_healthy();
-    netns::heal(&lab.home(), "c", &slow.as_str().into()).expect("healing what is well is fine");
+    netns::heal(&lab.home().machines(), "c", &slow.as_str().into()).expect("healing what is well is fine");
 
-    netns::delay(&lab.home(), "c", &slow.as_str().into(), 20).expect("it is slow again");
+    netns::delay(&lab.home().machines(), "c", &slow.as_str().into(), 20).expect("it is slow again");
     lab.quorate(&["down", "c"]).ok();
     assert_eq!(lab.namespaces(), Vec::<String>::new());
     lab.quorate(&["start", "c"]).ok();

@@ -24,8 +24,9 @@ use super::source::{AgentSource, Members};
 use super::vault::Vault;
 use super::{BackupError, note, programs, signing};
 use crate::history::History;
-use crate::home::{Home, private_directory};
+use crate::home::Home;
 use crate::ledger::{SealFor, export};
+use quorate_agent::private_directory;
 use quorate_core::text::with_causes;
 
 /// How often all members are tried.

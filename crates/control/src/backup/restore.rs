@@ -21,8 +21,9 @@ use quorate_core::versions::Version;
 
 use super::create::{Doing, Teller};
 use super::{BackupError, programs, vault};
-use crate::home::{Home, private_directory};
+use crate::home::Home;
 use crate::ledger::{Exported, OpenWith, import};
+use quorate_agent::private_directory;
 
 /// What is to be restored.
 #[derive(Clone, PartialEq, Debug)]

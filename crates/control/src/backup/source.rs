@@ -15,7 +15,6 @@ use quorate_etcd::wire::WatchResponse;
 use super::{BackupError, note};
 use crate::home::Home;
 use crate::observe::Sight;
-use crate::providers;
 use crate::status::summarize;
 use quorate_core::text::with_causes;
 
@@ -32,7 +31,7 @@ pub(super) struct Members<'a> {
 
 impl<'a> Members<'a> {
     pub fn new(home: &'a Home, ledger: &Ledger) -> Self {
-        Members { home, ledger: ledger.clone(), sight: Sight::new(providers::provider(ledger, home)) }
+        Members { home, ledger: ledger.clone(), sight: Sight::new(home.provider(ledger)) }
     }
 
     /// Looks, and gives those who can be read, the best first.

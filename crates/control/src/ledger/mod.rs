@@ -23,9 +23,9 @@ pub use error::LedgerError;
 pub use export::{ExportError, Exported, OpenWith, SealFor, export, import};
 pub use lock::{Held, LEASE, is_alive_here, seems_held};
 
-use crate::home::private_directory;
 use crate::key::{KeyError, Keys, Ring};
 use lock::Watched;
+use quorate_agent::private_directory;
 use seal::Cache;
 
 /// How many old versions are kept, to look at when something went wrong.

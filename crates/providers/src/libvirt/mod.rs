@@ -23,13 +23,13 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
+use quorate_agent::private_directory;
 use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
 use quorate_core::spec::{Acceleration, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
 use sha2::{Digest, Sha256};
 
-use super::seed_disk::{seed_disk, static_program};
-use super::{Data, Provider, ProviderError, Reach, last_lines};
-use crate::home::{Home, private_directory};
+use crate::seed_disk::{seed_disk, static_program};
+use crate::{Data, Directories, Provider, ProviderError, Reach, last_lines};
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 use quorate_core::text::with_causes;
 pub use virsh::LibvirtError;
@@ -58,14 +58,14 @@ pub struct Libvirt {
 }
 
 impl Libvirt {
-    pub fn new(home: &Home, ledger: &Ledger, settings: &LibvirtSettings) -> Self {
+    pub fn new(directories: &Directories, ledger: &Ledger, settings: &LibvirtSettings) -> Self {
         Libvirt {
             virsh: Virsh::new(PathBuf::from("virsh"), settings.uri.clone()),
             settings: settings.clone(),
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
-            cache: home.root().join("cache/libvirt"),
-            logs: home.root().join("cache/consoles"),
+            cache: directories.cache.join("libvirt"),
+            logs: directories.cache.join("consoles"),
             stop_patience: STOP_PATIENCE,
             lines: RefCell::default(),
         }

@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 use super::domain::Volume;
 use super::virsh::{LibvirtError, STDIN};
 use super::{Libvirt, uuid};
-use crate::home::private_directory;
-use crate::providers::ProviderError;
+use crate::ProviderError;
+use quorate_agent::private_directory;
 use quorate_agent::process;
 
 /// See `probe.s`.

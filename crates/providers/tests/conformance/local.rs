@@ -8,13 +8,12 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_control::Home;
-use quorate_control::providers::{Data, Local, Provider};
 use quorate_core::model::{Ledger, MemberName};
 use quorate_core::spec::{self, ClientAuth};
 use quorate_core::versions;
+use quorate_providers::{Data, Local, Provider};
 
-use crate::suite::Ground;
+use crate::suite::{self, Ground};
 
 const CLUSTER: &str = "demo";
 
@@ -31,7 +30,7 @@ impl Place {
     fn local(&self, cluster_id: &str) -> Local {
         let spec = spec::generated(CLUSTER, 3, versions::DEFAULT, ClientAuth::Certificate).expect("a spec");
         let ledger = Ledger::new(cluster_id.to_owned(), spec.clusters.into_iter().next().expect("a cluster"));
-        Local::new(&Home::new(self.directory.path()), &ledger)
+        Local::new(&suite::directories(self.directory.path()), &ledger)
     }
 
     fn machines(&self) -> PathBuf {

@@ -14,13 +14,12 @@ use std::time::Duration;
 use async_trait::async_trait;
 use libtest_mimic::Trial;
 use quorate_agent::api::{Seed, boot};
-use quorate_control::Home;
-use quorate_control::providers::{Data, Libvirt, Provider, Reach};
 use quorate_core::model::{Ledger, MemberName};
 use quorate_core::spec::{
     self, Acceleration, Attachment, ClientAuth, InterfaceSpec, LibvirtSettings, Mac, Provider as Kind, Size,
 };
 use quorate_core::versions;
+use quorate_providers::{Data, Libvirt, Provider, Reach};
 
 use crate::suite::{self, Ground};
 
@@ -82,7 +81,8 @@ impl Place {
         }
         spec.provider = Kind::Libvirt(Box::new(settings.clone()));
         let ledger = Ledger::new(cluster_id.to_owned(), spec);
-        Libvirt::new(&Home::new(self.directory.path()), &ledger, &settings).stopping_within(Duration::from_secs(1))
+        Libvirt::new(&suite::directories(self.directory.path()), &ledger, &settings)
+            .stopping_within(Duration::from_secs(1))
     }
 
     /// A provider whose calls that change anything fail once there were so many of them, as if it had been killed.

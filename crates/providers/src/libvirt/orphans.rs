@@ -4,7 +4,7 @@
 use super::domain::Volume;
 use super::virsh::LibvirtError;
 use super::{Libvirt, PREFIX};
-use crate::providers::ProviderError;
+use crate::ProviderError;
 
 /// Where a domain's name stands in a seed disk's.
 const DOMAIN: &str = "<name>";

@@ -19,6 +19,7 @@ pub mod mark;
 pub mod netns;
 
 use std::cell::RefCell;
+use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
 use std::net::IpAddr;
@@ -33,13 +34,14 @@ use quorate_core::model::{CLIENT_PORT, LOCAL_DATA, Ledger, MachineSeen, MemberNa
 use quorate_core::spec::Network;
 use serde::Serialize;
 
-use super::{Data, Provider, ProviderError, last_lines};
-use crate::home::{Home, one_private_directory, private_directory};
-use crate::key;
+use crate::{Data, Directories, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
+use quorate_agent::{one_private_directory, private_directory};
 
 /// Set for every agent: what it knows. One without it is older than this.
 const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
+/// How the names of variables begin that open a backup store or a ledger.
+const CONTROLLERS: [&str; 2] = ["AWS_", "QUORATE_KEY"];
 /// How long a new agent may take to come up.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
@@ -67,10 +69,10 @@ pub struct Local {
 }
 
 impl Local {
-    pub fn new(home: &Home, ledger: &Ledger) -> Self {
+    pub fn new(directories: &Directories, ledger: &Ledger) -> Self {
         Local {
-            machines: home.machines(),
-            programs: home.programs(),
+            machines: directories.machines.clone(),
+            programs: directories.programs.clone(),
             cluster_id: ledger.cluster_id.clone(),
             network: ledger.spec.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
@@ -232,10 +234,7 @@ impl Local {
             .stdout(Stdio::from(log))
             .stderr(Stdio::from(errors));
         // What opens a backup store or a ledger is the controller's alone.
-        let private = |name: &std::ffi::OsString| {
-            name.as_encoded_bytes().starts_with(b"AWS_") || name == key::FILE_VARIABLE || name == key::COMMAND_VARIABLE
-        };
-        for (name, _) in std::env::vars_os().filter(|(name, _)| private(name)) {
+        for (name, _) in std::env::vars_os().filter(|(name, _)| is_controllers_alone(name)) {
             command.env_remove(name);
         }
         let mut agent = spawn(command).map_err(failed("started", &program))?;
@@ -377,6 +376,11 @@ impl Provider for Local {
         let Some((directory, _)) = self.find(cluster, member, incarnation)? else { return Ok(String::new()) };
         Ok(last_lines(&directory.join("agent.log"), LAST_LINES))
     }
+}
+
+/// Whether agents must not inherit this environment variable, since it opens what is the controller's alone.
+pub fn is_controllers_alone(variable: &OsStr) -> bool {
+    CONTROLLERS.iter().any(|beginning| variable.as_encoded_bytes().starts_with(beginning.as_bytes()))
 }
 
 async fn end_all(root: PathBuf, patience: Duration) {

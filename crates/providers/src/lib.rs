@@ -20,9 +20,7 @@ use quorate_core::model::{Ledger, MachineSeen, MemberName};
 use quorate_core::spec;
 
 pub use libvirt::{Libvirt, LibvirtError};
-pub use local::{Local, mark, netns};
-
-use crate::home::Home;
+pub use local::{Local, is_controllers_alone, mark, netns};
 
 /// What a provider must be able to do. Every call may be repeated: what is already so is left so.
 #[async_trait(?Send)]
@@ -131,11 +129,22 @@ pub enum ProviderError {
     ProgramTooLarge { path: PathBuf, bytes: usize },
 }
 
+/// Where providers keep files on this host.
+#[derive(Clone, Debug)]
+pub struct Directories {
+    /// Machines that are processes of this host.
+    pub machines: PathBuf,
+    /// etcd programs, shared by all machines here.
+    pub programs: PathBuf,
+    /// What may be deleted at any time.
+    pub cache: PathBuf,
+}
+
 /// The provider of one cluster's machines.
-pub fn provider(ledger: &Ledger, home: &Home) -> Rc<dyn Provider> {
+pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> {
     match &ledger.spec.provider {
-        spec::Provider::Local => Rc::new(Local::new(home, ledger)),
-        spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(home, ledger, settings)),
+        spec::Provider::Local => Rc::new(Local::new(directories, ledger)),
+        spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
     }
 }
 

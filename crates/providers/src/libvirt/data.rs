@@ -5,7 +5,7 @@
 use super::domain::Volume;
 use super::virsh::LibvirtError;
 use super::{DATA_SUFFIX, Libvirt, PREFIX};
-use crate::providers::ProviderError;
+use crate::ProviderError;
 
 impl Libvirt {
     /// The volume to be made for a machine.

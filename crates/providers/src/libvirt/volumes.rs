@@ -4,7 +4,7 @@ use std::io::Write;
 
 use super::domain::{Volume, attribute, escaped};
 use super::virsh::{LibvirtError, STDIN, Virsh};
-use crate::providers::ProviderError;
+use crate::ProviderError;
 
 /// What libvirt knows of a volume.
 pub(super) struct Details {

@@ -19,8 +19,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sha2::{Digest, Sha256};
 
 use super::{Mark, failed, line};
-use crate::home::Home;
-use crate::providers::ProviderError;
+use crate::ProviderError;
 
 /// Where `ip` keeps the names of namespaces.
 const NAMES: &str = "/run/netns";
@@ -41,14 +40,14 @@ pub fn hub(cluster_id: &str) -> String {
 
 /// Cuts a member off: nothing comes from it or reaches it, and it is not told. A machine that is switched off and on is
 /// connected again.
-pub fn partition(home: &Home, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
-    Place::find(home, cluster, member)?.set_port(DISABLED)
+pub fn partition(machines: &Path, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+    Place::find(machines, cluster, member)?.set_port(DISABLED)
 }
 
 /// Holds every packet to and from a member back for so many milliseconds. Where the kernel cannot, this process does it, for
 /// as long as it lives; a member whose packets nobody carries any more is cut off until it is healed.
-pub fn delay(home: &Home, cluster: &str, member: &MemberName, milliseconds: u32) -> Result<(), ProviderError> {
-    let place = Place::find(home, cluster, member)?;
+pub fn delay(machines: &Path, cluster: &str, member: &MemberName, milliseconds: u32) -> Result<(), ProviderError> {
+    let place = Place::find(machines, cluster, member)?;
     place.remove_line()?;
     let time = format!("{milliseconds}ms");
     for (namespace, device) in place.ends() {
@@ -64,8 +63,8 @@ pub fn delay(home: &Home, cluster: &str, member: &MemberName, milliseconds: u32)
 }
 
 /// Ends what `partition` and `delay` began.
-pub fn heal(home: &Home, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
-    let place = Place::find(home, cluster, member)?;
+pub fn heal(machines: &Path, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
+    let place = Place::find(machines, cluster, member)?;
     place.remove_line()?;
     for (namespace, device) in place.ends() {
         let shown = run("tc", &["-n", namespace, "qdisc", "show", "dev", device], "")?;
@@ -179,8 +178,8 @@ impl Place {
     }
 
     /// Of the member's newest machine, or of the former one that is named.
-    fn find(home: &Home, cluster: &str, member: &MemberName) -> Result<Self, ProviderError> {
-        let marks = super::marked(&home.machines(), cluster)?.into_iter().map(|(_, mark)| mark);
+    fn find(machines: &Path, cluster: &str, member: &MemberName) -> Result<Self, ProviderError> {
+        let marks = super::marked(machines, cluster)?.into_iter().map(|(_, mark)| mark);
         let meant = |mark: &Mark| mark.member == *member || mark.member.former(mark.incarnation) == *member;
         let newest = marks.filter(meant).max_by_key(|mark| mark.incarnation);
         let missing = || ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() };

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::path::Path;
 use std::rc::Rc;
 
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use libtest_mimic::Trial;
 use quorate_agent::api::Seed;
-use quorate_control::providers::{Data, Provider, ProviderError};
 use quorate_core::Secret;
 use quorate_core::model::{MachineSeen, MemberName, Power};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
+use quorate_providers::{Data, Directories, Provider, ProviderError};
 
 /// A place of one provider that belongs to one test alone: a cluster, another of the same name, and other people's things.
 #[async_trait(?Send)]
@@ -89,6 +90,12 @@ pub fn trials<G: Ground + 'static>(provider: &str, ground: fn() -> G) -> Vec<Tri
 
 pub fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// As a home at this place would have them.
+pub fn directories(home: &Path) -> Directories {
+    let cache = home.join("cache");
+    Directories { machines: home.join("machines"), programs: cache.join("etcd"), cache }
 }
 
 const MEMBER: &str = "etcd-1";
