@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A change of a living cluster, each a row of the table in docs/operations.md.
+/// A change of a living cluster, each a row of the table in docs/changes.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Only the fault.

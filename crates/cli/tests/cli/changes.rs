@@ -1,4 +1,4 @@
-//! Changes of living clusters at the command line: every row of the table in docs/operations.md, on real etcd. What clients
+//! Changes of living clusters at the command line: every row of the table in docs/changes.md, on real etcd. What clients
 //! see meanwhile is the drill's to judge (`cargo xtask drill`); here it is the way, the refusals and the end.
 
 use std::collections::BTreeSet;

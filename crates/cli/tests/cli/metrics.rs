@@ -23,7 +23,7 @@ impl Drop for Prometheus {
 }
 
 impl Prometheus {
-    /// With the configuration of docs/operations.md, for these targets.
+    /// With the configuration of docs/changes.md, for these targets.
     fn start(sandbox: &Sandbox, targets: &[String]) -> Self {
         let [_, _, high, low] = std::process::id().to_be_bytes();
         let address = IpAddr::from([127, 211, high, low]);
@@ -62,7 +62,7 @@ impl Prometheus {
 
 /// The scrape configuration that operators are told to use.
 fn documented() -> String {
-    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operations.md")).expect("the page");
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/changes.md")).expect("the page");
     let (_, rest) = page.split_once("```yaml\nscrape_configs:").expect("the page has a scrape configuration");
     let (config, _) = rest.split_once("```").expect("it ends");
     format!("scrape_configs:{config}")
