@@ -13,6 +13,7 @@ mod lab;
 mod labs;
 mod lint;
 mod model;
+mod reference;
 mod static_build;
 mod test;
 mod unpacked;
@@ -41,8 +42,10 @@ enum Verb {
     },
     /// Put SeaweedFS, the S3 store that tests and benches use, into the lab directory
     Weed,
-    /// Check formatting, clippy, the purity of core, the ban on unsafe code, and dependencies
+    /// Check formatting, clippy, the purity of core, the ban on unsafe code, dependencies and Markdown
     Lint,
+    /// Write docs/reference.md from the schema of the spec
+    Reference,
     /// Do everything that must pass before a change is merged
     Ci,
     /// Install and fetch what tests, drills, benches and labs need, all at once
@@ -101,6 +104,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
         Verb::Weed => weed::run(&lab),
         Verb::Lint => lint::run(),
+        Verb::Reference => reference::run(),
         Verb::Ci => ci::run(),
         Verb::Prepare => prepare(&lab),
         Verb::Test { no_run: true, .. } => test::compile(),

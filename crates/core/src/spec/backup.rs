@@ -17,29 +17,29 @@ use crate::Secret;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BackupSettings {
-    /// Where backups go.
+    /// Where backups are stored.
     pub to: Destination,
-    /// A second place, which gets all that the first one gets.
+    /// A second destination, which gets a copy of everything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub also_to: Option<Destination>,
-    /// A full backup is made at least so often, by `quorate backup watch`.
+    /// How often `quorate backup watch` takes a full backup, at least.
     #[serde(default = "default_schedule")]
     pub schedule: Millis,
-    /// How many full backups stay when `quorate backup prune` runs.
+    /// How many full backups `quorate backup prune` keeps.
     #[serde(default)]
     pub keep: Keep,
-    /// age public keys, whose owners can read the backups. Without any, backups are not encrypted.
+    /// age public keys whose owners can decrypt the backups. Without any, backups are not encrypted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub recipients: Vec<Recipient>,
-    /// The public key that signs the cluster's backups, as `quorate backup list` prints it. A restore on a machine without the cluster's
-    /// ledger accepts only what this key signed.
+    /// The public key that signs the cluster's backups, as `quorate backup list` prints it. A restore without the
+    /// cluster's ledger accepts only what this key signed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signed_by: Option<Signer>,
-    /// zstd's level: 1 is the fastest, 19 the smallest.
+    /// zstd level: 1 is the fastest, 19 the smallest.
     #[serde(default = "default_compression")]
     #[schemars(range(min = 1, max = 19))]
     pub compression: u32,
-    /// The most that is sent to a store per second, in B, KiB, MiB, GiB, KB, MB, GB or plain bytes. When absent, no limit.
+    /// Upload limit per second. If absent, there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
 }
@@ -52,7 +52,7 @@ fn default_compression() -> u32 {
     3
 }
 
-/// A place that holds backups.
+/// A destination of backups.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "DestinationFields", into = "DestinationFields")]
 pub enum Destination {
@@ -78,15 +78,15 @@ impl fmt::Display for Destination {
     }
 }
 
-/// A place that holds backups: a bucket of an `s3` store, or a `directory`.
+/// A destination of backups: a bucket of an `s3` store, or a `directory`.
 #[derive(Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("oneOf" = [{"required": ["s3"]}, {"required": ["directory"]}]))]
 struct DestinationFields {
-    /// A bucket of a store that speaks S3.
+    /// A bucket of an S3-compatible store.
     #[serde(skip_serializing_if = "Option::is_none")]
     s3: Option<S3Destination>,
-    /// A directory on the machine where quorate runs; a relative path begins at the spec's directory.
+    /// A directory on the machine where quorate runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     directory: Option<PathBuf>,
@@ -112,28 +112,28 @@ impl From<Destination> for DestinationFields {
     }
 }
 
-/// A bucket of a store that speaks S3.
+/// A bucket of an S3-compatible store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct S3Destination {
-    /// Address of the store. When absent, that of AWS in `region`.
+    /// URL of the store. If absent, AWS in `region`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(url)]
     pub endpoint: Option<String>,
-    /// Region of the bucket; stores that know none take any.
+    /// Region of the bucket; stores without regions accept any.
     #[serde(default = "default_region")]
     #[schemars(length(min = 1))]
     pub region: String,
     /// Name of the bucket, which must exist.
     #[schemars(length(min = 1))]
     pub bucket: String,
-    /// Beginning of all names in the bucket, such as `etcd/`; the cluster's name follows it.
+    /// Prefix of all object names, such as `etcd/`; the cluster's name follows it.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub prefix: String,
-    /// Whether the bucket stands in the path of addresses, or, as AWS prefers it, in the name of the host.
+    /// Whether URLs have the bucket in their path. If not, it is in the host name, as AWS prefers.
     #[serde(default = "default_path_style")]
     pub path_style: bool,
-    /// Where the keys to the store come from: `environment`, `machine_role`, or a `file`.
+    /// Where the credentials of the store come from.
     #[serde(default)]
     pub credentials: Credentials,
 }
@@ -146,14 +146,14 @@ fn default_path_style() -> bool {
     true
 }
 
-/// Where the keys to a store come from.
+/// Where the credentials of a store come from.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Credentials {
     /// The variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and, where there is one, `AWS_SESSION_TOKEN`.
     #[default]
     Environment,
-    /// What the cloud gives to the machine that quorate runs on.
+    /// The role of the machine that quorate runs on.
     MachineRole,
     /// A file that only its owner may read.
     File(PathBuf),
@@ -169,12 +169,12 @@ impl JsonSchema for Credentials {
                 {
                     "type": "string",
                     "const": "environment",
-                    "description": "From AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN.",
+                    "description": "The variables `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY` and `AWS_SESSION_TOKEN`.",
                 },
                 {
                     "type": "string",
                     "const": "machine_role",
-                    "description": "What the cloud gives to the machine that quorate runs on.",
+                    "description": "The role that the cloud gives to the machine that quorate runs on.",
                 },
                 {
                     "type": "object",
@@ -182,8 +182,8 @@ impl JsonSchema for Credentials {
                         "file": {
                             "type": "string",
                             "minLength": 1,
-                            "description": "A file with the lines access_key_id=…, secret_access_key=… and, where there is \
-                                            one, session_token=…; nobody but its owner may read it.",
+                            "description": "A file with the lines `access_key_id=…`, `secret_access_key=…` and optionally \
+                                            `session_token=…`. Only its owner may have access to it.",
                         },
                     },
                     "required": ["file"],
@@ -194,20 +194,20 @@ impl JsonSchema for Credentials {
     }
 }
 
-/// How many full backups stay. Each number is for itself; a backup that any of them keeps stays, and so does the newest that
-/// was verified. Zero keeps none of its kind.
+/// How many full backups are kept. A backup is kept if any of these numbers keeps it. The newest and the newest
+/// verified one are always kept. Zero keeps none of its kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Keep {
-    /// The newest ones.
+    /// Number of newest backups.
     pub last: u32,
-    /// The newest of each of so many hours.
+    /// Number of hours of which the newest backup is kept.
     pub hourly: u32,
-    /// The newest of each of so many days.
+    /// Number of days of which the newest backup is kept.
     pub daily: u32,
-    /// The newest of each of so many weeks.
+    /// Number of weeks of which the newest backup is kept.
     pub weekly: u32,
-    /// The newest of each of so many months.
+    /// Number of months of which the newest backup is kept.
     pub monthly: u32,
 }
 

@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use super::units::{AddressRange, Millis};
 
-/// What machines run beside etcd, and whom they let in.
+/// Services next to etcd and the firewall. Not used by the provider `local`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostSettings {
-    /// Where the time comes from. When absent, the image's own setting stays.
+    /// Time synchronization. If absent, the image's setting stays.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub chrony: Option<Chrony>,
-    /// Prometheus's node exporter, on port 9100.
+    /// The Prometheus node exporter, on port 9100.
     pub node_exporter: NodeExporter,
-    /// Who may reach what on a machine.
+    /// The firewall of the machine.
     pub firewall: Firewall,
-    /// Whether packages that are missing on a machine are installed there; without, a machine that lacks one is refused.
+    /// Whether quorate installs missing packages on a machine. If not, a machine that lacks one refuses its configuration.
     pub install_dependencies: bool,
-    /// Sends logs elsewhere, by fluent-bit. When absent, they stay on the machine.
+    /// Sends logs elsewhere with fluent-bit. If absent, they stay on the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_forwarding: Option<LogForwarding>,
 }
@@ -38,21 +38,21 @@ impl Default for HostSettings {
     }
 }
 
-/// Where the time comes from.
+/// Time synchronization with chrony.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Chrony {
-    /// Single servers.
+    /// NTP servers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<TimeSource>,
-    /// Names behind which there are several servers.
+    /// NTP pools: names that resolve to several servers.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub pools: Vec<TimeSource>,
-    /// When a clock that is far off is set at once instead of slowly.
+    /// When to step a clock that is far off instead of slewing it.
     pub makestep: MakeStep,
 }
 
-/// A server of the time, or a pool of them.
+/// An NTP server or pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TimeSource {
@@ -64,15 +64,15 @@ pub struct TimeSource {
     pub options: Vec<String>,
 }
 
-/// When a clock is set at once.
+/// When to step the clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MakeStep {
-    /// From this difference on.
+    /// Step if the clock is off by more than this.
     pub threshold: Millis,
-    /// In so many of the first comparisons.
+    /// Step only in this many first updates.
     pub limit: u32,
-    /// In all of them, whatever the limit.
+    /// Step at any update, whatever `limit` says.
     pub always: bool,
 }
 
@@ -82,13 +82,13 @@ impl Default for MakeStep {
     }
 }
 
-/// Prometheus's node exporter.
+/// The Prometheus node exporter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NodeExporter {
     /// Whether it runs.
     pub enabled: bool,
-    /// From where it may be asked, while the firewall is on; it tells everything to everybody.
+    /// Source ranges allowed to scrape it (unauthenticated); enforced by the firewall.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scrape_from: Vec<AddressRange>,
 }
@@ -99,22 +99,22 @@ impl Default for NodeExporter {
     }
 }
 
-/// Who may reach what on a machine. What is not named here is refused.
+/// The firewall of the machine. It rejects everything that it does not name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Firewall {
-    /// Whether there is one.
+    /// Whether it is on.
     pub enabled: bool,
-    /// Who may reach port 2380. When absent, the other members alone.
+    /// Source ranges for peers, port 2380. If absent, the other members only.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub peers_from: Option<Vec<AddressRange>>,
-    /// Clients of etcd, on port 2379, and load balancers that ask for its health. When absent, from anywhere.
+    /// Source ranges for etcd clients (port 2379) and health checks of load balancers (port 2391). If absent, anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clients_from: Option<Vec<AddressRange>>,
-    /// Who logs in, on port 22. When absent, from anywhere.
+    /// Source ranges for ssh, port 22. If absent, anywhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ssh_from: Option<Vec<AddressRange>>,
-    /// The controller. When absent, from anywhere: its certificate is asked for.
+    /// Source ranges for the controller, port 2390. If absent, anywhere: the agent requires a certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub controller_from: Option<Vec<AddressRange>>,
 }
@@ -125,23 +125,23 @@ impl Default for Firewall {
     }
 }
 
-/// Sends logs elsewhere, by fluent-bit.
+/// Sends logs elsewhere with fluent-bit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogForwarding {
-    /// Tag of what etcd logs.
+    /// Tag of etcd's logs.
     #[serde(default = "default_etcd_tag")]
     #[schemars(length(min = 1))]
     pub etcd_tag: String,
-    /// Tag of what the node exporter logs.
+    /// Tag of the node exporter's logs.
     #[serde(default = "default_node_exporter_tag")]
     #[schemars(length(min = 1))]
     pub node_exporter_tag: String,
-    /// The fluentd or fluent-bit that takes the logs.
+    /// The fluentd or fluent-bit that receives the logs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<Forward>,
-    /// An etcd that holds fluent-bit's configuration, which is followed as it changes. What is said here and in `forward` is then
-    /// there for that configuration to include.
+    /// Another etcd that holds fluent-bit's configuration. Machines follow it as it changes. That configuration may include
+    /// the files that the other fields here produce.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_etcd: Option<LogSource>,
 }
@@ -154,7 +154,7 @@ fn default_node_exporter_tag() -> String {
     String::from("node-exporter")
 }
 
-/// A fluentd or fluent-bit that takes logs, over TLS.
+/// A fluentd or fluent-bit that receives logs, over TLS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Forward {
@@ -165,11 +165,11 @@ pub struct Forward {
     #[serde(default = "default_forward_port")]
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// By what name a machine calls itself there. When absent, by its own.
+    /// The host name that the machine sends. If absent, its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub hostname: Option<String>,
-    /// File with the secret that both sides share; a relative path begins at the spec's directory.
+    /// File with the secret that both sides share.
     #[schemars(length(min = 1))]
     pub shared_key_file: PathBuf,
     /// File with the certificate of the CA that signed its certificate.
@@ -181,20 +181,20 @@ fn default_forward_port() -> u16 {
     24224
 }
 
-/// Keys of an etcd elsewhere that become fluent-bit's configuration: `PREFIX` + `index.conf` is where fluent-bit begins.
+/// Another etcd whose keys are fluent-bit's configuration. fluent-bit starts at the key `PREFIX` + `index.conf`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogSource {
-    /// What the keys begin with; the rest of each is a file's name.
+    /// Prefix of the keys; the rest of each key is a file name.
     #[schemars(length(min = 1))]
     pub prefix: String,
-    /// Where that etcd answers, each as `HOST:PORT`; over TLS.
+    /// Its endpoints, each as `HOST:PORT`, over TLS.
     #[schemars(length(min = 1))]
     pub endpoints: Vec<String>,
     /// File with the certificate of the CA that signed its certificates.
     #[schemars(length(min = 1))]
     pub ca: PathBuf,
-    /// File with the certificate to log in with; goes with `key`.
+    /// File with a client certificate to log in with; requires `key`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub certificate: Option<PathBuf>,
@@ -202,7 +202,7 @@ pub struct LogSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub key: Option<PathBuf>,
-    /// The user to log in as, instead of by certificate; goes with `password_file`.
+    /// User to log in as, instead of a certificate; requires `password_file`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub username: Option<String>,

@@ -36,14 +36,14 @@ pub struct ClusterSpec {
     /// What the cluster runs.
     #[serde(default)]
     pub kind: Kind,
-    /// When set, machines are named `<member>-<namespace>`.
+    /// If set, machines are named `<member>-<namespace>`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<Name>,
-    /// Beginning of the token that tells this cluster from others; quorate adds a random end at each formation.
+    /// Prefix of etcd's `initial-cluster-token`; quorate adds a random suffix.
     #[serde(default = "default_initial_token")]
     #[schemars(length(min = 1))]
     pub initial_token: String,
-    /// Where the machines are made.
+    /// Where machines are created.
     #[serde(default)]
     pub provider: Provider,
     /// How machines of the provider `local` are connected.
@@ -52,9 +52,9 @@ pub struct ClusterSpec {
     /// Under the provider `local`: whether a member keeps its data and its seat when its machine is replaced, as with a data volume.
     #[serde(default)]
     pub keep_data: bool,
-    /// The members. An odd number survives the most failures for its size.
+    /// The members. Use an odd number: an even number tolerates no more failures than one member less.
     pub members: Vec<MemberSpec>,
-    /// A machine that was not seen for this long counts as dead and is replaced.
+    /// A machine that is unreachable for this long counts as dead and is replaced.
     #[serde(default = "default_replace_after")]
     pub replace_after: Millis,
     /// Settings of etcd.
@@ -63,13 +63,13 @@ pub struct ClusterSpec {
     /// Certificates.
     #[serde(default)]
     pub tls: TlsSettings,
-    /// Users, roles and how etcd asks for them.
+    /// Authentication: users, roles and tokens.
     #[serde(default)]
     pub auth: AuthSettings,
-    /// Backups. When absent, none are made.
+    /// Backups. If absent, there are none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<BackupSettings>,
-    /// What machines run beside etcd, and whom they let in. When absent, all as by default.
+    /// Services next to etcd and the firewall, on virtual machines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<HostSettings>,
 }
@@ -133,13 +133,13 @@ pub enum Network {
     Netns,
 }
 
-/// A seat in the cluster.
+/// A member of the cluster.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MemberSpec {
-    /// Name of the member, for life.
+    /// Name of the member. It cannot be changed.
     pub name: Name,
-    /// A pinned address. When absent, the provider chooses one.
+    /// A pinned address. If absent, the provider chooses one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<IpAddr>,
     /// Under the provider `libvirt`: its network interfaces, in order. etcd is at the address of the first.
@@ -169,27 +169,27 @@ impl MemberSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct EtcdSettings {
-    /// The etcd release.
+    /// The etcd version.
     pub version: Version,
-    /// Where the etcd binary comes from. When absent: from PATH if its version fits, else from etcd's release archive.
+    /// Where the etcd program comes from. If absent: from `PATH` if its version matches, otherwise from etcd's release archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub binary: Option<Binary>,
-    /// How old revisions are compacted away.
+    /// Automatic compaction of old revisions.
     pub auto_compaction: AutoCompaction,
-    /// Space quota of the database, in B, KiB, MiB, GiB, KB, MB, GB or plain bytes.
+    /// Space quota of the database.
     pub quota: Size,
-    /// Whether etcd serves HTTP with JSON beside gRPC.
+    /// Whether etcd also serves its API as JSON over HTTP (the gRPC gateway).
     pub grpc_gateway: bool,
-    /// How clients prove who they are.
+    /// How clients authenticate.
     pub client_auth: ClientAuth,
-    /// How often the leader tells that it lives.
+    /// Heartbeat interval of the leader.
     pub heartbeat: Millis,
-    /// After how long without a heartbeat a member stands for election: at least five heartbeats, at most 50s.
+    /// Election timeout: at least five heartbeats, at most 50s.
     pub election: Millis,
-    /// A port of etcd's for Prometheus. When absent, metrics are at the client port alone, for whoever may ask there.
+    /// A separate port for metrics. If absent, metrics are on the client port only, for clients that may connect there.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
-    /// Further etcd flags without the leading dashes, such as `max-txn-ops: 256`.
+    /// Other etcd flags, without the leading dashes, such as `max-txn-ops: 256`.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub flags: BTreeMap<String, FlagValue>,
 }
@@ -211,14 +211,14 @@ impl Default for EtcdSettings {
     }
 }
 
-/// A port that shows etcd's metrics and its health, without TLS and without asking who wants to know.
+/// A port for etcd's metrics and health, without TLS and without authentication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Metrics {
-    /// The port, at the member's address.
+    /// The port, on the member's address.
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// Source ranges allowed to scrape it; enforced by the firewall of machines.
+    /// Source ranges allowed to scrape it; enforced by the firewall.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scrape_from: Vec<AddressRange>,
 }
@@ -229,7 +229,7 @@ impl Default for Metrics {
     }
 }
 
-/// The value of an etcd flag as it stands on the command line.
+/// The value of an etcd flag, as on its command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FlagValue(pub String);
 
@@ -242,7 +242,7 @@ impl JsonSchema for FlagValue {
     }
 }
 
-/// Where the etcd binary comes from.
+/// Where the etcd program comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "BinaryFields", into = "BinaryFields")]
 pub enum Binary {
@@ -261,28 +261,28 @@ impl JsonSchema for Binary {
     }
 }
 
-/// Where the etcd binary comes from: one of `path`, `package`, `archive` with its `sha256`, or `mirror`.
+/// Where the etcd program comes from: one of `path`, `package`, `archive` with its `sha256`, or `mirror`.
 #[derive(Default, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 #[schemars(extend("oneOf" = [
     {"required": ["path"]}, {"required": ["package"]}, {"required": ["archive", "sha256"]}, {"required": ["mirror"]}
 ]))]
 struct BinaryFields {
-    /// An etcd binary on the machine.
+    /// Path of an etcd program on the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     path: Option<PathBuf>,
-    /// A distribution whose etcd packages are taken.
+    /// A distribution whose etcd package is installed.
     #[serde(skip_serializing_if = "Option::is_none")]
     package: Option<Package>,
-    /// Address of a release archive.
+    /// URL of a release archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(url)]
     archive: Option<String>,
-    /// SHA-256 of that archive, in hexadecimal.
+    /// SHA-256 of that archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     sha256: Option<Sha256>,
-    /// Address under which etcd's release archives are found as `v<version>/<archive>`; their checksums are known.
+    /// URL of a mirror that has etcd's release archives as `v<version>/<archive>`. quorate knows their checksums.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(url)]
     mirror: Option<String>,
@@ -321,20 +321,20 @@ impl From<Binary> for BinaryFields {
     }
 }
 
-/// A distribution whose etcd packages are taken.
+/// A distribution whose etcd package is installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Package {
     Debian,
 }
 
-/// How old revisions are compacted away.
+/// Automatic compaction of old revisions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AutoCompaction {
-    /// Whether `retention` counts revisions or time.
+    /// Whether `retention` is a number of revisions or a time.
     pub mode: CompactionMode,
-    /// How much is kept: a number of revisions (default 1000); under `periodic` a number of hours or a time such as 30m.
+    /// How much history is kept: a number of revisions (default 1000); with `periodic`, a number of hours or a duration such as `30m`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention: Option<Retention>,
 }
@@ -346,7 +346,7 @@ impl AutoCompaction {
     }
 }
 
-/// What auto compaction counts.
+/// What `retention` counts.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionMode {
@@ -355,16 +355,16 @@ pub enum CompactionMode {
     Periodic,
 }
 
-/// How clients prove who they are.
+/// How clients authenticate.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientAuth {
-    /// By a client certificate, whose common name is the user.
+    /// With a client certificate, whose common name is the user.
     #[default]
     Certificate,
-    /// By user and password; TLS is on, and no client certificate is asked for.
+    /// With user and password over TLS, without a client certificate.
     Password,
-    /// By both: a client certificate opens the port and names nobody, and user and password say who it is.
+    /// With both: a client certificate to connect, which names no user, and user and password to log in.
     CertificateAndPassword,
 }
 
@@ -393,26 +393,26 @@ impl ClientAuth {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsSettings {
-    /// A certificate authority to sign with. When absent, quorate makes one.
+    /// A CA to sign with. If absent, quorate creates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ca: Option<KeyPairFiles>,
-    /// How long a CA made by quorate is good for, in h, d or y (365 days).
+    /// Validity of a CA that quorate creates.
     pub ca_validity: Validity,
-    /// How long the certificates of members and users are good for.
+    /// Validity of the certificates of members and users.
     pub leaf_validity: Validity,
-    /// How long before its end a certificate is renewed. When absent, a third of `leaf_validity`.
+    /// How long before it expires a certificate is renewed. If absent, a third of `leaf_validity`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renew_before: Option<Validity>,
-    /// The kind of keys.
+    /// Algorithm of the keys that quorate creates.
     pub key_algorithm: KeyAlgorithm,
     /// Organization (O) in the certificates' subjects.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub organization: Option<String>,
-    /// Further DNS names and IP addresses in the certificates of members.
+    /// Additional DNS names and IP addresses in the certificates of members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_sans: Vec<San>,
-    /// Certificates and keys made elsewhere, instead of a CA that signs.
+    /// User-provided certificates and keys, instead of a CA that signs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<GivenCertificates>,
 }
@@ -439,11 +439,11 @@ impl TlsSettings {
     }
 }
 
-/// A certificate, or a chain of them, and its private key, both in PEM.
+/// A certificate or chain, and its private key, both in PEM.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KeyPairFiles {
-    /// File with the certificate; a relative path begins at the spec's directory.
+    /// File with the certificate.
     #[schemars(length(min = 1))]
     pub certificate: PathBuf,
     /// File with the private key.
@@ -451,7 +451,7 @@ pub struct KeyPairFiles {
     pub key: PathBuf,
 }
 
-/// The kind of keys.
+/// Algorithm of the keys that quorate creates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum KeyAlgorithm {
@@ -461,38 +461,38 @@ pub enum KeyAlgorithm {
     Ed25519,
 }
 
-/// Certificates and keys made elsewhere.
+/// User-provided certificates and keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GivenCertificates {
     /// File with the certificate of the CA that signed them.
     #[schemars(length(min = 1))]
     pub ca: PathBuf,
-    /// Certificate and key of each member, by its name.
+    /// Certificate and key of each member, by name.
     pub members: BTreeMap<String, KeyPairFiles>,
     /// Client certificate and key of the user root.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub root: Option<KeyPairFiles>,
 }
 
-/// Users, roles and how etcd asks for them.
+/// Authentication: users, roles and tokens.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AuthSettings {
-    /// Whether quorate makes user and role root and turns authentication on.
+    /// Whether quorate creates the user and role root and turns authentication on.
     pub bootstrap: bool,
-    /// Kind of the tokens that etcd gives after a login. When absent, a cluster keeps the kind it was created with; a new one gets
-    /// `jwt` under `client_auth: password`, and `simple` otherwise.
+    /// Type of etcd's login tokens. If absent, a cluster keeps the type it was created with; a new one gets `jwt` with
+    /// `client_auth: password`, and `simple` otherwise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token: Option<TokenKind>,
-    /// File with root's password, under `client_auth: password`. When absent there, quorate makes one.
+    /// File with root's password, with `client_auth: password`. If absent, quorate generates one.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub root_password_file: Option<PathBuf>,
-    /// Roles that quorate keeps as declared.
+    /// Roles to create. quorate keeps them as declared and leaves others alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub roles: Vec<RoleSpec>,
-    /// Users that quorate keeps as declared.
+    /// Users to create. quorate keeps them as declared and leaves others alone.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<UserSpec>,
 }
@@ -503,23 +503,23 @@ impl Default for AuthSettings {
     }
 }
 
-/// Kind of the tokens that etcd gives after a login.
+/// Type of etcd's login tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenKind {
-    /// Kept in the memory of one member, and gone with its restart. After a restore, clients that hold one hang until they log in again.
+    /// Kept in the memory of one member, and lost when it restarts. After a restore, clients with such a token hang until they log in again.
     Simple,
-    /// Signed, and good on every member; quorate makes and keeps the keys.
+    /// Signed, and valid on every member; quorate creates and keeps the keys.
     Jwt,
 }
 
-/// A role and what it permits.
+/// A role and its permissions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RoleSpec {
     /// Name of the role.
     pub name: AuthName,
-    /// What it permits.
+    /// Its permissions.
     #[serde(default)]
     pub permissions: Vec<Permission>,
 }
@@ -554,14 +554,14 @@ impl JsonSchema for Permission {
 #[serde(deny_unknown_fields)]
 #[schemars(extend("oneOf" = [{"required": ["key"]}, {"required": ["prefix"]}]))]
 struct PermissionFields {
-    /// The one key that it is about.
+    /// A single key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     key: Option<String>,
-    /// All keys that begin with this; `""` means all keys.
+    /// All keys with this prefix; `""` means all keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     prefix: Option<String>,
-    /// What may be done with them.
+    /// The permitted access.
     access: Access,
 }
 
@@ -587,7 +587,7 @@ impl From<Permission> for PermissionFields {
     }
 }
 
-/// What may be done with keys.
+/// Permitted access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Access {
@@ -601,12 +601,12 @@ pub enum Access {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct UserSpec {
-    /// Name of the user; under `client_auth: certificate` the common name of its certificate.
+    /// Name of the user; with `client_auth: certificate`, the common name of its certificate.
     pub name: AuthName,
-    /// Names of its roles.
+    /// Its roles.
     #[serde(default)]
     pub roles: Vec<AuthName>,
-    /// File with its password, under `client_auth: password`.
+    /// File with its password, with `client_auth: password` or `certificate_and_password`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub password_file: Option<PathBuf>,
