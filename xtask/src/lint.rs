@@ -1,6 +1,7 @@
-//! `cargo xtask lint`: formatting, clippy, the purity of core, the ban on unsafe code, and the rules for dependencies.
-//! Every check runs, so one run shows everything that is wrong.
+//! `cargo xtask lint`: formatting, clippy, the purity of core, the ban on unsafe code, the rules for
+//! dependencies, and Markdown. Every check runs, so one run shows everything that is wrong.
 
+mod markdown;
 mod purity;
 mod supply;
 
@@ -13,13 +14,14 @@ use crate::{host, lab};
 
 type Check = fn() -> Result<()>;
 
-const CHECKS: [(&str, Check); 6] = [
+const CHECKS: [(&str, Check); 7] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("core depends on no I/O crate", purity::dependencies),
     ("core's code does no I/O and asks for no time or chance", purity::sources),
     ("no crate allows unsafe code", no_unsafe),
     ("dependencies follow deny.toml", supply::check),
+    ("Markdown is wrapped and its links work", markdown::check),
 ];
 
 pub fn run() -> Result<()> {
