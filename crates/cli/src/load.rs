@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use quorate_control::brought::{self, BroughtFiles, FileProblem};
+pub use quorate_control::verbs::Cluster;
 use quorate_control::{Home, status};
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
@@ -14,13 +15,6 @@ use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severi
 use crate::commands::Context;
 use crate::error::Error;
 use crate::output;
-
-/// A cluster as the operator wishes it.
-#[derive(Debug)]
-pub struct Cluster {
-    pub spec: ClusterSpec,
-    pub brought: BroughtFiles,
-}
 
 /// A spec file after all checks.
 #[derive(Debug)]

@@ -16,7 +16,7 @@ use quorate_drill::{self as drill, Ending, Options, Verdict};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
-use super::{Context, refuse_if_being_destroyed};
+use super::Context;
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -49,7 +49,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
     }
     refuse_another_backup(&options)?;
     let ledger = load::ledger(&context.home, name)?;
-    refuse_if_being_destroyed(context, Some(&ledger))?;
+    context.refuse_if_being_destroyed(Some(&ledger))?;
     agree(name, &scenarios, &options)?;
     // Before anything is disturbed: a file that cannot be written is better known now.
     let mut history_file = options.history.as_deref().map(create).transpose()?;

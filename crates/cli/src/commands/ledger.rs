@@ -12,6 +12,7 @@ use quorate_control::backup::signing::{fingerprint_of, trust_of};
 use quorate_control::backup::{catalog_of, ledger_beside, open_store};
 use quorate_control::history::History;
 use quorate_control::ledger::{Exported, Held, OpenWith, SealFor, Store, export as seal, import as unseal};
+use quorate_control::verbs::restore::refuse_unchecked;
 use quorate_core::Secret;
 use quorate_core::model::{AuthorityRecord, Ledger};
 
@@ -97,7 +98,7 @@ async fn beside_backup(
         return Err(Error::refused("what lies beside a backup is opened by an age identity", "pass --identity FILE"));
     };
     let trust = trust_of(None, &spec, options.signed_by.as_ref(), options.unsigned);
-    refuse_unchecked(spec.name.as_str(), &trust)?;
+    refuse_unchecked(spec.name.as_str(), &trust).map_err(|error| context.error(error))?;
     let catalog = catalog_of(&store, spec.name.as_str(), None, &trust).await?;
     let found = ledger_beside(&store, &catalog, Some(identity)).await?;
     if let Some(found) = &found {
@@ -107,21 +108,6 @@ async fn beside_backup(
         let what = format!("no backup of {} in {} has a ledger beside it", spec.name, store.place());
         Error::refused(what, "it is stored only where the spec names recipients")
     })
-}
-
-/// Nothing is taken from a store on its own word.
-pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), Error> {
-    if trust.signer.is_some() || trust.unsigned {
-        return Ok(());
-    }
-    Err(Error::refused(
-        format!(
-            "nothing here knows the key that signs the backups of {name}, so it cannot be checked who made them: anyone who can write to \
-             the store can put others there, and whoever made the ledger next to a backup controls every machine afterwards"
-        ),
-        "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \
-         `backup.signed_by` of the spec; or consent with --unsigned to what cannot be checked",
-    ))
 }
 
 pub fn who_made_it(trust: &Trust) -> String {

@@ -22,13 +22,12 @@ pub mod status;
 pub mod unlock;
 pub mod up;
 
-use jiff::Timestamp;
-use quorate_agent::process;
 use quorate_control::brought::BroughtFiles;
 use quorate_control::ledger::LEASE;
 use quorate_control::status::{Status, summarize};
+use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};
-use quorate_core::model::{Consent, Ledger, Lock};
+use quorate_core::model::{Ledger, Lock};
 use quorate_core::planner::{Decision, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 use tokio::signal::unix::{self, signal};
@@ -59,6 +58,24 @@ impl Context {
         }
         format!("quorate --home {} {arguments}", quoted(&self.home.root().to_string_lossy()))
     }
+
+    /// What a command's preparation refused, with the way on as the operator can type it.
+    pub fn error(&self, error: VerbError) -> Error {
+        match error {
+            VerbError::Control(error) => error.into(),
+            VerbError::Backup(error) => Error::Backup(error),
+            VerbError::NotNow { what, command, does } => {
+                Error::refused(what, format!("`{}` {does}", self.command(&command)))
+            }
+            VerbError::Refused { what, hint } => Error::refused(what, hint),
+            VerbError::UnknownMember { cluster, member, members } => Error::UnknownMember { cluster, member, members },
+            VerbError::File { path, source } => Error::file("removed", path)(source),
+        }
+    }
+
+    fn refuse_if_being_destroyed(&self, ledger: Option<&Ledger>) -> Result<(), Error> {
+        verbs::refuse_if_being_destroyed(ledger).map_err(|error| self.error(error))
+    }
 }
 
 /// A word as a shell reads it back.
@@ -68,11 +85,6 @@ pub fn quoted(text: &str) -> String {
         return text.to_owned();
     }
     format!("'{}'", text.replace('\'', r"'\''"))
-}
-
-/// The operator's word, with what was shown when it was given.
-fn consent(shown: String) -> Consent {
-    Consent { at: Timestamp::now(), by: format!("{}@{}", process::user_name(), process::host_name()), shown }
 }
 
 /// Asks whether the steps that were shown are to be done.
@@ -176,14 +188,6 @@ fn conclude(context: &Context, outcome: Outcome) -> Result<Exit, Error> {
 fn refused(blocked: &[UnsafeBecause]) -> Exit {
     output::talk(&format!("\nnot done, as it would be unsafe:\n{}", output::plan::blocked(blocked)));
     Exit::Blocked
-}
-
-/// A destruction that was begun is ended, and nothing else is done meanwhile.
-fn refuse_if_being_destroyed(context: &Context, ledger: Option<&Ledger>) -> Result<(), Error> {
-    let Some((ledger, consent)) = ledger.and_then(|l| Some((l, l.destroy.as_ref()?))) else { return Ok(()) };
-    let name = &ledger.spec.name;
-    let what = format!("cluster {name} is being destroyed, by the word of {} at {}", consent.by, consent.at);
-    Err(Error::refused(what, format!("end it with `{}`", context.command(&format!("destroy {name}")))))
 }
 
 #[cfg(test)]

@@ -2,10 +2,9 @@
 
 use std::io::{BufWriter, Write};
 
-use quorate_control::controller;
-use quorate_core::model::Ledger;
+use quorate_control::verbs::apply::{Allowed, Apply};
 
-use super::{Context, consent};
+use super::Context;
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -22,13 +21,13 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     let mut out = BufWriter::new(output::Data::open());
     let mut summary = Summary::default();
     let mut saved = Vec::new();
+    let allowed = Allowed { downtime: options.words.allow_downtime, now: options.words.now, ..Allowed::default() };
     if json {
         out.write_all(b"{\"clusters\":[").map_err(Error::Output)?;
     }
     for cluster in &clusters {
         let name = cluster.spec.name.as_str();
-        let change = |ledger: &mut Ledger| say(options.words, ledger);
-        let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, change).await?;
+        let plan = Apply::assumed(allowed).plan(&context.home, cluster).await?;
         let piece = match json {
             true => {
                 let comma = if summary.clusters > 0 { ",\n" } else { "\n" };
@@ -57,13 +56,6 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
         (0, _) => Exit::Done,
         _ => Exit::Blocked,
     })
-}
-
-/// What would be said with the same words to `apply`.
-fn say(words: cli::Words, ledger: &mut Ledger) {
-    let word = |said: bool| said.then(|| consent(String::new()));
-    ledger.downtime = word(words.allow_downtime);
-    ledger.without_grace = word(words.now);
 }
 
 fn to_json(value: &impl serde::Serialize) -> String {

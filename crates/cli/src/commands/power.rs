@@ -2,7 +2,7 @@
 
 use quorate_core::model::Power;
 
-use super::{Context, conclude, refuse_if_being_destroyed, run_loop};
+use super::{Context, conclude, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -18,7 +18,7 @@ pub async fn start(context: &Context, named: cli::Named) -> Result<Exit, Error> 
 
 async fn switch(context: &Context, name: &str, verb: &str, power: Power) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, name)?;
-    refuse_if_being_destroyed(context, Some(&ledger))?;
+    context.refuse_if_being_destroyed(Some(&ledger))?;
     let brought = load::brought_files(&ledger)?;
     let outcome = run_loop(context, &ledger.spec, &brought, verb, |ledger| {
         ledger.power = power;

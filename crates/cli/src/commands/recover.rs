@@ -3,67 +3,45 @@
 
 use std::collections::BTreeMap;
 
-use quorate_control::controller;
-use quorate_control::observe::Sight;
 use quorate_control::status::summarize;
-use quorate_core::model::{DataSeen, Facts, Formation, FormingMember, Ledger, MemberName, Observation, Power};
-use quorate_core::planner::{Action, Decision, Plan};
+use quorate_control::verbs::recover::{self, Recover};
+use quorate_control::verbs::{self, Cluster};
+use quorate_core::model::{DataSeen, Facts, Formation, FormingMember, Ledger, MemberName, Observation};
+use quorate_core::planner::Decision;
 
-use super::{Context, agree_by_name, conclude, consent, refuse_if_being_destroyed, refused, run_loop};
+use super::{Context, agree_by_name, conclude, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
-use crate::load::{self, Cluster};
+use crate::load;
 use crate::output::plan::Detail;
 use crate::output::{self, table};
 
 pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error> {
     let name = options.name.as_str();
     let ledger = load::ledger(&context.home, name)?;
-    refuse_if_being_destroyed(context, Some(&ledger))?;
-    refuse_what_has_no_data(context, &ledger)?;
+    recover::check(&ledger).map_err(|error| context.error(error))?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
-    if let Some(exit) = go_on(context, &cluster, &ledger).await? {
-        return Ok(exit);
+    if let Some(plan) = recover::rest(&context.home, &cluster, &ledger).await? {
+        output::talk("the recovery has begun, and one survivor serves its data: the other members come back now\n");
+        output::print(&output::plan::text(name, &plan, Detail::Reasons))?;
+        return conclude(context, run_loop(context, &cluster.spec, &cluster.brought, "recover", |_| {}).await?);
     }
-    let seen = Sight::new(context.home.provider(&ledger)).glance(&ledger, None).await?;
-    let mut shown = standing(&ledger, &seen);
+    let seen = verbs::observe(&context.home, &ledger).await?;
+    let standing = standing(&ledger, &seen);
     let begun = matches!(ledger.formation, Formation::Recovering { .. });
-    if !begun {
-        shown.push_str(WHAT_MAY_BE_LOST);
-    }
-    let word = consent(shown.clone());
-    let give = |ledger: &mut Ledger| {
-        ledger.without_grace = options.now.then(|| word.clone());
-        // The word under which it was begun is kept.
-        ledger.recovery.get_or_insert_with(|| word.clone());
-    };
-    let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, give).await?;
-    if !plan.end.blocked.is_empty() && !recovers(&plan) {
-        output::talk(&standing(&ledger, &seen));
-        return Ok(refused(&plan.end.blocked));
+    let shown = format!("{standing}{}", if begun { "" } else { WHAT_MAY_BE_LOST });
+    let recover = Recover::prepare(&context.home, &cluster, shown.clone(), options.now).await?;
+    if !recover.succeeds() {
+        output::talk(&standing);
+        return Ok(refused(&recover.plan.end.blocked));
     }
     output::talk(&format!("{shown}\n"));
-    output::print(&output::plan::text(name, &plan, Detail::Reasons))?;
+    output::print(&output::plan::text(name, &recover.plan, Detail::Reasons))?;
     agree_by_name(options.yes, name, "recover")?;
-    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", give).await?;
+    let change = |ledger: &mut _| recover.note(ledger);
+    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", change).await?;
     conclude(context, outcome)
-}
-
-/// A recovery that was interrupted after the survivor served again: what is left is to give it its other members back, and all that was
-/// consented to is done. None: there is no such recovery, or the survivor was lost too.
-async fn go_on(context: &Context, cluster: &Cluster, ledger: &Ledger) -> Result<Option<Exit>, Error> {
-    if ledger.recovered.is_none() {
-        return Ok(None);
-    }
-    let plan = controller::plan(&context.home, &cluster.spec, &cluster.brought, |_| {}).await?;
-    if !plan.end.blocked.is_empty() {
-        return Ok(None);
-    }
-    output::talk("the recovery has begun, and one survivor serves its data: the other members come back now\n");
-    output::print(&output::plan::text(cluster.spec.name.as_str(), &plan, Detail::Reasons))?;
-    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", |_| {}).await?;
-    conclude(context, outcome).map(Some)
 }
 
 const WHAT_MAY_BE_LOST: &str = "
@@ -75,33 +53,6 @@ what is lost, if these are all that is left:
     with what they hold, also when they come back later
 clients must begin their watches anew: revisions go on far above the last that was seen, and all before is compacted
 ";
-
-fn refuse_what_has_no_data(context: &Context, ledger: &Ledger) -> Result<(), Error> {
-    let name = &ledger.spec.name;
-    if ledger.power == Power::Off {
-        let way = context.command(&format!("start {name}"));
-        return Err(Error::refused(format!("cluster {name} is off"), format!("`{way}` switches it on")));
-    }
-    match &ledger.formation {
-        Formation::Formed { .. } | Formation::Recovering { .. } => Ok(()),
-        Formation::Restoring { .. } => {
-            let way = context.command(&format!("apply {name}"));
-            let what = format!("cluster {name} is being restored from a snapshot, so that there is nothing to recover");
-            Err(Error::refused(what, format!("`{way}` goes on with that")))
-        }
-        Formation::Unformed | Formation::Forming { .. } => {
-            let way = context.command(&format!("apply {name}"));
-            let what = format!("cluster {name} is not formed yet, so that there is nothing to recover");
-            Err(Error::refused(what, format!("`{way}` forms it")))
-        }
-    }
-}
-
-/// Whether the plan leads to a cluster again.
-fn recovers(plan: &Plan) -> bool {
-    let leads = |action: &Action| matches!(action, Action::RecordRecovery { .. } | Action::RecordFormed { .. });
-    plan.steps.iter().any(|step| leads(&step.action))
-}
 
 /// How the cluster stands: who is seen, who holds data, and how far.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {

@@ -7,7 +7,7 @@ use quorate_core::model::{Ledger, Power};
 use quorate_core::spec::{Binary, ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
 use quorate_core::versions::{self, Version};
 
-use super::{Context, conclude, refuse_if_being_destroyed, run_loop};
+use super::{Context, conclude, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -20,7 +20,7 @@ const MANY: u16 = 9;
 
 pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
-    refuse_if_being_destroyed(context, known.as_ref())?;
+    context.refuse_if_being_destroyed(known.as_ref())?;
     let Cluster { spec, brought } = match known {
         Some(ledger) => {
             let cluster = go_on(&ledger, &options)?;

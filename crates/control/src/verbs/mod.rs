@@ -1,0 +1,102 @@
+//! What commands decide, without a terminal. A command is prepared here: what would be done, what is refused, what the operator has
+//! to confirm. Whoever called shows that, asks, and gives the change to a controller's run. The command line is one caller;
+//! a dashboard or a process that keeps clusters calls the same functions.
+
+pub mod apply;
+pub mod destroy;
+pub mod recover;
+pub mod replace;
+pub mod restore;
+
+use jiff::Timestamp;
+use quorate_agent::process;
+use quorate_core::model::{Consent, Formation, Ledger, Observation, Power};
+use quorate_core::spec::ClusterSpec;
+
+use crate::backup::BackupError;
+use crate::brought::BroughtFiles;
+use crate::controller::ControlError;
+use crate::home::Home;
+use crate::ledger::LedgerError;
+use crate::observe::Sight;
+
+/// A cluster as the operator wants it, with the files that its spec names.
+#[derive(Debug)]
+pub struct Cluster {
+    pub spec: ClusterSpec,
+    pub brought: BroughtFiles,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum VerbError {
+    #[error(transparent)]
+    Control(#[from] ControlError),
+    #[error(transparent)]
+    Backup(Box<BackupError>),
+    /// The cluster is in no state for this. Another command, without its program's name, changes that.
+    #[error("{what}")]
+    NotNow { what: String, command: String, does: &'static str },
+    #[error("{what}")]
+    Refused { what: String, hint: String },
+    #[error("cluster {cluster} has no member `{member}`")]
+    UnknownMember { cluster: String, member: String, members: Vec<String> },
+    #[error("{} cannot be removed", path.display())]
+    File { path: std::path::PathBuf, source: std::io::Error },
+}
+
+impl From<BackupError> for VerbError {
+    fn from(error: BackupError) -> Self {
+        VerbError::Backup(Box::new(error))
+    }
+}
+
+impl From<LedgerError> for VerbError {
+    fn from(error: LedgerError) -> Self {
+        VerbError::Control(error.into())
+    }
+}
+
+/// The operator's confirmation, with what was shown when it was given.
+pub fn consent(shown: String) -> Consent {
+    Consent { at: Timestamp::now(), by: format!("{}@{}", process::user_name(), process::host_name()), shown }
+}
+
+/// Observes a cluster without changing anything on it.
+pub async fn observe(home: &Home, ledger: &Ledger) -> Result<Observation, ControlError> {
+    Sight::new(home.provider(ledger)).glance(ledger, None).await
+}
+
+/// A destruction that has begun is completed, and nothing else is done meanwhile.
+pub fn refuse_if_being_destroyed(ledger: Option<&Ledger>) -> Result<(), VerbError> {
+    let Some((ledger, consent)) = ledger.and_then(|l| Some((l, l.destroy.as_ref()?))) else { return Ok(()) };
+    let name = &ledger.spec.name;
+    let what = format!("cluster {name} is being destroyed, as {} confirmed at {}", consent.by, consent.at);
+    Err(VerbError::NotNow { what, command: format!("destroy {name}"), does: "completes it" })
+}
+
+/// Off, nothing can be read from its members.
+fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
+    let name = &ledger.spec.name;
+    match ledger.power {
+        Power::On => Ok(()),
+        Power::Off => {
+            let what = format!("cluster {name} is off");
+            Err(VerbError::NotNow { what, command: format!("start {name}"), does: "switches it on" })
+        }
+    }
+}
+
+/// Refuses a cluster whose formation has not come to where a command can do something.
+fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence: &str) -> Result<(), VerbError> {
+    let name = &ledger.spec.name;
+    if fits(&ledger.formation) {
+        return Ok(());
+    }
+    let (state, command, does) = match &ledger.formation {
+        Formation::Recovering { .. } => ("is being recovered", "recover", "continues that"),
+        Formation::Restoring { .. } => ("is being restored", "apply", "continues that"),
+        _ => ("is not bootstrapped yet", "apply", "bootstraps it"),
+    };
+    let what = format!("cluster {name} {state}, so {consequence}");
+    Err(VerbError::NotNow { what, command: format!("{command} {name}"), does })
+}

@@ -1,0 +1,64 @@
+//! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
+
+use quorate_core::model::{Consent, Formation, Ledger};
+use quorate_core::planner::{Action, Plan};
+
+use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
+use crate::controller::{self, ControlError};
+use crate::home::Home;
+
+/// Whether there can be anything to recover.
+pub fn check(ledger: &Ledger) -> Result<(), VerbError> {
+    refuse_if_being_destroyed(Some(ledger))?;
+    refuse_if_off(ledger)?;
+    let fits = |formation: &Formation| matches!(formation, Formation::Formed { .. } | Formation::Recovering { .. });
+    refuse_unless(ledger, fits, "there is nothing to recover")
+}
+
+/// The rest of a recovery that was interrupted after the survivor served again: its other members come back, and all that was
+/// consented to is done. None: there is no such recovery, or the survivor was lost too.
+pub async fn rest(home: &Home, cluster: &Cluster, ledger: &Ledger) -> Result<Option<Plan>, ControlError> {
+    if ledger.recovered.is_none() {
+        return Ok(None);
+    }
+    let plan = controller::plan(home, &cluster.spec, &cluster.brought, |_| {}).await?;
+    Ok(Some(plan).filter(|plan| plan.end.blocked.is_empty()))
+}
+
+pub struct Recover {
+    request: Request,
+    pub plan: Plan,
+}
+
+struct Request {
+    confirmed: Consent,
+    now: bool,
+}
+
+impl Recover {
+    /// With `now`, machines that are not seen count as dead at once.
+    pub async fn prepare(home: &Home, cluster: &Cluster, shown: String, now: bool) -> Result<Self, ControlError> {
+        let request = Request { confirmed: consent(shown), now };
+        let change = |ledger: &mut Ledger| request.note(ledger);
+        let plan = controller::plan(home, &cluster.spec, &cluster.brought, change).await?;
+        Ok(Recover { request, plan })
+    }
+
+    /// Whether the plan leads to a cluster again.
+    pub fn succeeds(&self) -> bool {
+        let leads = |action: &Action| matches!(action, Action::RecordRecovery { .. } | Action::RecordFormed { .. });
+        self.plan.end.blocked.is_empty() || self.plan.steps.iter().any(|step| leads(&step.action))
+    }
+
+    pub fn note(&self, ledger: &mut Ledger) {
+        self.request.note(ledger);
+    }
+}
+
+impl Request {
+    /// The confirmation under which a recovery has begun is kept.
+    fn note(&self, ledger: &mut Ledger) {
+        ledger.without_grace = self.now.then(|| self.confirmed.clone());
+        ledger.recovery.get_or_insert_with(|| self.confirmed.clone());
+    }
+}
