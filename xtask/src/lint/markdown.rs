@@ -1,5 +1,5 @@
-//! Markdown: lines of at most 100 columns, and links within the repository that lead somewhere. Tables, code blocks,
-//! HTML and words that cannot be broken may be longer.
+//! Markdown: lines of at most 100 columns, links within the repository that lead somewhere, and a README of one page.
+//! Tables, code blocks, HTML and words that cannot be broken may be longer.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
@@ -11,6 +11,8 @@ use crate::lab;
 use crate::reference::slug;
 
 const WIDTH: usize = 100;
+/// The first page is read in full only if it is short.
+const LINES_OF_README: usize = 100;
 
 pub fn check() -> Result<()> {
     let root = lab::workspace()?;
@@ -47,6 +49,10 @@ fn markdown_files(directory: &Path) -> Result<Vec<PathBuf>> {
 /// One line per problem: `FILE:LINE: what is wrong`.
 fn problems(page: &Path, pages: &BTreeMap<PathBuf, String>, exists: &dyn Fn(&Path) -> bool) -> Vec<String> {
     let mut found = Vec::new();
+    let lines = pages[page].lines().count();
+    if page == Path::new("README.md") && lines > LINES_OF_README {
+        found.push(format!("README.md: {lines} lines; at most {LINES_OF_README} belong on the first page"));
+    }
     for (number, line) in prose(&pages[page]) {
         let columns = line.chars().count();
         if columns > WIDTH && can_be_wrapped(line) {
@@ -138,6 +144,13 @@ mod tests {
         for fine in [format!("| {long} |"), format!("```\n{long}\n```"), "x".repeat(120), "é".repeat(100)] {
             assert_eq!(problems_of(&fine), [""; 0], "{fine}");
         }
+    }
+
+    #[test]
+    fn the_readme_is_short() {
+        let pages = |lines: usize| BTreeMap::from([(PathBuf::from("README.md"), "word\n".repeat(lines))]);
+        assert_eq!(problems(Path::new("README.md"), &pages(100), &|_| true), [""; 0]);
+        assert_eq!(problems(Path::new("README.md"), &pages(101), &|_| true).len(), 1);
     }
 
     #[test]
