@@ -17,27 +17,27 @@ pub use machine::*;
 
 const EXIT_CODES: &str = "\
 Exit codes:
-  0  done; `status`: healthy, or off as wished
+  0  done; `status`: healthy, or off as requested
   1  error
   2  wrong usage
-  3  something is refused as unsafe; what, by which rule, and the way out are told;
-     `apply --plan`: something else would be done than was planned
+  3  something is refused as unsafe; the message says why and what to do;
+     `apply --plan`: other steps are needed than planned
   4  `plan --detailed-exitcode`: there is something to do
   5  `status`: degraded
-  6  `status`: down, or not formed yet
+  6  `status`: down, or not bootstrapped yet
   7  another controller holds the lock, or took over
-  8  `drill`: a scenario failed, or had too little traffic to tell
-  9  `backup create`, `backup verify`: a backup is damaged, or does not restore to what it should
-  130, 143  stopped by Ctrl-C or SIGTERM; nothing is half done
+  8  `drill`: a scenario failed, or had too little traffic
+  9  `backup create`, `backup verify`: a backup is damaged, or does not restore to the expected data
+  130, 143  stopped by Ctrl-C or SIGTERM; no step is half done
 
-Data goes to stdout, talk to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.
-Its secrets are encrypted to the key in $QUORATE_KEY, by default $QUORATE_HOME/key, or to the one that the command in
+Data goes to stdout, messages to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.
+Its secrets are encrypted to the key in $QUORATE_KEY, by default $QUORATE_HOME/key, or to the key that the command in
 $QUORATE_KEY_COMMAND prints.";
 
-/// Brings up highly available etcd clusters and keeps them well.
+/// Creates and operates highly available etcd clusters.
 ///
-/// Every verb looks at what is there, decides the next safe steps, does them and looks again. So each can be
-/// interrupted at any time and given again.
+/// Every command observes the cluster, decides on the next safe steps, carries them out and observes again. Every command
+/// can be interrupted and safely re-run.
 #[derive(Parser, Debug)]
 #[command(name = "quorate", version, max_term_width = 100, after_help = EXIT_CODES)]
 pub struct Cli {
@@ -52,74 +52,74 @@ pub struct Global {
     /// Keep state in DIR instead of $QUORATE_HOME
     #[arg(long, global = true, value_name = "DIR", display_order = 900)]
     pub home: Option<PathBuf>,
-    /// Tell more about what is going on, on stderr
+    /// Print more detail on stderr
     #[arg(short, long, global = true, display_order = 901)]
     pub verbose: bool,
 }
 
 #[derive(Subcommand, Debug)]
 pub enum Verb {
-    /// Make a cluster on this machine, with no file at all
+    /// Create a cluster on this machine, without a spec
     ///
-    /// Its members are real etcd processes with addresses of their own in 127.0.0.0/8, TLS and authentication on. A
-    /// cluster that exists already is brought up again with the settings it has.
+    /// Its members are real etcd processes with addresses in 127.0.0.0/8, with TLS and authentication. A cluster that exists
+    /// already is started again with the settings it has.
     Up(Up),
     /// Print a commented spec to start from
     Init(Init),
-    /// Check a spec, and tell every problem with its line and column
+    /// Check a spec and report every problem with its line and column
     ///
-    /// The files that it names, such as a CA or a password, are read and checked too. Exits with 1 when something is an
-    /// error; warnings alone are no reason to fail.
+    /// Reads and checks the files that it names too, such as a CA or a password. Exits with 1 if there is an error; warnings
+    /// alone do not fail.
     Validate(Validate),
     /// Show what would be done, step by step, each with its reason
     ///
-    /// Nothing is touched. The steps come from the same function that `apply` follows, run against an imagined world until
-    /// it settles; below them stands what is waited for, and what is refused, by which rule and with which way out.
+    /// Changes nothing. The steps come from the same function that `apply` uses, run against a simulated cluster until nothing
+    /// is left to do. Below them is what quorate waits for, and what it refuses: by which rule, and what to do.
     ///
-    /// A plan that is saved can be reviewed, and is later done with `quorate apply --plan`.
+    /// A saved plan can be reviewed and later carried out with `quorate apply --plan`.
     Plan(Plan),
-    /// Show what is to be done, ask, and do it
+    /// Show the plan, ask for confirmation, and carry it out
     ///
-    /// Safe to kill at any time and to run again: it looks at what is there and goes on. Of several clusters all are tried,
-    /// and the worst end decides the exit code.
+    /// Can be killed at any time and re-run: it observes what is there and continues. With several clusters all are tried, and
+    /// the worst result decides the exit code.
     ///
-    /// With a saved plan nothing is asked, and it begins only if the steps are still those of the plan. Once begun, it looks
-    /// before each step as always: what becomes necessary meanwhile, as when a member dies, is done too.
+    /// With a saved plan it does not ask, and begins only if the steps are still those of the plan. It observes before each
+    /// step as always: what becomes necessary on the way, for example because a member dies, is done too.
     Apply(Apply),
-    /// Give a member another machine, without anyone noticing
+    /// Move a member to a new machine without downtime
     ///
-    /// A member whose data outlives its machine (a data volume, or `keep_data`) keeps it and its seat, and only restarts. Else the new
-    /// machine joins, catches up and votes before the old one leaves, where addresses allow. Given again after an interruption, it
-    /// goes on with the replacement that is under way.
+    /// A member whose data outlives its machine (a data volume, or `keep_data`) keeps its data and its membership, and only
+    /// restarts. Otherwise the new machine joins, catches up and votes before the old one leaves, if addresses allow. After an
+    /// interruption, re-run it to continue the same replacement.
     Replace(Replace),
-    /// Make a cluster again of what is left, when its majority is lost for good
+    /// Rebuild a cluster from a survivor after permanent quorum loss
     ///
-    /// Shows who is seen, who holds data and how far, and what may be lost; asks for the cluster's name. Then the survivor
-    /// whose log goes furthest is rebuilt as a cluster of one, and the others come back as new members. Refused while the
-    /// cluster has its quorum, and when nothing survives.
+    /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
+    /// cluster's name. Then the survivor whose log reaches furthest is rebuilt as a cluster of one, and the others rejoin as new
+    /// members. Refused while the cluster has a quorum, and when no member has data.
     Recover(Recover),
-    /// Show every step that was ever done: when, by whom, why, and how it ended
+    /// Show every step ever taken: when, by whom, why, and how it ended
     History(History),
-    /// Show how clusters are
+    /// Show cluster health
     ///
-    /// With a name, or when only one cluster is known: its members with role, health, version, size, raft index and lag, days
-    /// left of the certificate, and generation; alarms; one line of verdict. Else a line for each cluster.
+    /// With a name, or if only one cluster is known: its members with role, health, version, size, raft index and lag, days
+    /// left of the certificate, and generation; alarms; a one-line verdict. Otherwise one line per cluster.
     Status(Status),
-    /// Print what etcdctl must be told, as lines for eval
+    /// Print environment variables for etcdctl (use with eval)
     ///
-    /// eval "$(quorate env NAME)" lets etcdctl be root on that cluster. Root's certificate is good for a day and is made anew
-    /// when it is asked for again.
+    /// eval "$(quorate env NAME)" makes etcdctl connect to that cluster as root. The certificate is valid for a day; run it
+    /// again for a new one.
     Env(Env),
     /// Client certificates
     #[command(subcommand)]
     Cert(Cert),
     /// Show the log of a member's etcd, or of its agent
     Logs(Logs),
-    /// Rehearse faults on a running cluster, and tell whether clients could rely on it
+    /// Cause faults in a running cluster and check that clients could rely on it
     ///
-    /// Clients put, get, swap, delete and watch below a prefix of their own, through every endpoint, while faults strike; then
-    /// the cluster is brought back by `apply`. What they saw must be linearizable with no acknowledged write lost, and the
-    /// cluster must be as its spec says. This disturbs the cluster: `--scenario list` tells what each scenario does.
+    /// Clients put, get, swap, delete and watch below a separate prefix, through every endpoint, while faults happen; then
+    /// `apply` repairs the cluster. What clients saw must be linearizable with no acknowledged write lost, and the cluster must
+    /// be as its spec says. This disturbs the cluster: `--scenario list` shows what each scenario does.
     Drill(Drill),
     /// Stop the machines of a cluster; its data is kept
     ///
@@ -127,38 +127,38 @@ pub enum Verb {
     Down(Named),
     /// Start the machines of a cluster again
     Start(Named),
-    /// Remove a cluster and its data
+    /// Delete a cluster and its data
     ///
-    /// Its machines, its data, its keys and the memory of it go. Asks for the cluster's name. A cluster that clients may have
-    /// written to also needs the word that no backup is wanted.
+    /// Deletes its machines, data, keys and ledger. Asks for the cluster's name. If clients may have written to the cluster and
+    /// no verified backup covers all data, it also requires --without-backup.
     Destroy(Destroy),
-    /// Backups that are proven by restoring them: make, list, verify, prune, record changes, export
+    /// Take, list, verify, prune, record and export backups
     ///
-    /// Where they go, how often, for how long and for whom they are encrypted is in the spec's `backup` section. The cluster is
-    /// given by name, and the settings are those that were applied last; or by its spec, where nothing is known of it here.
+    /// The `backup` section of the spec says where they are stored, how often, for how long, and to whom they are encrypted.
+    /// Name the cluster, and the settings that were applied last are used; or give its spec, if it is not known here.
     #[command(subcommand)]
     Backup(Backup),
-    /// Make a cluster begin anew from a backup or a snapshot
+    /// Restore a cluster from a backup or a snapshot
     ///
-    /// Makes what is wanted ready here, proves it in a throwaway etcd, shows what will be done and what is lost, and asks for the
-    /// cluster's name. A cluster that does not exist is made; the data of one that lives is replaced, on all members or on none. Where
-    /// nothing is known of the cluster here, its ledger with its CA keys comes back from beside the backup. Clients never see an
-    /// older revision than before: watches end as compacted, and begin anew.
+    /// Prepares the snapshot here, verifies it in a temporary etcd, shows what will be done and what is lost, and asks for the
+    /// cluster's name. Creates the cluster if it does not exist; otherwise replaces the data of all members or of none. If the
+    /// cluster is not known here, its ledger with the CA keys is restored from the backup. Clients never see an older revision
+    /// than before: watches end as compacted and must start again.
     ///
-    /// Given again, or followed by `quorate apply`, it goes on where it was interrupted.
+    /// After an interruption, re-run it, or run `quorate apply`.
     Restore(Restore),
-    /// Move or keep the whole memory of a cluster, encrypted
+    /// Export or import a cluster's state (ledger), encrypted
     #[command(subcommand)]
     Ledger(Ledger),
     /// Show or rotate the key that encrypts the secrets in ledgers
     #[command(subcommand)]
     Key(Key),
-    /// Break the lock of a controller that is gone
+    /// Break the lock of a dead controller
     ///
     /// The lock of a dead process on this host is free at once. Any other lock is watched for 10 seconds by the next command that needs it,
     /// and freed if nobody renews it. This is for the rest. A controller that still lives finds out at its next step and stops; its orders are refused from then on.
     Unlock(Unlock),
-    /// Make images for machines
+    /// Build images for virtual machines
     #[command(subcommand)]
     Image(Image),
     /// Print the JSON schema of the spec, for editors
@@ -208,18 +208,18 @@ pub struct Up {
     /// Which etcd; by default that on PATH, else 3.6.14
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<Version>,
-    /// How clients prove who they are; certificate unless the cluster exists already
+    /// How clients authenticate; certificate unless the cluster exists already
     #[arg(long, value_enum, value_name = "HOW")]
     pub client_auth: Option<Login>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Login {
-    /// By a client certificate, whose common name is the user
+    /// With a client certificate, whose common name is the user
     Certificate,
-    /// By user and password
+    /// With user and password
     Password,
-    /// By both: a certificate that names nobody, and user and password
+    /// With both: a client certificate that names no user, and user and password
     #[value(name = "certificate_and_password")]
     CertificateAndPassword,
 }
@@ -236,16 +236,16 @@ impl From<Login> for ClientAuth {
 
 #[derive(Args, Debug)]
 pub struct Init {
-    /// Where the machines of the spec are to be made
+    /// Where the machines of the spec are created
     #[arg(long, value_enum, value_name = "PROVIDER", default_value_t = Provider::Local)]
     pub provider: Provider,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Provider {
-    /// On this machine
+    /// Processes on this machine
     Local,
-    /// As virtual machines of libvirt
+    /// Virtual machines of libvirt
     Libvirt,
 }
 
@@ -266,7 +266,7 @@ pub struct Plan {
     /// Exit with 4 when there is something to do
     #[arg(long)]
     pub detailed_exitcode: bool,
-    /// Under each step, tell how many voters are healthy while it runs and how many failures are still survived
+    /// Show the health and fault tolerance of the cluster during each step
     #[arg(long)]
     pub explain: bool,
     /// Also write the plan to FILE (JSON), for `quorate apply --plan`
@@ -281,10 +281,10 @@ pub struct Plan {
 /// What may be said for one run, beyond the spec.
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub struct Words {
-    /// For this run, a restart may interrupt a cluster that cannot bridge it
+    /// Allow restarts that cause downtime, for this run
     #[arg(long)]
     pub allow_downtime: bool,
-    /// For this run, a machine that is not seen counts as dead at once
+    /// Treat unreachable machines as dead, for this run
     #[arg(long)]
     pub now: bool,
 }
@@ -297,15 +297,15 @@ pub struct Apply {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// Do what the plan in FILE says, without asking; refused when other steps are needed by now
+    /// Carry out the plan in FILE without asking; refused if other steps are needed by now
     #[arg(long, value_name = "FILE")]
     pub plan: Option<PathBuf>,
     #[command(flatten)]
     pub words: Words,
-    /// Go on with a ledger older than what the agents remember; the newer one is gone for good
+    /// Continue with a ledger older than what the agents remember, because the newer one is lost
     #[arg(long)]
     pub accept_older_ledger: bool,
-    /// Of the file, only this cluster; can be given several times
+    /// Only this cluster of the file; can be repeated
     #[arg(long = "cluster", value_name = "NAME")]
     pub clusters: Vec<String>,
 }
@@ -314,12 +314,12 @@ pub struct Apply {
 pub struct Replace {
     /// The cluster
     pub name: String,
-    /// The member that gets another machine
+    /// The member to move to a new machine
     pub member: String,
-    /// Begin with empty data, which is copied from the other members, also where the data could stay
+    /// Start with an empty disk and copy the data from the other members, even if the data could stay
     #[arg(long)]
     pub new_data: bool,
-    /// Let the service be interrupted, where the others cannot go on without the member
+    /// Allow downtime if the others cannot serve without the member
     #[arg(long)]
     pub allow_downtime: bool,
     /// Do not ask
@@ -331,7 +331,7 @@ pub struct Replace {
 pub struct Recover {
     /// The cluster
     pub name: String,
-    /// Machines that do not answer count as dead at once
+    /// Treat unreachable machines as dead
     #[arg(long)]
     pub now: bool,
     /// Do not ask
@@ -368,10 +368,10 @@ pub struct Env {
 
 #[derive(Subcommand, Debug)]
 pub enum Cert {
-    /// Make a client certificate for a declared user
+    /// Issue a client certificate for a user
     ///
-    /// For root, or a user that the spec declares. The key is made here and written to a file that only you can read, unless a
-    /// signing request is given.
+    /// For root, or a user that the spec declares. The key is created here and written to a file that only you can read, unless
+    /// you provide a signing request.
     Issue(CertIssue),
 }
 
@@ -382,7 +382,7 @@ pub struct CertIssue {
     /// Who the certificate is for
     #[arg(long)]
     pub user: String,
-    /// Sign this request (PEM) instead of making a key
+    /// Sign this request (PEM) instead of creating a key
     #[arg(long, value_name = "FILE")]
     pub csr: Option<PathBuf>,
     /// Write to DIR instead of the cluster's directory in $QUORATE_HOME
@@ -399,10 +399,10 @@ pub struct Logs {
     /// The agent's log instead of etcd's
     #[arg(long)]
     pub agent: bool,
-    /// Go on printing what is added
+    /// Keep printing new lines
     #[arg(short, long)]
     pub follow: bool,
-    /// How many of the last lines to begin with
+    /// How many of the last lines to show first
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub lines: usize,
     #[command(flatten)]
@@ -414,17 +414,17 @@ pub struct Drill {
     /// The cluster
     #[arg(required_unless_present_any = ["scenarios", "check"])]
     pub name: Option<String>,
-    /// What to rehearse; can be given several times, and `list` lists them. By default a few that are harmless
+    /// Which fault; can be repeated, and `list` lists them. By default a few harmless ones
     #[arg(long = "scenario", value_name = "SCENARIO")]
     pub scenarios: Vec<String>,
-    /// Let this scenario happen before the change begins, with the clients at work: one that is over at once and leaves the
-    /// cluster something to deal with, such as `wipe-follower` or `lose-majority`
+    /// Cause this fault under traffic before the command of --during starts: one that is over at once and leaves something to
+    /// repair, such as `wipe-follower` or `lose-majority`
     #[arg(long, value_name = "SCENARIO")]
     pub first: Option<String>,
-    /// Let the fault strike during this command of quorate, such as "apply new.yaml"
+    /// Cause the fault during this quorate command, such as "apply new.yaml"
     #[arg(long, value_name = "COMMAND")]
     pub during: Option<String>,
-    /// How long the traffic goes on at least, in each scenario
+    /// Minimum duration of the traffic in each scenario
     #[arg(long, value_name = "N", default_value_t = 12)]
     pub seconds: u64,
     /// How many clients write and read
@@ -439,10 +439,10 @@ pub struct Drill {
     /// Write a report with timelines (HTML) to FILE
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
-    /// Write all that was recorded (JSON lines) to FILE
+    /// Write everything recorded (JSON lines) to FILE
     #[arg(long, value_name = "FILE")]
     pub history: Option<PathBuf>,
-    /// Do not rehearse; judge what an earlier drill recorded in FILE
+    /// Cause no faults; check what an earlier drill recorded in FILE
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "scenarios", "first", "during", "history"])]
     pub check: Option<PathBuf>,
     /// Do not ask
@@ -466,7 +466,7 @@ pub struct Destroy {
     /// Do not ask
     #[arg(long)]
     pub yes: bool,
-    /// The data may go although there is no verified backup of it
+    /// Delete the data even if no verified backup covers it
     #[arg(long)]
     pub without_backup: bool,
 }

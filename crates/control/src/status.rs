@@ -274,26 +274,32 @@ fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
 fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> String {
     let quorum = safety::quorum(voters);
     if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.formation) {
-        return format!("down: being recovered from {from}; `quorate recover` goes on with it");
+        return format!("down: being recovered from {from}; `quorate recover` continues it");
     }
     if let (Verdict::Down, Formation::Restoring { .. }) = (verdict, &ledger.formation) {
         let source = ledger.restore.as_ref().map_or("a snapshot", |wish| &wish.source);
-        return format!("down: being restored from {source}; `quorate apply` goes on with it");
+        return format!("down: being restored from {source}; `quorate apply` continues it");
     }
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
-        (Verdict::Unformed, _) => String::from("not formed yet: run `quorate apply`"),
+        (Verdict::Unformed, _) => String::from("not bootstrapped yet: run `quorate apply`"),
         (Verdict::Down, _) => format!("down: {}, quorum is {quorum}", safety::healthy_of(healthy, voters)),
-        (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no failure is survived"),
-        (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no failure is survived"),
-        (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; {n} more may fail"),
+        (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no fault tolerance"),
+        (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no fault tolerance"),
+        (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; tolerates {}", failures(n)),
         (Verdict::Degraded, 0) => {
-            format!("degraded: {healthy} of {voters} voters are healthy, quorum is {quorum}; the next failure stops it")
+            format!(
+                "degraded: {healthy} of {voters} voters healthy (quorum {quorum}); one more failure means an outage"
+            )
         }
         (Verdict::Degraded, n) => {
-            format!("degraded: {healthy} of {voters} voters are healthy, quorum is {quorum}; {n} more may fail")
+            format!("degraded: {healthy} of {voters} voters healthy (quorum {quorum}); tolerates {}", failures(n))
         }
     }
+}
+
+fn failures(number: usize) -> String {
+    if number == 1 { String::from("1 failure") } else { format!("{number} failures") }
 }
 
 fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthest: Option<u64>) -> MemberStatus {

@@ -397,7 +397,7 @@ fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, mac
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peers {
     OwnCa,
-    /// As in clusters that were made before peers had a CA of their own: any user's certificate is good at the peer port.
+    /// As in clusters that were made before peers had a CA of their own: any user's certificate is valid on the peer port.
     CaOfClients,
 }
 

@@ -207,7 +207,7 @@ mod tests {
         assert_ne!(struck, successor);
         assert_eq!(every_machine(&home, "demo"), [successor.clone(), struck.clone()]);
         let names = [&struck, &successor].map(|machine| machine.exact_name().to_string());
-        assert_eq!(names, ["etcd-2#1", "etcd-2#2"]);
+        assert_eq!(names, ["etcd-2.1", "etcd-2.2"]);
     }
 
     #[test]

@@ -9,32 +9,32 @@ use super::Output;
 
 #[derive(Subcommand, Debug)]
 pub enum Backup {
-    /// Take a full backup now, and prove it
+    /// Take a full backup now and verify it
     ///
-    /// From the healthiest follower, straight into the store: nothing touches the disk here but the proof, which restores it into a
-    /// throwaway etcd and compares.
+    /// Streams a snapshot of the healthiest follower into the store. To verify it, restores it here into a temporary etcd and
+    /// compares it with the live members.
     Create(BackupCreate),
-    /// Show what there is
+    /// List backups
     List(BackupList),
-    /// Restore backups into a throwaway etcd, and compare
+    /// Restore backups into a temporary etcd and compare them
     ///
-    /// What was stored is compared with its digests, what is restored with what was measured when it was taken, and the changes on top
-    /// with the living cluster as it was then, where that is still known. The outcome is noted beside the backup.
+    /// Compares what was stored with its digests, what was restored with what was measured when the backup was taken, and the
+    /// changes on top with the live cluster, as far as it still knows them. Records the result with the backup.
     Verify(BackupVerify),
-    /// Remove backups that the spec's `keep` does not keep
+    /// Delete backups that the spec's `keep` does not keep
     ///
-    /// Never the newest, and never the newest that is verified. Also clears what interrupted backups have left, after a day.
+    /// Never the newest, and never the newest verified one. Also deletes leftovers of interrupted backups, after a day.
     Prune(BackupPrune),
-    /// Stay, record changes as they come, and take a full backup when one is due
+    /// Keep running, record every change, and take full backups when they are due
     ///
-    /// A restore can then stop at any revision or moment. Goes on through lost connections, replaced members and compactions; ends at
-    /// SIGINT or SIGTERM, with all that was received stored.
+    /// A restore can then stop at any revision or time. Continues after lost connections, replaced members and compactions. On
+    /// SIGINT or SIGTERM it stores everything it has received and exits.
     Watch(BackupWatch),
-    /// Let the spec's recipients of now, and nobody else, open the backups there are
+    /// Re-encrypt existing backups to the current recipients
     ///
-    /// Only small side objects are written anew, not the data. One who was removed may have kept what opened the backups before.
+    /// Rewrites only small objects, not the data. Anyone who was removed may have kept a key of these backups.
     Rekey(BackupRekey),
-    /// Write a backup as a plain etcd snapshot, as etcdutl takes it
+    /// Write a backup as a plain etcd snapshot, for etcdutl
     Export(BackupExport),
 }
 
@@ -63,7 +63,7 @@ pub struct Trusted {
     /// The public key that signs the cluster's backups, where no ledger and no spec names it
     #[arg(long, value_name = "KEY")]
     pub signed_by: Option<Signer>,
-    /// Consent to backups that nobody signed or that cannot be checked: anyone who can write to the store can make them
+    /// Accept backups that are unsigned or cannot be checked: anyone who can write to the store can make them
     #[arg(long)]
     pub unsigned: bool,
 }
@@ -79,7 +79,7 @@ pub struct Second {
 pub struct BackupCreate {
     /// The cluster
     pub name: String,
-    /// Do not prove it now
+    /// Do not verify it now
     #[arg(long)]
     pub no_verify: bool,
     #[command(flatten)]
@@ -118,7 +118,7 @@ pub struct BackupPrune {
     /// Also remove every backup that nobody signed, once there are signed ones
     #[arg(long)]
     pub unsigned: bool,
-    /// Only show what would go
+    /// Only show what would be deleted
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
@@ -132,7 +132,7 @@ pub struct BackupPrune {
 pub struct BackupWatch {
     /// The cluster
     pub name: String,
-    /// After each full backup, also remove what the spec does not keep any more
+    /// After each full backup, also delete what the spec does not keep
     #[arg(long)]
     pub prune: bool,
 }
@@ -151,7 +151,7 @@ pub struct BackupExport {
     pub of: BackupOf,
     /// The backup
     pub id: String,
-    /// Where the snapshot goes; must not exist yet
+    /// Where to write the snapshot; must not exist yet
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     #[command(flatten)]
@@ -170,13 +170,13 @@ pub struct Restore {
     pub cluster: Option<String>,
     #[command(flatten)]
     pub what: RestoreWhat,
-    /// Where nothing is known of the cluster here, do not bring its ledger back: it gets new CAs and keys
+    /// If the cluster is not known here, do not restore its ledger: it gets new CAs and keys
     #[arg(long)]
     pub without_ledger: bool,
-    /// Make it ready and show what would be done, but do nothing
+    /// Prepare it and show what would be done, but change nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Machines that do not answer count as dead at once
+    /// Treat unreachable machines as dead
     #[arg(long)]
     pub now: bool,
     /// Do not ask
@@ -194,10 +194,10 @@ pub struct Restore {
 #[derive(Args, Debug)]
 #[group(multiple = false)]
 pub struct RestoreWhat {
-    /// As it was at this moment, by the recorder's clock
+    /// The state at this time, by the recorder's clock
     #[arg(long, value_name = "TIME")]
     pub at: Option<jiff::Timestamp>,
-    /// As it was at this revision
+    /// The state at this revision
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(1..))]
     pub revision: Option<i64>,
     /// This full backup, without changes on top of it

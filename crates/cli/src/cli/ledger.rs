@@ -14,7 +14,7 @@ pub enum Ledger {
     ///
     /// A ledger that is here already is replaced only by one of the same cluster that is not older.
     ///
-    /// With a spec, a store and the operator's key alone, a controller on a new machine picks up a cluster that lives:
+    /// With a spec, a store and the operator's key alone, a controller on a new machine takes over a running cluster:
     /// quorate ledger import --from-backup FILE --identity KEY, then quorate apply FILE --accept-older-ledger.
     Import(LedgerImport),
 }
@@ -33,7 +33,7 @@ pub struct LedgerExport {
 #[derive(Args, Debug)]
 #[group(required = true, multiple = false)]
 pub struct ExportKey {
-    /// Encrypt to this age public key; can be given several times
+    /// Encrypt to this age public key; can be repeated
     #[arg(long = "recipient", value_name = "AGE1…")]
     pub recipients: Vec<String>,
     /// Encrypt with the passphrase in the first line of FILE
@@ -46,7 +46,7 @@ pub struct LedgerImport {
     /// The export, `-` for stdin
     #[arg(default_value = "-")]
     pub file: String,
-    /// Instead of an export, take what lies beside the newest backup of the cluster in this spec
+    /// Instead of an export, take the ledger in the newest backup of the cluster in this spec
     #[arg(long, value_name = "SPEC", conflicts_with = "file")]
     pub from_backup: Option<String>,
     /// Of a spec with several clusters, this one
@@ -58,7 +58,7 @@ pub struct LedgerImport {
     /// With `--from-backup`: the public key that signs the cluster's backups, where the spec does not name it
     #[arg(long, value_name = "KEY", requires = "from_backup")]
     pub signed_by: Option<quorate_core::spec::Signer>,
-    /// With `--from-backup`: consent to a ledger that cannot be checked: anyone who can write to the store can put one there
+    /// With `--from-backup`: accept a ledger that cannot be checked: anyone who can write to the store can put one there
     #[arg(long, requires = "from_backup")]
     pub unsigned: bool,
     #[command(flatten)]
@@ -97,7 +97,7 @@ pub enum Key {
 
 #[derive(Args, Debug)]
 pub struct KeyRotate {
-    /// Drop the old key from a key file outside this home; ledgers still encrypted to it cannot be opened any more
+    /// Drop the old key from a key file outside this home; ledgers still encrypted to it can no longer be decrypted
     #[arg(long)]
     pub drop_old: bool,
 }

@@ -39,21 +39,21 @@ pub struct AgentFollowAlone {
 
 #[derive(Subcommand, Debug)]
 pub enum Image {
-    /// Build a small Debian image with etcd, the agent and all that a member needs
+    /// Build a small Debian image with etcd, the agent and everything a member needs
     ///
-    /// Needs root, mmdebstrap, extlinux and qemu-utils. A machine made of it reads its seed disk by itself, without cloud-init.
+    /// Needs root, mmdebstrap, extlinux and qemu-utils. Its machines read their seed disk themselves, without cloud-init.
     Build(ImageBuild),
 }
 
 #[derive(Args, Debug)]
 pub struct ImageBuild {
-    /// Write the image to FILE, in qcow2, and a manifest of what is in it beside it
+    /// Write the image to FILE, in qcow2, and a manifest of its contents next to it
     #[arg(value_name = "FILE")]
     pub output: PathBuf,
-    /// The static quorate that becomes the machines' agent; by default this very program
+    /// The static quorate that becomes the machines' agent; by default this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,
-    /// An image as clouds have it: with cloud-init, without agent and etcd
+    /// An image like those of clouds: with cloud-init, without agent and etcd
     #[arg(long, conflicts_with = "program")]
     pub cloud_init: bool,
     /// The release of Debian
@@ -62,10 +62,10 @@ pub struct ImageBuild {
     /// A mirror, or a file with sources for apt, instead of Debian's own
     #[arg(long, value_name = "URL|FILE")]
     pub sources: Option<String>,
-    /// A further package; may be given again
+    /// An additional package; can be repeated
     #[arg(long = "package", value_name = "NAME")]
     pub packages: Vec<String>,
-    /// Size of the disk; a machine's root disk may be larger, and is used whole
+    /// Size of the disk; a larger root disk is used completely
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub size: Size,
 }

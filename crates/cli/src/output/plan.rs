@@ -206,8 +206,8 @@ cluster demo: 2 steps
      because no machine of it is left
   waiting for etcd on etcd-2 to answer its peers
   blocked: etcd-1 must be restarted and is the only voter: the cluster is down while it restarts
-    rule:   quorum is never given away
-    remedy: say that it may happen now with `--allow-downtime`
+    rule:   quorum is never lost
+    remedy: allow the downtime with `--allow-downtime`
 ";
         assert_eq!(text("demo", &plan(), Detail::Reasons), expected);
         let mut summary = Summary::default();

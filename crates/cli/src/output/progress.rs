@@ -320,7 +320,7 @@ mod tests {
             last_words: last_words.to_owned(),
         };
         let first = state.newly_waiting(&decision(vec![crash(1, "")])).unwrap();
-        assert_eq!(first, "waiting for etcd on etcd-1 to stay up: it ended (exit status: 1) and was restarted once");
+        assert_eq!(first, "waiting for etcd on etcd-1 to stay up: it exited (exit status: 1) and was restarted once");
         for restarts in 2..20 {
             let told = [
                 state.newly_waiting(&decision(vec![crash(restarts, "bad flag"), WaitingFor::AuthSight])),

@@ -138,7 +138,7 @@ mod tests {
         MemberStatus {
             member: name.into(),
             machine: name.to_owned(),
-            leaving: name.contains('#'),
+            leaving: name.contains('.'),
             address: Some(String::from("127.64.0.1")),
             endpoint: None,
             role: healthy.then_some("leader"),
@@ -221,9 +221,9 @@ down: 1 of 2 voters are healthy, quorum is 2
     #[test]
     fn a_former_machine_is_told_from_the_members() {
         let mut status = status();
-        status.members.push(member("etcd-2#1", "healthy", None));
+        status.members.push(member("etcd-2.1", "healthy", None));
         let text = full(&status);
-        let told = "etcd-2#1 leaves: it is a former machine of etcd-2, which has another by now\n";
+        let told = "etcd-2.1 leaves: it is a former machine of etcd-2, which has another by now\n";
         assert!(text.contains(told), "{text}");
     }
 

@@ -183,7 +183,7 @@ fn is_switched_off_and_on(sandbox: &Sandbox, version: &str, members: usize) {
 fn goes(sandbox: &Sandbox) {
     let refused = sandbox.quorate(&["destroy", "c", "--yes"]).expect(3);
     assert!(refused.stderr.contains("--without-backup"), "{}", refused.stderr);
-    assert!(refused.stderr.contains("data dies only by consent"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("data is deleted only with consent"), "{}", refused.stderr);
     sandbox.quorate(&["apply", "c", "--yes"]).ok();
     sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
     assert_eq!(sandbox.processes(), []);

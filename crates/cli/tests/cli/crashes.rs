@@ -385,7 +385,7 @@ fn a_disk_lost_after_forming_is_replaced_and_never_made_a_cluster_of_its_own() {
     // Neither a new agent nor a restart of the machine makes anything of it.
     signal(trio.agent_of("etcd-2").expect("its agent"), "KILL");
     let told = trio.apply().ok().text();
-    assert!(told.contains("give etcd-2 a new machine, incarnation 2"), "{told}");
+    assert!(told.contains("replace the machine of etcd-2 with etcd-2.2"), "{told}");
     assert_eq!(contents(&trio), held);
     assert!(!trio.machine("etcd-2").exists(), "the old machine is gone");
     assert_eq!(trio.status()["verdict"], "healthy");

@@ -47,7 +47,8 @@ fn an_apply_that_is_killed_and_resumed_is_told_step_by_step() {
     let trio = Trio::new(Login::Password);
     let interrupted = |steps: &[Value]| steps.iter().filter(|s| s["result"] == "interrupted").count();
     let mut kills = 0;
-    for words in ["create the machine", "enrol the agent", "give etcd-", "for the first time", "add user"] {
+    for words in ["create the machine", "enrol the agent", "update the configuration", "for the first time", "add user"]
+    {
         let mut run = trio.spawn_apply();
         run.until(words);
         run.kill();
@@ -129,7 +130,7 @@ fn a_follower_is_replaced_and_again_after_a_kill() {
     trio.sandbox.quorate(&["replace", NAME, "etcd-9", "--yes"]).expect(1);
     trio.sandbox.quorate(&["replace", "nobody", "etcd-1", "--yes"]).expect(1);
     let asked = trio.sandbox.quorate(&["replace", NAME, &name]).expect(1);
-    assert!(asked.stdout.contains(&format!("create the machine of {name}, incarnation 2")), "{}", asked.stdout);
+    assert!(asked.stdout.contains(&format!("create machine {name}.2")), "{}", asked.stdout);
     assert!(asked.stderr.contains("--yes"), "{}", asked.stderr);
 
     trio.sandbox.quorate(&["replace", NAME, &name, "--yes"]).ok();
@@ -148,7 +149,7 @@ fn a_follower_is_replaced_and_again_after_a_kill() {
     let mut run = watch(&trio.sandbox, &["replace", NAME, &name, "--yes"]);
     run.until("to the cluster as a learner … done");
     run.kill();
-    let (status, former) = (trio.status(), format!("{name}#2"));
+    let (status, former) = (trio.status(), format!("{name}.2"));
     assert_eq!(
         (&member(&status, &former)["leaving"], &member(&status, &name)["leaving"]),
         (&true.into(), &false.into())
@@ -187,7 +188,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
     trio.etcdctl(&["put", "a", "1"]).ok();
     let refused = trio.sandbox.quorate(&["recover", NAME, "--yes"]).expect(3);
     assert!(
-        refused.stderr.contains("the cluster has its majority: 3 of 3 voters are there with their data"),
+        refused.stderr.contains("the cluster has a quorum: 3 of 3 voters are available with their data"),
         "{}",
         refused.stderr
     );

@@ -283,8 +283,8 @@ fn the_seed_of_an_enrolled_machine_is_worth_nothing_to_another() {
     assert_eq!(plan["clusters"][0]["blocked"][0]["kind"], "second-key", "{plan:#}");
     let before = trio.ledger()["members"]["etcd-2"]["enrolment"]["bound_key"].clone();
     let refused = trio.apply().expect(3).text();
-    assert!(refused.contains("an enrolment token is good for one key"), "{refused}");
-    assert!(refused.contains("look who listens at the address of etcd-2"), "{refused}");
+    assert!(refused.contains("an enrolment token is valid for one key"), "{refused}");
+    assert!(refused.contains("find out who answers at the address of etcd-2"), "{refused}");
     assert_eq!(trio.ledger()["members"]["etcd-2"]["enrolment"]["bound_key"], before);
     assert_eq!(read_json(&root.join("var/lib/quorate/state.json"))["enrolled"], false);
     assert!(!root.join("etc").exists(), "the impostor was given something");

@@ -97,7 +97,7 @@ fn a_plan_that_does_not_fit_any_more_is_refused_with_what_differs() {
     crate::common::eventually("the agent is gone", 5, || sandbox.agents().is_empty());
     let told = untouched("p.json", 3);
     assert!(
-        told.contains("first difference, at step 1: `give etcd-1 its node config, generation 2` was planned"),
+        told.contains("first difference, at step 1: `update the configuration of etcd-1 (generation 2)` was planned"),
         "{told}"
     );
     assert!(told.contains("cluster c: new: start the machine of etcd-1"), "{told}");

@@ -117,8 +117,8 @@ fn where_the_data_went_with_the_machine_the_seat_is_filled_anew() {
     eventually("its processes are gone", 5, || its().next().is_none());
     fs::remove_dir_all(kept.machine("etcd-3")).expect("its directory");
     let told = kept.0.quorate(&["apply", "c.yaml", "--now", "--yes"]).ok().text();
-    assert!(told.contains("give etcd-3 a new machine, incarnation 2, with the data that it has"), "{told}");
-    assert!(told.contains("give etcd-3 a new machine, incarnation 3 …"), "{told}");
+    assert!(told.contains("replace the machine of etcd-3 with etcd-3.2, keeping its data"), "{told}");
+    assert!(told.contains("replace the machine of etcd-3 with etcd-3.3 …"), "{told}");
     let (mut before, mut after) = (seats, kept.seats());
     assert_ne!(before.remove("etcd-3"), after.remove("etcd-3"));
     assert_eq!(before, after);

@@ -28,7 +28,7 @@ fn status_tells_degraded_and_down_by_its_exit_code() {
     eventually("degraded", 10, || code() == Some(5));
     let status = sandbox.status("c");
     assert_eq!((&status["verdict"], &status["healthy"]), (&Value::from("degraded"), &Value::from(2)));
-    assert!(status["summary"].as_str().unwrap().contains("the next failure stops it"), "{status:#}");
+    assert!(status["summary"].as_str().unwrap().contains("one more failure means an outage"), "{status:#}");
     let silent = health("etcd-3");
     assert!(silent["health"] != "healthy" && silent["why"].is_string(), "{silent:#}");
     // It goes on serving.

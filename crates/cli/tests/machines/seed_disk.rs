@@ -29,7 +29,7 @@ pub fn is_worth_nothing(machines: &Machines, address: &str) {
     let plan = machines.sandbox.quorate(&["plan", machines.name, "--output", "json"]).expect(3).json();
     assert_eq!(plan["clusters"][0]["blocked"][0]["kind"], "second-key", "{plan:#}");
     let refused = machines.apply().expect(3).text();
-    assert!(refused.contains("an enrolment token is good for one key"), "{refused}");
+    assert!(refused.contains("an enrolment token is valid for one key"), "{refused}");
     drop(impostor);
     virsh(&["resume", &domain]).ok();
     eventually("the machine itself is known again", 180, || {

@@ -199,8 +199,8 @@ mod tests {
         let member = MemberName::from("etcd-2");
         let mut ledger = ledger();
         assert!(!is_under_way(&ledger, &seen(&["etcd-2"]), &member));
-        assert!(is_under_way(&ledger, &seen(&["etcd-2", "etcd-2#1"]), &member));
-        assert!(!is_under_way(&ledger, &seen(&["etcd-2", "etcd-1#1"]), &member));
+        assert!(is_under_way(&ledger, &seen(&["etcd-2", "etcd-2.1"]), &member));
+        assert!(!is_under_way(&ledger, &seen(&["etcd-2", "etcd-1.1"]), &member));
         remember::raise_incarnation(&mut ledger, &member);
         assert!(is_under_way(&ledger, &seen(&[]), &member));
         let Formation::Formed { members, .. } = &mut ledger.formation else { unreachable!() };

@@ -1,14 +1,16 @@
-//! The name of a member: a seat in a cluster, for life. A former machine of the seat, which may still be part of the cluster
-//! while its successor comes, is called by the seat and its incarnation: `etcd-2#1`.
+//! The name of a member, which it keeps for life. A former machine of the member, which may still be part of the cluster while
+//! its successor joins, is called by the member and the machine's incarnation: `etcd-2.1`.
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// No name in a spec can hold it.
-const FORMER: char = '#';
+const FORMER: char = '.';
+/// What ledgers of the first format have in its place.
+const FORMER_BEFORE: char = '#';
 
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
 #[serde(transparent)]
 pub struct MemberName(String);
 
@@ -38,8 +40,34 @@ impl<T: Into<String>> From<T> for MemberName {
     }
 }
 
+impl<'de> Deserialize<'de> for MemberName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        Ok(MemberName(name.replace(FORMER_BEFORE, &FORMER.to_string())))
+    }
+}
+
 impl fmt::Display for MemberName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_former_machine_is_called_by_member_and_incarnation() {
+        let former = MemberName::from("etcd-2").former(1);
+        assert_eq!((former.to_string().as_str(), former.seat(), former.is_former()), ("etcd-2.1", "etcd-2", true));
+        assert_eq!(former.former(3).as_str(), "etcd-2.3");
+    }
+
+    #[test]
+    fn a_name_of_the_first_ledgers_is_read() {
+        let read = |text: &str| serde_json::from_str::<MemberName>(text).unwrap();
+        assert_eq!(read("\"etcd-2#1\""), MemberName::from("etcd-2").former(1));
+        assert_eq!(read("\"etcd-2\""), MemberName::from("etcd-2"));
     }
 }

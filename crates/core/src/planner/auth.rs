@@ -117,7 +117,7 @@ fn users(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) {
         } else if owned.is_some_and(|o| o.password != wanted.password) {
             ops.push((AuthOp::SetPassword { user: user.clone() }, format!("the password of user {user} has changed")));
         } else if owned.is_none() && wanted.password.is_some() {
-            let why = format!("another tool made user {user}, so nothing says that it has the declared password");
+            let why = format!("another tool created user {user}, so nothing says that it has the declared password");
             ops.push((AuthOp::SetPassword { user: user.clone() }, why));
         }
         let has = found.users.get(user).unwrap_or(&none);
@@ -136,13 +136,13 @@ fn removals(wish: &AuthWish, found: &AuthSeen, ops: &mut Vec<(AuthOp, String)>) 
     let made = wish.owned.users.iter().filter(|(_, owned)| !owned.adopted).map(|(user, _)| user);
     for user in made.filter(|u| *u != ROOT && !wish.users.contains_key(*u)) {
         if found.users.contains_key(user) {
-            let why = format!("quorate made user {user}, and the spec no longer names it");
+            let why = format!("quorate created user {user}, and the spec no longer names it");
             ops.push((AuthOp::DeleteUser { user: user.clone() }, why));
         }
     }
     for role in wish.owned.roles.iter().filter(|r| *r != ROOT && !wish.roles.contains_key(*r)) {
         if found.roles.contains_key(role) {
-            let why = format!("quorate made role {role}, and the spec no longer names it");
+            let why = format!("quorate created role {role}, and the spec no longer names it");
             ops.push((AuthOp::DeleteRole { role: role.clone() }, why));
         }
     }

@@ -236,132 +236,137 @@ impl UnsafeBecause {
         match self {
             UnsafeBecause::ForeignMachine { member, .. } => format!(
                 "if it is this cluster's and its ledger was lost, bring the ledger back with `quorate ledger import`; \
-                 if it is nobody's, remove the machine of {member} by hand; else choose another cluster name"
+                 if nobody needs it, remove the machine of {member} manually; otherwise choose another cluster name"
             ),
             UnsafeBecause::SecondKey { member } => format!(
-                "look who listens at the address of {member} before anything else; if its machine was only made anew \
-                 outside quorate and holds nothing, remove it by hand"
+                "find out who answers at the address of {member} before anything else; if its machine was only \
+                 recreated outside quorate and holds no data, remove it manually"
             ),
             UnsafeBecause::OlderLedger { member, .. } => format!(
                 "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply \
-                 --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state may be \
+                 --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state \
+                 may be \
                  damaged or somebody else may control it: `quorate replace NAME {member}` moves it to a new machine"
             ),
             UnsafeBecause::Untrusted { member, .. } => format!(
-                "the state on that machine is damaged, or somebody else controls it: find out which, then move the member to a \
+                "the state on that machine is damaged, or somebody else controls it: find out which, then move the \
+                 member to a \
                  new machine with `quorate replace NAME {member}`; the other members are operated as usual"
             ),
             UnsafeBecause::WrongBinary { wanted, .. } => {
                 format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
             }
             UnsafeBecause::ForeignData { member, .. } => format!(
-                "quorate never removes data that it did not make: move the data directory of {member} away by hand"
+                "quorate never removes data that it did not create: move the data directory of {member} away manually"
             ),
             UnsafeBecause::Unseen { majority: Some((there, voters)), .. } => format!(
-                "bring back as many as the quorum needs: {} of {voters} voters are missing, so waiting does not replace them; where \
-                 they are lost for good, see `quorate recover`",
+                "bring back as many as the quorum needs: {} of {voters} voters are missing, so waiting does not replace \
+                 them; if they are lost permanently, see `quorate recover`",
                 voters.saturating_sub(*there)
             ),
             UnsafeBecause::Unseen { seconds, grace, .. } => format!(
-                "bring it back; or apply again in {} s, when it counts as dead and is replaced; or say with `--now` \
-                 that it is dead",
+                "bring it back; or run `apply` again in {} s, when it counts as dead and is replaced; or confirm with \
+                 `--now` that it is dead",
                 grace.saturating_sub(*seconds)
             ),
             UnsafeBecause::PeersReach { .. } => String::from(
-                "find out why this controller does not reach it: it lives, so that nothing is done about it",
+                "find out why this controller does not reach it; quorate does not replace a machine that is alive",
             ),
             UnsafeBecause::PeersUntold { member, untold, .. } => format!(
-                "bring back the agents of {}, so that they can tell; or say with `--now` that {member} is dead",
+                "bring back the agents of {}, so they can report; or confirm with `--now` that {member} is dead",
                 list(untold)
             ),
             UnsafeBecause::MajorityLost { .. } => String::from(
-                "bring back as many as the quorum needs; where they are lost for good, `quorate recover` makes a new cluster of \
-                 what the survivors hold, and says what may be lost",
+                "bring back as many members as the quorum needs; if they are lost permanently, `quorate recover` \
+                 rebuilds the cluster from a survivor and shows what may be lost",
             ),
             UnsafeBecause::NotLost { .. } => {
                 String::from("there is nothing to recover: `quorate apply` replaces what is lost")
             }
             UnsafeBecause::Serves { .. } => String::from(
-                "find out why this controller does not see the others: they serve clients, and a recovery would go back behind what \
-                 those have written; `quorate apply` replaces what is lost",
+                "find out why this controller does not reach the others: they serve clients, and a recovery would lose \
+                 what those have written; `quorate apply` replaces what is lost",
             ),
             UnsafeBecause::NothingSurvives { silent, .. } if !silent.is_empty() => format!(
-                "bring back {}, where data may be still, or another machine with its data; or restore a backup",
+                "bring back {}, which may still have data, or another machine with its data; or restore a backup",
                 list(silent)
             ),
             UnsafeBecause::NothingSurvives { .. } => String::from(
-                "bring back at least one machine with its data, or restore a backup; where all is lost, `quorate destroy` and \
-                 `quorate apply` begin anew",
+                "bring back at least one machine with its data, or restore a backup; if everything is lost, `quorate \
+                 destroy` and `quorate apply` create a new cluster",
             ),
             UnsafeBecause::SurvivorGone { .. } => String::from(
-                "bring it back; where it is gone for good, `quorate recover` chooses among those that are left once more",
+                "bring it back; if it is lost permanently, re-run `quorate recover` to choose another survivor",
             ),
-            UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => String::from(
-                "run `quorate restore` again: it makes the snapshot ready once more, and goes on from here",
-            ),
+            UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => {
+                String::from("re-run `quorate restore`: it prepares the snapshot again and continues")
+            }
             UnsafeBecause::AddressHeld { by, .. } => {
                 format!("pin another address, or move {by} away first")
             }
             UnsafeBecause::JoinFailed { member, .. } => {
-                format!("look at `quorate logs NAME {member}`, then `quorate apply` tries once more")
+                format!("read `quorate logs NAME {member}`; `quorate apply` tries again")
             }
             UnsafeBecause::StrangerVoter { id, .. } => format!(
-                "if it is yours, add it to nothing and remove it with `etcdctl member remove {id}`; quorate changes no membership \
-                 in which somebody votes that it does not know"
+                "if it is not needed, remove it with `etcdctl member remove {id}`; quorate changes no membership while \
+                 an unknown member votes"
             ),
             UnsafeBecause::Membership { .. } => {
-                String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
+                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
             }
             UnsafeBecause::LastVoter { member } => format!(
-                "unpin the address of {member}, so that its successor can come before it goes; or add a member first"
+                "unpin the address of {member}, so its new machine can join before it leaves; or add a member first"
             ),
             UnsafeBecause::JoinVersion { .. } => {
-                String::from("let the version change end first; it goes on by itself where nothing else is refused")
+                String::from("let the version change finish first; it continues unless something else is refused")
             }
             UnsafeBecause::ClientsWrote { .. } => String::from(
-                "if there is a newer ledger, bring it back with `quorate ledger import`; if nothing of the data is needed, \
-                 `quorate destroy` and `quorate apply` begin anew",
+                "if there is a newer ledger, bring it back with `quorate ledger import`; if the data is not needed, \
+                 `quorate destroy` and `quorate apply` create a new cluster",
             ),
             UnsafeBecause::OtherFormation { member, .. } => {
-                format!("stop etcd on {member} where it runs: its data is of something else and must not be mixed in")
+                format!(
+                    "stop etcd on {member} where it runs: its data belongs to another cluster and must not be mixed in"
+                )
             }
             UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
             UnsafeBecause::VersionUnknown { member, .. } => format!(
-                "bring etcd on {member} up with a release, so that it tells its version; or give it another machine with `quorate \
-                 replace`"
+                "start etcd on {member} from a release so it reports its version; or move it to a new machine with \
+                 `quorate replace`"
             ),
             UnsafeBecause::Quorum { .. } => {
-                String::from("wait for the others to be healthy, or find out with `quorate status` what ails them")
+                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
             }
-            UnsafeBecause::Outage { .. } => String::from("say that it may happen now with `--allow-downtime`"),
+            UnsafeBecause::Outage { .. } => String::from("allow the downtime with `--allow-downtime`"),
             UnsafeBecause::AuthUnseen { .. } => String::from(
-                "if another tool changed the user root or its password, give quorate back a root that it can use; \
-                 everything else goes on meanwhile",
+                "if another tool changed the user root or its password, give quorate a user root that it can use again; \
+                 everything else continues",
             ),
             UnsafeBecause::UnknownFormation { .. } => String::from(
-                "bring back the newer ledger with `quorate ledger import`. If it is gone and so may be the data, remove the \
-                 data directory by hand: quorate wipes only what it knows that no client wrote to",
+                "bring back the newer ledger with `quorate ledger import`. If it is lost and the data is not needed, \
+                 remove the data directory manually: quorate only deletes data that no client has written to",
             ),
             UnsafeBecause::FixedAtFormation { field, was, .. } => {
                 format!("set `{field}` back to {was}: this version of quorate does not change it on a running cluster")
             }
             UnsafeBecause::AuthorityDiffers { .. } => String::from(
-                "name the CA that the cluster was formed with: this version of quorate does not change the CA of a \
+                "name the CA that the cluster was created with: this version of quorate does not change the CA of a \
                  running cluster",
             ),
             UnsafeBecause::RootPasswordDiffers => String::from(
-                "put the password that the cluster was formed with back into `auth.root_password_file`: this version of \
+                "put the password that the cluster was created with back into `auth.root_password_file`: this version of \
                  quorate does not change it",
             ),
             UnsafeBecause::NoBackup => {
-                String::from("say that none is needed with `--without-backup`: the data is then gone for good")
+                String::from("confirm with `--without-backup` that none is needed: the data is then permanently lost")
             }
             UnsafeBecause::BackupOlder { data: None, .. } => String::from(
-                "bring back a majority of the members, so that they can report it; or say with `--without-backup` that what came after may be lost",
+                "bring back a majority of the members so they can report it; or confirm with `--without-backup` that \
+                 later changes may be lost",
             ),
             UnsafeBecause::BackupOlder { .. } => String::from(
-                "`quorate backup create` makes and verifies another; or say with `--without-backup` that what came after may be \
-                 lost",
+                "`quorate backup create` makes and verifies another; or confirm with `--without-backup` that later \
+                 changes may be lost",
             ),
         }
     }
@@ -392,12 +397,14 @@ impl fmt::Display for UnsafeBecause {
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: Some(known), told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}, and the ledger knows {known}: nothing else shows that, so nothing \
+                "the agent of {member} reports {what} {told}, and the ledger knows {known}: nothing else shows that, so \
+                 nothing \
                  that it reports is believed"
             ),
             UnsafeBecause::Untrusted { member, distrust: Distrust { what, known: None, told } } => write!(
                 f,
-                "the agent of {member} reports {what} {told}: nothing else shows that, so nothing that it reports is believed"
+                "the agent of {member} reports {what} {told}: nothing else shows that, so nothing that it reports is \
+                 believed"
             ),
             UnsafeBecause::WrongBinary { member, wanted, found } => {
                 write!(f, "{member} should run etcd {wanted}, and {found}")
@@ -407,7 +414,7 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::Unseen { what, seconds, majority: Some((there, voters)), .. } => {
                 let quorum = quorum(*voters);
-                write!(f, "{what}, for {seconds} s, and {there} of {voters} voters are there: quorum is {quorum}")
+                write!(f, "{what}, for {seconds} s, and {there} of {voters} voters are available: quorum is {quorum}")
             }
             UnsafeBecause::Unseen { what, seconds, grace, .. } => {
                 write!(f, "{what}, for {seconds} s: it counts as dead after {grace} s")
@@ -417,43 +424,45 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::PeersUntold { member, miss, needed, untold } => {
                 let peers = miss + untold.len();
+                let confirm = if *miss == 1 { "confirms" } else { "confirm" };
                 write!(
                     f,
-                    "this controller does not reach {member}, and of its {peers} peers {miss} told the same: {needed} must, and \
-                     {} told nothing",
+                    "this controller does not reach {member}, and {miss} of its {peers} peers {confirm} it ({needed} \
+                     needed); no \
+                     answer from {}",
                     list(untold)
                 )
             }
             UnsafeBecause::MajorityLost { voters, healthy, quorum } => write!(
                 f,
-                "{healthy} of {voters} {} there, and quorum is {quorum}: the cluster cannot agree on anything, not even \
-                 on replacing a member",
+                "{healthy} of {voters} {} available (quorum {quorum}): without a quorum the cluster cannot even replace \
+                 a member",
                 if *voters == 1 { "voter is" } else { "voters are" }
             ),
             UnsafeBecause::NotLost { voters, healthy } => {
                 let are = if *voters == 1 { "voter is" } else { "voters are" };
-                write!(f, "the cluster has its majority: {healthy} of {voters} {are} there with their data")
+                write!(f, "the cluster has a quorum: {healthy} of {voters} {are} available with their data")
             }
             UnsafeBecause::Serves { member, voters, healthy, quorum } => write!(
                 f,
-                "etcd on {member} answered a linearizable read, which takes {quorum} of {voters} voters: the cluster serves, though \
-                 this controller sees {healthy} of them"
+                "etcd on {member} answered a linearizable read, which takes {quorum} of {voters} voters: the cluster \
+                 serves clients, although this controller reaches only {healthy} of them"
             ),
             UnsafeBecause::NothingSurvives { voters, silent } => {
-                write!(f, "none of the {voters} members is seen with data of this cluster")?;
-                if silent.is_empty() { Ok(()) } else { write!(f, ", and no answer comes from {}", list(silent)) }
+                write!(f, "none of the {voters} members is known to have data of this cluster")?;
+                if silent.is_empty() { Ok(()) } else { write!(f, ", and there is no answer from {}", list(silent)) }
             }
             UnsafeBecause::SurvivorGone { member } => {
-                write!(f, "the cluster is being recovered from what {member} holds, and its machine is gone")
+                write!(f, "the cluster is being recovered from the data of {member}, and its machine is gone")
             }
             UnsafeBecause::SnapshotGone { member, source } => {
-                write!(f, "{member} is to begin anew from {source}, and the snapshot does not lie here any more")
+                write!(f, "{member} will be restored from {source}, but the snapshot is no longer here")
             }
             UnsafeBecause::RestoreUnfinished { token } => {
-                write!(f, "the formation {token} was begun from a snapshot, and nothing says from which any more")
+                write!(f, "the formation {token} was started from a snapshot, and the ledger no longer says which")
             }
             UnsafeBecause::JoinFailed { member, why } => {
-                write!(f, "{member} did not become a voter and was taken out again: {why}")
+                write!(f, "{member} did not become a voter and was removed again: {why}")
             }
             UnsafeBecause::StrangerVoter { id, peer_url } => {
                 write!(f, "etcd lists a voter that quorate did not add: {id} at {peer_url}")
@@ -467,21 +476,21 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "{member} {what}, and {}: quorum would be {quorum}", healthy_of(*healthy, *voters))
             }
             UnsafeBecause::LastVoter { member } => {
-                write!(f, "{member} is the only voter: when it goes, so does the data")
+                write!(f, "{member} is the only voter: the data would be lost with it")
             }
             UnsafeBecause::AddressHeld { member, address, by } => {
                 write!(f, "the spec gives {member} the address {address}, which {by} has and keeps")
             }
             UnsafeBecause::JoinVersion { member, cluster, wanted } if cluster.is_empty() => {
-                write!(f, "{member} would join with etcd {wanted}, and what the cluster speaks is not known")
+                write!(f, "{member} would join with etcd {wanted}, and the cluster version is not known")
             }
             UnsafeBecause::JoinVersion { member, cluster, wanted } => {
-                write!(f, "{member} would join with etcd {wanted}, and the cluster speaks {cluster}")
+                write!(f, "{member} would join with etcd {wanted}, and the cluster version is {cluster}")
             }
             UnsafeBecause::ClientsWrote { member, revision } => write!(
                 f,
-                "etcd on {member} is at revision {revision}: clients have written to it, and this ledger knows of no formed \
-                 cluster, so beginning again would lose what they wrote"
+                "etcd on {member} is at revision {revision}: clients have written to it, and this ledger knows of no \
+                 bootstrapped cluster, so a new bootstrap would lose what they wrote"
             ),
             UnsafeBecause::OtherFormation { member, found, ours } => {
                 write!(f, "{member} belongs to {found}, and this cluster is {ours}")
@@ -493,16 +502,16 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::VersionUnknown { member, told, wanted } if told.is_empty() => write!(
                 f,
-                "what etcd on {member} runs is not known, so that nobody can tell whether {wanted} may follow it"
+                "the version of etcd on {member} is not known, so it is not known whether {wanted} may follow it"
             ),
             UnsafeBecause::VersionUnknown { member, told, wanted } => write!(
                 f,
-                "etcd on {member} calls its version `{told}`, which is no release, so that nobody can tell whether {wanted} may \
-                 follow it"
+                "etcd on {member} reports version `{told}`, which is not a release, so it is not known whether {wanted} \
+                 may follow it"
             ),
             UnsafeBecause::Quorum { member, voters, healthy, quorum } => write!(
                 f,
-                "{member} must be restarted, and only {}: quorum is {quorum}, and one disturbance is enough",
+                "{member} must be restarted, and only {}: quorum is {quorum}, so a restart could cause an outage",
                 healthy_of(*healthy, *voters)
             ),
             UnsafeBecause::Outage { member, voters: 1 } => {
@@ -517,11 +526,11 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::UnknownFormation { member, token } => write!(
                 f,
-                "{member} has taken part in the formation {token}, of which this ledger knows nothing: the ledger is older \
+                "{member} took part in the formation {token}, which this ledger does not know: the ledger is older \
                  than the cluster"
             ),
             UnsafeBecause::FixedAtFormation { field, was, wanted } => {
-                write!(f, "the cluster was formed with `{field}` {was}, and the spec now says {wanted}")
+                write!(f, "the cluster was created with `{field}` {was}, and the spec now says {wanted}")
             }
             UnsafeBecause::AuthorityDiffers { ledger, brought } => write!(
                 f,
@@ -530,17 +539,19 @@ impl fmt::Display for UnsafeBecause {
                 short(ledger)
             ),
             UnsafeBecause::RootPasswordDiffers => {
-                write!(f, "the file with root's password holds another one than the cluster was formed with")
+                write!(f, "the file with root's password holds another one than the cluster was created with")
             }
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
             UnsafeBecause::BackupOlder { id, at, backup, data: Some(data) } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at revision {data}: {}",
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at revision \
+                 {data}: {}",
                 not_in_it(*data, *backup)
             ),
             UnsafeBecause::BackupOlder { id, at, backup, data: None } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no quorum of voters reports how far the \
+                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no quorum of voters reports \
+                 how far the \
                  data goes"
             ),
         }

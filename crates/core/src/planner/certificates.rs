@@ -79,7 +79,7 @@ fn fault(
     };
     if let Some(brought) = brought {
         return (certificate.fingerprint != *brought)
-            .then(|| format!("the {name} certificate on {member} is not the one that was brought"));
+            .then(|| format!("the {name} certificate on {member} is not the one that the spec provides"));
     }
     let (authority, authority_ends) = authority(wish, of);
     if certificate.authority_key_id.as_deref() != authority {
@@ -108,7 +108,7 @@ fn fault(
             format!("the {name} certificate of {member} has expired")
         } else {
             format!(
-                "the {name} certificate of {member} has {days} days left, and is renewed {window} days before its end"
+                "the {name} certificate of {member} has {days} days left, and is renewed {window} days before it expires"
             )
         }
     })

@@ -16,7 +16,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
     for (member, wish) in &desired.members {
         let why = match seen.facts(member) {
-            None if decision.enrols(member) => format!("{member} has no node config yet"),
+            None if decision.enrols(member) => format!("{member} has no configuration yet"),
             Some(facts) if !decision.has_business_with(member) => match &facts.node_config {
                 _ if let Some(because) = refused(member, wish, facts) => {
                     decision.block(because);
@@ -33,7 +33,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                         Some(because) => format!("{because}: it looks again"),
                     }
                 }
-                None => format!("{member} has no node config yet"),
+                None => format!("{member} has no configuration yet"),
                 Some((generation, _)) => {
                     let wanted = wish.generation;
                     with_changes(desired, format!("configuration differs (generation {generation} → {wanted})"))
@@ -94,11 +94,11 @@ pub(super) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &
     let safety::Voters { all, healthy } = safety::voters(desired, seen);
     let quorum = safety::quorum(all);
     if !seen.facts(member).is_some_and(safety::is_healthy_voter) {
-        return format!("{why}; {member} is not healthy, so its restart takes nothing away and may heal it");
+        return format!("{why}; {member} is not healthy, so a restart costs nothing and may repair it");
     }
     let remain = safety::other_voters(desired, seen, member).healthy;
     if remain < quorum {
-        return format!("{why}; the cluster is down meanwhile, as the operator allowed");
+        return format!("{why}; the cluster is down during the restart, as the operator allowed");
     }
     format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
 }

@@ -15,7 +15,7 @@ pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, 
         if machines::is_ours(desired, machine) {
             decision.step(
                 Action::DestroyMachine { member: member.clone(), data: Data::Goes },
-                "the operator gave the word that this cluster and its data go",
+                "the operator confirmed that this cluster and its data are deleted",
             );
         }
     }

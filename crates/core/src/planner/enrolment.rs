@@ -59,13 +59,13 @@ fn unenrolled(
     let Some(enrolment) = &wish.enrolment else {
         return decision.step(
             destroy,
-            format!("its agent was never enrolled and the ledger holds no token for it: it is made anew, and {holds}"),
+            format!("its agent was never enrolled and the ledger holds no token for it: it is recreated, and {holds}"),
         );
     };
     if bound.is_none() && enrolment.expires <= seen.now {
         return decision.step(
             destroy,
-            format!("its enrolment token expired before it was used: the machine is made anew, and {holds}"),
+            format!("its enrolment token expired before it was used: the machine is recreated, and {holds}"),
         );
     }
     let in_time = bound.is_some() || enrolment.expires.duration_since(seen.now) > TOGETHER;

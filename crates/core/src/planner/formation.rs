@@ -56,7 +56,7 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
             1 => String::from("the only member is"),
             all => format!("all {all} members are"),
         };
-        let why = format!("{ready} ready and empty; from here on only this token may say `new`");
+        let why = format!("{ready} ready and empty; only this bootstrap token may start a new cluster from now on");
         decision.step(Action::RecordForming { token, members }, why);
     }
 }
@@ -112,7 +112,7 @@ pub(super) fn broken(
         let lost = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::Lost;
         lost.then(|| match &facts.etcd.service {
             ServiceState::BackingOff { last_exit, .. } => format!(
-                "etcd on {member} ended without leaving data ({}: {}), and may have forgotten its votes",
+                "etcd on {member} exited without leaving data ({}: {}), and may have forgotten its votes",
                 last_exit.how, last_exit.last_words
             ),
             _ => format!("{member} lost the data of this formation, and with it its votes"),
@@ -245,7 +245,7 @@ fn keep_running(
 pub fn is_silent(service: &ServiceState, now: Timestamp) -> Option<String> {
     let ServiceState::Running { since, .. } = service else { return None };
     let hung = now.duration_since(*since) > START;
-    hung.then(|| format!("it runs since {} and does not answer", since.strftime("%Y-%m-%d %H:%M:%S UTC")))
+    hung.then(|| format!("it has been running since {} and does not answer", since.strftime("%Y-%m-%d %H:%M:%S UTC")))
 }
 
 /// Waits where a member's etcd is not yet healthy; where it is, there is nothing to wait for.
@@ -285,7 +285,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
         ),
         DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.formation) => {
             // One that ended before it came into being does not run, and is meant to all the same.
-            let why = "nobody may start it again on what is wiped";
+            let why = "it must not start again on data that is being wiped";
             decision.step(Action::StopEtcd { member: member.clone() }, why);
             decision.step_expecting(
                 Action::WipeData { member: member.clone(), stamp },

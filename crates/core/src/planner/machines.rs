@@ -17,7 +17,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                     incarnation: wish.renewing.unwrap_or(wish.incarnation),
                     data: Data::Stays,
                 },
-                format!("{member} gets its machine anew and keeps its data and its seat"),
+                format!("the machine of {member} is recreated and keeps its data and its membership"),
             ),
             // What became of it is `repair`'s to find out, or the restore's.
             None if desired.formation.counts_on(member) => {}
@@ -34,7 +34,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
             Some(machine) if machine.outdated => decision.step(
                 Action::StartMachine { member: member.clone() },
-                format!("the agent of {member} is an older program than this one: it is restarted, and etcd runs on"),
+                format!("the agent of {member} is an older program than this one: it is restarted; etcd keeps running"),
             ),
             Some(_) => {}
         }
@@ -84,7 +84,7 @@ pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
             if safety::may_clear_away(desired, seen, member) {
                 decision.step(
                     Action::DestroyMachine { member: member.clone(), data: Data::Goes },
-                    "it is no member any more, and every member has what it held",
+                    "it has left the cluster, and the remaining members hold all of its data",
                 );
             }
             continue;
@@ -115,7 +115,7 @@ fn remove_unformed(
         ),
         _ if machine.power == Power::Off => decision.step(
             Action::StartMachine { member: member.clone() },
-            format!("the spec no longer names {member}: its machine goes once it is seen what it holds"),
+            format!("the spec no longer names {member}: its machine is destroyed once its data is known"),
         ),
         Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => {
             decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });
@@ -139,7 +139,7 @@ pub(super) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut D
     for (member, machine) in machines {
         if is_ours(desired, machine) && (machine.power == Power::On || machine.headless) {
             decision
-                .step(Action::StopMachine { member: member.clone() }, "the cluster is to be down; its data is kept");
+                .step(Action::StopMachine { member: member.clone() }, "the cluster should be off; its data is kept");
         }
     }
 }

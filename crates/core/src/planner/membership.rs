@@ -31,7 +31,7 @@ pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decisio
         return true;
     }
     if let Some(dead) = cluster.voters().find(|m| !is_wanted(desired, m) && !m.healthy) {
-        leave(desired, decision, &cluster, dead, "it is not wanted any more and does not answer");
+        leave(desired, decision, &cluster, dead, "it is no longer wanted and does not answer");
         return true;
     }
     join(desired, seen, decision, &cluster)
@@ -55,8 +55,8 @@ pub(super) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decis
             let Voters { all, healthy } = cluster.count_without(&next.name);
             let survived = safety::failures_survived(all, healthy);
             format!(
-                "its address is pinned for a machine that is to come, which it can only when this one has gone; until that one \
-                 has caught up, {survived} more failures are survived"
+                "its address is pinned for its new machine, which can only be created when this one is gone; until that \
+                 one has caught up, the cluster tolerates {survived} more failures"
             )
         }
         (true, false) => format!("the new machine of {} votes in its place", next.name.seat()),
@@ -113,7 +113,7 @@ fn bring_up(
     learner: &Listed<'_>,
 ) {
     let Some(wish) = desired.members.get(&learner.name).filter(|_| learner.known) else {
-        let why = "it is a learner that nobody wants, as an interrupted change leaves behind";
+        let why = "it is a learner that the spec does not ask for, probably left by an interrupted change";
         return expel(decision, cluster, learner, None, why);
     };
     if decision.has_business_with(&learner.name) {
@@ -205,12 +205,12 @@ fn catch_up(
 
 fn even(desired: &Desired, voters: usize) -> String {
     let until = match voters.cmp(&desired.members.len()) {
-        Ordering::Less => "until the next one votes too",
+        Ordering::Less => "until the next one is promoted",
         Ordering::Equal => "as the spec wants it",
-        Ordering::Greater => "until the one that it replaces has left",
+        Ordering::Greater => "until the old member is removed",
     };
     let (quorum, fewer) = (safety::quorum(voters), voters.saturating_sub(1));
-    format!("; an even number needs {quorum} and survives no more than {fewer} would, {until}")
+    format!("; an even number of voters (quorum {quorum}) tolerates no more failures than {fewer}, {until}")
 }
 
 fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, late: bool, why: &str) {
@@ -274,7 +274,7 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
     let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url, learner: true };
     decision.step_expecting(
         Action::AddLearner { through, member: (*member).clone(), joining },
-        format!("{}; a learner has no vote, so that nothing depends on it yet", safety::healthy_of(healthy, all)),
+        format!("{}; a learner has no vote, so nothing depends on it yet", safety::healthy_of(healthy, all)),
         Precondition::Membership(cluster.membership()),
     );
     true
@@ -313,7 +313,7 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
     }
     let Some(through) = through(decision, cluster, Some(member.id)) else { return };
     let Voters { all, healthy } = after;
-    let even = if all % 2 == 0 { ", an even number, which survives no more than one less would" } else { "" };
+    let even = if all % 2 == 0 { ", an even number, which tolerates no more failures than one less" } else { "" };
     decision.step_expecting(
         Action::RemoveMember { through, member: member.name.clone(), id: member.id, failed: None },
         format!(

@@ -85,7 +85,7 @@ fn choose(
         match facts.etcd.log {
             Some(log) => ends.push((log, member)),
             None => {
-                let why = String::from("how far its log goes was not told yet");
+                let why = String::from("it has not reported yet where its log ends");
                 return decision.wait(WaitingFor::Agent { member: (*member).clone(), why });
             }
         }
@@ -93,13 +93,13 @@ fn choose(
     let rank = |(log, m): &&(LogEnd, &MemberName)| (log.term, log.index, desired.members.contains_key(*m));
     let Some((best, from)) = ends.iter().max_by_key(rank).copied() else { return };
     let told = ends.iter().map(|(log, m)| match *log {
-        LogEnd::UNREAD => format!("how far the log of {m} goes is found out when it is read"),
+        LogEnd::UNREAD => format!("where the log of {m} ends is known once it is read"),
         LogEnd { term, index, .. } => format!("{m} ends at term {term} index {index}"),
     });
     let told = told.chain(unreadable.iter().cloned()).collect::<Vec<_>>().join(", ");
     let why = format!(
-        "{} of {all} members hold their data: {told}. What the lost ones had acknowledged after index {} of term {} is lost; \
-         {} was known to be agreed up to {}",
+        "{} of {all} members hold their data: {told}. What the lost members had acknowledged after index {} of term {} \
+         is lost; {} was known to be committed up to {}",
         ends.len(),
         best.index,
         best.term,
@@ -142,8 +142,8 @@ pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
             decision.step_expecting(
                 Action::Rebuild { member: from.clone(), was: stamp.clone(), stamp: new, peer_url, bump_revision },
                 format!(
-                    "a copy of its data becomes a cluster of one, whose revisions go on above {bump_revision}, so that no client is \
-                     sent back in time; what is there now is kept beside it"
+                    "a copy of its data becomes a cluster of one, whose revisions continue above {bump_revision}, so no \
+                     client goes back in time; the existing data is kept next to it"
                 ),
                 Precondition::Data(facts.etcd.data.clone()),
             );
@@ -162,7 +162,7 @@ fn run(decision: &mut Decision, from: &MemberName, facts: &Facts) {
         ),
         (_, Some(status)) if status.healthy => decision.step(
             Action::RecordFormed { etcd_cluster_id: status.cluster_id },
-            format!("{from} serves what was saved; the others come back as new members, and clients may write again"),
+            format!("{from} serves the recovered data; the others rejoin as new members, and clients may write again"),
         ),
         _ => {
             let why = String::from("it does not answer reads yet");

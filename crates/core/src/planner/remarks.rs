@@ -90,7 +90,7 @@ fn older_agents(seen: &Observation) -> Option<String> {
     (!older.is_empty()).then(|| {
         format!(
             "the agents of {} are older than this program and cannot have a certificate of a separate peer CA: until their \
-             machines are replaced (`quorate replace`), any user's certificate is good at the peer port",
+             machines are replaced (`quorate replace`), any user's certificate is valid on the peer port",
             listed(&older)
         )
     })
@@ -123,7 +123,8 @@ fn controller(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings
     let kept_out = outside(ranges, members.filter_map(|m| Some((*around.comes_from.get(&m)?, m))));
     let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
         format!(
-            "this host ({address}) is in none of `host.firewall.controller_from`: quorate could no longer reach the agents of {} \
+            "this host ({address}) is in none of `host.firewall.controller_from`: quorate could no longer reach the \
+             agents of {} \
              (port {AGENT_PORT}) from here",
             listed(&members)
         )
@@ -135,7 +136,8 @@ fn clients_here(ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
     let members = around.comes_from.iter().map(|(member, address)| (*address, member.clone()));
     let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
         format!(
-            "this host ({address}) is in none of `host.firewall.clients_from`: etcdctl here is refused by {} (port {CLIENT_PORT})",
+            "this host ({address}) is in none of `host.firewall.clients_from`: etcdctl here is refused by {} (port \
+             {CLIENT_PORT})",
             listed(&members)
         )
     };
@@ -150,7 +152,8 @@ fn clients_now(ranges: &[AddressRange], seen: &Observation) -> Vec<String> {
     });
     let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
         format!(
-            "the client {address} is connected to {} now and is in none of `host.firewall.clients_from`: its next connection is refused",
+            "the client {address} is connected to {} now and is in none of `host.firewall.clients_from`: its next \
+             connection is refused",
             listed(&members)
         )
     };

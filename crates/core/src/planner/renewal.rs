@@ -23,7 +23,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     };
     let recorded = in_turn(desired, seen, |member, wish| {
         machine(desired, seen, member).filter(|_| is_recorded(seen, member, wish))?;
-        Some(another(member, wish).unwrap_or_else(|| format!("{member} is to have another machine")))
+        Some(another(member, wish).unwrap_or_else(|| format!("{member} will get a new machine")))
     });
     if let Some((member, why)) = recorded.into_iter().find(|(member, _)| !is_barred(decision, member)) {
         return let_go(desired, seen, decision, member, &why);
@@ -79,7 +79,7 @@ fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member
     if let Some((to, to_id)) = successor.filter(|_| leads(seen, member) && facts.is_some_and(safety::is_healthy_voter))
     {
         let why =
-            format!("{member} leads and is about to get another machine: clients wait less when it hands over first");
+            format!("{member} leads and is about to get a new machine: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: member.clone(), to, to_id }, why);
     }
     let why = told_with_numbers(desired, seen, member, why);
@@ -111,7 +111,9 @@ fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member
         Ok(()) => {
             let safety::Voters { all, healthy } = cluster.count();
             let left = format!("{}, quorum is {}", safety::healthy_of(healthy, all), safety::quorum(all));
-            let why = format!("{why}; {left}; its data does not outlive its machine, so that the new one copies it");
+            let why = format!(
+                "{why}; {left}; its data does not outlive its machine, so the new one copies it from the others"
+            );
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
         }
         Err(because) => decision.block(because),

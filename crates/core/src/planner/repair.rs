@@ -90,7 +90,7 @@ fn renew(
         return;
     }
     let incarnation = desired.members[member].incarnation + 1;
-    let why = format!("{why}; where its data outlived it, {member} keeps it and its seat");
+    let why = format!("{why}; if its data outlived it, {member} keeps it and its membership");
     decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
 }
 
@@ -148,8 +148,8 @@ fn loss(
     }
     if let Some(older) = &facts.etcd.older {
         return Some(Loss::Known(format!(
-            "the data of {member} has gone back in time: its log ends at {}, and it had acknowledged {} (as {} remembers): it \
-             could vote twice",
+            "the data of {member} has gone back in time: its log ends at {}, and it had acknowledged {} (according to \
+             {}): it could vote twice",
             older.holds, older.acknowledged, older.told_by
         )));
     }
@@ -157,14 +157,14 @@ fn loss(
     match safety::judge_data(desired, member, Some(token), seen.now, facts) {
         DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
         DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => {
-            Some(Loss::Known(format!("the machine of {member} is another than the one that joined, and holds nothing")))
+            Some(Loss::Known(format!("the machine of {member} is not the one that joined, and holds no data")))
         }
         DataVerdict::MayBeginAsNew if listed.is_some_and(|l| !l.is_learner) => {
             Some(Loss::Known(format!("{member} votes, and its data directory is empty: its disk was lost")))
         }
-        DataVerdict::MayGoOn if was_removed(desired, cluster, seen, member) => Some(Loss::Known(format!(
-            "etcd no longer lists {member}: it was removed, and its data is of no use any more"
-        ))),
+        DataVerdict::MayGoOn if was_removed(desired, cluster, seen, member) => {
+            Some(Loss::Known(format!("etcd no longer lists {member}: it was removed, and its data is useless")))
+        }
         _ => None,
     }
 }
@@ -208,8 +208,8 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     safety::peers_miss(desired, seen, member).ok()?;
     let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?.max(desired.boots_within));
     let (seconds, patience) = (unseen.as_secs(), grace.as_secs());
-    let why = format!("the machine of {member} does not answer: {why}, for {seconds} s, and {patience} s are enough");
-    (unseen >= grace).then(|| format!("{why}; it is no member yet, so that nothing is lost with it"))
+    let why = format!("the machine of {member} does not answer: {why}, for {seconds} s (limit {patience} s)");
+    (unseen >= grace).then(|| format!("{why}; it is not a member yet, so nothing is lost"))
 }
 
 /// One that was about to join has no data that is worth waiting for.

@@ -33,7 +33,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, d
     enrolment::decide(desired, seen, decision);
     certificates::decide(desired, seen, decision);
     let Some(begun) = begun else {
-        return prepare(desired, seen, restore, decision, "the operator gave the word");
+        return prepare(desired, seen, restore, decision, "the restore was confirmed");
     };
     match unsound(desired, seen, restore, &begun) {
         Some(why) => prepare(desired, seen, restore, decision, &why),
@@ -132,7 +132,7 @@ fn holder_of_its_address(seen: &Observation, wish: &DesiredMember) -> Option<(Me
 
 fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, why: String) {
     let action = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
-    decision.step(action, format!("{why}; the data of all members is replaced, so that nothing is lost with it"));
+    decision.step(action, format!("{why}; the data of all members is replaced, so nothing is lost"));
 }
 
 /// Brings the snapshot to every member that is wanted. When all have it, the restore is recorded.
@@ -166,8 +166,8 @@ fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &
         all => format!("all {all} members have"),
     };
     let why = format!(
-        "{why}, and {all} the snapshot ({}, revision {}); what runs on other data is stopped now, and revisions go on {bump_revision} \
-         above the snapshot's",
+        "{why}, and {all} the snapshot ({}, revision {}); every etcd on other data is stopped now, and revisions \
+         continue {bump_revision} above the snapshot's",
         restore.source, restore.revision
     );
     let (token, sha256) = (desired.next_token.clone(), restore.sha256.clone());
@@ -181,7 +181,10 @@ fn stage(restore: &Restore, decision: &mut Decision, member: &MemberName) {
         return decision.block(UnsafeBecause::SnapshotGone { member, source });
     }
     let action = Action::StageSnapshot { member: member.clone(), sha256: sha256.clone(), bytes: *bytes };
-    decision.step(action, format!("{member} is to begin anew from {source}; until all have it, nothing is given up"));
+    decision.step(
+        action,
+        format!("{member} will be restored from {source}; existing data is kept until every member holds the snapshot"),
+    );
 }
 
 /// The restore is recorded: what was is stopped, then the new data is made, then started.
@@ -223,8 +226,9 @@ fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision,
                     stopped = true;
                     // Where it is refused, nothing goes on either.
                     if !decision.has_business_with(member) {
-                        let why =
-                            format!("{member} runs on other data, and none may when the restored data is started");
+                        let why = format!(
+                            "{member} still runs the old data; all members must be stopped before the restored data starts"
+                        );
                         decision.step(Action::StopEtcd { member: member.clone() }, why);
                     }
                 }
@@ -235,7 +239,7 @@ fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision,
             Some(AgentSeen::Untrusted(_)) | None if wanted => {}
             Some(AgentSeen::Untrusted(_)) | None => {
                 let why =
-                    format!("nobody wants {member} any more, and it may run on other data while it does not answer");
+                    format!("{member} is no longer wanted, and it may still run the old data while it does not answer");
                 decision.step(Action::StopMachine { member: member.clone() }, why);
                 stopped = true;
             }
@@ -270,8 +274,8 @@ fn make_data(
         bump_revision: begun.bump_revision,
     };
     let why = match &facts.etcd.data {
-        DataSeen::Empty => "nothing runs on other data any more",
-        _ => "nothing runs on other data any more; what is there now is kept beside it",
+        DataSeen::Empty => "no etcd runs the old data any more",
+        _ => "no etcd runs the old data any more; the existing data is kept next to it",
     };
     decision.step_expecting(action, why, Precondition::Data(facts.etcd.data.clone()));
 }

@@ -55,17 +55,17 @@ impl fmt::Display for Rule {
         f.write_str(match self {
             Rule::OneMembershipChange => "one membership change at a time",
             Rule::LearnerFirst => "every new voter is a learner first",
-            Rule::QuorumIsKept => "quorum is never given away",
-            Rule::NewWithinOneFormation => "`new` is said within one formation only",
+            Rule::QuorumIsKept => "quorum is never lost",
+            Rule::NewWithinOneFormation => "only one bootstrap token may start a new cluster",
             Rule::FormationsShareNothing => "formations never share an identity",
-            Rule::DataDiesOnlyByConsent => "data dies only by consent",
+            Rule::DataDiesOnlyByConsent => "data is deleted only with consent",
             Rule::UnseenIsUnsafe => "unseen is unsafe",
             Rule::OneDisturbance => "one disturbance at a time",
             Rule::KnownVersions => "only known versions and paths",
             Rule::OneController => "one controller at a time",
-            Rule::OneKeyPerToken => "an enrolment token is good for one key",
-            Rule::TrustComesFirst => "new trust is everywhere before the first that needs it",
-            Rule::SomeThingsStay => "what is settled at formation stays",
+            Rule::OneKeyPerToken => "an enrolment token is valid for one key",
+            Rule::TrustComesFirst => "every member trusts a new CA before it is used",
+            Rule::SomeThingsStay => "cannot be changed after creation",
         })
     }
 }

@@ -348,10 +348,10 @@ impl fmt::Display for Action {
             }
             Action::CreateMachine { member, incarnation: 1, .. } => write!(f, "create the machine of {member}"),
             Action::CreateMachine { member, incarnation, data: Data::Goes } => {
-                write!(f, "create the machine of {member}, incarnation {incarnation}")
+                write!(f, "create machine {member}.{incarnation}")
             }
             Action::CreateMachine { member, incarnation, data: Data::Stays } => {
-                write!(f, "create the machine of {member}, incarnation {incarnation}, with the data of the last")
+                write!(f, "create machine {member}.{incarnation} with the data of the previous one")
             }
             Action::StartMachine { member } => write!(f, "start the machine of {member}"),
             Action::StopMachine { member } => write!(f, "stop the machine of {member}"),
@@ -364,7 +364,7 @@ impl fmt::Display for Action {
                 write!(f, "install certificates on {member} ({})", list(uses.iter().map(|u| u.file_stem())))
             }
             Action::PushConfig { member, generation } => {
-                write!(f, "give {member} its node config, generation {generation}")
+                write!(f, "update the configuration of {member} (generation {generation})")
             }
             Action::RecordForming { token, .. } => write!(f, "begin the formation {token}"),
             Action::AbandonFormation { token } => write!(f, "abandon the formation {token}"),
@@ -378,23 +378,23 @@ impl fmt::Display for Action {
             Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
             Action::RecordReplacement { member, incarnation } => {
-                write!(f, "give {member} a new machine, incarnation {incarnation}")
+                write!(f, "replace the machine of {member} with {member}.{incarnation}")
             }
             Action::RecordRenewal { member, incarnation } => {
-                write!(f, "give {member} a new machine, incarnation {incarnation}, with the data that it has")
+                write!(f, "replace the machine of {member} with {member}.{incarnation}, keeping its data")
             }
             Action::AddLearner { member, .. } => write!(f, "add {member} to the cluster as a learner"),
             Action::JoinEtcd { member, .. } => write!(f, "start etcd on {member} as a learner"),
             Action::Promote { member, .. } => write!(f, "promote {member} to a voter"),
             Action::RemoveMember { member, .. } => write!(f, "remove {member} from the cluster"),
-            Action::EnableDowngrade { version, .. } => write!(f, "let the cluster go down to etcd {version}"),
-            Action::CancelDowngrade { .. } => write!(f, "take back that the cluster goes down"),
+            Action::EnableDowngrade { version, .. } => write!(f, "enable the downgrade to etcd {version}"),
+            Action::CancelDowngrade { .. } => write!(f, "cancel the downgrade"),
             Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
-            Action::StageSnapshot { member, .. } => write!(f, "bring the snapshot to {member}"),
+            Action::StageSnapshot { member, .. } => write!(f, "send the snapshot to {member}"),
             Action::DropSnapshot { member } => write!(f, "remove the snapshot from {member}"),
             Action::RecordRestoring { token, .. } => write!(f, "begin the formation {token} from the snapshot"),
-            Action::RestoreData { member, .. } => write!(f, "make the data of {member} from the snapshot"),
+            Action::RestoreData { member, .. } => write!(f, "restore the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
             Action::RecordSigner { plane, epoch } => {
                 write!(f, "sign the certificates of {} with CA {epoch} from now on", of_plane(*plane))

@@ -29,7 +29,7 @@ fn separate(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if everyone.iter().all(can) {
         decision.step(
             Action::MakeSecrets { kinds: [SecretKind::PeerAuthority].into() },
-            "peers trust the CA of clients, so any user's certificate is good at the peer port: they get their own CA",
+            "peers trust the CA of clients, so any user's certificate is valid on the peer port: they get their own CA",
         );
     }
 }

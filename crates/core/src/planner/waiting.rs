@@ -139,34 +139,35 @@ impl fmt::Display for WaitingFor {
             WaitingFor::Health { member, why } => write!(f, "etcd on {member} to be healthy: {why}"),
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {
                 let times = if *restarts == 1 { "once" } else { &format!("{restarts} times") };
-                write!(f, "etcd on {member} to stay up: it ended ({how}) and was restarted {times}")?;
+                write!(f, "etcd on {member} to stay up: it exited ({how}) and was restarted {times}")?;
                 match last_words.lines().rfind(|line| !line.trim().is_empty()) {
                     None => Ok(()),
-                    Some(words) => write!(f, "; its last words: {words}"),
+                    Some(words) => write!(f, "; its last log line: {words}"),
                 }
             }
             WaitingFor::Turn { member, voters, healthy } => {
                 write!(f, "the others to be healthy, then {member} restarts: {} now", healthy_of(*healthy, *voters))
             }
-            WaitingFor::Membership => write!(f, "a list of members that is newer than the last change of it"),
+            WaitingFor::Membership => write!(f, "a member list newer than the last membership change"),
             WaitingFor::Learner { member, lag } => {
                 let entries = if *lag == 1 { "entry" } else { "entries" };
                 write!(f, "the learner {member} to catch up: it lags by {lag} {entries}")
             }
             WaitingFor::ClusterVersion { now, wanted } => {
-                write!(f, "the cluster version to follow: it is {now}, and is to be that of {wanted}")
+                write!(f, "the cluster version to reach that of {wanted}: it is {now}")
             }
             WaitingFor::StorageVersion { member, now, wanted } => {
                 write!(f, "the data of {member} to be written in the format of {wanted}: it is in that of {now}")
             }
             WaitingFor::VersionSight { member: Some(member), wanted } => write!(
                 f,
-                "etcd on {member} to tell what it runs and in which format its data lies: until then nothing goes down to {wanted}"
+                "etcd on {member} to report its version and the format of its data: until then there is no downgrade to \
+                 {wanted}"
             ),
             WaitingFor::VersionSight { member: None, wanted } => {
-                write!(f, "the cluster to tell which version it speaks: until then nothing goes down to {wanted}")
+                write!(f, "the cluster to report its version: until then there is no downgrade to {wanted}")
             }
-            WaitingFor::AuthSight => write!(f, "a healthy member to tell its users and roles"),
+            WaitingFor::AuthSight => write!(f, "a healthy member to report users and roles"),
         }
     }
 }
@@ -222,7 +223,7 @@ mod tests {
     #[test]
     fn numbers_agree_with_their_nouns() {
         assert!(crash("e1", 1).to_string().contains("was restarted once"));
-        assert!(crash("e1", 19).to_string().contains("was restarted 19 times; its last words: invalid value"));
+        assert!(crash("e1", 19).to_string().contains("was restarted 19 times; its last log line: invalid value"));
         let learner = |lag| WaitingFor::Learner { member: "e1".into(), lag }.to_string();
         assert!(learner(1).ends_with("it lags by 1 entry") && learner(2).ends_with("it lags by 2 entries"));
     }

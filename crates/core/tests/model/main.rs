@@ -62,10 +62,10 @@
 //! | `judge_data`: lost data is a fresh disk | stories `data`, `formation`; model: it settles when faults stop |
 //! | `judge_data`: another formation's data goes on | stories `data`, `formation` |
 //! | `judge_data`: another cluster's data is ours | story `data` |
-//! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never given away |
+//! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never lost |
 //! | `may_disturb`: without the word for an outage | story `settings` |
-//! | `may_renew`: a dead machine goes though too few are seen to be healthy | model: quorum is never given away |
-//! | `may_renew`: who is not seen counts as unwell, and goes | model: quorum is never given away |
+//! | `may_renew`: a dead machine goes though too few are seen to be healthy | model: quorum is never lost |
+//! | `may_renew`: who is not seen counts as unwell, and goes | model: quorum is never lost |
 //! | a machine that was about to join is renewed | model: it settles when faults stop |
 //! | a renewal ends on a look that is older than the machine it is about | model: it settles when faults stop |
 //! | `may_wipe_leftover` | stories; model: no machine of a member is destroyed |
@@ -183,7 +183,7 @@ impl Model for ClusterModel {
             Property::always("who votes was a learner that ran", |_, s| {
                 never(s, Wrong::PromotedWhoDoesNotRun) && never(s, Wrong::VoterWithoutLearning)
             }),
-            Property::always("quorum is never given away", |_, s| never(s, Wrong::QuorumGivenAway)),
+            Property::always("quorum is never lost", |_, s| never(s, Wrong::QuorumGivenAway)),
             Property::always("one disturbance at a time", |_, s| never(s, Wrong::TwoDisturbances)),
             Property::always("the leader hands over first", |_, s| never(s, Wrong::LeaderDisturbed)),
             Property::always("nobody is given up too early", |_, s| never(s, Wrong::GivenUpTooEarly)),
