@@ -57,7 +57,7 @@ fn what_scripts_read_keeps_its_shape() {
     let plan = json(&["plan", "c.yaml"]);
     assert_eq!(keys(&plan), of("clusters summary"));
     assert_eq!(keys(&plan["summary"]), of("clusters steps waiting blocked"));
-    assert_eq!(keys(&plan["clusters"][0]), of("cluster remarks steps waiting blocked"));
+    assert_eq!(keys(&plan["clusters"][0]), of("cluster remarks changes steps waiting blocked"));
     assert_eq!(keys(&plan["clusters"][0]["steps"][0]), of("number kind member action because strength"));
     assert_eq!(keys(&json(&["validate", "c.yaml"])), of("file valid problems"));
 
