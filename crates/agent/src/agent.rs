@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use quorate_core::model::{Busy, ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, ServiceState};
+use quorate_core::model::{
+    Busy, ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, Program, ProgramSeen, ServiceState,
+};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
@@ -16,8 +18,9 @@ use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
 use crate::services::{HURRIED, PATIENT, Service};
 use crate::staging::Staging;
-use crate::state::StateStore;
+use crate::state::{InPlace, StateStore};
 use crate::tls::Shown;
+use crate::upgrade::Upgrades;
 use crate::{AgentError, etcd, reach, trust, x509};
 
 pub(crate) struct Agent {
@@ -48,6 +51,7 @@ pub(crate) struct Agent {
     pub(crate) not_started: Mutex<Option<Exit>>,
     /// The last node config whose program was not found, and the fencing number that it came with.
     pub(crate) attempt: Mutex<Option<(u64, ConfigAttempt)>>,
+    pub(crate) upgrades: Upgrades,
 }
 
 impl Agent {
@@ -62,7 +66,9 @@ impl Agent {
         self.state.obey_fence(fence).await?;
         tracing::info!(fence, order = order.name(), "ordered");
         match order {
-            Order::Converge { generation, config, search } => self.converge(fence, generation, config, search).await,
+            Order::Converge { generation, digest, etcd_digest, config, search } => {
+                self.converge(fence, InPlace::new(generation, digest, etcd_digest, config), search).await
+            }
             Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
             Order::StartEtcd { expects, bootstrap, peers } => self.start_etcd(expects, bootstrap, peers).await,
             Order::RestartEtcd => self.restart_etcd().await,
@@ -125,8 +131,11 @@ impl Agent {
         let (etcd, reaches) = tokio::join!(self.etcd_facts(request.auth), reach::all(request.reach));
         let etcd = EtcdFacts { attempt: self.attempt_of(request.fence), ..etcd? };
         let state = self.state.get();
+        self.confirm_trial().await?;
+        let program = ProgramSeen { runs: Program::this().clone(), failed: self.upgrades.failed(request.fence) };
         let certificates = state.chains.iter().filter_map(|(of, chain)| Some((*of, x509::seen(chain)?)));
         Ok(Facts {
+            program,
             machine_id: state.machine_id.clone(),
             fence: state.fence,
             node_config: state.node_config.as_ref().map(|known| (known.generation, known.digest.clone())),
@@ -194,7 +203,7 @@ impl Agent {
         let memory = rustix::system::sysinfo();
         let disk = rustix::fs::statvfs(self.layout.root());
         Host {
-            agent_version: env!("CARGO_PKG_VERSION").to_owned(),
+            agent_version: Program::this().version.clone(),
             memory_bytes: memory.totalram.saturating_mul(u64::from(memory.mem_unit)),
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),
@@ -206,10 +215,10 @@ impl Agent {
 }
 
 /// Says that an order is carried out, until it is dropped.
-struct UnderWay<'a>(&'a Agent);
+pub(crate) struct UnderWay<'a>(&'a Agent);
 
 impl<'a> UnderWay<'a> {
-    fn begin(agent: &'a Agent, order: Busy) -> Self {
+    pub(crate) fn begin(agent: &'a Agent, order: Busy) -> Self {
         *agent.under_way.lock().expect("no holder panics") = Some(order);
         UnderWay(agent)
     }

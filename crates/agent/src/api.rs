@@ -1,11 +1,12 @@
 //! What travels between a controller and an agent: JSON over mutual TLS, one request and one answer. Two things are streams
-//! instead: what etcd answers to a reading call, and a snapshot that is brought for a restore.
+//! instead: what etcd answers to a reading call, and a file that is sent: a snapshot for a restore, or a new program.
 //!
 //! Reading needs no fence; every order carries one. `seed.json` is the only thing that reaches a machine by another
 //! way, and it holds no lasting secret.
 
 pub mod boot;
 pub(crate) mod frame;
+mod kept;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,6 +17,8 @@ use quorate_core::model::{AuthOp, CertificateUse, DataSeen, MemberName, Membersh
 use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
+pub use kept::Kept;
+
 /// Where each request goes.
 pub mod path {
     pub const FACTS: &str = "/v1/facts";
@@ -24,19 +27,18 @@ pub mod path {
     /// Followed by `SERVICE/METHOD` of etcd's API.
     pub const READ: &str = "/v1/read/";
     pub const STAGE: &str = "/v1/stage";
+    /// A new program for the machine. The same in every version.
+    pub const PROGRAM: &str = "/v1/program";
     pub const ENROL: &str = "/v1/enrol";
     pub const ENROL_CERTIFICATE: &str = "/v1/enrol/certificate";
 }
 
-/// What is said of a snapshot before its bytes.
+/// What is said of a snapshot or a program before its bytes. The same in every version.
 pub(crate) mod header {
     pub(crate) const FENCE: &str = "quorate-fence";
     pub(crate) const SHA256: &str = "quorate-sha256";
     pub(crate) const BYTES: &str = "quorate-bytes";
 }
-
-/// What agents of this program know. Raised when a controller begins to ask for something that older ones do not.
-pub const LEVEL: u32 = 1;
 
 /// The name in the certificate of whoever may command agents.
 pub const CONTROLLER: &str = "controller";
@@ -75,6 +77,7 @@ pub struct Seed {
     pub token_expires: Timestamp,
 }
 
+/// Asked of agents of every version, so it only ever gains fields that may be absent.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FactsRequest {
     /// Given by a controller that holds the lock: from then on the agent obeys nothing older.
@@ -99,7 +102,12 @@ pub enum Order {
     /// where there is data: what is in place stays in force as a whole, and the facts say why.
     Converge {
         generation: u64,
-        config: NodeConfig,
+        /// Tells two node configs apart. Only controllers compute it, so it stays what it was when an agent of another version reads
+        /// the config in another way.
+        digest: String,
+        /// The same for what etcd must be restarted for.
+        etcd_digest: String,
+        config: Kept<NodeConfig>,
         /// The PATH of the controller, where it is on the same machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         search: Option<String>,
@@ -178,6 +186,12 @@ pub enum Order {
 }
 
 impl Order {
+    /// Gives a machine this node config.
+    pub fn converge(generation: u64, config: NodeConfig, search: Option<String>) -> Order {
+        let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
+        Order::Converge { generation, digest, etcd_digest, config: Kept::new(config), search }
+    }
+
     /// For the log, which must not show what is in it.
     pub fn name(&self) -> &'static str {
         match self {
@@ -238,9 +252,9 @@ pub enum Refusal {
     Failed { why: String },
 }
 
-/// Announces a snapshot.
+/// Announces a snapshot or a program.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct StageRequest {
+pub struct UploadRequest {
     pub fence: u64,
     /// In lower-case hexadecimal.
     pub sha256: String,

@@ -4,7 +4,7 @@
 mod bounded;
 mod clock;
 mod read;
-mod stage;
+mod upload;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -19,7 +19,7 @@ use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use quorate_core::Secret;
-use quorate_core::model::{AGENT_PORT, Facts};
+use quorate_core::model::{AGENT_PORT, Facts, Program, ProgramSeen};
 use quorate_core::text::cut;
 use quorate_core::text::hex;
 use quorate_core::text::with_causes;
@@ -29,8 +29,8 @@ use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signat
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error as _};
+use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
@@ -92,6 +92,26 @@ pub enum Look {
         public_key: String,
     },
     Facts(Box<Facts>),
+    /// An agent of ours whose protocol this program does not speak.
+    OtherProtocol(ProgramSeen),
+}
+
+/// What an agent answers to a facts request. Its program is looked at first: agents of another protocol may answer in another form.
+enum Told {
+    Facts(Box<Facts>),
+    OtherProtocol(ProgramSeen),
+}
+
+impl<'de> Deserialize<'de> for Told {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let answer = serde_json::Value::deserialize(deserializer)?;
+        let program = answer.get("program").map(ProgramSeen::deserialize).transpose().map_err(D::Error::custom)?;
+        let program = program.unwrap_or_default();
+        if !Program::this().understands(&program.runs) {
+            return Ok(Told::OtherProtocol(program));
+        }
+        Facts::deserialize(answer).map(|facts| Told::Facts(Box::new(facts))).map_err(D::Error::custom)
+    }
 }
 
 /// Speaks to one agent. Connections are kept and used again; two requests at once use two.
@@ -163,7 +183,8 @@ impl AgentClient {
 
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
         match self.verified(path::FACTS, request, FACTS).await? {
-            Answer::Of(Bounded(facts)) => Ok(Look::Facts(facts)),
+            Answer::Of(Bounded(Told::Facts(facts))) => Ok(Look::Facts(facts)),
+            Answer::Of(Bounded(Told::OtherProtocol(program))) => Ok(Look::OtherProtocol(program)),
             Answer::Stranger(key) => Ok(Look::Unenrolled { public_key: key.sha256 }),
         }
     }

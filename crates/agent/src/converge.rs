@@ -20,11 +20,10 @@ impl Agent {
     pub(crate) async fn converge(
         self: &Arc<Self>,
         fence: u64,
-        generation: u64,
-        config: NodeConfig,
+        in_place: InPlace,
         search: Option<String>,
     ) -> Result<(), Refusal> {
-        let digest = config.digest();
+        let (generation, digest, config) = (in_place.generation, in_place.digest.clone(), &in_place.config);
         let state = self.state.get();
         check_generation(state.node_config.as_ref(), generation, &digest)?;
         for file in &config.files {
@@ -49,11 +48,11 @@ impl Agent {
         }
         // Files first: a generation counts as in place only when it is. What an interrupted one left is overwritten by the
         // next, and files that only an older one had are known from the state.
-        let old = state.node_config.as_ref().map(|in_place| in_place.config.clone());
-        self.put_files(old, config.clone()).await?;
+        let old = state.node_config.as_ref().map(|in_place| NodeConfig::clone(&in_place.config));
+        self.put_files(old, NodeConfig::clone(config)).await?;
         self.put_host(config.host.as_deref()).await?;
-        let in_place = Some(InPlace { generation, digest, config });
-        let take = |state: &mut State| (state.node_config, state.binary, state.search) = (in_place, binary, search);
+        let take =
+            |state: &mut State| (state.node_config, state.binary, state.search) = (Some(in_place), binary, search);
         self.state.update(take).await?;
         self.help_up().await;
         Ok(())
@@ -152,7 +151,7 @@ impl Agent {
 fn check_path(path: &str) -> Result<(), Refusal> {
     let plain = Path::new(path).components().all(|part| matches!(part, Component::Normal(_)));
     // And what lies beside them under a longer name: `etcd.stamp`, `etcd.staged`, `etcd.before-…`, `pki-…`.
-    let own = ["var/lib/quorate", "var/lib/etcd", "etc/etcd/pki", "run/quorate", "run/agent.lock"];
+    let own = ["var/lib/quorate", "var/lib/etcd", "etc/etcd/pki", "run/quorate", "run/agent.lock", "usr/lib/quorate"];
     let clean = Path::new(path).components().collect::<PathBuf>();
     let clean = clean.to_string_lossy();
     if plain && !path.is_empty() && !own.iter().any(|taken| clean.starts_with(taken)) {
@@ -189,7 +188,13 @@ mod tests {
     fn a_node_config_stays_inside_the_root_and_outside_of_the_agents_memory() {
         assert!(check_path("etc/etcd/jwt.pem").is_ok());
         let outside = ["", "/etc/passwd", "../up", "etc/../../up", "./var/lib/etcd", "var//lib/etcd.stamp"];
-        let own = ["var/lib/quorate/state.json", "etc/etcd/pki/ca.crt", "etc/etcd/pki-2/ca.crt", "run/agent.lock"];
+        let own = [
+            "var/lib/quorate/state.json",
+            "etc/etcd/pki/ca.crt",
+            "etc/etcd/pki-2/ca.crt",
+            "run/agent.lock",
+            "usr/lib/quorate/quorate",
+        ];
         let data =
             ["etcd/member", "etcd.stamp", "etcd.staged/x", "etcd.disk/etcd.stamp", "etcd.before-t", "etcd.renewal"];
         let data = data.map(|name| format!("var/lib/{name}"));

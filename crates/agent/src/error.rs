@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use quorate_core::model::OlderData;
+use quorate_core::model::{OlderData, Program};
 use quorate_core::text::with_causes;
 
 use crate::api::Refusal;
@@ -16,6 +16,11 @@ pub enum AgentError {
     File { doing: &'static str, path: PathBuf, source: io::Error },
     #[error("{} is not what it should be", path.display())]
     Unreadable { path: PathBuf, source: serde_json::Error },
+    #[error(
+        "{} was written by a newer quorate (protocol {written}), and this is {ours}: start the machine's agent with the newer \
+         program", path.display()
+    )]
+    NewerState { path: PathBuf, written: u32, ours: Program },
     #[error("another agent keeps {}", path.display())]
     AlreadyRunning { path: PathBuf },
     /// What the seed disk says of the machine cannot be.
@@ -55,6 +60,10 @@ pub enum AgentError {
     Spawn { program: String, source: io::Error },
     #[error("{command} failed: {said}")]
     Command { command: String, said: String },
+    #[error("no controller spoke to this agent, which ran on trial")]
+    NoControllerCame,
+    #[error("the runtime could not be set up")]
+    Runtime(#[source] io::Error),
     #[error("etcd runs already")]
     RunsAlready,
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.

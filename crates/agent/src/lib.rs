@@ -36,6 +36,8 @@ mod state;
 mod tls;
 mod trust;
 mod units;
+pub mod upgrade;
+pub mod upload;
 mod x509;
 
 use std::fs::{File, OpenOptions};
@@ -46,7 +48,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use quorate_core::model::{AGENT_PORT, HEALTH_PORT};
+use quorate_core::model::{AGENT_PORT, FailedUpgrade, HEALTH_PORT, NodeConfig};
 use rustix::fs::{FlockOperation, flock};
 use tokio::sync::Semaphore;
 
@@ -58,11 +60,13 @@ use crate::layout::Layout;
 use crate::services::Service;
 use crate::services::child::Children;
 use crate::services::systemd::Systemd;
+use crate::upgrade::{Trial, Upgrades};
 
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
 pub const LOCK_FILE: &str = "run/agent.lock";
 const LOCK_ATTEMPTS: usize = 100;
 const ROOT_WATCH: Duration = Duration::from_secs(2);
+const SHUTDOWN: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -75,6 +79,8 @@ pub struct Options {
     pub supervisor: Supervisor,
     /// A virtio-serial port to answer on as well.
     pub channel: Option<PathBuf>,
+    /// Whether this program is tried in place of an older one, which stays where it is until a controller has spoken to this one.
+    pub on_trial: bool,
 }
 
 /// Who keeps etcd running.
@@ -84,8 +90,25 @@ pub enum Supervisor {
     Systemd,
 }
 
-/// Runs the agent, until it fails or is killed. Wants a tokio runtime of its own, with one thread.
-pub async fn run(options: Options) -> Result<(), AgentError> {
+/// Runs the agent on this thread, until it fails, is killed, or has been replaced by a newer program.
+pub fn run(options: &Options) -> Result<(), AgentError> {
+    let mut failed = None;
+    loop {
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(AgentError::Runtime)?;
+        let ended = runtime.block_on(serve(options.clone(), failed));
+        // The next program needs the ports and the lock of this one.
+        runtime.shutdown_timeout(SHUTDOWN);
+        let Some(trial) = ended? else { return Ok(()) };
+        match trial.guard(options) {
+            Ok(()) => return Ok(()),
+            Err(why) => failed = Some(why),
+        }
+    }
+}
+
+/// Serves until the machine is gone, or there is a newer program to be tried.
+pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Result<Option<Trial>, AgentError> {
     let layout = Layout::new(&options.root).map_err(AgentError::file("find", &options.root))?;
     let (state, seed) = state::open(&layout, &options.seed)?;
     let address = state.get().address;
@@ -121,26 +144,34 @@ pub async fn run(options: Options) -> Result<(), AgentError> {
         keeps_host: options.supervisor == Supervisor::Systemd,
         not_started: Mutex::new(None),
         attempt: Mutex::new(None),
+        upgrades: Upgrades::new(options.on_trial, failed),
         layout,
     });
+    if !options.on_trial
+        && let Err(error) = upgrade::clear(&agent.layout)
+    {
+        tracing::warn!(error = error.in_full(), "what an interrupted upgrade left could not be removed");
+    }
     agent.put_right().await;
     let (watched, service) = (agent.layout.root().to_owned(), agent.service.clone());
     tokio::select! {
         () = removed(watched, options.supervisor) => {
             tracing::warn!("the directory of this agent was removed; etcd is stopped, and the agent ends");
-            service.stop(services::PATIENT).await
+            service.stop(services::PATIENT).await.map(|()| None)
         }
-        ended = server::serve(agent.clone(), orders) => ended,
+        trial = agent.upgrades.next_program() => Ok(Some(trial)),
+        () = agent.upgrades.trial_is_over() => Err(AgentError::NoControllerCame),
+        ended = server::serve(agent.clone(), orders) => ended.map(|()| None),
         Err(error) = server::serve_channel(agent.clone(), options.channel) => Err(error),
-        () = health::serve(agent.clone(), health) => Ok(()),
-        () = agent.keep_logs_small() => Ok(()),
+        () = health::serve(agent.clone(), health) => Ok(None),
+        () = agent.keep_logs_small() => Ok(None),
     }
 }
 
 impl Agent {
     /// Whatever happened while no agent was here: files are as the state says, and etcd runs if it should.
     async fn put_right(self: &Arc<Self>) {
-        let config = self.state.get().node_config.as_ref().map(|in_place| in_place.config.clone());
+        let config = self.state.get().node_config.as_ref().map(|in_place| NodeConfig::clone(&in_place.config));
         let files = match config {
             Some(config) => self.put_files(None, config).await,
             None => Ok(()),

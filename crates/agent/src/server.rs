@@ -1,6 +1,6 @@
 //! The port that the controller speaks to. Every connection is a task of its own with limits on time and size, so that
 //! whatever comes in from strangers ends there and the agent lives on. Requests and answers are whole and small, except for
-//! reading calls of etcd and snapshots that are brought, which are streams.
+//! reading calls of etcd and files that are sent, which are streams.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::agent::Agent;
-use crate::api::{self, CONTROLLER, Refusal, StageRequest, path};
+use crate::api::{self, CONTROLLER, Refusal, UploadRequest, path};
 use crate::crowd::Crowd;
 use crate::refused::Refused;
 use crate::{AgentError, channel, tls, x509};
@@ -149,11 +149,11 @@ fn check_is_controller<S>(stream: &TlsStream<S>) -> Result<(), String> {
 async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Answer {
     let (parts, body) = request.into_parts();
     let at = parts.uri.path();
-    if parts.method == Method::PUT && at == path::STAGE {
-        return stage(&agent, &parts.headers, body).await;
+    if parts.method == Method::PUT && [path::STAGE, path::PROGRAM].contains(&at) {
+        return upload(&agent, at, &parts.headers, body).await;
     }
     if parts.method != Method::POST {
-        return refusal(StatusCode::METHOD_NOT_ALLOWED, "every request is a POST, except for a snapshot");
+        return refusal(StatusCode::METHOD_NOT_ALLOWED, "every request is a POST, except for a snapshot or a program");
     }
     let body = match whole(body).await {
         Ok(body) => body,
@@ -178,22 +178,23 @@ async fn whole(body: Incoming) -> Result<Bytes, Answer> {
     }
 }
 
-/// Ends with the connection: half a snapshot is of no use.
-async fn stage(agent: &Agent, headers: &HeaderMap, body: Incoming) -> Answer {
+/// Ends with the connection: half a file is of no use.
+async fn upload(agent: &Arc<Agent>, to: &str, headers: &HeaderMap, body: Incoming) -> Answer {
     match announced(headers) {
+        Some(request) if to == path::PROGRAM => outcome(agent.take_program(request, body).await),
         Some(request) => outcome(agent.stage(request, body).await),
-        None => refusal(StatusCode::BAD_REQUEST, "a snapshot is announced by its SHA-256, its length and a fence"),
+        None => refusal(StatusCode::BAD_REQUEST, "a file is announced by its SHA-256, its length and a fence"),
     }
 }
 
-fn announced(headers: &HeaderMap) -> Option<StageRequest> {
+fn announced(headers: &HeaderMap) -> Option<UploadRequest> {
     let text = |name: &str| headers.get(name)?.to_str().ok();
     let number = |name: &str| text(name)?.parse().ok();
     let sha256 = text(api::header::SHA256)?.to_owned();
     // It becomes part of a file's name.
     let is_digest = sha256.len() == 64 && sha256.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
     let (fence, bytes) = (number(api::header::FENCE)?, number(api::header::BYTES)?);
-    is_digest.then_some(StageRequest { fence, sha256, bytes })
+    is_digest.then_some(UploadRequest { fence, sha256, bytes })
 }
 
 fn read(agent: &Agent, method: &str, request: Bytes) -> Answer {

@@ -9,16 +9,19 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, Stamp, TrustPlane};
+use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, PROTOCOL, Program, Stamp, TrustPlane};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 
-use crate::api::{Identity, Refusal, Seed};
+use crate::api::{Identity, Kept, Refusal, Seed};
 use crate::layout::Layout;
 use crate::{AgentError, files};
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
+    /// Of the program that wrote it. An older program does not know what it would lose.
+    #[serde(default)]
+    pub(crate) protocol: u32,
     /// Made at the first start: a machine that was made anew has another.
     pub(crate) machine_id: String,
     pub(crate) identity: Identity,
@@ -67,7 +70,20 @@ pub(crate) struct Launched {
 pub(crate) struct InPlace {
     pub(crate) generation: u64,
     pub(crate) digest: String,
-    pub(crate) config: NodeConfig,
+    /// Absent in what an older agent wrote.
+    #[serde(default)]
+    etcd_digest: Option<String>,
+    pub(crate) config: Kept<NodeConfig>,
+}
+
+impl InPlace {
+    pub(crate) fn new(generation: u64, digest: String, etcd_digest: String, config: Kept<NodeConfig>) -> Self {
+        InPlace { generation, digest, etcd_digest: Some(etcd_digest), config }
+    }
+
+    pub(crate) fn etcd_digest(&self) -> String {
+        self.etcd_digest.clone().unwrap_or_else(|| self.config.etcd_digest())
+    }
 }
 
 /// The etcd program as it was found for the node config in place.
@@ -103,6 +119,7 @@ impl State {
         let identity = identity(seed);
         let key = Key::make(KeyAlgorithm::P256, &identity.common_name())?;
         Ok(State {
+            protocol: PROTOCOL,
             machine_id: quorate_pki::random_hex(16),
             identity,
             address: seed.address,
@@ -148,11 +165,7 @@ fn identity(seed: &Seed) -> Identity {
 /// Reads state and seed, and writes nothing. Once the agent is enrolled, the seed has served its purpose and is not looked at.
 pub(crate) fn open(layout: &Layout, seed: &Path) -> Result<(StateStore, Option<Seed>), AgentError> {
     let path = layout.state_file();
-    let known: Option<State> = match fs::read(&path) {
-        Ok(text) => Some(read_json(&path, &text)?),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(AgentError::file("read", &path)(error)),
-    };
+    let known = read(&path)?.map(|state| State { protocol: Program::this().protocol, ..state });
     if let Some(state) = known.as_ref().filter(|state| state.enrolled) {
         return Ok((StateStore::new(path, state.clone()), None));
     }
@@ -165,6 +178,33 @@ pub(crate) fn open(layout: &Layout, seed: &Path) -> Result<(StateStore, Option<S
         None => State::new(&seed)?,
     };
     Ok((StateStore::new(path, state), Some(seed)))
+}
+
+/// Whether this program could go on with what is there.
+pub(crate) fn check(layout: &Layout) -> Result<(), AgentError> {
+    read(&layout.state_file()).map(drop)
+}
+
+fn read(path: &Path) -> Result<Option<State>, AgentError> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(AgentError::file("read", path)(error)),
+    };
+    // Before the rest is read: a newer program may have written it in a form that this one does not know.
+    let Written { protocol } = read_json(path, &text)?;
+    let ours = Program::this();
+    if protocol > ours.protocol {
+        return Err(AgentError::NewerState { path: path.into(), written: protocol, ours: ours.clone() });
+    }
+    read_json(path, &text).map(Some)
+}
+
+/// The part of the state that keeps its form.
+#[derive(Deserialize)]
+struct Written {
+    #[serde(default)]
+    protocol: u32,
 }
 
 fn read_json<T: serde::de::DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, AgentError> {

@@ -177,6 +177,9 @@ pub enum Verb {
     /// Follow a machine's configuration for forwarding logs; on machines, as `quorate agent follow`
     #[command(hide = true)]
     AgentFollow(AgentFollow),
+    /// Say what this program is, if it can be this machine's agent; on machines, as `quorate agent check`
+    #[command(hide = true)]
+    AgentCheck(AgentCheck),
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

@@ -18,7 +18,7 @@ use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::cli::{AgentAlone, AgentBootAlone, AgentFollowAlone, Cli, Global, Verb};
+use crate::cli::{AgentAlone, AgentBootAlone, AgentCheckAlone, AgentFollowAlone, Cli, Global, Verb};
 use crate::commands::Context;
 use crate::error::Error;
 use crate::exit::Exit;
@@ -43,6 +43,10 @@ fn command_line() -> Cli {
         let AgentBootAlone { global, options } = AgentBootAlone::parse_from(std::env::args_os().skip(2));
         return Cli { global, verb: Verb::AgentBoot(options) };
     }
+    if word(1, "agent") && word(2, "check") {
+        let AgentCheckAlone { global, options } = AgentCheckAlone::parse_from(std::env::args_os().skip(2));
+        return Cli { global, verb: Verb::AgentCheck(options) };
+    }
     if word(1, "agent") && word(2, "follow") {
         let AgentFollowAlone { global, options } = AgentFollowAlone::parse_from(std::env::args_os().skip(2));
         return Cli { global, verb: Verb::AgentFollow(options) };
@@ -65,6 +69,7 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
             log(level);
             return commands::agent::boot(options);
         }
+        Verb::AgentCheck(options) => return commands::agent::check(options),
         Verb::AgentFollow(options) => {
             log(level);
             return commands::agent::follow(options);
@@ -115,6 +120,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Completions { shell } => commands::spec::completions(shell),
         Verb::Agent(options) => commands::agent::run(options),
         Verb::AgentBoot(options) => commands::agent::boot(options),
+        Verb::AgentCheck(options) => commands::agent::check(options),
         Verb::AgentFollow(options) => commands::agent::follow(options),
     }
 }

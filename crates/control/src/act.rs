@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{
-    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, StageRequest, agent_common_name,
+    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, UploadRequest, agent_common_name,
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
@@ -195,13 +195,13 @@ impl Controller {
                 let order = signed.get(member).cloned().unwrap_or_else(|| Err(unsigned()));
                 self.order(member, order.map_err(ControlError::Enrolment)?).await
             }
+            Action::UpgradeAgent { member, .. } => self.upgrade_agent(member).await,
             Action::PushConfig { member, generation } => {
                 let Some(wish) = desired.members.get(member) else { return Ok(()) };
                 // Local agents are processes of this machine, and live for long: what they were started with may be out of date.
                 let is_local = matches!(self.held.ledger().spec.provider, spec::Provider::Local);
                 let search = is_local.then(|| std::env::var("PATH").ok()).flatten();
-                let config = NodeConfig::clone(&wish.config);
-                let order = Order::Converge { generation: *generation, config, search };
+                let order = Order::converge(*generation, NodeConfig::clone(&wish.config), search);
                 self.order(member, order).await
             }
             Action::StartEtcd { member, bootstrap } => {
@@ -279,11 +279,11 @@ impl Controller {
         let path = self.home.snapshot(self.held.ledger().spec.name.as_str(), sha256);
         let opened = tokio::fs::File::open(&path).await;
         let file = opened.map_err(|source| ControlError::Snapshot { path, source })?;
-        let request = StageRequest { fence: self.held.fence(), sha256: sha256.to_owned(), bytes };
+        let request = UploadRequest { fence: self.held.fence(), sha256: sha256.to_owned(), bytes };
         Ok(self.agent(member)?.stage(&request, file).await?)
     }
 
-    fn agent(&self, member: &MemberName) -> Result<&quorate_agent::client::AgentClient, ControlError> {
+    pub(crate) fn agent(&self, member: &MemberName) -> Result<&quorate_agent::client::AgentClient, ControlError> {
         let unseen = || ControlError::Enrolment(format!("the agent of {member} was not seen"));
         self.sight.agent(member).ok_or_else(unseen)
     }

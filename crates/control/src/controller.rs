@@ -55,6 +55,10 @@ pub enum ControlError {
     Step { action: String, source: Box<ControlError> },
     #[error("{0}")]
     Enrolment(String),
+    #[error("the agent of {member} did not take the new program: {why}")]
+    Upgrade { member: MemberName, why: String },
+    #[error("this program's own file cannot be read")]
+    OwnProgram { source: io::Error },
     #[error("the snapshot {} cannot be read", path.display())]
     Snapshot { path: PathBuf, source: io::Error },
     #[error("the formation was begun {MOST_FORMATIONS} times and failed each time: {why}")]

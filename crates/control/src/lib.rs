@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod observe;
 mod secrets;
 pub mod status;
+mod upgrade;
 pub mod verbs;
 
 pub use controller::{ControlError, Controller, Event, Outcome, Reporter};

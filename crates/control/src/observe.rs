@@ -328,6 +328,7 @@ async fn look_first(
         let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
         let facts = match look {
             Ok(Look::Facts(facts)) => facts,
+            Ok(Look::OtherProtocol(program)) => return Ok(Met::Agent(AgentSeen::OtherProtocol(program))),
             Ok(Look::Unenrolled { public_key }) => return Ok(Met::Agent(AgentSeen::Unenrolled { public_key })),
             Err(e) => match e.obeyed() {
                 Some(told) => return Ok(Met::KnowsMore(LaterFence { known: fence.unwrap_or(0), told }, None)),

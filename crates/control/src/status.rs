@@ -6,7 +6,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
     AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
-    Observation, Power, Seen, ServiceState, https_url,
+    Observation, Power, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, is_silent, renewal_window, safety};
 use serde::Serialize;
@@ -65,7 +65,7 @@ pub struct MemberStatus {
     pub address: Option<String>,
     pub endpoint: Option<String>,
     pub role: Option<&'static str>,
-    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, unenrolled, absent.
+    /// One word: healthy, unhealthy, starting, stopped, failing, off, unseen, untrusted, other_protocol, unenrolled, absent.
     pub health: &'static str,
     /// Why, where it is not healthy.
     pub why: Option<String>,
@@ -79,6 +79,8 @@ pub struct MemberStatus {
     /// The same in full, for people.
     #[serde(skip)]
     pub certificate_left: Option<SignedDuration>,
+    /// The quorate that its agent runs.
+    pub agent: Option<Program>,
     pub generation: Option<u64>,
     pub restarts: Option<u32>,
     /// The slowest of some durable writes on its disk, before etcd had data there; not told of local machines.
@@ -332,6 +334,7 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
             ServiceState::Stopped | ServiceState::Unknown { .. } => None,
         }),
         fsync_micros: facts.and_then(|f| f.host.fsync_micros),
+        agent: seen.program(&member).map(|program| program.runs.clone()),
         log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
         member,
     }
@@ -368,6 +371,9 @@ fn health(
             (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
                 let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };
                 ("untrusted", Some(because.to_string()))
+            }
+            (_, Some(Seen::At(_, AgentSeen::OtherProtocol(program)))) => {
+                ("other_protocol", Some(format!("its agent runs {}", program.runs)))
             }
             (_, Some(Seen::Unreachable { why, .. })) => ("unseen", Some(why.clone())),
             _ => ("unseen", None),

@@ -15,7 +15,7 @@ use crate::model::{
     ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish,
     ConfigFile, Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig,
     HostConfig, JwtKeys, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT,
-    Permission, Plane, PlaneWish, ROOT, Restore, Revocable, SecretKind, UserWish, kept_data,
+    Permission, Plane, PlaneWish, Program, ROOT, Restore, Revocable, SecretKind, UserWish, kept_data,
 };
 use crate::spec::{self, Binary, Change, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
@@ -137,6 +137,7 @@ impl Wish<'_> {
         Desired {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
+            program: Program::this().clone(),
             power: ledger.power,
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),

@@ -18,7 +18,6 @@ pub const CHANNEL_PORT: &str = "io.quorate.agent";
 
 /// `machine.json`.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Machine {
     pub hostname: String,
     /// In order; etcd and the agent listen on the address of the first.
@@ -34,7 +33,6 @@ pub struct Machine {
 
 /// A network interface, known by its MAC address.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Interface {
     /// In lower case, with colons.
     pub mac: String,
@@ -48,7 +46,6 @@ pub struct Interface {
 
 /// Who may log in. Root may not, and nobody by password over ssh.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct Admin {
     pub user: String,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -60,7 +57,6 @@ pub struct Admin {
 
 /// The disk that holds etcd's data, and outlives the machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
 pub struct DataDisk {
     /// Of the virtio disk: at most 20 characters.
     pub serial: String,

@@ -16,7 +16,7 @@ use crate::api::{Bootstrap, Refusal};
 use crate::binaries::{self, BinaryError};
 use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
-use crate::state::State;
+use crate::state::{InPlace, State};
 use crate::{AgentError, blocking, reach, trust};
 
 /// How long after a boot the network may take.
@@ -283,20 +283,21 @@ impl Agent {
     /// How etcd is to be started with all that is in place now.
     fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
         let (config, program) = self.etcd_in_place(state)?;
+        let digest = state.node_config.as_ref().map(InPlace::etcd_digest).unwrap_or_default();
         let own = trust::peer_bundle(&config).map(|_| CertificateUse::Peer);
         let mut needed = [Some(CertificateUse::Member), own].into_iter().flatten();
         if state.trust.is_none() || !needed.all(|of| state.chains.contains_key(&of)) {
             return Err(refuse("there are no certificates for etcd yet"));
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
-        let (digest, version) = (config.etcd_digest(), Some(config.etcd.version.clone()));
+        let version = Some(config.etcd.version.clone());
         Ok(Launch { program, args: self.args(state, &config), first_args, digest, version })
     }
 
     /// The node config, and the program that it asks for.
     pub(super) fn etcd_in_place(&self, state: &State) -> Result<(NodeConfig, PathBuf), Refusal> {
         let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?;
-        let config = in_place.config.clone();
+        let config = NodeConfig::clone(&in_place.config);
         match (&state.binary.path, &state.binary.seen) {
             (Some(path), BinarySeen::Version(version)) if *version == config.etcd.version => Ok((config, path.clone())),
             (_, BinarySeen::Version(found)) => {

@@ -132,7 +132,7 @@ async fn an_etcd_whose_agent_ended_before_noting_it_is_found_even_when_another_i
     let before = machine.etcds();
     let mut other = config();
     other.etcd.version = String::from("3.6.0");
-    order(&client, 1, Order::Converge { generation: 2, config: other, search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, other, None)).await.unwrap();
     machine.stop_agent();
     let note = machine.root().join("var/lib/quorate/etcd.process.json");
     let mut record: serde_json::Value = serde_json::from_slice(&fs::read(&note).unwrap()).unwrap();
@@ -240,7 +240,7 @@ async fn passwords_instead_of_certificates() {
     // With a CA for clients, etcd wants a certificate of each, whatever it was told.
     by_password.etcd.flags.remove("trusted-ca-file");
     by_password.files.push(crate::common::file(ROOT_PASSWORD_FILE, "root's own"));
-    order(&client, 1, Order::Converge { generation: 2, config: by_password, search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, by_password, None)).await.unwrap();
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
     set_up_auth(&client, Some("root's own")).await;

@@ -34,7 +34,7 @@ fn orders_and_requests() {
     let order = |order| json(&Envelope { fence: 7, order });
     let bootstrap = Bootstrap { stamp: stamp("token"), initial_cluster: BTreeMap::new(), existing: false };
     let samples = [
-        order(Order::Converge { generation: 3, config: config(), search: None }),
+        order(Order::converge(3, config(), None)),
         order(Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: Default::default() }),
         order(Order::WipeData { stamp: stamp("token") }),
         order(Order::MoveLeader { to: u64::MAX }),

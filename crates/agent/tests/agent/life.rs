@@ -44,7 +44,7 @@ async fn facts_for(client: &AgentClient, fence: u64) -> Facts {
     let request = FactsRequest { fence: Some(fence), auth: false, reach: BTreeSet::new() };
     match client.look(&request).await.unwrap() {
         Look::Facts(facts) => *facts,
-        Look::Unenrolled { .. } => panic!("the agent is not enrolled"),
+        look => panic!("{look:?}"),
     }
 }
 
@@ -91,7 +91,7 @@ async fn a_config_whose_etcd_is_not_there_is_not_taken_and_a_boot_starts_what_ra
     let mut newer = config();
     newer.etcd.version = VERSIONS[2].to_owned();
     newer.files = vec![file("etc/quorate/note", "two")];
-    order(&client, 1, Order::Converge { generation: 2, config: newer.clone(), search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, newer.clone(), None)).await.unwrap();
     let refused = facts_for(&client, 1).await;
     assert_eq!(refused.node_config.map(|(generation, _)| generation), Some(1));
     let seen = BinarySeen::Version(VERSION.to_owned());
@@ -103,11 +103,11 @@ async fn a_config_whose_etcd_is_not_there_is_not_taken_and_a_boot_starts_what_ra
     machine.start_agent().await;
     assert_eq!(machine.healthy(&client).await.etcd.status.unwrap().version, VERSION);
 
-    order(&client, 1, Order::Converge { generation: 2, config: newer.clone(), search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, newer.clone(), None)).await.unwrap();
     assert!(matches!(facts_for(&client, 1).await.etcd.attempt, ConfigAttempt::WithoutProgram { .. }));
     assert_eq!(facts_for(&client, 2).await.etcd.attempt, ConfigAttempt::Taken, "a later controller tries again");
     newer.etcd.binary = BinarySource::Path(programs(VERSIONS[2]).display().to_string());
-    order(&client, 2, Order::Converge { generation: 3, config: newer, search: None }).await.unwrap();
+    order(&client, 2, Order::converge(3, newer, None)).await.unwrap();
     let taken = facts_for(&client, 2).await;
     assert_eq!(taken.node_config.map(|(generation, _)| generation), Some(3));
     assert_eq!(taken.etcd.attempt, ConfigAttempt::Taken);
@@ -124,7 +124,7 @@ async fn a_member_that_could_not_be_started_is_started_by_the_config_that_is_rig
     fs::remove_file(shelf.program()).unwrap();
     machine.start_agent().await;
     not_started_since(&client, "not started").await;
-    order(&client, 1, Order::Converge { generation: 2, config: config(), search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, config(), None)).await.unwrap();
     assert_eq!(machine.etcds().len(), 1, "at once");
     machine.healthy(&client).await;
 }

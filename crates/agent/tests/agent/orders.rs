@@ -33,7 +33,7 @@ async fn a_node_config_goes_forward_only() {
     let machine = Machine::new().await;
     let client = machine.client();
     machine.enrol(&client).await;
-    let converge = |generation, config| order(&client, 1, Order::Converge { generation, config, search: None });
+    let converge = |generation, config| order(&client, 1, Order::converge(generation, config, None));
     converge(5, config()).await.unwrap();
     converge(5, config()).await.unwrap();
     let mut other = config();
@@ -54,7 +54,7 @@ async fn files_are_made_kept_put_right_and_removed() {
     machine.enrol(&client).await;
     let mut first = config();
     first.files = vec![file("etc/quorate/stays", "s3cret"), file("etc/quorate/goes", "x")];
-    order(&client, 1, Order::Converge { generation: 1, config: first.clone(), search: None }).await.unwrap();
+    order(&client, 1, Order::converge(1, first.clone(), None)).await.unwrap();
     let (stays, goes) = (machine.root().join("etc/quorate/stays"), machine.root().join("etc/quorate/goes"));
     let made = fs::metadata(&stays).unwrap();
     assert_eq!(made.permissions().mode() & 0o777, 0o600);
@@ -62,7 +62,7 @@ async fn files_are_made_kept_put_right_and_removed() {
 
     let mut second = first.clone();
     second.files.pop();
-    order(&client, 1, Order::Converge { generation: 2, config: second, search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, second, None)).await.unwrap();
     assert!(!goes.exists());
     assert_eq!(fs::metadata(&stays).unwrap().ino(), made.ino(), "an equal file is not written again");
 
@@ -74,7 +74,7 @@ async fn files_are_made_kept_put_right_and_removed() {
 
     let mut outside = first;
     outside.files.push(file("../outside", "x"));
-    let refused = order(&client, 1, Order::Converge { generation: 3, config: outside, search: None }).await;
+    let refused = order(&client, 1, Order::converge(3, outside, None)).await;
     assert!(matches!(refused, Err(Refusal::Failed { .. })), "{refused:?}");
     assert!(!machine.directory.path().join("outside").exists());
 }
@@ -86,12 +86,12 @@ async fn a_missing_or_other_etcd_is_a_fact_and_no_failure() {
     machine.enrol(&client).await;
     let mut missing = config();
     missing.etcd.binary = BinarySource::Path(String::from("/nowhere/etcd"));
-    order(&client, 1, Order::Converge { generation: 1, config: missing, search: None }).await.unwrap();
+    order(&client, 1, Order::converge(1, missing, None)).await.unwrap();
     let BinarySeen::Missing { why } = facts(&client).await.etcd.binary else { panic!("it is not missing") };
     assert!(why.contains("/nowhere/etcd"), "{why}");
     let mut other = config();
     other.etcd.version = String::from("3.6.0");
-    order(&client, 1, Order::Converge { generation: 2, config: other, search: None }).await.unwrap();
+    order(&client, 1, Order::converge(2, other, None)).await.unwrap();
     assert_eq!(facts(&client).await.etcd.binary, BinarySeen::Version(crate::common::VERSION.to_owned()));
 }
 

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use quorate_agent::api::{Order, Refusal, StageRequest};
+use quorate_agent::api::{Order, Refusal, UploadRequest};
 use quorate_agent::client::{AgentClient, ClientError};
 use quorate_core::model::{DataSeen, Staged, Stamp};
 use quorate_etcd::{KeyRange, RangeQuery};
@@ -32,12 +32,12 @@ async fn snapshot(client: &AgentClient) -> Vec<u8> {
     all
 }
 
-fn announce(fence: u64, bytes: &[u8]) -> StageRequest {
+fn announce(fence: u64, bytes: &[u8]) -> UploadRequest {
     let sha256 = Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-    StageRequest { fence, sha256, bytes: bytes.len() as u64 }
+    UploadRequest { fence, sha256, bytes: bytes.len() as u64 }
 }
 
-async fn stage(client: &AgentClient, request: &StageRequest, bytes: &[u8]) -> Result<(), Refusal> {
+async fn stage(client: &AgentClient, request: &UploadRequest, bytes: &[u8]) -> Result<(), Refusal> {
     match client.stage(request, io::Cursor::new(bytes.to_vec())).await {
         Ok(()) => Ok(()),
         Err(ClientError::Refused(refusal)) => Err(refusal),
@@ -45,7 +45,7 @@ async fn stage(client: &AgentClient, request: &StageRequest, bytes: &[u8]) -> Re
     }
 }
 
-fn kept(request: &StageRequest) -> Option<Staged> {
+fn kept(request: &UploadRequest) -> Option<Staged> {
     Some(Staged { sha256: request.sha256.clone(), bytes: request.bytes })
 }
 
@@ -86,7 +86,7 @@ async fn a_snapshot_counts_only_when_all_of_it_is_here() {
     until("nothing is left of it", async || here(&machine).is_empty().then_some(())).await;
     let short = stage(&client, &request, &bytes[1..]).await;
     assert!(matches!(short, Err(Refusal::NotAsExpected { .. })), "{short:?}");
-    let long = stage(&client, &StageRequest { bytes: request.bytes - 1, ..request.clone() }, &bytes).await;
+    let long = stage(&client, &UploadRequest { bytes: request.bytes - 1, ..request.clone() }, &bytes).await;
     assert!(matches!(long, Err(Refusal::NotAsExpected { .. })), "{long:?}");
     let mut other = bytes.clone();
     other[1_000_000] ^= 1;
@@ -103,11 +103,11 @@ async fn a_snapshot_counts_only_when_all_of_it_is_here() {
     // It is there, so nobody asks for its bytes.
     client.stage(&request, Cut { first: io::Cursor::default(), hangs: false }).await.unwrap();
 
-    let overtaken = stage(&client, &StageRequest { fence: 4, ..request.clone() }, &bytes).await;
+    let overtaken = stage(&client, &UploadRequest { fence: 4, ..request.clone() }, &bytes).await;
     assert_eq!(overtaken, Err(Refusal::StaleFence { obeyed: 5, carried: 4 }));
     let late = order(&client, 4, Order::DropStaged).await;
     assert_eq!(late, Err(Refusal::StaleFence { obeyed: 5, carried: 4 }));
-    let huge = StageRequest { bytes: 1 << 60, ..announce(5, b"other") };
+    let huge = UploadRequest { bytes: 1 << 60, ..announce(5, b"other") };
     let no_room = stage(&client, &huge, b"other").await.unwrap_err().to_string();
     assert!(no_room.contains("2199023255680 MiB free") && no_room.contains("found "), "{no_room}");
 

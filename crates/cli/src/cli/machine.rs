@@ -37,6 +37,16 @@ pub struct AgentFollowAlone {
     pub options: AgentFollow,
 }
 
+/// `quorate agent check`.
+#[derive(Parser, Debug)]
+#[command(name = "quorate agent check", version)]
+pub struct AgentCheckAlone {
+    #[command(flatten)]
+    pub global: Global,
+    #[command(flatten)]
+    pub options: AgentCheck,
+}
+
 #[derive(Subcommand, Debug)]
 pub enum Image {
     /// Build a small Debian image with etcd, the agent and everything a member needs
@@ -87,6 +97,16 @@ pub struct Agent {
     /// Also answer on this virtio-serial port, for controllers that cannot reach the machine by network
     #[arg(long, value_name = "DEVICE")]
     pub channel: Option<PathBuf>,
+    /// Run in place of an older agent until a controller has been here, and go back if none comes
+    #[arg(long, hide = true)]
+    pub trial: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct AgentCheck {
+    /// Below which everything of the machine lies
+    #[arg(long, value_name = "DIR")]
+    pub root: PathBuf,
 }
 
 #[derive(Args, Debug)]

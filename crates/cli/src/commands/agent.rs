@@ -6,15 +6,26 @@ use quorate_agent::{AgentError, Options, Supervisor};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output;
 
 pub fn run(options: cli::Agent) -> Result<Exit, Error> {
-    let cli::Agent { root, seed, cache, systemd, channel } = options;
+    let cli::Agent { root, seed, cache, systemd, channel, trial } = options;
     let supervisor = if systemd { Supervisor::Systemd } else { Supervisor::Child };
     if let (Supervisor::Child, Err(error)) = (supervisor, quorate_agent::detach()) {
         // So it is when somebody starts it by hand in a shell.
         tracing::info!(%error, "the agent stays in the session it was started in");
     }
-    on_one_thread(quorate_agent::run(Options { root, seed, cache, supervisor, channel }))
+    // It fails only when one is installed already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    quorate_agent::run(&Options { root, seed, cache, supervisor, channel, on_trial: trial })?;
+    Ok(Exit::Done)
+}
+
+/// `quorate agent check`: says what this program is, if it can be the agent of this machine.
+pub fn check(options: cli::AgentCheck) -> Result<Exit, Error> {
+    let program = quorate_agent::upgrade::check(&options.root)?;
+    output::print_json(&program)?;
+    Ok(Exit::Done)
 }
 
 /// `quorate agent follow`: keeps the configuration for forwarding logs as it is kept elsewhere.

@@ -225,6 +225,7 @@ fn stage(action: &Action) -> Option<&'static str> {
         Action::DestroyMachine { .. } => Some("destroying"),
         Action::Enrol { .. } => Some("enrolling"),
         Action::InstallCertificates { .. } => Some("certificates"),
+        Action::UpgradeAgent { .. } => Some("upgrading its agent"),
         Action::PushConfig { .. } => Some("configuring"),
         Action::StartEtcd { .. } => Some("starting"),
         Action::StopEtcd { .. } => Some("stopping"),

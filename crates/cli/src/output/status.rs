@@ -154,6 +154,7 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
+            agent: None,
             log_source_trouble: None,
         }
     }

@@ -241,7 +241,7 @@ fn the_controllers_own_certificate_does_not_open_what_is_closed_for_good() {
     let config: NodeConfig = serde_json::from_value(state["node_config"]["config"].clone()).expect("a node config");
     let mut other = config.clone();
     other.etcd.flags.insert(String::from("log-level"), String::from("debug"));
-    let converge = |generation, config| Envelope { fence, order: Order::Converge { generation, config, search: None } };
+    let converge = |generation, config| Envelope { fence, order: Order::converge(generation, config, None) };
     refused(controller.ask(address, path::ORDERS, &converge(generation - 1, config.clone())), "stale_generation");
     refused(controller.ask(address, path::ORDERS, &converge(generation, other)), "changed_content");
 

@@ -36,4 +36,5 @@ mod revocation;
 mod secrets;
 mod store_writer;
 mod terminals;
+mod upgrade;
 mod verbs;

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission,
-    Power, SecretKind,
+    Power, Program, SecretKind,
 };
 use crate::spec::Change;
 
@@ -44,6 +44,8 @@ pub struct Desired {
     /// The token of the next formation, should there be one; its end is random.
     pub next_token: String,
     pub secrets_missing: BTreeSet<SecretKind>,
+    /// What every agent is to run: the controller's own program.
+    pub program: Program,
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AuthSeen, MemberName, TrustPlane, TrustSeen};
+use super::{AuthSeen, MemberName, ProgramSeen, TrustPlane, TrustSeen};
 
 /// Who answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -20,6 +20,8 @@ pub enum AgentSeen {
     Enrolled(Box<Facts>),
     /// An agent that reports a number which no cluster reaches. Nothing else that it reports is believed either.
     Untrusted(Distrust),
+    /// An agent whose protocol this program does not speak. Nothing but its program is known.
+    OtherProtocol(ProgramSeen),
 }
 
 /// Why nothing that an agent reports is believed.
@@ -54,6 +56,8 @@ impl fmt::Display for Number {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Facts {
+    #[serde(default)]
+    pub program: ProgramSeen,
     /// Made by the agent at its first start: a machine that was made anew has another.
     pub machine_id: String,
     /// The highest fencing number that the agent has obeyed.

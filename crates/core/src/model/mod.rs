@@ -12,6 +12,7 @@ mod issued;
 mod ledger;
 mod name;
 mod node_config;
+mod program;
 mod seen;
 mod trust;
 
@@ -37,6 +38,7 @@ pub use ledger::{
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
+pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, Seen};
 pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, Power};
+use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, Power, ProgramSeen};
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -38,6 +38,15 @@ impl Observation {
     pub fn facts(&self, member: &MemberName) -> Option<&Facts> {
         match self.agents.get(member)?.get()? {
             AgentSeen::Enrolled(facts) => Some(facts),
+            AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_) => None,
+        }
+    }
+
+    /// What a member's agent runs, where it said so.
+    pub fn program(&self, member: &MemberName) -> Option<&ProgramSeen> {
+        match self.agents.get(member)?.get()? {
+            AgentSeen::Enrolled(facts) => Some(&facts.program),
+            AgentSeen::OtherProtocol(program) => Some(program),
             AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) => None,
         }
     }

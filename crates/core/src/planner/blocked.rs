@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::safety::restore::MARGIN;
 use super::safety::{Rule, healthy_of, quorum};
 use super::step::list;
-use crate::model::{Distrust, MemberName};
+use crate::model::{Distrust, MemberName, Program};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -17,6 +17,9 @@ pub enum UnsafeBecause {
     SecondKey { member: MemberName },
     OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
     Untrusted { member: MemberName, distrust: Distrust },
+    NewerAgent { member: MemberName, runs: Program, ours: Program },
+    AgentTooOld { member: MemberName, runs: Program, ours: Program },
+    UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
     Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
@@ -70,7 +73,10 @@ impl UnsafeBecause {
             UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
             UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
             UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
-            UnsafeBecause::WrongBinary { .. }
+            UnsafeBecause::NewerAgent { .. }
+            | UnsafeBecause::AgentTooOld { .. }
+            | UnsafeBecause::UpgradeFailed { .. }
+            | UnsafeBecause::WrongBinary { .. }
             | UnsafeBecause::VersionPath { .. }
             | UnsafeBecause::VersionUnknown { .. }
             | UnsafeBecause::JoinVersion { .. } => Rule::KnownVersions,
@@ -104,6 +110,8 @@ impl UnsafeBecause {
             | UnsafeBecause::SecondKey { member }
             | UnsafeBecause::OlderLedger { member, .. }
             | UnsafeBecause::Untrusted { member, .. }
+            | UnsafeBecause::NewerAgent { member, .. }
+            | UnsafeBecause::AgentTooOld { member, .. }
             | UnsafeBecause::WrongBinary { member, .. }
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::Unseen { member, .. }
@@ -125,6 +133,8 @@ impl UnsafeBecause {
             | UnsafeBecause::NothingSurvives { .. }
             | UnsafeBecause::RestoreUnfinished { .. }
             | UnsafeBecause::BackupOlder { .. }
+            // An agent that was not upgraded still does what its own protocol has.
+            | UnsafeBecause::UpgradeFailed { .. }
             | UnsafeBecause::StrangerVoter { .. }
             | UnsafeBecause::Membership { .. }
             | UnsafeBecause::JoinVersion { .. }
@@ -147,6 +157,8 @@ impl UnsafeBecause {
                 | UnsafeBecause::SecondKey { .. }
                 | UnsafeBecause::OlderLedger { .. }
                 | UnsafeBecause::Untrusted { .. }
+                | UnsafeBecause::NewerAgent { .. }
+                | UnsafeBecause::AgentTooOld { .. }
                 | UnsafeBecause::ForeignData { .. }
                 | UnsafeBecause::OtherFormation { .. }
         )
@@ -159,6 +171,9 @@ impl UnsafeBecause {
             UnsafeBecause::SecondKey { .. } => "second-key",
             UnsafeBecause::OlderLedger { .. } => "older-ledger",
             UnsafeBecause::Untrusted { .. } => "untrusted",
+            UnsafeBecause::NewerAgent { .. } => "newer-agent",
+            UnsafeBecause::AgentTooOld { .. } => "agent-too-old",
+            UnsafeBecause::UpgradeFailed { .. } => "upgrade-failed",
             UnsafeBecause::WrongBinary { .. } => "wrong-binary",
             UnsafeBecause::ForeignData { .. } => "foreign-data",
             UnsafeBecause::Unseen { .. } => "unseen",
@@ -193,11 +208,14 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 35] = [
+    pub const KINDS: [&str; 38] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
         "untrusted",
+        "newer-agent",
+        "agent-too-old",
+        "upgrade-failed",
         "wrong-binary",
         "foreign-data",
         "unseen",
@@ -252,6 +270,18 @@ impl UnsafeBecause {
                 "the state on that machine is damaged, or somebody else controls it: find out which, then move the \
                  member to a \
                  new machine with `quorate replace NAME {member}`; the other members are operated as usual"
+            ),
+            UnsafeBecause::NewerAgent { member, runs, .. } => format!(
+                "operate this cluster with quorate {} or newer; if only {member} reports it, its state may be damaged or somebody \
+                 else may control it: move the member to a new machine with `quorate replace NAME {member}`",
+                runs.version
+            ),
+            UnsafeBecause::AgentTooOld { member, .. } => format!(
+                "move the member to a new machine with `quorate replace NAME {member}`, using the quorate that the agent came from"
+            ),
+            UnsafeBecause::UpgradeFailed { member, .. } => format!(
+                "see `quorate logs NAME {member} --agent`; `quorate apply` tries the upgrade again, and the agent goes on with \
+                 the program that it has"
             ),
             UnsafeBecause::WrongBinary { wanted, .. } => {
                 format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
@@ -406,6 +436,16 @@ impl fmt::Display for UnsafeBecause {
                 "the agent of {member} reports {what} {told}: nothing else shows that, so nothing that it reports is \
                  believed"
             ),
+            UnsafeBecause::NewerAgent { member, runs, ours } => {
+                write!(f, "the agent of {member} runs {runs}, which this {ours} does not understand")
+            }
+            UnsafeBecause::AgentTooOld { member, runs, ours } => write!(
+                f,
+                "the agent of {member} runs {runs}, which this {ours} does not understand and which cannot be upgraded in place"
+            ),
+            UnsafeBecause::UpgradeFailed { member, runs, to, why } => {
+                write!(f, "the agent of {member} went back to {runs}, because the upgrade to {to} failed: {why}")
+            }
             UnsafeBecause::WrongBinary { member, wanted, found } => {
                 write!(f, "{member} should run etcd {wanted}, and {found}")
             }

@@ -21,7 +21,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             None => wait(decision, member, "it was not asked yet"),
             Some(Seen::Unreachable { why, .. }) => wait(decision, member, why),
             // It is refused already, by name.
-            Some(Seen::At(_, AgentSeen::Untrusted(_))) => {}
+            Some(Seen::At(_, AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_))) => {}
             Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
                 unenrolled(desired, seen, decision, member, wish, public_key)
             }

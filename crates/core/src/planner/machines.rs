@@ -120,6 +120,8 @@ fn remove_unformed(
         Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => {
             decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });
         }
+        // It is upgraded first (`agents`), or refused.
+        Some(Seen::At(_, AgentSeen::OtherProtocol(_))) => {}
         Some(Seen::Unreachable { why, .. }) => {
             decision.wait(WaitingFor::Agent { member: member.clone(), why: why.clone() });
         }

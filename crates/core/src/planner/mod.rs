@@ -3,6 +3,7 @@
 //! One file per concern. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
 //! against an imagined world, which is what `plan` shows and what the model check explores.
 
+mod agents;
 mod auth;
 mod blocked;
 mod certificates;
@@ -104,6 +105,9 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     let under_way = safety::orders_under_way(desired, seen);
     if !under_way.is_empty() {
         decision.waiting = under_way;
+        return decision;
+    }
+    if agents::decide(desired, seen, &mut decision) {
         return decision;
     }
     // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,

@@ -236,8 +236,8 @@ fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision,
             // It never ran anything.
             Some(AgentSeen::Unenrolled { .. }) => {}
             // Nothing is started before it is seen to hold the new data too.
-            Some(AgentSeen::Untrusted(_)) | None if wanted => {}
-            Some(AgentSeen::Untrusted(_)) | None => {
+            Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None if wanted => {}
+            Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => {
                 let why =
                     format!("{member} is no longer wanted, and it may still run the old data while it does not answer");
                 decision.step(Action::StopMachine { member: member.clone() }, why);

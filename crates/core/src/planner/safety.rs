@@ -1,6 +1,7 @@
 //! The safety rules. Every rule that keeps data and quorum safe is here, by name; the concerns ask, and never argue.
 
 mod absence;
+mod agents;
 mod orders;
 mod peers;
 mod renewal;
@@ -25,6 +26,7 @@ use crate::model::{
 use crate::versions::Version;
 
 pub use absence::{Absence, judge_absence, peers_miss};
+pub use agents::another_agent_is_away;
 pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
 pub use renewal::{may_renew, may_replace};
@@ -247,7 +249,7 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     match seen.agents.get(member).and_then(Seen::get) {
         Some(AgentSeen::Unenrolled { .. }) => true,
         Some(AgentSeen::Enrolled(facts)) => facts.etcd.data == DataSeen::Empty && facts.etcd.last_started.is_none(),
-        Some(AgentSeen::Untrusted(_)) | None => false,
+        Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => false,
     }
 }
 

@@ -6,7 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::model::{
-    AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, SecretKind, Stamp, TrustPlane,
+    AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, Program, SecretKind, Stamp,
+    TrustPlane,
 };
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -70,6 +71,12 @@ pub enum Action {
     InstallCertificates {
         member: MemberName,
         uses: BTreeSet<CertificateUse>,
+    },
+    /// Exchanges the agent's program for the controller's own.
+    UpgradeAgent {
+        member: MemberName,
+        from: Program,
+        to: Program,
     },
     PushConfig {
         member: MemberName,
@@ -230,6 +237,7 @@ impl Action {
             | Action::DestroyMachine { member, .. }
             | Action::Enrol { member }
             | Action::InstallCertificates { member, .. }
+            | Action::UpgradeAgent { member, .. }
             | Action::PushConfig { member, .. }
             | Action::StartEtcd { member, .. }
             | Action::StopEtcd { member }
@@ -268,6 +276,7 @@ impl Action {
             Action::DestroyMachine { .. } => "destroy-machine",
             Action::Enrol { .. } => "enrol",
             Action::InstallCertificates { .. } => "install-certificates",
+            Action::UpgradeAgent { .. } => "upgrade-agent",
             Action::PushConfig { .. } => "push-config",
             Action::RecordForming { .. } => "record-forming",
             Action::AbandonFormation { .. } => "abandon-formation",
@@ -300,7 +309,7 @@ impl Action {
         }
     }
 
-    pub const KINDS: [&str; 36] = [
+    pub const KINDS: [&str; 37] = [
         "make-secrets",
         "create-machine",
         "start-machine",
@@ -308,6 +317,7 @@ impl Action {
         "destroy-machine",
         "enrol",
         "install-certificates",
+        "upgrade-agent",
         "push-config",
         "record-forming",
         "abandon-formation",
@@ -363,6 +373,14 @@ impl fmt::Display for Action {
             Action::InstallCertificates { member, uses } => {
                 write!(f, "install certificates on {member} ({})", list(uses.iter().map(|u| u.file_stem())))
             }
+            Action::UpgradeAgent { member, from, to } if from.protocol == to.protocol => {
+                write!(f, "upgrade the agent of {member} from quorate {} to {}", from.version, to.version)
+            }
+            Action::UpgradeAgent { member, from, to } => write!(
+                f,
+                "upgrade the agent of {member} from quorate {} to {} (protocol {} to {})",
+                from.version, to.version, from.protocol, to.protocol
+            ),
             Action::PushConfig { member, generation } => {
                 write!(f, "update the configuration of {member} (generation {generation})")
             }

@@ -394,7 +394,7 @@ fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a quorate_
 fn enrolled<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a Facts> {
     match seen.agents.get(member)?.get()? {
         AgentSeen::Enrolled(facts) => Some(facts),
-        AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) => None,
+        AgentSeen::Unenrolled { .. } | AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_) => None,
     }
 }
 

@@ -165,7 +165,7 @@ fn judge_renewal(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Opt
     match look.seen.agents.get(member).and_then(|agent| agent.get()) {
         Some(AgentSeen::Unenrolled { .. }) => None,
         Some(AgentSeen::Enrolled(_)) => judge_disturbance(desired, look, member),
-        Some(AgentSeen::Untrusted(_)) | None => {
+        Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => {
             judge_disturbance(desired, look, member).and_then(|_| judge_replacement(desired, look, member))
         }
     }

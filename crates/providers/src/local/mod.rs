@@ -29,8 +29,11 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use quorate_agent::api::{LEVEL, Seed};
-use quorate_core::model::{CLIENT_PORT, LOCAL_DATA, Ledger, MachineSeen, MemberName, Power};
+use quorate_agent::api::Seed;
+use quorate_agent::upgrade::kept_program;
+use quorate_core::model::{
+    CLIENT_PORT, FIRST_UPGRADABLE, LOCAL_DATA, Ledger, MachineSeen, MemberName, PROTOCOL, Power,
+};
 use quorate_core::spec::Network;
 use serde::Serialize;
 
@@ -38,7 +41,7 @@ use crate::{Data, Directories, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 use quorate_agent::{one_private_directory, private_directory};
 
-/// Set for every agent: what it knows. One without it is older than this.
+/// Set for every agent: the protocol of the program that started it. One without it is older than this.
 const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
 /// How the names of variables begin that open a backup store or a ledger.
 const CONTROLLERS: [&str; 2] = ["AWS_", "QUORATE_KEY"];
@@ -216,8 +219,12 @@ impl Local {
         let log = OpenOptions::new().create(true).append(true).mode(0o600).open(&log_path);
         let log = log.map_err(failed("opened", &log_path))?;
         let errors = log.try_clone().map_err(failed("opened", &log_path))?;
-        let program = std::env::current_exe().map_err(failed("found", Path::new("quorate")))?;
         let root = directory.join("root");
+        // A machine that was upgraded has a program, and its state may be newer than this one.
+        let program = match kept_program(&root) {
+            Some(program) => program,
+            None => std::env::current_exe().map_err(failed("found", Path::new("quorate")))?,
+        };
         let mut command = Command::new(&program);
         command
             .arg("agent")
@@ -228,7 +235,7 @@ impl Local {
             .arg("--cache")
             .arg(&self.programs)
             .env(MARK_VARIABLE, &root)
-            .env(LEVEL_VARIABLE, LEVEL.to_string())
+            .env(LEVEL_VARIABLE, PROTOCOL.to_string())
             .current_dir("/")
             .stdin(Stdio::null())
             .stdout(Stdio::from(log))
@@ -403,7 +410,7 @@ fn end_agent(root: &Path, patience: Duration) {
     }
 }
 
-/// Whether the agent that holds the machine's lock is of a program that knows less than this one.
+/// Whether the agent that holds the machine's lock is of a program that takes no other over its own port.
 fn is_outdated(directory: &Path) -> bool {
     let holder = fs::read_to_string(directory.join("root").join(quorate_agent::LOCK_FILE)).unwrap_or_default();
     let Ok(environment) = fs::read(format!("/proc/{}/environ", holder.trim())) else { return false };
@@ -412,7 +419,7 @@ fn is_outdated(directory: &Path) -> bool {
         std::str::from_utf8(text).ok()?.parse::<u32>().ok()
     };
     // One that has just ended has none.
-    !environment.is_empty() && environment.split(|b| *b == 0).find_map(level).unwrap_or(0) < LEVEL
+    !environment.is_empty() && environment.split(|b| *b == 0).find_map(level).unwrap_or(0) < FIRST_UPGRADABLE
 }
 
 /// Whether an agent holds the machine's lock.

@@ -34,6 +34,6 @@ fn run_agent(root: PathBuf, seed: PathBuf) {
     let _ = quorate_agent::detach();
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = suite::runtime();
-    let options = Options { root, seed, cache: None, supervisor: Supervisor::Child, channel: None };
-    runtime.block_on(quorate_agent::run(options)).expect("the agent runs until it is killed");
+    let options = Options { root, seed, cache: None, supervisor: Supervisor::Child, channel: None, on_trial: false };
+    runtime.block_on(quorate_agent::serve(options, None)).expect("the agent runs until it is killed");
 }

@@ -6,7 +6,7 @@ use super::{Database, Place};
 use crate::api::Refusal;
 use crate::files::Owner;
 use crate::layout::Layout;
-use crate::{AgentError, blocking, staging};
+use crate::{AgentError, blocking, staging, upload};
 
 /// etcd puts a SHA-256 behind a database whose length is a multiple of 512, and so do its tools tell it.
 const CHECKSUM: u64 = 32;
@@ -35,7 +35,7 @@ async fn linked(layout: &Layout, place: &Place, sha256: &str) -> Result<Database
         }
         let file = staging::file(&layout, &wanted);
         fs::hard_link(&file, &path).map_err(AgentError::file("link", &file))?;
-        let (found, bytes) = staging::digest(&path).map_err(AgentError::file("read", &file))?;
+        let (found, bytes) = upload::file_digest(&path).map_err(AgentError::file("read", &file))?;
         if found != wanted {
             staging::clear(&layout)?;
             let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");

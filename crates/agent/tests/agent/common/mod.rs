@@ -71,7 +71,7 @@ impl Machine {
         let client = self.client();
         self.enrol(&client).await;
         self.install_certificates(&client).await;
-        order(&client, 1, Order::Converge { generation: 1, config: config.clone(), search: None }).await.unwrap();
+        order(&client, 1, Order::converge(1, config.clone(), None)).await.unwrap();
         client
     }
 
@@ -138,13 +138,14 @@ impl Machine {
             cache: Some(self.directory.path().join("cache")),
             supervisor: Supervisor::Child,
             channel: None,
+            on_trial: false,
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 tokio::select! {
-                    ended = quorate_agent::run(options) => panic!("the agent ended: {ended:?}"),
+                    ended = quorate_agent::serve(options, None) => panic!("the agent ended: {ended:?}"),
                     _ = stopped => {}
                 }
             });
@@ -435,7 +436,7 @@ pub fn copy(from: &Path, to: &Path) {
 pub async fn facts(client: &AgentClient) -> Facts {
     match client.look(&FactsRequest { fence: None, auth: false, reach: Default::default() }).await.unwrap() {
         Look::Facts(facts) => *facts,
-        Look::Unenrolled { .. } => panic!("the agent is not enrolled"),
+        look => panic!("{look:?}"),
     }
 }
 

@@ -21,7 +21,8 @@ use crate::Secret;
 use crate::model::{
     AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data,
     DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
-    MemberName, Observation, PEER_PORT, Plane, Power, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
+    MemberName, Observation, PEER_PORT, Plane, Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged,
+    Stamp, https_url,
 };
 use crate::spec::Signer;
 use crate::versions::Version;
@@ -70,6 +71,8 @@ pub enum SimAgent {
     Enrolled(Box<Facts>),
     /// Nothing that it reports is believed.
     Untrusted(Distrust),
+    /// Only its program is known.
+    OtherProtocol(ProgramSeen),
     /// It was not seen, so nothing is imagined of it.
     Unknown {
         since: Timestamp,
@@ -93,6 +96,9 @@ impl World {
                         }
                         Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
                         Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => SimAgent::Untrusted(*distrust),
+                        Some(Seen::At(_, AgentSeen::OtherProtocol(program))) => {
+                            SimAgent::OtherProtocol(program.clone())
+                        }
                         Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
                         None => SimAgent::Unknown { since: now, why: String::from("it was not asked") },
                     };
@@ -147,6 +153,7 @@ impl World {
         match &machine.agent {
             SimAgent::Unknown { since, why } => Seen::Unreachable { since: *since, why: why.clone() },
             SimAgent::Untrusted(distrust) => Seen::At(self.now, AgentSeen::Untrusted(*distrust)),
+            SimAgent::OtherProtocol(program) => Seen::At(self.now, AgentSeen::OtherProtocol(program.clone())),
             SimAgent::Fresh { public_key, .. } => {
                 Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
             }
@@ -213,6 +220,7 @@ impl World {
             }
             Action::Enrol { member } => self.enrol(desired, member),
             Action::InstallCertificates { member, uses } => self.install(desired, member, uses),
+            Action::UpgradeAgent { member, to, .. } => self.upgrade_agent(desired, member, to),
             Action::PushConfig { member, generation } => self.push(desired, member, *generation),
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
@@ -354,7 +362,9 @@ impl World {
             SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
             SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
             SimAgent::Fresh { data, .. } => data.clone(),
-            SimAgent::Unknown { .. } | SimAgent::Untrusted(_) => self.expected_data(member),
+            SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
+                self.expected_data(member)
+            }
         };
         self.kept.insert(member.seat().into(), data);
     }
@@ -480,6 +490,18 @@ impl World {
         }
     }
 
+    /// What an agent of another protocol holds is taken to be as the ledger has it.
+    fn upgrade_agent(&mut self, desired: &Desired, member: &MemberName, to: &Program) {
+        let remembered = self.remembered(desired, member);
+        let Some(machine) = self.machines.get_mut(member) else { return };
+        if matches!(machine.agent, SimAgent::OtherProtocol(_)) {
+            machine.agent = SimAgent::Enrolled(Box::new(remembered));
+            self.touched = true;
+            self.remember_auth(desired);
+        }
+        self.on(member, |facts| facts.program = ProgramSeen { runs: to.clone(), failed: None });
+    }
+
     fn install(&mut self, desired: &Desired, member: &MemberName, uses: &BTreeSet<CertificateUse>) {
         let Some(machine) = self.machines.get(member) else { return };
         let made: Vec<_> = uses.iter().map(|of| (*of, certificate(desired, self.now, member, machine, *of))).collect();
@@ -542,7 +564,9 @@ impl SimMachine {
     pub fn facts(&self) -> Option<&Facts> {
         match &self.agent {
             SimAgent::Enrolled(facts) => Some(facts),
-            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } | SimAgent::Untrusted(_) => None,
+            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
+                None
+            }
         }
     }
 }
@@ -571,6 +595,7 @@ fn running(digest: String) -> ServiceState {
 fn blank(machine_id: &str) -> Facts {
     let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
     Facts {
+        program: ProgramSeen { runs: Program::this().clone(), failed: None },
         machine_id: machine_id.to_owned(),
         fence: 0,
         node_config: None,

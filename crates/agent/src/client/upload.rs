@@ -1,5 +1,5 @@
-//! Bringing a snapshot to a machine. Its bytes are sent only once the agent has agreed to take them, and are read a little at
-//! a time.
+//! Sending a file to a machine: a snapshot, or a new program. Its bytes are sent only once the agent has agreed to take them, and are
+//! read a little at a time.
 
 use std::io;
 use std::pin::Pin;
@@ -15,22 +15,43 @@ use tokio::io::{AsyncRead, ReadBuf};
 use tokio::sync::oneshot;
 
 use super::{AgentClient, ClientError, ORDER};
-use crate::api::{self, StageRequest, path};
+use crate::api::{self, UploadRequest, path};
 
 const PIECE: usize = 128 << 10;
 /// In bytes per second. What is slower does not move.
 const SLOWEST: u64 = 1 << 20;
 
 impl AgentClient {
-    /// Brings a snapshot, which the agent keeps if length and SHA-256 are as announced. One that is there already is not sent.
+    /// Sends a snapshot, which the agent keeps if length and SHA-256 are as announced. One that is there already is not sent.
     pub async fn stage(
         &self,
-        request: &StageRequest,
+        request: &UploadRequest,
+        content: impl AsyncRead + Send + Unpin + 'static,
+    ) -> Result<(), ClientError> {
+        self.upload(path::STAGE, request, content).await
+    }
+
+    /// Sends a new program, which the agent tries before it gives up its own.
+    pub async fn upgrade(
+        &self,
+        request: &UploadRequest,
+        content: impl AsyncRead + Send + Unpin + 'static,
+    ) -> Result<(), ClientError> {
+        let sent = self.upload(path::PROGRAM, request, content).await;
+        // What answers from now on is another process.
+        self.idle.lock().expect("no holder panics").clear();
+        sent
+    }
+
+    async fn upload(
+        &self,
+        to: &str,
+        request: &UploadRequest,
         content: impl AsyncRead + Send + Unpin + 'static,
     ) -> Result<(), ClientError> {
         let (agreed, go) = oneshot::channel();
         let upload = Upload { agent: Agent::Asked(go), content };
-        let mut announced = Request::put(path::STAGE)
+        let mut announced = Request::put(to)
             .header(header::HOST, self.address.to_string())
             .header(header::EXPECT, "100-continue")
             .header(api::header::FENCE, request.fence)

@@ -1,0 +1,275 @@
+//! A newer quorate for this machine, sent by its controller. The new program is tried before it replaces the old one:
+//!
+//! 1. It is received beside the old one, its SHA-256 is compared, and it is run once to see that it starts here and reads this machine's
+//!    state (`quorate agent check`).
+//! 2. The agent gives up its ports and its lock and starts the new program on trial. It stays as the guardian of the trial.
+//! 3. The new agent takes the old one's place on disk when its controller has spoken to it. Until then the old program is the one
+//!    that every start of this machine uses, so a crash or power loss at any time leaves a machine with a program that works.
+//! 4. If the new agent exits, or nobody has spoken to it in time, the guardian ends it and is the agent again.
+//!
+//! etcd is not touched: it is not a part of the agent's process, and the next agent adopts it.
+//!
+//! `agent check`, the flag `--trial` and the two paths below are what programs of different versions rely on: they never change.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use hyper::body::Incoming;
+use quorate_core::model::{Busy, FailedUpgrade, Program};
+use tokio::sync::Notify;
+
+use crate::agent::{Agent, UnderWay};
+use crate::api::{Refusal, UploadRequest};
+use crate::layout::Layout;
+use crate::upload::{self, Upload};
+use crate::{AgentError, Options, blocking, files, state};
+
+/// Within which a controller must have spoken to the new agent.
+const TRIAL: Duration = Duration::from_secs(120);
+/// A trial whose guardian was killed ends by itself, a little later.
+const UNGUARDED_TRIAL: Duration = Duration::from_secs(150);
+const CHECK: Duration = Duration::from_secs(20);
+const PAUSE: Duration = Duration::from_millis(20);
+/// For the answer to reach the controller before the port closes.
+const ANSWER: Duration = Duration::from_millis(200);
+/// Beyond the program itself, for everything else that the machine writes meanwhile.
+const RESERVE: u64 = 64 << 20;
+
+/// Where the program lies below the root, and where the next one lies while it is on trial.
+const PROGRAM: &str = "usr/lib/quorate/quorate";
+const NEXT: &str = "usr/lib/quorate/quorate.next";
+
+/// What this agent has to do with upgrades.
+pub(crate) struct Upgrades {
+    /// Whether this agent runs on trial, and nobody has spoken to it yet.
+    on_trial: AtomicBool,
+    confirmed: Notify,
+    /// The program to be tried next, once it is.
+    next: std::sync::Mutex<Option<Trial>>,
+    leave: Notify,
+    /// How the last trial failed, and the fencing number it came with.
+    failed: Option<(u64, FailedUpgrade)>,
+}
+
+impl Upgrades {
+    pub(crate) fn new(on_trial: bool, failed: Option<(u64, FailedUpgrade)>) -> Self {
+        Upgrades {
+            on_trial: AtomicBool::new(on_trial),
+            confirmed: Notify::new(),
+            next: std::sync::Mutex::default(),
+            leave: Notify::new(),
+            failed,
+        }
+    }
+
+    /// Only the controller that began the upgrade hears of its failure: a later one tries again.
+    pub(crate) fn failed(&self, fence: Option<u64>) -> Option<FailedUpgrade> {
+        self.failed.as_ref().filter(|(of, _)| Some(*of) == fence).map(|(_, failed)| failed.clone())
+    }
+
+    /// Returns when there is a program to be tried.
+    pub(crate) async fn next_program(&self) -> Trial {
+        loop {
+            self.leave.notified().await;
+            if let Some(trial) = self.next.lock().expect("no holder panics").take() {
+                return trial;
+            }
+        }
+    }
+
+    /// Returns when the trial of this agent has failed without a guardian who would end it.
+    pub(crate) async fn trial_is_over(&self) {
+        if self.on_trial.load(Ordering::Relaxed)
+            && tokio::time::timeout(UNGUARDED_TRIAL, self.confirmed.notified()).await.is_err()
+        {
+            return;
+        }
+        std::future::pending().await
+    }
+}
+
+/// A program that is to be tried in place of this one.
+#[derive(Debug)]
+pub struct Trial {
+    program: PathBuf,
+    to: Program,
+    fence: u64,
+}
+
+impl Agent {
+    /// Takes in another program for this machine. The agent leaves for it when this is answered.
+    pub(crate) async fn take_program(
+        self: &Arc<Self>,
+        announced: UploadRequest,
+        mut body: Incoming,
+    ) -> Result<(), Refusal> {
+        let _one_at_a_time = self.orders.lock().await;
+        if !self.state.get().enrolled {
+            return Err(Refusal::NotEnrolled);
+        }
+        let fence = announced.fence;
+        let _under_way = UnderWay::begin(self, Busy { order: String::from("upgrade the agent"), fence });
+        self.state.obey_fence(fence).await?;
+        let layout = self.layout.clone();
+        let mut upload = blocking(move || begin(&layout, &announced)).await?;
+        tracing::info!(fence, "a new program is being received");
+        while let Some(piece) = upload::receive(&mut body).await? {
+            self.check_still_obeyed()?;
+            upload = blocking(move || upload.take(&piece)).await?;
+        }
+        let next = self.layout.root().join(NEXT);
+        let place = next.clone();
+        blocking(move || finish(upload, &place)).await?;
+        let checked = self.try_program(&next).await;
+        let Ok(to) = checked else {
+            let _ = fs::remove_file(&next);
+            return checked.map(drop);
+        };
+        tracing::info!(%to, "the new program runs here; the agent leaves for it");
+        *self.upgrades.next.lock().expect("no holder panics") = Some(Trial { program: next, to, fence });
+        let agent = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(ANSWER).await;
+            agent.upgrades.leave.notify_one();
+        });
+        Ok(())
+    }
+
+    /// Runs the new program to see that it starts on this machine and can read what this agent has written.
+    async fn try_program(&self, program: &Path) -> Result<Program, Refusal> {
+        let refused = |why: String| Refusal::Failed { why: format!("the new program does not run here: {why}") };
+        let mut command = tokio::process::Command::new(program);
+        command.args(["agent", "check", "--root"]).arg(self.layout.root());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let ended = match tokio::time::timeout(CHECK, command.output()).await {
+            Ok(ended) => ended.map_err(|error| refused(error.to_string()))?,
+            Err(_) => return Err(refused(format!("it did not end within {} s", CHECK.as_secs()))),
+        };
+        if !ended.status.success() {
+            let said = String::from_utf8_lossy(&ended.stderr);
+            let said = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+            return Err(refused(format!("{}: {said}", ended.status)));
+        }
+        serde_json::from_slice(&ended.stdout).map_err(|_| refused(String::from("it does not say what it is")))
+    }
+
+    /// A controller has spoken to this agent: if it was on trial, it takes its place on disk.
+    pub(crate) async fn confirm_trial(&self) -> Result<(), AgentError> {
+        if !self.upgrades.on_trial.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let layout = self.layout.clone();
+        blocking(move || put_in_place(&layout)).await?;
+        if self.upgrades.on_trial.swap(false, Ordering::Relaxed) {
+            tracing::info!(program = %Program::this(), "the upgrade is complete");
+            self.upgrades.confirmed.notify_one();
+        }
+        Ok(())
+    }
+}
+
+fn begin(layout: &Layout, announced: &UploadRequest) -> Result<Upload, Refusal> {
+    let next = layout.root().join(NEXT);
+    let directory = next.parent().unwrap_or(layout.root());
+    files::make_dir(directory, 0o755)?;
+    clear(layout)?;
+    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("look at", directory)(error.into()))?;
+    let (free, needed) = (disk.f_bavail.saturating_mul(disk.f_frsize), announced.bytes.saturating_add(RESERVE));
+    if free < needed {
+        let expected = format!("{} MiB free in {} for the new program", needed.div_ceil(1 << 20), directory.display());
+        return Err(Refusal::NotAsExpected { expected, found: format!("{} MiB free", free >> 20) });
+    }
+    Upload::begin("a program", directory, 0o700, announced)
+}
+
+fn finish(upload: Upload, place: &Path) -> Result<(), Refusal> {
+    upload.finish(place)?;
+    let executable = fs::set_permissions(place, fs::Permissions::from_mode(0o755));
+    Ok(executable.map_err(AgentError::file("make executable", place))?)
+}
+
+fn put_in_place(layout: &Layout) -> Result<(), AgentError> {
+    let (next, place) = (layout.root().join(NEXT), layout.root().join(PROGRAM));
+    match fs::rename(&next, &place) {
+        Ok(()) => files::make_durable(place.parent().unwrap_or(&place)),
+        // Two controllers may ask at once.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && place.exists() => Ok(()),
+        Err(error) => Err(AgentError::file("put in place", place)(error)),
+    }
+}
+
+/// Removes what an upgrade that did not come to its end has left.
+pub(crate) fn clear(layout: &Layout) -> Result<(), AgentError> {
+    let next = layout.root().join(NEXT);
+    let directory = next.parent().unwrap_or(layout.root());
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| *path == next || upload::is_unfinished(path)).try_for_each(|path| files::remove(&path))
+}
+
+/// `quorate agent check`: what this program is, if it can go on with this machine's state.
+pub fn check(root: &Path) -> Result<Program, AgentError> {
+    let layout = Layout::new(root).map_err(AgentError::file("find", root))?;
+    state::check(&layout)?;
+    Ok(Program::this().clone())
+}
+
+/// The program that this machine keeps for its agent, if it has one.
+pub fn kept_program(root: &Path) -> Option<PathBuf> {
+    Some(root.join(PROGRAM)).filter(|program| program.is_file())
+}
+
+impl Trial {
+    /// Runs the new program as this machine's agent until it has taken its place. If it does not, says why.
+    pub(crate) fn guard(self, options: &Options) -> Result<(), (u64, FailedUpgrade)> {
+        let failed = |why: String| {
+            tracing::error!(to = %self.to, why, "the new program is given up");
+            let _ = fs::remove_file(&self.program);
+            (self.fence, FailedUpgrade { to: self.to.clone(), why })
+        };
+        let mut agent = self.start(options).map_err(|error| failed(format!("it does not start: {error}")))?;
+        let deadline = Instant::now() + TRIAL;
+        loop {
+            if !self.program.exists() {
+                return Ok(());
+            }
+            match agent.try_wait() {
+                Ok(None) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+                Ok(None) => {
+                    let _ = agent.kill();
+                    let _ = agent.wait();
+                    return Err(failed(format!("no controller reached it within {} s", TRIAL.as_secs())));
+                }
+                Ok(Some(status)) => return Err(failed(format!("it ended ({status})"))),
+                Err(error) => return Err(failed(error.to_string())),
+            }
+        }
+    }
+
+    fn start(&self, options: &Options) -> io::Result<Child> {
+        Command::new(&self.program).arg("agent").args(arguments(options)).arg("--trial").stdin(Stdio::null()).spawn()
+    }
+}
+
+/// The command line of an agent with these options.
+fn arguments(options: &Options) -> Vec<OsString> {
+    let Options { root, seed, cache, supervisor, channel, on_trial: _ } = options;
+    let mut arguments = vec!["--root".into(), root.into(), "--seed".into(), seed.into()];
+    let mut add = |flag: &str, value: &Option<PathBuf>| {
+        if let Some(value) = value {
+            arguments.extend([OsString::from(flag), value.into()]);
+        }
+    };
+    add("--cache", cache);
+    add("--channel", channel);
+    if *supervisor == crate::Supervisor::Systemd {
+        arguments.push("--systemd".into());
+    }
+    arguments
+}

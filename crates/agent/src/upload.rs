@@ -1,0 +1,117 @@
+//! A file that is sent to this machine over the agent's port. It counts once all of it is here, durable, and its SHA-256 is the one that
+//! was announced; an interrupted upload leaves nothing.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http_body_util::BodyExt;
+use hyper::body::{Bytes, Incoming};
+use quorate_core::text::hex;
+use sha2::{Digest, Sha256};
+
+use crate::api::{Refusal, UploadRequest};
+use crate::{AgentError, files};
+
+/// A controller that sends nothing for so long is gone.
+const SILENCE: Duration = Duration::from_secs(30);
+const PIECE: usize = 256 << 10;
+/// How the names of unfinished uploads begin.
+const UNFINISHED: &str = "upload-";
+
+/// A file of which a part is here. Dropping it removes that part.
+pub(crate) struct Upload {
+    /// For messages.
+    what: &'static str,
+    sha256: String,
+    bytes: u64,
+    file: File,
+    hash: Sha256,
+    came: u64,
+    partial: Partial,
+}
+
+/// Has a random name, so that removing it late never removes the next upload.
+struct Partial(PathBuf);
+
+impl Drop for Partial {
+    fn drop(&mut self) {
+        // Once it has been put in place there is none.
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+impl Upload {
+    pub(crate) fn begin(
+        what: &'static str,
+        directory: &Path,
+        mode: u32,
+        announced: &UploadRequest,
+    ) -> Result<Self, Refusal> {
+        let partial = Partial(directory.join(format!("{UNFINISHED}{}", quorate_pki::random_hex(8))));
+        let opened = OpenOptions::new().write(true).create_new(true).mode(mode).open(&partial.0);
+        let file = opened.map_err(AgentError::file("make", &partial.0))?;
+        let (sha256, bytes) = (announced.sha256.clone(), announced.bytes);
+        Ok(Upload { what, sha256, bytes, file, hash: Sha256::new(), came: 0, partial })
+    }
+
+    pub(crate) fn take(mut self, piece: &[u8]) -> Result<Self, Refusal> {
+        self.came += piece.len() as u64;
+        if self.came > self.bytes {
+            return Err(self.wrong(format!("{} bytes", self.bytes), String::from("more")));
+        }
+        self.hash.update(piece);
+        self.file.write_all(piece).map_err(AgentError::file("write", &self.partial.0))?;
+        Ok(self)
+    }
+
+    /// Puts it in place, in the directory that it was begun in.
+    pub(crate) fn finish(self, place: &Path) -> Result<(), Refusal> {
+        if self.came != self.bytes {
+            return Err(self.wrong(format!("{} bytes", self.bytes), format!("{} bytes", self.came)));
+        }
+        let found = hex(&self.hash.clone().finalize());
+        if found != self.sha256 {
+            return Err(self.wrong(format!("SHA-256 {}", self.sha256), format!("SHA-256 {found}")));
+        }
+        self.file.sync_all().map_err(AgentError::file("make durable", &self.partial.0))?;
+        fs::rename(&self.partial.0, place).map_err(AgentError::file("put in place", place))?;
+        Ok(files::make_durable(place.parent().unwrap_or(place))?)
+    }
+
+    fn wrong(&self, expected: String, found: String) -> Refusal {
+        Refusal::NotAsExpected { expected: format!("{} of {expected}", self.what), found }
+    }
+}
+
+/// The next piece of an upload; none at its end.
+pub(crate) async fn receive(body: &mut Incoming) -> Result<Option<Bytes>, Refusal> {
+    let failed = |why: String| Refusal::Failed { why: format!("the upload broke off: {why}") };
+    match tokio::time::timeout(SILENCE, body.frame()).await {
+        Ok(Some(Ok(frame))) => Ok(Some(frame.into_data().unwrap_or_default())),
+        Ok(Some(Err(error))) => Err(failed(error.to_string())),
+        Ok(None) => Ok(None),
+        Err(_) => Err(failed(format!("nothing came for {} s", SILENCE.as_secs()))),
+    }
+}
+
+pub(crate) fn is_unfinished(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(UNFINISHED.as_bytes()))
+}
+
+/// SHA-256 and length of a file.
+pub fn file_digest(path: &Path) -> io::Result<(String, u64)> {
+    let (mut file, mut hash, mut bytes) = (File::open(path)?, Sha256::new(), 0);
+    let mut piece = vec![0; PIECE];
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok((hex(&hash.finalize()), bytes)),
+            read => {
+                hash.update(&piece[..read]);
+                bytes += read as u64;
+            }
+        }
+    }
+}

@@ -1,0 +1,70 @@
+//! Upgrading the agent of one machine to this very program, over the agent's own port.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::time::Duration;
+
+use quorate_agent::api::{FactsRequest, UploadRequest};
+use quorate_agent::client::{AgentClient, ClientError, Look};
+use quorate_agent::upload::file_digest;
+use quorate_core::model::{MemberName, Program, ProgramSeen};
+use tokio::sync::OnceCell;
+
+use crate::controller::{ControlError, Controller};
+
+/// This program, also when its file has been replaced since it was started.
+const THIS: &str = "/proc/self/exe";
+/// For the old agent to leave and the new one to come up. What comes up later goes back to the old one by itself.
+const PATIENCE: Duration = Duration::from_secs(45);
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Controller {
+    /// Sends this program to a machine and waits until its agent runs it, or has gone back to its own.
+    pub(crate) async fn upgrade_agent(&self, member: &MemberName) -> Result<(), ControlError> {
+        let (sha256, bytes) = offer().await?.clone();
+        let agent = self.agent(member)?;
+        let fence = self.held.fence();
+        let program = tokio::fs::File::open(THIS).await.map_err(unread)?;
+        let request = UploadRequest { fence, sha256, bytes };
+        match agent.upgrade(&request, program).await {
+            // It may have left for the new program before its answer was on its way.
+            Ok(()) | Err(ClientError::Unreachable { .. }) => self.await_upgrade(member, agent, fence).await,
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// The first answer also tells the new agent that it has come up.
+    async fn await_upgrade(&self, member: &MemberName, agent: &AgentClient, fence: u64) -> Result<(), ControlError> {
+        let upgraded = async {
+            loop {
+                match look(agent, fence).await {
+                    Ok(Some(program)) if !program.runs.is_older_than(Program::this()) => return Ok(()),
+                    Ok(Some(ProgramSeen { failed: Some(failed), .. })) => return Err(failed.why),
+                    Ok(_) | Err(_) => tokio::time::sleep(PAUSE).await,
+                }
+            }
+        };
+        let waited = tokio::time::timeout(PATIENCE, upgraded).await;
+        let late = || Err(format!("the new program did not answer within {} s", PATIENCE.as_secs()));
+        waited.unwrap_or_else(|_| late()).map_err(|why| ControlError::Upgrade { member: member.clone(), why })
+    }
+}
+
+/// SHA-256 and length of this program, which stay the same for as long as it runs.
+async fn offer() -> Result<&'static (String, u64), ControlError> {
+    static OFFER: OnceCell<(String, u64)> = OnceCell::const_new();
+    let digest = || tokio::task::spawn_blocking(|| file_digest(Path::new(THIS)));
+    OFFER.get_or_try_init(async || digest().await.expect("reading a file does not panic").map_err(unread)).await
+}
+
+fn unread(source: std::io::Error) -> ControlError {
+    ControlError::OwnProgram { source }
+}
+
+async fn look(agent: &AgentClient, fence: u64) -> Result<Option<ProgramSeen>, ClientError> {
+    Ok(match agent.look(&FactsRequest { fence: Some(fence), auth: false, reach: BTreeSet::new() }).await? {
+        Look::Facts(facts) => Some(facts.program),
+        Look::OtherProtocol(program) => Some(program),
+        Look::Unenrolled { .. } => None,
+    })
+}

@@ -1,0 +1,117 @@
+//! Which quorate a machine's agent runs, and whether a controller and an agent understand each other.
+//!
+//! Promise: an agent's answer to a facts request holds `program` in this shape in every version, and an agent takes a new program in the
+//! same way in every version from `FIRST_UPGRADABLE` on. All else between controller and agent may change with the protocol number.
+
+use std::fmt;
+use std::hint::black_box;
+use std::sync::OnceLock;
+
+use serde::{Deserialize, Serialize};
+
+use crate::versions::Version;
+
+/// Raised with every change of what controllers and agents say to each other.
+pub const PROTOCOL: u32 = 2;
+/// The oldest protocol whose facts and orders this program still uses. An older agent can only be upgraded.
+pub const OLDEST_PROTOCOL: u32 = 0;
+/// Agents of this protocol and later take a new program over their own port.
+pub const FIRST_UPGRADABLE: u32 = 2;
+
+/// Part of every quorate binary, so a program's file shows what it is without being run.
+static MARK: &str = concat!("quorate-program protocol=0002 version=", env!("CARGO_PKG_VERSION"), ";");
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Program {
+    /// 0: before there were protocol numbers.
+    #[serde(default)]
+    pub protocol: u32,
+    #[serde(default)]
+    pub version: String,
+}
+
+impl Program {
+    /// The program that runs here.
+    pub fn this() -> &'static Program {
+        static THIS: OnceLock<Program> = OnceLock::new();
+        // Without `black_box` the compiler may keep only what follows from the mark, and not the mark itself.
+        THIS.get_or_init(|| Program::parse(black_box(MARK)).expect("the mark has this form"))
+    }
+
+    fn parse(mark: &str) -> Option<Program> {
+        let (protocol, version) =
+            mark.strip_prefix("quorate-program protocol=")?.strip_suffix(';')?.split_once(" version=")?;
+        Some(Program { protocol: protocol.parse().ok()?, version: version.to_owned() })
+    }
+
+    /// Whether a machine that runs this program should get the other one.
+    pub fn is_older_than(&self, other: &Program) -> bool {
+        let version = |program: &Program| program.version.parse::<Version>().ok();
+        (self.protocol, version(self)) < (other.protocol, version(other))
+    }
+
+    /// Whether a controller that is `self` understands an agent that is `other`.
+    pub fn understands(&self, other: &Program) -> bool {
+        (OLDEST_PROTOCOL..=self.protocol).contains(&other.protocol)
+    }
+
+    pub fn takes_programs(&self) -> bool {
+        self.protocol >= FIRST_UPGRADABLE
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let version = if self.version.is_empty() { "of an unknown version" } else { &self.version };
+        write!(f, "quorate {version} (protocol {})", self.protocol)
+    }
+}
+
+/// The program of an agent, as the agent reports it.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct ProgramSeen {
+    #[serde(flatten)]
+    pub runs: Program,
+    /// The upgrade that the controller which asks began, and that was undone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<FailedUpgrade>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FailedUpgrade {
+    pub to: Program,
+    pub why: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn program(protocol: u32, version: &str) -> Program {
+        Program { protocol, version: version.to_owned() }
+    }
+
+    #[test]
+    fn this_program_is_what_its_constants_say() {
+        assert_eq!(*Program::this(), program(PROTOCOL, env!("CARGO_PKG_VERSION")));
+    }
+
+    #[test]
+    fn older_is_a_lower_protocol_or_an_earlier_version_of_the_same() {
+        assert!(program(1, "9.0.0").is_older_than(&program(2, "0.1.0")));
+        assert!(program(2, "0.9.1").is_older_than(&program(2, "0.10.0")));
+        assert!(!program(2, "0.1.0").is_older_than(&program(2, "0.1.0")));
+        assert!(!program(3, "0.1.0").is_older_than(&program(2, "0.2.0")));
+        assert!(Program::default().is_older_than(Program::this()), "an agent that does not say");
+    }
+
+    /// What an agent of any version may add must not keep others from reading this part.
+    #[test]
+    fn the_part_that_never_changes_is_read_among_unknown_fields() {
+        let told =
+            r#"{"protocol":7,"version":"2.0.0","flavour":"new","failed":{"to":{"protocol":8},"why":"x","at":1}}"#;
+        let seen: ProgramSeen = serde_json::from_str(told).unwrap();
+        assert_eq!(seen.runs, program(7, "2.0.0"));
+        assert_eq!(seen.failed.unwrap().to.protocol, 8);
+    }
+}

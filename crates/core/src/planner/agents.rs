@@ -1,0 +1,55 @@
+//! Agents: every machine runs the controller's own quorate, one machine after another. etcd keeps running while its agent is exchanged.
+//!
+//! It comes before everything else, because all else is told to agents in the controller's own protocol.
+
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use crate::model::{Desired, MemberName, Observation, Program, ProgramSeen};
+
+/// Says whether an agent is about to be upgraded: then nothing else is done until it is back.
+pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+    let ours = &desired.program;
+    let mut older = Vec::new();
+    for (member, program) in answering(desired, seen) {
+        match refusal(ours, member, program) {
+            Some(because) => decision.block(because),
+            None if program.runs.is_older_than(ours) && program.runs.takes_programs() => older.push((member, program)),
+            None => {}
+        }
+    }
+    let Some((member, program)) = older.first() else { return false };
+    if let Some((away, why)) = safety::another_agent_is_away(desired, seen, member) {
+        decision.wait(WaitingFor::Agent { member: away.clone(), why: why.to_owned() });
+        return false;
+    }
+    let (from, to) = (program.runs.clone(), ours.clone());
+    let why = format!(
+        "its agent runs {from}, and this is {to}; {} to upgrade, one at a time, and etcd keeps running",
+        match older.len() {
+            1 => String::from("1 agent"),
+            many => format!("{many} agents"),
+        }
+    );
+    decision.step(Action::UpgradeAgent { member: (*member).clone(), from, to }, why);
+    true
+}
+
+/// Agents of this cluster that said what they run. Machines that are removed anyway are left as they are.
+fn answering<'a>(
+    desired: &'a Desired,
+    seen: &'a Observation,
+) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
+    let needed = |member: &MemberName| desired.members.contains_key(member) || desired.formation.has_member(member);
+    seen.agents.keys().filter(move |member| needed(member)).filter_map(|member| Some((member, seen.program(member)?)))
+}
+
+fn refusal(ours: &Program, member: &MemberName, program: &ProgramSeen) -> Option<UnsafeBecause> {
+    let (member, runs) = (member.clone(), program.runs.clone());
+    if runs.protocol > ours.protocol {
+        return Some(UnsafeBecause::NewerAgent { member, runs, ours: ours.clone() });
+    }
+    if !ours.understands(&runs) && !runs.takes_programs() {
+        return Some(UnsafeBecause::AgentTooOld { member, runs, ours: ours.clone() });
+    }
+    let failed = program.failed.as_ref().filter(|failed| failed.to == *ours)?;
+    Some(UnsafeBecause::UpgradeFailed { member, runs, to: failed.to.clone(), why: failed.why.clone() })
+}

@@ -1,0 +1,22 @@
+//! What may not happen while an agent is exchanged for a newer one.
+
+use jiff::SignedDuration;
+
+use crate::model::{Desired, MemberName, Observation, Power, Seen};
+
+/// Rule 9 for agents: while another agent is away that may come back, no agent is upgraded. It may be the one upgraded before, and what
+/// keeps it away may keep all others away too. One that counts as dead is not waited for.
+pub fn another_agent_is_away<'a>(
+    desired: &'a Desired,
+    seen: &'a Observation,
+    member: &MemberName,
+) -> Option<(&'a MemberName, &'a str)> {
+    let machines = seen.machines.get()?;
+    desired.members.iter().filter(|(other, _)| *other != member).find_map(|(other, wish)| {
+        machines.get(other).filter(|machine| machine.power == Power::On)?;
+        let Seen::Unreachable { why, .. } = seen.agents.get(other)? else { return None };
+        let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
+        let may_come_back = desired.grace.is_some_and(|grace| unseen < grace);
+        may_come_back.then_some((other, why.as_str()))
+    })
+}
