@@ -22,13 +22,10 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         return false;
     }
     let (from, to) = (program.runs.clone(), ours.clone());
-    let why = format!(
-        "its agent runs {from}, and this is {to}; {} to upgrade, one at a time, and etcd keeps running",
-        match older.len() {
-            1 => String::from("1 agent"),
-            many => format!("{many} agents"),
-        }
-    );
+    let why = match older.len() {
+        1 => String::from("its agent runs an older quorate than this controller; etcd keeps running"),
+        many => format!("{many} agents run an older quorate than this controller: one at a time, and etcd keeps running"),
+    };
     decision.step(Action::UpgradeAgent { member: (*member).clone(), from, to }, why);
     true
 }
@@ -46,9 +43,6 @@ fn refusal(ours: &Program, member: &MemberName, program: &ProgramSeen) -> Option
     let (member, runs) = (member.clone(), program.runs.clone());
     if runs.protocol > ours.protocol {
         return Some(UnsafeBecause::NewerAgent { member, runs, ours: ours.clone() });
-    }
-    if !ours.understands(&runs) && !runs.takes_programs() {
-        return Some(UnsafeBecause::AgentTooOld { member, runs, ours: ours.clone() });
     }
     let failed = program.failed.as_ref().filter(|failed| failed.to == *ours)?;
     Some(UnsafeBecause::UpgradeFailed { member, runs, to: failed.to.clone(), why: failed.why.clone() })

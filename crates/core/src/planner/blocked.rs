@@ -18,7 +18,6 @@ pub enum UnsafeBecause {
     OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
     Untrusted { member: MemberName, distrust: Distrust },
     NewerAgent { member: MemberName, runs: Program, ours: Program },
-    AgentTooOld { member: MemberName, runs: Program, ours: Program },
     UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
     WrongBinary { member: MemberName, wanted: String, found: String },
     ForeignData { member: MemberName, found: String },
@@ -74,7 +73,6 @@ impl UnsafeBecause {
             UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
             UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
             UnsafeBecause::NewerAgent { .. }
-            | UnsafeBecause::AgentTooOld { .. }
             | UnsafeBecause::UpgradeFailed { .. }
             | UnsafeBecause::WrongBinary { .. }
             | UnsafeBecause::VersionPath { .. }
@@ -111,7 +109,6 @@ impl UnsafeBecause {
             | UnsafeBecause::OlderLedger { member, .. }
             | UnsafeBecause::Untrusted { member, .. }
             | UnsafeBecause::NewerAgent { member, .. }
-            | UnsafeBecause::AgentTooOld { member, .. }
             | UnsafeBecause::WrongBinary { member, .. }
             | UnsafeBecause::ForeignData { member, .. }
             | UnsafeBecause::Unseen { member, .. }
@@ -158,7 +155,6 @@ impl UnsafeBecause {
                 | UnsafeBecause::OlderLedger { .. }
                 | UnsafeBecause::Untrusted { .. }
                 | UnsafeBecause::NewerAgent { .. }
-                | UnsafeBecause::AgentTooOld { .. }
                 | UnsafeBecause::ForeignData { .. }
                 | UnsafeBecause::OtherFormation { .. }
         )
@@ -172,7 +168,6 @@ impl UnsafeBecause {
             UnsafeBecause::OlderLedger { .. } => "older-ledger",
             UnsafeBecause::Untrusted { .. } => "untrusted",
             UnsafeBecause::NewerAgent { .. } => "newer-agent",
-            UnsafeBecause::AgentTooOld { .. } => "agent-too-old",
             UnsafeBecause::UpgradeFailed { .. } => "upgrade-failed",
             UnsafeBecause::WrongBinary { .. } => "wrong-binary",
             UnsafeBecause::ForeignData { .. } => "foreign-data",
@@ -208,13 +203,12 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 38] = [
+    pub const KINDS: [&str; 37] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
         "untrusted",
         "newer-agent",
-        "agent-too-old",
         "upgrade-failed",
         "wrong-binary",
         "foreign-data",
@@ -275,9 +269,6 @@ impl UnsafeBecause {
                 "operate this cluster with quorate {} or newer; if only {member} reports it, its state may be damaged or somebody \
                  else may control it: move the member to a new machine with `quorate replace NAME {member}`",
                 runs.version
-            ),
-            UnsafeBecause::AgentTooOld { member, .. } => format!(
-                "move the member to a new machine with `quorate replace NAME {member}`, using the quorate that the agent came from"
             ),
             UnsafeBecause::UpgradeFailed { member, .. } => format!(
                 "see `quorate logs NAME {member} --agent`; `quorate apply` tries the upgrade again, and the agent goes on with \
@@ -439,10 +430,6 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::NewerAgent { member, runs, ours } => {
                 write!(f, "the agent of {member} runs {runs}, which this {ours} does not understand")
             }
-            UnsafeBecause::AgentTooOld { member, runs, ours } => write!(
-                f,
-                "the agent of {member} runs {runs}, which this {ours} does not understand and which cannot be upgraded in place"
-            ),
             UnsafeBecause::UpgradeFailed { member, runs, to, why } => {
                 write!(f, "the agent of {member} went back to {runs}, because the upgrade to {to} failed: {why}")
             }

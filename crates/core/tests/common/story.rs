@@ -21,8 +21,8 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 use quorate_core::model::{
     AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent,
-    DataSeen, Enrolment, EtcdStatus, Exit, Formation, IssuedCertificate, LogEnd, MemberEntry, MemberName, OlderData,
-    Power, Seen, ServiceState, Stamp,
+    DataSeen, Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry,
+    MemberName, OlderData, Power, Program, ProgramSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step, safety};
@@ -362,6 +362,19 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         }
         ["agent", "is", "an", "older", "program"] => {
             drop(scene.facts_mut(member).requests.remove(&CertificateUse::Peer));
+        }
+        ["agent", "runs", "quorate", version, "with", "protocol", protocol] => {
+            let runs = Program { protocol: protocol.parse().expect("a number"), version: (*version).to_owned() };
+            let (program, understood) = (ProgramSeen { runs, failed: None }, Program::this());
+            if understood.understands(&program.runs) {
+                scene.facts_mut(member).program = program;
+            } else {
+                scene.seen.agents.insert(member.clone(), Seen::At(scene.seen.now, AgentSeen::OtherProtocol(program)));
+            }
+        }
+        ["agent", "gave", "up", "the", "upgrade"] => {
+            let (to, why) = (Program::this().clone(), String::from("it ended (exit status: 7)"));
+            scene.facts_mut(member).program.failed = Some(FailedUpgrade { to, why });
         }
         ["agent", "does", "not", "say", "whom", "it", "reaches"] => drop(scene.mute.insert(member.clone())),
         ["agent", "carries", "out", order] => {
