@@ -86,7 +86,7 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
     trio.assert_settled();
     // A machine that is switched off and on keeps its program.
     trio.sandbox.quorate(&["down", NAME]).ok();
-    run(&trio, &older, &["apply", "--yes", "trio.yaml"]).ok();
+    run(&trio, &older, &["up", NAME]).ok();
     assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
 }
 

@@ -24,7 +24,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     let (from, to) = (program.runs.clone(), ours.clone());
     let why = match older.len() {
         1 => String::from("its agent runs an older quorate than this controller; etcd keeps running"),
-        many => format!("{many} agents run an older quorate than this controller: one at a time, and etcd keeps running"),
+        many => {
+            format!("{many} agents run an older quorate than this controller: one at a time, and etcd keeps running")
+        }
     };
     decision.step(Action::UpgradeAgent { member: (*member).clone(), from, to }, why);
     true
