@@ -1,5 +1,5 @@
-//! The port that the controller speaks to. Every connection is a task of its own with limits on time and size, so that
-//! whatever comes in from strangers ends there and the agent lives on. Requests and answers are whole and small, except for
+//! The port that the controller speaks to. Every connection is a task of its own with limits on time and size, so
+//! strangers cannot exhaust the agent. Requests and answers are whole and small, except for
 //! reading calls of etcd and files that are sent, which are streams.
 
 use std::convert::Infallible;
