@@ -11,6 +11,7 @@ use clap_complete::Shell;
 use quorate_core::spec::ClientAuth;
 use quorate_core::versions::Version;
 
+pub use crate::output::terminal::Colour;
 pub use backup::*;
 pub use ledger::*;
 pub use machine::*;
@@ -55,6 +56,17 @@ pub struct Global {
     /// Print more detail on stderr
     #[arg(short, long, global = true, display_order = 901)]
     pub verbose: bool,
+    /// When to use colour: auto (on a terminal, unless NO_COLOR is set), always or never
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "WHEN",
+        default_value_t,
+        hide_possible_values = true,
+        display_order = 902
+    )]
+    pub color: Colour,
 }
 
 #[derive(Subcommand, Debug)]
@@ -355,8 +367,11 @@ pub struct History {
 
 #[derive(Args, Debug)]
 pub struct Status {
-    /// The cluster; all that are known when absent
+    /// The cluster; without it, all clusters known here
     pub name: Option<String>,
+    /// Show it again every 2 seconds, until Ctrl-C
+    #[arg(long, short, conflicts_with = "format")]
+    pub watch: bool,
     #[command(flatten)]
     pub output: Output,
 }

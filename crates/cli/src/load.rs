@@ -31,7 +31,7 @@ pub fn errors(problems: &[Problem]) -> usize {
 }
 
 fn tell(problems: &[Problem], text: &str) {
-    output::talk(&rendered(problems, text, "\n"));
+    output::talk_as_it_is(&rendered(problems, text, "\n"));
 }
 
 /// The first problems with their lines, and how many more there are.

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     // Agents and etcds live on, and would hold open whatever the caller had open, such as a lock that a timer takes.
     close_fds::set_fds_cloexec(3, &[]);
     let Cli { global, verb } = command_line();
+    output::terminal::want(global.color);
     match run(global, verb) {
         Ok(exit) => exit.into(),
         Err(error) => {

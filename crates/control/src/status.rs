@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    AgentSeen, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen, MemberName,
-    Observation, Power, Program, Seen, ServiceState, https_url,
+    AgentSeen, Authorities, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen,
+    MemberName, Observation, Power, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, is_silent, renewal_window, safety};
 use serde::Serialize;
@@ -37,6 +37,8 @@ pub struct Status {
     pub pending: Pending,
     /// By when the next `apply` must renew certificates.
     pub renew_by: Option<Timestamp>,
+    /// When the first of the CAs expires.
+    pub ca_expires: Option<Timestamp>,
     /// Absent where the spec wants no backups.
     pub backup: Option<BackupStatus>,
 }
@@ -222,6 +224,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             blocked: decision.blocked.iter().map(ToString::to_string).collect(),
         },
         renew_by: renew_by(ledger, seen),
+        ca_expires: ca_expires(ledger),
         backup: backup::standing(ledger, seen.now),
     }
 }
@@ -422,6 +425,12 @@ fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
         }
     }
     alarms
+}
+
+fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
+    let Authorities { etcd, control, peer } = &ledger.authorities;
+    let peers = peer.iter().flat_map(|plane| &plane.trusted);
+    etcd.iter().chain(control).chain(peers).map(|authority| authority.not_after).min()
 }
 
 /// The first moment at which a certificate enters its renewal window.

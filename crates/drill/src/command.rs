@@ -36,7 +36,7 @@ impl Progress {
         let step = step.to_owned();
         match rest.trim() {
             "" => Some(Progress::Begins(step)),
-            "done" => Some(Progress::Done(step)),
+            done if done.starts_with("done") => Some(Progress::Done(step)),
             _ => Some(Progress::Failed(step)),
         }
     }
@@ -189,7 +189,7 @@ mod tests {
         let parse = Progress::parse;
         let step = || String::from("etcd-1: restart etcd on etcd-1");
         assert_eq!(parse("[  0.068s] etcd-1: restart etcd on etcd-1 …"), Some(Progress::Begins(step())));
-        assert_eq!(parse("[  0.068s] etcd-1: restart etcd on etcd-1 … done"), Some(Progress::Done(step())));
+        assert_eq!(parse("[  0.068s] etcd-1: restart etcd on etcd-1 … done (2 of 7)"), Some(Progress::Done(step())));
         assert_eq!(parse("[ 12.068s] etcd-1: restart etcd on etcd-1 … failed: no"), Some(Progress::Failed(step())));
         assert_eq!(parse("[  0.079s] waiting for etcd on etcd-1 to answer its peers"), None);
         assert_eq!(parse("error: x"), None);

@@ -98,13 +98,11 @@ fn spec(clusters: usize) -> String {
     spec
 }
 
-/// Steps are numbered lines: `  3. action`.
+/// Each cluster's plan begins with the number of its steps: `cluster c1: 22 steps`.
 fn steps_in(plan: &str) -> usize {
-    let is_step = |line: &&str| {
-        let number = line.trim_start().split_once(". ").map(|(number, _)| number);
-        number.is_some_and(|number| number.parse::<usize>().is_ok())
-    };
-    plan.lines().filter(is_step).count()
+    let of_cluster =
+        |line: &str| line.strip_prefix("cluster ")?.split_once(": ")?.1.split(' ').next()?.parse::<usize>().ok();
+    plan.lines().filter_map(of_cluster).sum::<usize>()
 }
 
 fn print(outcomes: &[Outcome], steps: usize) -> bool {
@@ -157,9 +155,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn steps_are_the_numbered_lines() {
-        let plan =
-            "cluster c1: 2 steps\n   1. create a machine\n      because there is none. 3\n  10. enrol\n1 cluster. 2\n";
+    fn steps_are_counted_from_the_head_of_each_plan() {
+        let plan = "cluster c1: 2 steps\n  1-2. for etcd-1, etcd-2:\n         enrol\ncluster c2: nothing to do\n2 clusters: 2 steps\n";
         assert_eq!(steps_in(plan), 2);
     }
 

@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
 use crate::output;
-use crate::output::plan::{Detail, Summary};
+use crate::output::plan::Summary;
 use crate::saved_plan::{Reviewed, SavedCluster};
 
 pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> {
@@ -26,7 +26,7 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
         let from = load::spec_file(&context.home, &options.target);
         let apply = Apply::prepare(&context.home, &cluster, known.as_ref(), from, allowed(&options)).await?;
         let plan = apply.plan(&context.home, &cluster).await?;
-        output::print(&output::plan::text(cluster.spec.name.as_str(), &plan, Detail::Reasons))?;
+        context.show_plan(cluster.spec.name.as_str(), &plan)?;
         summary.add(&plan);
         if let Some(reviewed) = &reviewed {
             let now = SavedCluster::new(&cluster.spec, known.as_ref().map(|ledger| ledger.cluster_id.as_str()), &plan);

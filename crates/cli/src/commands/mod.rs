@@ -22,19 +22,23 @@ pub mod status;
 pub mod unlock;
 pub mod up;
 
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
 use quorate_control::brought::BroughtFiles;
 use quorate_control::ledger::LEASE;
 use quorate_control::status::{Status, summarize};
 use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Ledger, Lock};
-use quorate_core::planner::{Decision, UnsafeBecause};
+use quorate_core::planner::{Decision, Plan, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 use tokio::signal::unix::{self, signal};
 
 use crate::error::{Error, SignalKind};
 use crate::exit::Exit;
 use crate::load;
+use crate::output::plan::Detail;
 use crate::output::progress::Progress;
 use crate::output::{self, block};
 
@@ -44,11 +48,19 @@ pub struct Context {
     pub home: Home,
     /// Whether the home was named on the command line: then it is part of every command that is shown.
     home_given: bool,
+    /// How many steps the plan of each cluster had that was shown.
+    planned: RefCell<BTreeMap<String, usize>>,
 }
 
 impl Context {
     pub fn new(home: Home, home_given: bool) -> Self {
-        Context { home, home_given }
+        Context { home, home_given, planned: RefCell::default() }
+    }
+
+    /// Shows a plan that is about to be carried out.
+    pub fn show_plan(&self, cluster: &str, plan: &Plan) -> Result<(), Error> {
+        self.planned.borrow_mut().insert(cluster.to_owned(), plan.steps.len());
+        output::show(&output::plan::page(cluster, plan, Detail::Reasons))
     }
 
     /// A command of ours as the operator can type it.
@@ -127,7 +139,8 @@ async fn run_loop(
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Outcome, Error> {
     free_lapsed(context, spec.name.as_str()).await?;
-    let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()));
+    let planned = context.planned.borrow().get(spec.name.as_str()).copied();
+    let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()), planned);
     let had_key =
         load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
     let stopped = stop_signal();
@@ -180,13 +193,14 @@ fn conclude(context: &Context, outcome: Outcome) -> Result<Exit, Error> {
     let Outcome { blocked, seen, ledger, .. } = outcome;
     let decision = Decision { blocked, ..Decision::default() };
     let status: Status = summarize(&ledger, &seen, &decision);
-    output::print(&block::text(context, &ledger, &status))?;
+    output::show(&block::page(context, &ledger, &status))?;
     Ok(if decision.blocked.is_empty() { Exit::Done } else { refused(&decision.blocked) })
 }
 
 /// Tells what was refused.
 fn refused(blocked: &[UnsafeBecause]) -> Exit {
-    output::talk(&format!("\nnot done, as it would be unsafe:\n{}", output::plan::blocked(blocked)));
+    output::talk("\nnot done, as it would be unsafe:");
+    output::talk_page(&output::plan::blocked(blocked));
     Exit::Blocked
 }
 

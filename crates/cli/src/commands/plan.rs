@@ -18,6 +18,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     load::tell_left_out(context, &options.target, &clusters);
     let json = options.output.format == Format::Json;
     let detail = if options.explain { Detail::Explained } else { Detail::Reasons };
+    let look = output::terminal::of_stdout();
     let mut out = BufWriter::new(output::Data::open());
     let mut summary = Summary::default();
     let mut saved = Vec::new();
@@ -33,7 +34,7 @@ pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
                 let comma = if summary.clusters > 0 { ",\n" } else { "\n" };
                 format!("{comma}{}", to_json(&plan::json(name, &plan)))
             }
-            false => output::plain::text(&plan::text(name, &plan, detail)).into_owned(),
+            false => plan::page(name, &plan, detail).render(look),
         };
         summary.add(&plan);
         out.write_all(piece.as_bytes()).map_err(Error::Output)?;

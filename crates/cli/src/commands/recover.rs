@@ -14,7 +14,6 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
-use crate::output::plan::Detail;
 use crate::output::{self, table};
 
 pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error> {
@@ -24,7 +23,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
     if let Some(plan) = recover::rest(&context.home, &cluster, &ledger).await? {
         output::talk("the recovery has begun, and one survivor serves its data: the other members come back now\n");
-        output::print(&output::plan::text(name, &plan, Detail::Reasons))?;
+        context.show_plan(name, &plan)?;
         return conclude(context, run_loop(context, &cluster.spec, &cluster.brought, "recover", |_| {}).await?);
     }
     let seen = verbs::observe(&context.home, &ledger).await?;
@@ -37,7 +36,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
         return Ok(refused(&recover.plan.end.blocked));
     }
     output::talk(&format!("{shown}\n"));
-    output::print(&output::plan::text(name, &recover.plan, Detail::Reasons))?;
+    context.show_plan(name, &recover.plan)?;
     agree_by_name(options.yes, name, "recover")?;
     let change = |ledger: &mut _| recover.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "recover", change).await?;

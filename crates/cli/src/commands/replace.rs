@@ -9,7 +9,6 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
 use crate::output;
-use crate::output::plan::Detail;
 
 pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
@@ -23,7 +22,7 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
     if !replace.refused.is_empty() {
         return Ok(refused(&replace.refused));
     }
-    output::print(&output::plan::text(&options.name, &replace.plan, Detail::Reasons))?;
+    context.show_plan(&options.name, &replace.plan)?;
     agree(options.yes, replace.plan.steps.len())?;
     let change = |ledger: &mut _| replace.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "replace", change).await?;

@@ -16,7 +16,6 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load::{self, Cluster};
-use crate::output::plan::Detail;
 use crate::output::working::Working;
 use crate::output::{self, backup::shown, size};
 
@@ -64,7 +63,7 @@ async fn run_prepared(
     if !restore::succeeds(&plan) {
         return Ok(refused(&plan.end.blocked));
     }
-    output::print(&output::plan::text(name, &plan, Detail::Reasons))?;
+    context.show_plan(name, &plan)?;
     if options.dry_run {
         output::talk("nothing was done\n");
         return Ok(Exit::Done);

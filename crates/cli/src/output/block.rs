@@ -1,33 +1,40 @@
 //! What stands at the end of a run: how the cluster is, where it is reached, what to type next, and by when to come
 //! back.
 
-use std::fmt::Write;
-
 use quorate_control::status::{Status, Verdict};
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClientAuth, Network};
 
+use super::page::{Page, Style};
+use super::status::verdict_style;
 use crate::commands::Context;
 
-pub fn text(context: &Context, ledger: &Ledger, status: &Status) -> String {
+pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
     let name = &status.cluster;
-    let mut text = format!("\ncluster {name} is {}\n", status.summary);
+    let mut page = Page::new();
+    page.blank();
+    let summary = (verdict_style(status.verdict), status.summary.as_str());
+    page.line(2, [(Style::Plain, "cluster "), (Style::Bold, name.as_str()), (Style::Plain, " is "), summary]);
     match status.verdict {
         Verdict::Off => {
-            let _ = writeln!(text, "  switch it on with: {}", context.command(&format!("start {name}")));
-            return text;
+            let start = context.command(&format!("start {name}"));
+            page.whole(Style::Plain, &format!("  switch it on with: {start}"));
+            return page;
         }
-        Verdict::Unformed => return text,
+        Verdict::Unformed => return page,
         Verdict::Healthy | Verdict::Degraded | Verdict::Down => {}
     }
     let endpoints: Vec<&str> = status.members.iter().filter_map(|m| m.endpoint.as_deref()).collect();
-    text.push_str(&listed("endpoints", &endpoints));
+    listed(&mut page, "endpoints", &endpoints);
     let env = context.command(&format!("env {name}"));
     let see = context.command(&format!("status {name}"));
-    text.push_str(&listed("next", &[&format!("eval \"$({env})\""), client(ledger), &see]));
-    text.push_str(&listed("password", &password(context, ledger).iter().map(String::as_str).collect::<Vec<_>>()));
-    text.push_str(&listed("due", &due(context, ledger, status).iter().map(String::as_str).collect::<Vec<_>>()));
-    text
+    listed(&mut page, "next", &[&format!("eval \"$({env})\""), client(ledger), &see]);
+    for (what, line) in [("password", password(context, ledger)), ("due", due(context, ledger, status))] {
+        if let Some(line) = line {
+            page.plain(13, &format!("  {what:9}  {line}"));
+        }
+    }
+    page
 }
 
 fn client(ledger: &Ledger) -> &'static str {
@@ -37,12 +44,11 @@ fn client(ledger: &Ledger) -> &'static str {
     }
 }
 
-fn listed(what: &str, lines: &[&str]) -> String {
-    let mut text = String::new();
+/// Each line stays whole, so it can be copied.
+fn listed(page: &mut Page, what: &str, lines: &[&str]) {
     for (index, line) in lines.iter().enumerate() {
-        let _ = writeln!(text, "  {:9}  {line}", if index == 0 { what } else { "" });
+        page.whole(Style::Plain, &format!("  {:9}  {line}", if index == 0 { what } else { "" }));
     }
-    text
 }
 
 fn password(context: &Context, ledger: &Ledger) -> Option<String> {
@@ -77,6 +83,7 @@ mod tests {
     use quorate_core::spec::generated;
     use quorate_core::versions::DEFAULT;
 
+    use super::super::page::Look;
     use super::*;
 
     fn ledger(auth: ClientAuth) -> Ledger {
@@ -96,7 +103,7 @@ mod tests {
         if ledger.power == Power::On {
             status.renew_by = Some("2026-09-01T10:00:00Z".parse().unwrap());
         }
-        text(context, ledger, &status)
+        page(context, ledger, &status).render(Look::default())
     }
 
     #[test]

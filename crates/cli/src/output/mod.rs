@@ -2,11 +2,15 @@
 
 pub mod backup;
 pub mod block;
+mod group;
 pub mod history;
+pub mod page;
 pub mod plain;
 pub mod plan;
 pub mod progress;
 pub mod status;
+pub mod table;
+pub mod terminal;
 pub mod working;
 
 use std::io::{self, IsTerminal, StdoutLock, Write};
@@ -14,6 +18,8 @@ use std::io::{self, IsTerminal, StdoutLock, Write};
 use serde::Serialize;
 
 use crate::error::Error;
+use page::Page;
+pub use table::text as table;
 
 /// Stdout, for data. A reader that has gone, such as `head`, changes nothing about how a command ends: what is left to print is dropped.
 pub struct Data<'a> {
@@ -54,6 +60,11 @@ pub fn print(text: &str) -> Result<(), Error> {
     print_exactly(&plain::text(text))
 }
 
+/// Prints data for people, in a form that fits the terminal.
+pub fn show(page: &Page) -> Result<(), Error> {
+    print_exactly(&page.render(terminal::of_stdout()))
+}
+
 /// Prints data for programs, which need every byte of it.
 pub fn print_exactly(text: &str) -> Result<(), Error> {
     stream(text).map(drop)
@@ -72,8 +83,17 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     print_exactly(&plain::json(&text))
 }
 
-/// Tells something. Nobody may be listening, which is no reason to stop.
+/// Prints a message. Nobody may be listening, which is no reason to stop.
 pub fn talk(text: &str) {
+    talk_page(&Page::written(text));
+}
+
+pub fn talk_page(page: &Page) {
+    let _ = io::stderr().lock().write_all(page.render(terminal::of_stderr()).as_bytes());
+}
+
+/// The same as it is laid out, such as lines of a file with marks below them.
+pub fn talk_as_it_is(text: &str) {
     draw("", text);
 }
 
@@ -89,7 +109,7 @@ pub fn can_ask() -> bool {
 
 /// Asks, and gives the answer without the white space around it.
 pub fn ask(question: &str) -> Result<String, Error> {
-    talk(question);
+    draw("", question);
     let mut answer = String::new();
     io::stdin().read_line(&mut answer).map_err(Error::file("read", "stdin"))?;
     Ok(answer.trim().to_owned())
@@ -98,20 +118,6 @@ pub fn ask(question: &str) -> Result<String, Error> {
 /// "1 step", "3 steps".
 pub fn count(number: usize, of: &str) -> String {
     if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
-}
-
-/// Rows of cells, each column as wide as its widest cell.
-pub fn table(rows: &[Vec<String>]) -> String {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| {
-        rows.iter().filter_map(|r| r.get(column)).map(|c: &String| c.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..columns).map(width).collect();
-    let line = |row: &Vec<String>| {
-        let cells: Vec<String> = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
-        format!("{}\n", cells.join("  ").trim_end())
-    };
-    rows.iter().map(line).collect()
 }
 
 /// A size in the largest unit that keeps it readable: 20.5 KiB, 8 GiB.
@@ -143,11 +149,5 @@ mod tests {
         assert_eq!(size(8 << 30), "8 GiB");
         assert_eq!(size(1 << 20), "1 MiB");
         assert_eq!(size(1 << 54), "16384 TiB");
-    }
-
-    #[test]
-    fn columns_line_up() {
-        let rows = [vec![String::from("a"), String::from("bbb")], vec![String::from("ccc"), String::from("d")]];
-        assert_eq!(table(&rows), "a    bbb\nccc  d\n");
     }
 }

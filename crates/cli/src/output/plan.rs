@@ -1,14 +1,16 @@
-//! A plan in words and in JSON: each step with its reason, then what remains waiting or refused. One cluster after
-//! another, so that a fleet need not be held in memory.
+//! A plan in words and in JSON: what changes, each step with its reason, then what remains waiting or refused. Steps that
+//! are the same for several members stand together. One cluster after another, so a fleet need not fit in memory.
 
 use std::fmt::Write;
 
 use quorate_core::planner::safety::{Strength, healthy_of};
-use quorate_core::planner::{Plan, Remark, Step, UnsafeBecause, WaitingFor};
+use quorate_core::planner::{Effect, Plan, Remark, Step, UnsafeBecause, WaitingFor};
 use quorate_core::spec::Change;
 use serde::Serialize;
 
 use super::count;
+use super::group::{self, Deed};
+use super::page::{Page, Style};
 
 /// How much is told of each step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,55 +52,98 @@ impl Summary {
 }
 
 /// One cluster's plan, for people.
-pub fn text(cluster: &str, plan: &Plan, detail: Detail) -> String {
-    let Plan { steps, changes, strengths, end, remarks } = plan;
-    let mut text = match steps.len() {
-        0 if end.settled() => format!("cluster {cluster}: nothing to do\n"),
-        0 => format!("cluster {cluster}: no step can be taken\n"),
-        number => format!("cluster {cluster}: {}\n", count(number, "step")),
+pub fn page(cluster: &str, plan: &Plan, detail: Detail) -> Page {
+    let Plan { steps, changes, end, remarks, .. } = plan;
+    let mut page = Page::new();
+    let head = match steps.len() {
+        0 if end.settled() => String::from("nothing to do"),
+        0 => String::from("no step can be taken"),
+        number => count(number, "step"),
     };
+    page.line(2, [(Style::Plain, "cluster "), (Style::Bold, cluster), (Style::Plain, &format!(": {head}"))]);
     for remark in remarks {
-        let _ = writeln!(text, "  note: {}", remark.text);
+        page.plain(4, &format!("  note: {}", remark.text));
     }
     for change in changes {
-        let _ = writeln!(text, "  {change}");
+        page.line(4, [(colour_of(change), format!("  {change}").as_str())]);
     }
-    let width = steps.len().to_string().len();
-    let margin = " ".repeat(width + 2);
-    for (index, (Step { action, why, .. }, strength)) in steps.iter().zip(strengths).enumerate() {
-        let _ = writeln!(text, "  {:width$}. {action}\n  {margin}because {why}", index + 1);
-        if detail == Detail::Explained {
-            let _ = writeln!(text, "  {margin}while it runs: {}", explained(strength.as_ref()));
+    page.append(listed(plan, detail));
+    for waiting in &end.waiting {
+        page.plain(4, &format!("  waiting for {waiting}"));
+    }
+    page.append(blocked(&end.blocked));
+    page
+}
+
+fn colour_of(change: &Change) -> Style {
+    match (&change.before, &change.after) {
+        (None, _) => Style::Green,
+        (_, None) => Style::Red,
+        _ => Style::Yellow,
+    }
+}
+
+fn listed(plan: &Plan, detail: Detail) -> Page {
+    let mut page = Page::new();
+    let groups = group::groups(plan);
+    let width = groups.iter().map(|group| group.label().len()).max().unwrap_or(0);
+    // Said again only when it is another.
+    let mut said = None;
+    for group in &groups {
+        let label = format!("  {:>width$}. ", group.label());
+        let (first, indent) = match group.members.is_empty() {
+            true => (label, width + 4),
+            false => {
+                let members = [(Style::Plain, label.as_str()), (Style::Plain, "for "), (Style::Bold, &group.who())];
+                page.line(width + 4, members.into_iter().chain([(Style::Plain, ":")]));
+                (" ".repeat(width + 6), width + 6)
+            }
+        };
+        for (index, Deed { step, action, why, strength }) in group.deeds.iter().enumerate() {
+            let margin = if index == 0 { first.clone() } else { " ".repeat(indent) };
+            page.line(indent + 2, [(Style::Plain, margin.as_str()), (style_of(step), action)]);
+            // Below the members of a group, a reason stands below its step.
+            let margin = " ".repeat(if group.members.is_empty() { indent } else { indent + 2 });
+            page.line(indent + 2, [(Style::Dim, format!("{margin}because {why}").as_str())]);
+            if detail == Detail::Explained && said != Some(*strength) {
+                said = Some(*strength);
+                let told = format!("{margin}while it runs: {}", explained(strength.as_ref()));
+                page.line(indent + 2, [(Style::Dim, told.as_str())]);
+            }
         }
     }
-    for waiting in &end.waiting {
-        let _ = writeln!(text, "  waiting for {waiting}");
+    page
+}
+
+pub fn style_of(step: &Step) -> Style {
+    match step.action.effect() {
+        Effect::Harmless => Style::Plain,
+        Effect::Interrupts => Style::Yellow,
+        Effect::Destroys => Style::Red,
     }
-    text.push_str(&blocked(&end.blocked));
-    text
 }
 
 fn explained(strength: Option<&Strength>) -> String {
     let Some(Strength { voters, healthy, quorum, failures_survived }) = strength else {
-        return String::from("the cluster is not formed, and no client depends on it");
+        return String::from("the cluster is not bootstrapped, and no client depends on it");
     };
-    let survived = match failures_survived {
+    let tolerates = match failures_survived {
         0 if healthy < quorum => String::from("it does not serve"),
-        0 => String::from("no failure is survived"),
-        1 => String::from("1 more failure is survived"),
-        many => format!("{many} more failures are survived"),
+        0 => String::from("tolerates no failure"),
+        failures => format!("tolerates {}", count(*failures, "failure")),
     };
-    format!("{}, quorum is {quorum}, {survived}", healthy_of(*healthy, *voters))
+    format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }
 
 /// What is refused, by which rule, and what can be done.
-pub fn blocked(refusals: &[UnsafeBecause]) -> String {
-    let mut text = String::new();
+pub fn blocked(refusals: &[UnsafeBecause]) -> Page {
+    let mut page = Page::new();
     for because in refusals {
-        let (rule, remedy) = (because.rule(), because.remedy());
-        let _ = writeln!(text, "  blocked: {because}\n    rule:   {rule}\n    remedy: {remedy}");
+        page.line(4, [(Style::Red, "  blocked: "), (Style::Plain, because.to_string().as_str())]);
+        page.line(12, [(Style::Plain, format!("    rule:   {}", because.rule()).as_str())]);
+        page.line(12, [(Style::Plain, "    remedy: "), (Style::Bold, because.remedy().as_str())]);
     }
-    text
+    page
 }
 
 #[derive(Debug, Serialize)]
@@ -170,6 +215,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
 mod tests {
     use quorate_core::planner::{Action, Decision, Precondition, Reason, RemarkKind};
 
+    use super::super::page::Look;
     use super::*;
 
     fn step(action: Action, why: &str) -> Step {
@@ -194,6 +240,10 @@ mod tests {
         Plan { steps, changes: vec![quota], strengths, end: Decision { steps: Vec::new(), waiting, blocked }, remarks }
     }
 
+    fn shown(plan: &Plan, detail: Detail) -> String {
+        page("demo", plan, detail).render(Look::default())
+    }
+
     #[test]
     fn a_plan_numbers_its_steps_and_tells_what_remains() {
         let expected = "\
@@ -209,7 +259,7 @@ cluster demo: 2 steps
     rule:   quorum is never lost
     remedy: allow the downtime with `--allow-downtime`
 ";
-        assert_eq!(text("demo", &plan(), Detail::Reasons), expected);
+        assert_eq!(shown(&plan(), Detail::Reasons), expected);
         let mut summary = Summary::default();
         summary.add(&plan());
         assert_eq!(summary.line(), "1 cluster: 2 steps, 1 waiting, 1 blocked\n");
@@ -217,11 +267,11 @@ cluster demo: 2 steps
 
     #[test]
     fn an_explained_plan_tells_how_strong_the_cluster_is_while_each_step_runs() {
-        let text = text("demo", &plan(), Detail::Explained);
+        let text = shown(&plan(), Detail::Explained);
         let lines: Vec<&str> = text.lines().filter_map(|l| l.trim().strip_prefix("while it runs: ")).collect();
         let expected = [
-            "the cluster is not formed, and no client depends on it",
-            "2 of 3 voters are healthy, quorum is 2, no failure is survived",
+            "the cluster is not bootstrapped, and no client depends on it",
+            "2 of 3 voters are healthy (quorum 2), tolerates no failure",
         ];
         assert_eq!(lines, expected);
         let down = Strength { voters: 3, healthy: 1, quorum: 2, failures_survived: 0 };
@@ -237,7 +287,7 @@ cluster demo: 2 steps
             end: Decision::default(),
             remarks: Vec::new(),
         };
-        assert_eq!(text("demo", &settled, Detail::Explained), "cluster demo: nothing to do\n");
+        assert_eq!(shown(&settled, Detail::Explained), "cluster demo: nothing to do\n");
     }
 
     #[test]

@@ -12,7 +12,9 @@ use quorate_control::{ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
 use quorate_core::planner::{Action, Decision, Step, WaitingFor};
 
-use super::draw;
+use super::page::{Page, Style};
+use super::plan::style_of;
+use super::{count, draw, talk, talk_page, terminal};
 
 /// Twenty times a second is fluent, and costs nothing.
 const REDRAW: Duration = Duration::from_millis(50);
@@ -30,6 +32,9 @@ struct State {
     note: String,
     /// What was told to be waited for since the last step.
     told: HashSet<String>,
+    /// Steps done, and how many were planned.
+    done: usize,
+    planned: Option<usize>,
     lines_drawn: usize,
     drawn_at: Option<Instant>,
 }
@@ -41,7 +46,7 @@ struct Row {
 }
 
 impl Progress {
-    pub fn new<'a>(cluster: &str, members: impl Iterator<Item = &'a str>) -> Self {
+    pub fn new<'a>(cluster: &str, members: impl Iterator<Item = &'a str>, planned: Option<usize>) -> Self {
         let row = |name: &str| (MemberName::from(name), Row { stage: "", arrived: None });
         let state = State {
             cluster: cluster.to_owned(),
@@ -49,6 +54,8 @@ impl Progress {
             members: members.map(row).collect(),
             note: String::new(),
             told: HashSet::new(),
+            done: 0,
+            planned,
             lines_drawn: 0,
             drawn_at: None,
         };
@@ -67,6 +74,11 @@ impl Progress {
     pub fn finish(&self) {
         self.state.borrow_mut().note.clear();
         self.redraw(true);
+        let state = self.state.borrow();
+        if state.done > 0 {
+            let seconds = state.started.elapsed().as_secs_f64();
+            talk(&format!("{} in {seconds:.1} s", count(state.done, "step")));
+        }
     }
 
     /// Takes back what was drawn and is not the end.
@@ -86,7 +98,7 @@ impl Progress {
         }
         let lines = state.lines();
         let (cleared, mut text) = (state.clear(), String::new());
-        let width = terminal_width();
+        let width = terminal::of_stderr().width.unwrap_or(80);
         for line in &lines {
             let _ = writeln!(text, "{}", line.chars().take(width).collect::<String>());
         }
@@ -97,10 +109,18 @@ impl Progress {
 
     /// A line that stays: on a terminal above the members.
     fn line(&self, text: &str) {
+        self.styled("", Style::Plain, text);
+    }
+
+    fn styled(&self, before: &str, style: Style, text: &str) {
         let mut state = self.state.borrow_mut();
         let cleared = state.clear();
         state.lines_drawn = 0;
-        draw(&cleared, &format!("[{:7.3}s] {text}\n", state.started.elapsed().as_secs_f64()));
+        let before = format!("[{:7.3}s] {before}", state.started.elapsed().as_secs_f64());
+        let mut page = Page::new();
+        page.line(before.chars().count(), [(Style::Dim, before.as_str()), (style, text)]);
+        draw(&cleared, "");
+        talk_page(&page);
     }
 }
 
@@ -122,8 +142,10 @@ impl Reporter for Progress {
             }
             Event::Done(step) => {
                 self.state.borrow_mut().done(step);
-                if !self.terminal {
-                    self.line(&format!("{} … done", self.subject(step)));
+                let number = self.state.borrow().number();
+                match self.terminal {
+                    true => self.styled(&format!("{number}  "), style_of(step), &step.action.to_string()),
+                    false => self.line(&format!("{} … done ({number})", self.subject(step))),
                 }
             }
             Event::Failed(step, error) => {
@@ -172,7 +194,16 @@ impl State {
         self.enter(step, stage(&step.action));
     }
 
+    /// "3 of 22"; more than were planned are only counted.
+    fn number(&self) -> String {
+        match self.planned.filter(|planned| self.done <= *planned) {
+            Some(planned) => format!("{} of {planned}", self.done),
+            None => self.done.to_string(),
+        }
+    }
+
     fn done(&mut self, step: &Step) {
+        self.done += 1;
         if let Some(stage) = stage_after(&step.action) {
             self.enter(step, Some(stage));
         }
@@ -197,9 +228,10 @@ impl State {
             let seconds = row.arrived.unwrap_or(elapsed).as_secs_f64();
             format!("  {name:width$}  {:13} {seconds:6.1}s", row.stage)
         };
-        let mut lines: Vec<String> = self.members.iter().map(line).collect();
+        let mut lines = vec![format!("cluster {}", self.cluster)];
+        lines.extend(self.members.iter().map(line));
         if !self.note.is_empty() {
-            lines.push(format!("  {}: {}", self.cluster, self.note));
+            lines.push(format!("  {}", self.note));
         }
         lines
     }
@@ -279,11 +311,6 @@ fn why_failed(error: &ControlError) -> String {
     quorate_core::text::with_causes(error)
 }
 
-fn terminal_width() -> usize {
-    let columns = rustix::termios::tcgetwinsize(std::io::stderr()).map(|size| size.ws_col).unwrap_or(0);
-    if columns == 0 { 80 } else { usize::from(columns) }
-}
-
 #[cfg(test)]
 mod tests {
     use quorate_core::planner::{Precondition, Reason, WaitingFor};
@@ -296,14 +323,17 @@ mod tests {
 
     #[test]
     fn each_member_shows_its_stage_and_the_cluster_its_own() {
-        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter());
+        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(2));
         let mut state = progress.state.borrow_mut();
         state.begins(&step(Action::Enrol { member: "etcd-1".into() }));
         state.done(&step(Action::StartEtcd { member: "etcd-2".into(), bootstrap: None }));
         state.begins(&step(Action::ForgetCluster));
         let stages: Vec<String> =
             state.lines().iter().map(|l| l.split_whitespace().take(2).collect::<Vec<_>>().join(" ")).collect();
-        assert_eq!(stages, ["etcd-1 enrolling", "etcd-2 voting", "demo: forget"]);
+        assert_eq!(stages, ["cluster demo", "etcd-1 enrolling", "etcd-2 voting", "forget the"]);
+        assert_eq!(state.number(), "1 of 2");
+        state.done = 3;
+        assert_eq!(state.number(), "3");
         assert_eq!(state.clear(), "");
         state.lines_drawn = 3;
         assert_eq!(state.clear(), "\x1b[3A\x1b[J");
@@ -311,7 +341,7 @@ mod tests {
 
     #[test]
     fn each_wait_is_told_once_until_a_step_is_done() {
-        let progress = Progress::new("demo", ["etcd-1"].into_iter());
+        let progress = Progress::new("demo", ["etcd-1"].into_iter(), None);
         let mut state = progress.state.borrow_mut();
         let decision = |waiting: Vec<WaitingFor>| Decision { waiting, ..Decision::default() };
         let crash = |restarts, last_words: &str| WaitingFor::EtcdToStay {

@@ -1,97 +1,144 @@
 //! The status of clusters, for people: a table, what ails whom, and one line of verdict.
 
-use std::fmt::Write;
-
 use jiff::SignedDuration;
 use quorate_control::status::{MemberStatus, Status, Verdict};
 
+use super::page::{Look, Page, Style};
 use super::{count, size, table};
 
 /// One cluster in full.
-pub fn full(status: &Status) -> String {
-    let mut text = format!(
-        "cluster {}: etcd {}, provider {}, {}\n\n",
-        status.cluster, status.etcd_version, status.provider, status.formation
-    );
-    let head = [
-        "MEMBER",
-        "MACHINE",
-        "ROLE",
-        "HEALTH",
-        "VERSION",
-        "DB OF QUOTA",
-        "RAFT INDEX",
-        "LAG",
-        "CERTIFICATE",
-        "GENERATION",
-    ];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(status.members.iter().map(row));
-    text.push_str(&table(&rows));
-    text.push('\n');
+pub fn page(status: &Status, look: Look) -> Page {
+    let mut page = Page::new();
+    head(&mut page, status);
+    page.blank();
+    page.append(table::page(&members(status), &DROPPED, look));
+    page.blank();
     // Of a cluster that is off by wish, the verdict says enough.
     for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
         if let Some(why) = &member.why {
-            let _ = writeln!(text, "{} is {}: {}", member.member, member.health, why.trim_end());
+            let style = health_style(member.health);
+            let name = member.member.to_string();
+            let spans = [(Style::Bold, name.as_str()), (Style::Plain, " is "), (style, member.health)];
+            page.line(2, spans.into_iter().chain([(Style::Plain, format!(": {}", why.trim_end()).as_str())]));
         }
     }
     for member in status.members.iter().filter(|m| m.leaving) {
-        let _ = writeln!(text, "{} leaves: {}", member.member, leaves(member));
+        page.plain(2, &format!("{} leaves: {}", member.member, leaves(member)));
     }
     for (member, micros) in status.members.iter().filter_map(|m| Some((&m.member, m.slow_disk()?))) {
-        let _ = writeln!(
-            text,
-            "warning: the disk of {member} is slow: the slowest of 32 durable writes took {} ms before etcd had data there, and etcd \
-             wants 99 of 100 within 10 ms; leaders change and writes wait where it stays so",
+        let slow = format!(
+            "the disk of {member} is slow: the slowest of 32 durable writes took {} ms before etcd had data there; etcd needs 99 of \
+             100 within 10 ms, otherwise leaders change and writes wait",
             micros / 1000
         );
+        page.line(2, [(Style::Yellow, "warning: "), (Style::Plain, &slow)]);
     }
     for member in &status.members {
         if let Some(trouble) = &member.log_source_trouble {
-            let _ = writeln!(text, "{}: the configuration for its logs is not followed: {trouble}", member.member);
+            page.plain(2, &format!("{}: the configuration for its logs is not followed: {trouble}", member.member));
         }
     }
     for alarm in &status.alarms {
-        let _ = writeln!(text, "alarm {} on {}", alarm.kind, alarm.member);
+        page.line(2, [(Style::Red, format!("alarm {} on {}", alarm.kind, alarm.member).as_str())]);
         if let Some(remedy) = alarm.remedy() {
-            let _ = writeln!(text, "  remedy: {remedy}");
+            page.plain(4, &format!("  remedy: {remedy}"));
         }
     }
-    text.push_str(&pending(status));
+    pending(&mut page, status);
     if let Some(signer) = status.backup.as_ref().and_then(|backup| backup.signed_by.as_ref()) {
-        let _ = writeln!(text, "backups are signed by {signer}");
+        page.plain(2, &format!("backups are signed by {signer}"));
     }
     for problem in status.backup.iter().flat_map(|backup| &backup.problems) {
-        let _ = writeln!(text, "backup: {problem}");
+        page.line(2, [(Style::Yellow, "backup: "), (Style::Plain, problem)]);
     }
-    let _ = writeln!(text, "{}", status.summary);
-    text
+    page.line(2, [(verdict_style(status.verdict), status.summary.as_str())]);
+    page
+}
+
+fn head(page: &mut Page, status: &Status) {
+    let ca = status.ca_expires.map(|at| format!(", CA expires {}", at.strftime("%Y-%m-%d"))).unwrap_or_default();
+    let rest = format!(": etcd {}, provider {}, {}{ca}", status.etcd_version, status.provider, status.formation);
+    page.line(2, [(Style::Plain, "cluster "), (Style::Bold, status.cluster.as_str()), (Style::Plain, &rest)]);
 }
 
 /// Many clusters, a line each.
-pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> String {
-    let row = |s: &Status| {
+pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> Page {
+    let statuses: Vec<&Status> = statuses.collect();
+    let width = statuses.iter().map(|s| s.cluster.len()).max().unwrap_or(0);
+    let mut page = Page::new();
+    for s in statuses {
         let alarms = if s.alarms.is_empty() { String::new() } else { format!("; {}", count(s.alarms.len(), "alarm")) };
         let backup = s.backup.as_ref().is_some_and(|backup| !backup.problems.is_empty());
-        let backup = if backup { "; its backups need a look" } else { "" };
-        vec![s.cluster.clone(), format!("{}{alarms}{backup}", s.summary)]
-    };
-    table(&statuses.map(row).collect::<Vec<_>>())
+        let backup = if backup { "; check its backups" } else { "" };
+        let name = format!("{:width$}  ", s.cluster);
+        let rest = format!("{alarms}{backup}");
+        page.line(
+            width + 2,
+            [
+                (Style::Bold, name.as_str()),
+                (verdict_style(s.verdict), s.summary.as_str()),
+                (Style::Plain, rest.as_str()),
+            ],
+        );
+    }
+    page
 }
 
-fn row(member: &MemberStatus) -> Vec<String> {
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| String::from("-"));
+pub fn verdict_style(verdict: Verdict) -> Style {
+    match verdict {
+        Verdict::Healthy => Style::Green,
+        Verdict::Degraded | Verdict::Unformed => Style::Yellow,
+        Verdict::Down => Style::Red,
+        Verdict::Off => Style::Dim,
+    }
+}
+
+fn health_style(health: &str) -> Style {
+    match health {
+        "healthy" => Style::Green,
+        "unhealthy" | "failing" | "untrusted" | "absent" => Style::Red,
+        _ => Style::Yellow,
+    }
+}
+
+/// Columns that a narrow terminal does without, the least needed first.
+const DROPPED: [usize; 8] = [11, 7, 1, 10, 8, 9, 6, 5];
+
+fn members(status: &Status) -> Vec<Vec<table::Cell>> {
+    let head = [
+        "MEMBER",
+        "MACHINE",
+        "ADDRESS",
+        "ROLE",
+        "HEALTH",
+        "VERSION",
+        "DB/QUOTA",
+        "RAFT INDEX",
+        "LAG",
+        "CERTIFICATE",
+        "AGENT",
+        "GENERATION",
+    ];
+    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
+    rows.extend(status.members.iter().map(row));
+    rows
+}
+
+fn row(member: &MemberStatus) -> Vec<table::Cell> {
+    let cell = |value: Option<String>| (Style::Plain, value.unwrap_or_else(|| String::from("-")));
     vec![
-        member.member.to_string(),
-        member.machine.clone(),
-        or_dash(member.role.map(String::from)),
-        member.health.to_owned(),
-        or_dash(member.version.clone()),
-        or_dash(member.db_size.map(|used| format!("{}/{}", size(used), size(member.db_quota)))),
-        or_dash(member.raft_index.map(|n| n.to_string())),
-        or_dash(member.raft_lag.map(|n| n.to_string())),
-        or_dash(member.certificate_left.map(validity_left)),
-        or_dash(member.generation.map(|n| n.to_string())),
+        (Style::Bold, member.member.to_string()),
+        cell(Some(member.machine.clone())),
+        cell(member.address.clone()),
+        cell(member.role.map(String::from)),
+        (health_style(member.health), member.health.to_owned()),
+        cell(member.version.clone()),
+        cell(member.db_size.map(|used| format!("{}/{}", size(used), size(member.db_quota)))),
+        cell(member.raft_index.map(|n| n.to_string())),
+        cell(member.raft_lag.map(|n| n.to_string())),
+        cell(member.certificate_left.map(validity_left)),
+        cell(member.agent.as_ref().map(|program| program.version.clone())),
+        cell(member.generation.map(|n| n.to_string())),
     ]
 }
 
@@ -112,24 +159,23 @@ fn leaves(member: &MemberStatus) -> String {
     }
 }
 
-fn pending(status: &Status) -> String {
-    let mut text = String::new();
+fn pending(page: &mut Page, status: &Status) {
     if status.pending.steps > 0 {
         let steps = count(status.pending.steps, "step");
-        let _ = writeln!(text, "{steps} can be taken at once: see `quorate plan {}`", status.cluster);
+        page.plain(2, &format!("{steps} can be taken at once: see `quorate plan {}`", status.cluster));
     }
     for waiting in &status.pending.waiting {
-        let _ = writeln!(text, "waiting for {waiting}");
+        page.plain(2, &format!("waiting for {waiting}"));
     }
     for blocked in &status.pending.blocked {
-        let _ = writeln!(text, "blocked: {blocked}");
+        page.line(2, [(Style::Red, "blocked: "), (Style::Plain, blocked)]);
     }
-    text
 }
 
 #[cfg(test)]
 mod tests {
     use quorate_control::status::{AlarmStatus, Pending};
+    use quorate_core::model::Program;
 
     use super::*;
 
@@ -154,9 +200,13 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
-            agent: None,
+            agent: healthy.then(|| Program { version: String::from("0.1.0"), protocol: 2 }),
             log_source_trouble: None,
         }
+    }
+
+    fn full(status: &Status) -> String {
+        page(status, Look::default()).render(Look::default())
     }
 
     fn status() -> Status {
@@ -176,6 +226,7 @@ mod tests {
             alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
             pending: Pending { steps: 1, ..Pending::default() },
             renew_by: None,
+            ca_expires: Some("2036-11-13T00:00:00Z".parse().unwrap()),
             backup: None,
         }
     }
@@ -183,11 +234,11 @@ mod tests {
     #[test]
     fn the_table_says_who_is_not_well_and_why() {
         let expected = "\
-cluster demo: etcd 3.6.14, provider local, formed
+cluster demo: etcd 3.6.14, provider local, formed, CA expires 2036-11-13
 
-MEMBER  MACHINE  ROLE    HEALTH   VERSION  DB OF QUOTA     RAFT INDEX  LAG  CERTIFICATE  GENERATION
-etcd-1  etcd-1   leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     1
-etcd-2  etcd-2   -       off      -        -               -           -    -            -
+MEMBER  MACHINE  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        RAFT INDEX  LAG  CERTIFICATE  AGENT  GENERATION
+etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.1.0  1
+etcd-2  etcd-2   127.64.0.1  -       off      -        -               -           -    -            -      -
 
 etcd-2 is off: its machine does not run
 alarm NOSPACE on etcd-1
@@ -197,6 +248,17 @@ member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);
+    }
+
+    #[test]
+    fn at_80_columns_the_table_keeps_what_matters_and_sentences_wrap() {
+        let look = Look { width: Some(80), colour: false };
+        let text = page(&status(), look).render(look);
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        assert!(
+            text.contains("MEMBER  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        LAG  CERTIFICATE\n"),
+            "{text}"
+        );
     }
 
     #[test]
@@ -231,6 +293,6 @@ down: 1 of 2 voters are healthy, quorum is 2
     #[test]
     fn many_clusters_get_a_line_each() {
         let line = "demo  down: 1 of 2 voters are healthy, quorum is 2; 1 alarm\n";
-        assert_eq!(brief([status(), status()].iter()), line.repeat(2));
+        assert_eq!(brief([status(), status()].iter()).render(Look::default()), line.repeat(2));
     }
 }

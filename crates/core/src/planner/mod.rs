@@ -34,7 +34,7 @@ pub use certificates::{renewal_window, sans as certificate_sans};
 pub use formation::is_silent;
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
-pub use step::{Action, Precondition, Reason, Step};
+pub use step::{Action, Effect, Precondition, Reason, Step};
 pub use waiting::{Outstanding, WaitingFor};
 
 use serde::Serialize;

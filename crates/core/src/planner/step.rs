@@ -209,6 +209,16 @@ pub enum Action {
     ForgetCluster,
 }
 
+/// What a step can cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    Harmless,
+    /// A member stops, restarts or gives up the lead.
+    Interrupts,
+    /// Something is deleted that cannot be brought back.
+    Destroys,
+}
+
 impl Action {
     /// The machine on which it is done; none for what concerns the ledger alone.
     pub fn member(&self) -> Option<&MemberName> {
@@ -263,6 +273,25 @@ impl Action {
             | Action::RecordRenewal { member, .. } => Some(member),
             Action::RecordRecovery { from, .. } => Some(from),
             other => other.member(),
+        }
+    }
+
+    /// What it means for data and clients, as far as somebody should look twice.
+    pub fn effect(&self) -> Effect {
+        match self {
+            Action::DestroyMachine { data: Data::Stays, .. } => Effect::Interrupts,
+            Action::DestroyMachine { .. }
+            | Action::WipeData { .. }
+            | Action::RemoveMember { .. }
+            | Action::Rebuild { .. }
+            | Action::RestoreData { .. }
+            | Action::RevokeUser { .. }
+            | Action::ForgetCluster => Effect::Destroys,
+            Action::RestartEtcd { .. }
+            | Action::StopEtcd { .. }
+            | Action::StopMachine { .. }
+            | Action::MoveLeader { .. } => Effect::Interrupts,
+            _ => Effect::Harmless,
         }
     }
 

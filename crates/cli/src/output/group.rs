@@ -1,0 +1,163 @@
+//! Steps of a plan, grouped: what is done alike for several members in a row is one entry with their names.
+
+use quorate_core::model::MemberName;
+use quorate_core::planner::safety::Strength;
+use quorate_core::planner::{Effect, Plan, Step};
+
+/// One entry of a plan: one step, or the same steps for several members.
+pub struct Group<'a> {
+    /// Of its first step, from 1.
+    first: usize,
+    /// How many steps it stands for.
+    steps: usize,
+    /// Empty: a single step, which says itself whom it is about.
+    pub members: Vec<&'a MemberName>,
+    pub deeds: Vec<Deed<'a>>,
+}
+
+/// What is done, in words that fit each member of the group.
+pub struct Deed<'a> {
+    pub step: &'a Step,
+    pub action: String,
+    pub why: String,
+    pub strength: Option<Strength>,
+}
+
+impl Group<'_> {
+    /// "7", or "2-13".
+    pub fn label(&self) -> String {
+        match self.steps {
+            1 => self.first.to_string(),
+            steps => format!("{}-{}", self.first, self.first + steps - 1),
+        }
+    }
+
+    /// Members that are interrupted are so one after another.
+    pub fn who(&self) -> String {
+        let in_turn = self.deeds.iter().any(|deed| deed.step.action.effect() != Effect::Harmless);
+        let names: Vec<&str> = self.members.iter().map(|member| member.as_str()).collect();
+        names.join(if in_turn { ", then " } else { ", " })
+    }
+}
+
+/// All steps of a plan, in their order.
+pub fn groups(plan: &Plan) -> Vec<Group<'_>> {
+    let mut groups: Vec<Group<'_>> = Vec::new();
+    let (mut at, all) = (0, &plan.steps);
+    while at < all.len() {
+        let run = run(plan, at);
+        let deed = deed(plan, at, run > 1);
+        let members: Vec<&MemberName> = match run {
+            1 => Vec::new(),
+            _ => all[at..at + run].iter().filter_map(|step| step.action.about()).collect(),
+        };
+        match groups.last_mut().filter(|last| !members.is_empty() && last.members == members) {
+            Some(last) => {
+                last.steps += run;
+                last.deeds.push(deed);
+            }
+            None => groups.push(Group { first: at + 1, steps: run, members, deeds: vec![deed] }),
+        }
+        at += run;
+    }
+    groups
+}
+
+/// How many steps from here on say the same of different members.
+fn run(plan: &Plan, at: usize) -> usize {
+    let alike = |n: &usize| {
+        let (one, other) = (deed(plan, at, true), deed(plan, *n, true));
+        let same = (&one.action, &one.why, one.strength) == (&other.action, &other.why, other.strength);
+        let about = |n: usize| plan.steps[n].action.about();
+        same && about(*n).is_some() && (at..*n).all(|before| about(before) != about(*n))
+    };
+    1 + (at + 1..plan.steps.len()).take_while(alike).count()
+}
+
+fn deed(plan: &Plan, at: usize, for_each: bool) -> Deed<'_> {
+    let step = &plan.steps[at];
+    let (action, why) = (step.action.to_string(), step.why.to_string());
+    let strength = plan.strengths.get(at).copied().flatten();
+    match step.action.about().filter(|_| for_each) {
+        None => Deed { step, action, why, strength },
+        Some(member) => {
+            let (action, why) = (each(&action, member.as_str()), each(&why, member.as_str()));
+            Deed { step, action, why, strength }
+        }
+    }
+}
+
+/// The text with "each" in place of the member. Only texts that become equal are grouped, so a name that is also a word
+/// of the sentence does no harm.
+fn each(text: &str, member: &str) -> String {
+    let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '#' | '.');
+    let whole = |at: &usize| {
+        let after = text[at + member.len()..].trim_start_matches('.');
+        !text[..*at].ends_with(is_name) && !after.starts_with(is_name)
+    };
+    let found: Vec<usize> = text.match_indices(member).map(|(at, _)| at).filter(whole).collect();
+    let mut replaced = text.to_owned();
+    for at in found.into_iter().rev() {
+        replaced.replace_range(at..at + member.len(), "each");
+    }
+    replaced
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::planner::{Action, Decision, Precondition, Reason};
+
+    use super::*;
+
+    fn plan(actions: Vec<(Action, &str)>) -> Plan {
+        let step =
+            |(action, why): (Action, &str)| Step { action, why: Reason::new(why), expects: Precondition::Nothing };
+        let steps: Vec<Step> = actions.into_iter().map(step).collect();
+        let strengths = vec![None; steps.len()];
+        Plan { steps, changes: Vec::new(), strengths, end: Decision::default(), remarks: Vec::new() }
+    }
+
+    fn enrol(member: &str) -> Action {
+        Action::Enrol { member: member.into() }
+    }
+
+    fn start(member: &str) -> Action {
+        Action::StartMachine { member: member.into() }
+    }
+
+    fn shown(plan: &Plan) -> Vec<String> {
+        let line = |group: &Group<'_>| {
+            let deeds: Vec<&str> = group.deeds.iter().map(|deed| deed.action.as_str()).collect();
+            format!("{} {}: {}", group.label(), group.who(), deeds.join("; "))
+        };
+        groups(plan).iter().map(line).collect()
+    }
+
+    #[test]
+    fn the_same_steps_for_the_same_members_stand_together() {
+        let plan = plan(vec![
+            (start("etcd-1"), "etcd-1 is off"),
+            (start("etcd-10"), "etcd-10 is off"),
+            (enrol("etcd-1"), "new"),
+            (enrol("etcd-10"), "new"),
+            (Action::ForgetCluster, "it is gone"),
+            (enrol("etcd-1"), "new"),
+            (enrol("etcd-1"), "new"),
+        ]);
+        let expected = [
+            "1-4 etcd-1, etcd-10: start the machine of each; enrol the agent of each",
+            "5 : forget the cluster",
+            "6 : enrol the agent of etcd-1",
+            "7 : enrol the agent of etcd-1",
+        ];
+        assert_eq!(shown(&plan), expected);
+        assert_eq!(groups(&plan)[0].deeds[0].why, "each is off");
+    }
+
+    #[test]
+    fn other_reasons_are_other_steps_and_restarts_come_in_turn() {
+        let restart = |member: &str| Action::RestartEtcd { member: member.into() };
+        let plan = plan(vec![(restart("a"), "old"), (restart("b"), "old"), (restart("c"), "it is ill")]);
+        assert_eq!(shown(&plan), ["1-2 a, then b: restart etcd on each", "3 : restart etcd on c"]);
+    }
+}
