@@ -25,9 +25,9 @@ pub enum Error {
     SnapshotCorrupt { member: String, bytes: u64 },
     #[error("{0}")]
     NothingToRestore(String),
-    #[error("the throwaway etcd {why}")]
+    #[error("the temporary etcd {why}")]
     Throwaway { why: String },
-    #[error("the throwaway etcd refused a call")]
+    #[error("the temporary etcd refused a call")]
     Etcd(#[from] quorate_etcd::Error),
     #[error("the changes do not fit the backup: {why}")]
     Replay { why: String },
@@ -58,7 +58,7 @@ pub enum Error {
         "{path} is signed, and only the cluster's ledger has the key to sign it again: bring that here with `quorate ledger import`"
     )]
     CannotSign { path: String },
-    #[error("a key or certificate for the throwaway etcd could not be made")]
+    #[error("a key or certificate for the temporary etcd could not be made")]
     Pki(#[source] Box<quorate_pki::Error>),
     #[error("the work was interrupted")]
     Interrupted(#[from] tokio::task::JoinError),

@@ -256,7 +256,7 @@ pub enum Command {
 #[derive(Debug)]
 pub enum Ended {
     Stopped,
-    /// The revisions wanted next are gone: a full backup is needed, and recording goes on from there.
+    /// The revisions wanted next are gone: a full backup is needed, and recording continues from there.
     Lost(Hole),
     Compacted,
     /// The watch broke; another member, or the same a little later, may do.

@@ -146,13 +146,11 @@ impl Error {
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
-                "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; the same command goes on from here",
+                "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; re-run the same command to continue",
             )),
             // Nothing was begun, or nothing changes when it is begun again.
             Error::Control(ControlError::Ledger(_) | ControlError::Pki(_) | ControlError::Snapshot { .. }) => None,
-            Error::Control(e) if !e.is_taken_over() => {
-                Some(String::from("the same command goes on from where it stopped"))
-            }
+            Error::Control(e) if !e.is_taken_over() => Some(String::from("re-run the same command to continue")),
             Error::UnknownCluster { known, .. } if known.is_empty() => {
                 Some(String::from("none is known yet; `quorate up` makes one, `quorate init` prints a spec"))
             }

@@ -268,10 +268,8 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         && gap.seconds() > most.as_secs_f64()
     {
         let (stood, most) = (gap.seconds(), most.as_secs());
-        problems.push(format!(
-            "writes stood still for {stood:.2} s from {:.2} s on; at most {most} s was expected",
-            gap.from
-        ));
+        problems
+            .push(format!("writes paused for {stood:.2} s from {:.2} s on; at most {most} s was expected", gap.from));
     }
     let result = match (problems.is_empty(), too_little.is_empty()) {
         (false, _) => Ending::Failed,
@@ -286,7 +284,7 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
     let answered: usize = measures.operations.values().map(|c| c.answered).sum();
     let summary = match result {
         Ending::Passed => format!(
-            "passed: {answered} operations are linearizable and {lost}; writes stood still for {:.2} s at most",
+            "passed: {answered} operations are linearizable and {lost}; writes paused for {:.2} s at most",
             measures.longest_write_gap.map_or(0.0, measure::Gap::seconds)
         ),
         Ending::Failed if problems.len() == 1 => format!("failed: {}", problems[0]),

@@ -122,8 +122,8 @@ impl Scenario {
             }
             (Some(_), Target::Controller) => String::from("the controller is stopped for a while in its first step"),
             (Some(Fault::Kill), _) => format!("{target}'s etcd is killed"),
-            (Some(Fault::Terminate), _) => format!("{target}'s etcd is asked to end"),
-            (Some(Fault::Stop), _) => format!("{target}'s etcd is stopped for a while, and goes on"),
+            (Some(Fault::Terminate), _) => format!("SIGTERM to {target}'s etcd"),
+            (Some(Fault::Stop), _) => format!("{target}'s etcd is paused, then resumed"),
             (Some(Fault::PowerCut), _) => format!("the power of {target} fails: agent and etcd end at once"),
             (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is gone afterwards"),
             (Some(Fault::OldData), _) => {

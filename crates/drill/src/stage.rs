@@ -357,7 +357,7 @@ impl<'a> Stage<'a> {
             ended.marks.into_iter().for_each(|mark| workload.mark(mark));
             let (done, found_words) = (ended.code == Some(0), ended.last_words);
             found.push(Check {
-                check: "the controller ends well",
+                check: "`apply` exits with 0",
                 passed: done,
                 found: if done { String::from("exit code 0") } else { found_words },
             });

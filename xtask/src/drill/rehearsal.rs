@@ -199,7 +199,7 @@ fn member(place: &Place, role: Role) -> Result<String> {
     fitting.next().map(str::to_owned).with_context(|| format!("no {role} in {told}"))
 }
 
-/// What the drill says, and whether writes stood still for longer than the cell may have it.
+/// What the drill says, and whether writes paused for longer than the cell may have it.
 fn judge(cell: &Cell, told: &Value) -> Verdict {
     let drilled = &told["scenarios"][0];
     let measures = &drilled["measures"];
@@ -215,7 +215,7 @@ fn judge(cell: &Cell, told: &Value) -> Verdict {
         Some(if problems.is_empty() { String::from("the drill did not pass") } else { problems.join("\n") })
     } else {
         let longer = gap.filter(|gap| *gap > most);
-        longer.map(|gap| format!("writes stood still for {gap:.2} s; the cell expects {most} s at most"))
+        longer.map(|gap| format!("writes paused for {gap:.2} s; the cell expects {most} s at most"))
     };
     Verdict {
         problem,
@@ -254,7 +254,7 @@ mod tests {
         assert_eq!((lost.problem.as_deref(), lost.violated), (Some("a write was lost"), true));
         let slow = judge(&calm, &told(true, 5.0));
         assert!(!slow.violated);
-        assert_eq!(slow.problem.unwrap(), "writes stood still for 4.00 s; the cell expects 3 s at most");
+        assert_eq!(slow.problem.unwrap(), "writes paused for 4.00 s; the cell expects 3 s at most");
         assert_eq!(judge(&cells::named("none x kill-leader").unwrap(), &told(true, 5.0)).problem, None);
         assert!(judge(&calm, &json!({})).problem.is_some());
     }

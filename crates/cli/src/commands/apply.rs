@@ -81,7 +81,7 @@ fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
     let anew = context.command("plan --save");
     output::talk(&format!(
         "\nnot done, as the plan in {} is not what would be done now:\n{differences}  hint: review what is needed now with \
-         `{anew}`; where an apply of this plan was interrupted, `{}` goes on with it\n",
+         `{anew}`; if an apply of this plan was interrupted, `{}` continues it\n",
         reviewed.path().display(),
         context.command("apply"),
     ));

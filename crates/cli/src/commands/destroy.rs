@@ -65,7 +65,7 @@ fn what_goes(status: &status::Status) -> String {
         let data = member.db_size.map_or_else(|| String::from("unknown"), size);
         rows.push(vec![member.member.to_string(), address, data]);
     }
-    format!("cluster {} goes, with all its data and keys:\n\n{}\n", status.cluster, table(&rows))
+    format!("this will delete cluster {} with all data and keys:\n\n{}\n", status.cluster, table(&rows))
 }
 
 /// The machines and the ledger are gone; what is left of the cluster here is its clients' certificates.

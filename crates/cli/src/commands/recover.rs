@@ -44,19 +44,17 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
 }
 
 const WHAT_MAY_BE_LOST: &str = "
-what is lost, if these are all that is left:
-  - what clients were told is written, where only members that are not seen hold it: all that comes after the end
-    of the furthest log above
-  - nothing of what that log holds; its last entries may never have been agreed upon, and count as written from then on
-  - the machines of all other members, survivors too: new ones take their places, and the former ones are destroyed
-    with what they hold, also when they come back later
-clients must begin their watches anew: revisions go on far above the last that was seen, and all before is compacted
+if these are all the survivors:
+  - lost: acknowledged writes after the end of the furthest log above, which only missing members hold
+  - kept: everything in that log; its last entries may not have been committed, and count as written from now on
+  - destroyed: the machines of all other members, even if they come back later; new ones take their places
+clients must restart their watches: revisions continue far above the last one, and everything before is compacted
 ";
 
 /// How the cluster stands: who is seen, who holds data, and how far.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {
     let status = summarize(ledger, seen, &Decision::default());
-    let mut rows = vec![["MEMBER", "SEEN", "DATA", "LOG ENDS AT", "AGREED UP TO"].map(String::from).to_vec()];
+    let mut rows = vec![["MEMBER", "HEALTH", "DATA", "LOG ENDS AT", "COMMITTED UP TO"].map(String::from).to_vec()];
     let (token, members) = lost_formation(&ledger.formation);
     for member in members.into_iter().flat_map(|members| members.keys()) {
         let told = status.members.iter().find(|m| m.member == *member);

@@ -75,7 +75,7 @@ async fn run_prepared(
     let exit = conclude(context, outcome)?;
     if cluster.spec.backup.is_some() && exit == Exit::Done {
         let create = context.command(&format!("backup create {name}"));
-        output::talk(&format!("next: take a backup of what it is now with `{create}`\n"));
+        output::talk(&format!("next: take a backup with `{create}`\n"));
     }
     Ok(exit)
 }
@@ -103,10 +103,10 @@ fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
 fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
     let Restore { ready, known, imported, seen, highest, .. } = restore;
     let (name, prepared) = (&spec.name, &ready.prepared);
-    let mut text = format!("cluster {name} begins anew from {}\n", prepared.source);
+    let mut text = format!("restoring cluster {name} from {}\n", prepared.source);
     let _ = writeln!(
         text,
-        "  it was made ready here, restored into a throwaway etcd and looked at: revision {}, {} keys, {}",
+        "  prepared locally and verified in a temporary etcd: revision {}, {} keys, {}",
         prepared.revision,
         prepared.keys,
         size(prepared.bytes)
@@ -129,14 +129,14 @@ fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
         let version = exported.ledger.version;
         let _ = writeln!(
             text,
-            "  nothing is known of {name} here: its ledger, version {version}, comes back from beside the backup"
+            "  no local state for {name}: its ledger (version {version}) will be restored from the backup"
         );
         text.push_str(&what_is_taken_over(&exported.ledger));
         if seen.as_ref().is_some_and(|seen| seen.agents.keys().any(|member| seen.facts(member).is_some())) {
             text.push_str(ITS_MACHINES_LIVE);
         }
     } else if known.is_none() {
-        let _ = writeln!(text, "  nothing is known of {name} here, and no ledger comes back: it gets new CAs and keys");
+        let _ = writeln!(text, "  no local state for {name} and no ledger to restore: it gets new CAs and keys");
     }
     let _ = writeln!(text, "what is lost:\n{}", what_is_lost(ready, *highest));
     text.push_str(WHAT_ELSE);
@@ -153,16 +153,16 @@ fn what_is_lost(ready: &Ready, highest: u64) -> String {
     match highest.checked_sub(revision).filter(|lost| *lost > 0) {
         // Nobody wrote the revisions that a restore has skipped.
         Some(raised) if raised >= MARGIN => format!(
-            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, which a restore or recovery \
+            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, which a restore or recovery \
              has raised since"
         ),
         Some(1) => format!(
-            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, 1 revision is lost"
+            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, 1 revision is lost"
         ),
         Some(lost) => format!(
-            "  - all that was written after revision {revision}{when}: the cluster is at revision {highest}, {lost} revisions are lost"
+            "  - everything written after revision {revision}{when}: the cluster is at revision {highest}, {lost} revisions are lost"
         ),
-        None => format!("  - all that was written after revision {revision}{when}, should there be anything"),
+        None => format!("  - everything written after revision {revision}{when}, if anything"),
     }
 }
 
@@ -183,7 +183,7 @@ const ITS_MACHINES_LIVE: &str = "\
 
 const WHAT_ELSE: &str = "\
 what else to know:
-  - the data of every member is replaced, or of none; what a machine held before is kept beside it
-  - revisions go on far above the highest that was ever seen, and all before is compacted: watches end, and begin anew
-  - users and roles are as of the full backup; leases begin anew, each with the time that it was granted
+  - the data of all members is replaced, or of none; the previous data is kept next to it
+  - revisions continue far above the highest ever seen, and everything before is compacted: watches end and must start again
+  - users and roles are those of the full backup; leases start again, each with its granted TTL
 ";

@@ -274,7 +274,7 @@ impl Verified {
             [alone] if *alone == self.from_member => {
                 format!("; {names}, which it was read from, agrees; not compared with another member")
             }
-            _ => format!("; the living cluster agrees ({names})"),
+            _ => format!("; the live members agree ({names})"),
         }
     }
 }

@@ -104,9 +104,9 @@ fn text(what: Doing<'_>) -> Option<String> {
         Doing::Looking => String::from("looking for the member to read from"),
         Doing::Reading { member, bytes: 0 } => format!("reading the snapshot of {member}"),
         Doing::Reading { member, bytes } => format!("reading the snapshot of {member}: {}", size(bytes)),
-        Doing::Proving { id } => format!("restoring {id} into a throwaway etcd, to compare"),
+        Doing::Proving { id } => format!("restoring {id} into a temporary etcd to verify it"),
         Doing::Copying { place } => format!("copying to {place}"),
-        Doing::Fetching { what } => format!("making {what} ready"),
+        Doing::Fetching { what } => format!("preparing {what}"),
         Doing::Replaying { revision } => format!("replaying changes: revision {revision}"),
         Doing::Nothing => return None,
     })

@@ -203,8 +203,12 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
         fs::remove_dir_all(trio.machine(lost)).unwrap();
     }
     let asked = trio.sandbox.quorate(&["recover", NAME]).expect(1);
-    for words in ["what is lost", "etcd-3  unhealthy  whole", "etcd-1  absent", "no terminal to ask whether to recover"]
-    {
+    for words in [
+        "lost: acknowledged writes",
+        "etcd-3  unhealthy  whole",
+        "etcd-1  absent",
+        "no terminal to ask whether to recover",
+    ] {
         assert!(asked.stderr.contains(words), "{words} in {}", asked.stderr);
     }
     let mut run = watch(&trio.sandbox, &["recover", NAME, "--yes"]);
@@ -225,7 +229,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
     let told = of_verb(&steps, "recover");
     assert_eq!(told[0], ("recover", "done"));
     let word = steps.iter().find(|s| s["kind"] == "recover").unwrap();
-    assert!(word["because"].as_str().unwrap().contains("what is lost"), "{word:#}");
+    assert!(word["because"].as_str().unwrap().contains("lost: acknowledged writes"), "{word:#}");
     assert_eq!(told.iter().filter(|(kind, _)| *kind == "recover").count(), 1, "the word is given once");
     assert!(told.iter().any(|(kind, _)| *kind == "rebuild"));
     trio.destroy().ok();

@@ -70,7 +70,7 @@ pub enum BackupError {
     #[error("{} cannot be {what}", path.display())]
     File { what: &'static str, path: PathBuf, source: std::io::Error },
     #[error(
-        "root has another password in {source_of} than this cluster logs in with, so that nobody would be let in after the restore"
+        "root has another password in {source_of} than this cluster logs in with, so nobody could log in after the restore"
     )]
     RootPassword { source_of: String },
     #[error("the spec says etcd {wanted}, and the backup holds data of {found}: {why}")]

@@ -175,7 +175,7 @@ impl Watch<'_> {
         let store = &self.backups.vault.first;
         if !full_needed && let Some((full, chain)) = self.base().await? {
             let next = chain.segments.last().map_or(full.manifest.revision, |last| last.span.to) + 1;
-            self.say(&format!("recording goes on at revision {next}, on top of {}", full.id()));
+            self.say(&format!("recording continues at revision {next}, on top of {}", full.id()));
             return Ok(((full, chain), None));
         }
         let mut members = Members::new(self.watching.home, self.backups.ledger);
@@ -287,7 +287,7 @@ impl Watch<'_> {
                 Ok(source) => {
                     if trouble.is_there() && !stored.was_away.load(Ordering::Relaxed) {
                         let next = recording.received() + 1;
-                        self.say(&format!("recording goes on at revision {next}, from {}", source.member()));
+                        self.say(&format!("recording continues at revision {next}, from {}", source.member()));
                     }
                     let began = Instant::now();
                     let mut run = std::pin::pin!(recording.run(&source, &mut orders, &told));
@@ -314,11 +314,13 @@ impl Watch<'_> {
             match ended {
                 Ok(Ended::Stopped) => {}
                 Ok(Ended::Compacted) => {
-                    self.say("what comes next was compacted: a full backup is taken, and recording goes on from there");
+                    self.say(
+                        "what comes next was compacted: a full backup is taken, and recording continues from there",
+                    );
                     return Ok(Over::FullNeeded);
                 }
                 Ok(Ended::Lost(hole)) => {
-                    self.say(&format!("{hole}: a full backup is taken, and recording goes on from there"));
+                    self.say(&format!("{hole}: a full backup is taken, and recording continues from there"));
                     return Ok(Over::FullNeeded);
                 }
                 Ok(Ended::Broken(error)) => self.tell(&mut trouble, &error),

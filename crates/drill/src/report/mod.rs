@@ -41,7 +41,7 @@ pub fn text(verdict: &Verdict) -> String {
     }
     let settled = checks.iter().filter(|c| c.passed).map(|c| c.check).collect::<Vec<_>>();
     if !settled.is_empty() {
-        line("in the end", settled.join("; "));
+        line("final state", settled.join("; "));
     }
     for problem in problems.iter().take(MOST_TOLD).filter(|_| problems.len() > 1) {
         line("problem", problem.clone());

@@ -99,6 +99,6 @@ WARNING: these backups are NOT ENCRYPTED: whoever can read the store can read ev
 const ENCRYPTED_TO: &str = "these backups are encrypted to:\n";
 
 const WHAT_LOSING_IT_MEANS: &str = "\
-Only the secret keys to these open them. If all of those are lost, so is every backup: nobody can help, and quorate has no copy.
+Only their secret keys decrypt them. If all of these are lost, so is every backup; quorate has no copy.
   hint: keep one secret key away from this machine and from the store, and try a restore with it: `quorate restore FILE --dry-run`
 ";

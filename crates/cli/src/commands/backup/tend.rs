@@ -136,7 +136,7 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     ))
 }
 
-const KEPT_BY_THE_REMOVED: &str = "one who was removed may have kept what opened these backups before: only those that are taken from now on are out of reach\n";
+const KEPT_BY_THE_REMOVED: &str = "anyone who was removed may have kept a key of these backups; only backups taken from now on are out of their reach\n";
 
 fn key_error(error: KeyError) -> Error {
     Error::refused(error.to_string(), "pass --identity FILE, or set QUORATE_IDENTITY")
