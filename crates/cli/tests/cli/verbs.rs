@@ -67,7 +67,7 @@ fn what_scripts_read_keeps_its_shape() {
                   failures_survived members alarms pending renew_by backup";
     assert_eq!(keys(&status), of(fields));
     let fields = "member machine leaving address endpoint role health why version db_size db_quota raft_index raft_lag \
-                  certificate_days_left generation restarts fsync_micros log_source_trouble";
+                  certificate_days_left agent generation restarts fsync_micros log_source_trouble";
     assert_eq!(keys(&status["members"][0]), of(fields));
     assert_eq!(json(&["status"])[0]["cluster"], "c");
     assert_eq!(keys(&json(&["env", "c"])), of("ETCDCTL_CACERT ETCDCTL_CERT ETCDCTL_ENDPOINTS ETCDCTL_KEY"));
