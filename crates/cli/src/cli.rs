@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use quorate_core::providers::TEMPLATES;
 use quorate_core::spec::ClientAuth;
 use quorate_core::versions::Version;
 
@@ -252,16 +253,8 @@ impl From<Login> for ClientAuth {
 #[derive(Args, Debug)]
 pub struct Init {
     /// Where the machines of the spec are created
-    #[arg(long, value_enum, value_name = "PROVIDER", default_value_t = Provider::Local)]
-    pub provider: Provider,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Provider {
-    /// Processes on this machine
-    Local,
-    /// Virtual machines of libvirt
-    Libvirt,
+    #[arg(long, value_name = "PROVIDER", default_value = "local", value_parser = TEMPLATES.map(|(name, _)| name))]
+    pub provider: String,
 }
 
 #[derive(Args, Debug)]

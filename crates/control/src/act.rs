@@ -15,7 +15,7 @@ use quorate_core::model::{
     MachineCertificate, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
-use quorate_core::spec;
+use quorate_core::providers::MachineKind;
 use quorate_pki::{Authority, LeafWish};
 
 use crate::controller::{ControlError, Controller, Event, Reporter};
@@ -199,7 +199,7 @@ impl Controller {
             Action::PushConfig { member, generation } => {
                 let Some(wish) = desired.members.get(member) else { return Ok(()) };
                 // Local agents are processes of this machine, and live for long: what they were started with may be out of date.
-                let is_local = matches!(self.held.ledger().spec.provider, spec::Provider::Local);
+                let is_local = self.held.ledger().spec.provider.settings().machines() == MachineKind::Process;
                 let search = is_local.then(|| std::env::var("PATH").ok()).flatten();
                 let order = Order::converge(*generation, NodeConfig::clone(&wish.config), search);
                 self.order(member, order).await

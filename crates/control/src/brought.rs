@@ -254,7 +254,7 @@ impl Reader {
         for (index, member) in spec.members.iter().enumerate() {
             let Some(files) = given.members.get(member.name.as_str()) else { continue };
             let field = format!("tls.given.members.{}", member.name);
-            let Some(address) = member.pinned() else {
+            let Some(address) = spec.provider.settings().pinned(member) else {
                 let message =
                     format!("the address of {} must be pinned, as its certificate is made elsewhere", member.name);
                 self.complain(

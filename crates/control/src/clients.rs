@@ -12,7 +12,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
 use quorate_core::model::{CLIENT_PORT, IssuedCertificate, Ledger, https_url};
-use quorate_core::spec::{ClientAuth, Network};
+use quorate_core::spec::ClientAuth;
 use quorate_pki::KeyPair;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -165,7 +165,7 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
     let password = ledger.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
-    let netns = (ledger.spec.network == Network::Netns).then(|| quorate_providers::netns::hub(&ledger.cluster_id));
+    let netns = home.provider(ledger).namespace();
     Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password, netns })
 }
 

@@ -429,7 +429,9 @@ fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
         Ok(socket.local_addr()?.ip())
     };
     let members = spec.members.iter();
-    members.filter_map(|member| Some((member.name.as_str().into(), from(member.pinned()?).ok()?))).collect()
+    members
+        .filter_map(|member| Some((member.name.as_str().into(), from(spec.provider.settings().pinned(member)?).ok()?)))
+        .collect()
 }
 
 /// The number that was given out last. Whoever only reads asks for it after the look: a controller that came meanwhile has written its own

@@ -188,7 +188,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     Status {
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
-        provider: spec.provider.name().to_owned(),
+        provider: spec.provider.settings().name().to_owned(),
         formation: match ledger.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",

@@ -12,11 +12,12 @@ use sha2::{Digest, Sha256};
 use crate::Secret;
 use crate::flags;
 use crate::model::{
-    ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, Build, CLIENT_PORT, CertificateWish,
-    ConfigFile, Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig,
-    HostConfig, JwtKeys, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT,
-    Permission, Plane, PlaneWish, Program, ROOT, Restore, Revocable, SecretKind, UserWish, kept_data,
+    ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile,
+    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys,
+    Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, Plane,
+    PlaneWish, Program, ROOT, Restore, Revocable, SecretKind, UserWish,
 };
+use crate::providers::MachineKind;
 use crate::spec::{self, Binary, Change, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
 
@@ -142,7 +143,8 @@ impl Wish<'_> {
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
             grace: ledger.without_grace.is_none().then(|| grace(spec)),
-            boots_within: boots_within(spec),
+            boots_within: spec.provider.settings().boots_within(),
+            machines: spec.provider.settings().machines(),
             recovery: ledger.recovery.is_some(),
             restore: restore(ledger, brought),
             last_change: ledger.last_change,
@@ -174,11 +176,8 @@ fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
             spec::KeyAlgorithm::Rsa => String::from("rsa"),
             spec::KeyAlgorithm::Ed25519 => String::from("ed25519"),
         },
-        provider: spec.provider.name().to_owned(),
-        network: match spec.network {
-            spec::Network::Loopback => String::from("loopback"),
-            spec::Network::Netns => String::from("netns"),
-        },
+        provider: spec.provider.settings().name().to_owned(),
+        machines: spec.provider.settings().fixed(),
         token: match token_kind(spec, ledger) {
             TokenKind::Simple => String::from(SIMPLE),
             TokenKind::Jwt => String::from("jwt"),
@@ -207,14 +206,6 @@ fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
 
 fn grace(spec: &ClusterSpec) -> SignedDuration {
     duration(spec.replace_after)
-}
-
-/// Machines boot, and slowly where they are emulated; processes are there at once.
-fn boots_within(spec: &ClusterSpec) -> SignedDuration {
-    match &spec.provider {
-        spec::Provider::Local => SignedDuration::ZERO,
-        spec::Provider::Libvirt(settings) => duration(settings.boot_patience),
-    }
 }
 
 fn duration(time: Millis) -> SignedDuration {
@@ -256,15 +247,15 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
     DesiredMember {
         machine: spec.machine_name(member.name.as_str(), incarnation),
         incarnation,
-        address: member.pinned(),
+        address: spec.provider.settings().pinned(member),
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },
         config,
         digest,
         etcd_digest,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
-        build: Build::of(spec, member),
-        data: kept_data(spec, member),
+        build: spec.provider.settings().build(member),
+        data: spec.provider.settings().kept_data(member),
         renewing: record.renewing,
         join_failed: record.join_failed,
     }
@@ -317,14 +308,16 @@ fn host(
     brought: &Brought,
     neighbours: &BTreeSet<IpAddr>,
 ) -> Option<HostConfig> {
-    (!matches!(spec.provider, spec::Provider::Local)).then(|| host_config(spec, member, brought, neighbours))
+    (spec.provider.settings().machines() != MachineKind::Process)
+        .then(|| host_config(spec, member, brought, neighbours))
 }
 
 /// The addresses of the members: those of the spec, and those that etcd still lists. Unknown, and so empty, where the
 /// provider chooses them.
 fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
-    let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(MemberSpec::pinned).collect();
-    let Some(mut addresses) = pinned.filter(|_| !matches!(spec.provider, spec::Provider::Local)) else {
+    let settings = spec.provider.settings();
+    let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(|member| settings.pinned(member)).collect();
+    let Some(mut addresses) = pinned.filter(|_| settings.machines() != MachineKind::Process) else {
         return BTreeSet::new();
     };
     addresses.extend(listed(ledger));
@@ -333,7 +326,8 @@ fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
 
 /// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
 fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
-    let members = ledger.formation.members().filter(|_| !matches!(ledger.spec.provider, spec::Provider::Local));
+    let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
+    let members = ledger.formation.members().filter(|_| !are_processes);
     members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
 }
 
@@ -367,7 +361,8 @@ fn host_config(
 /// Members knock at each other's agents to find out who lives: one that keeps them out would count as dead when its etcd is
 /// down too. They find a port that asks for the controller's certificate.
 fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> spec::Firewall {
-    let members = spec.members.iter().filter_map(MemberSpec::pinned).map(spec::AddressRange::from);
+    let members =
+        spec.members.iter().filter_map(|member| spec.provider.settings().pinned(member)).map(spec::AddressRange::from);
     let others: Vec<_> = members.chain(firewall.peers_from.iter().flatten().cloned()).collect();
     if let Some(controller) = &mut firewall.controller_from {
         let missing: BTreeSet<_> = others.into_iter().filter(|range| !controller.contains(range)).collect();
@@ -648,8 +643,8 @@ mod tests {
         let text =
             "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p, image: {volume: i}}}\n    members:\n"
                 .to_owned()
-                + "      - {name: etcd-1, interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}\n"
-                + "      - {name: etcd-2, interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}\n";
+                + "      - {name: etcd-1, libvirt: {interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}}\n"
+                + "      - {name: etcd-2, libvirt: {interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}}\n";
         let parse = |text: &str| {
             let document = spec::Document::parse("a.yaml", text).expect("it is YAML");
             let checked = document.spec(&spec::HostFacts::default());

@@ -7,6 +7,7 @@ pub mod desire;
 pub mod flags;
 pub mod model;
 pub mod planner;
+pub mod providers;
 mod secret;
 pub mod spec;
 pub mod text;

@@ -27,7 +27,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use quorate_core::model::{Formation, Ledger};
-use quorate_core::spec::Network;
 use quorate_etcd::Login;
 use serde::Serialize;
 
@@ -210,7 +209,7 @@ pub async fn run(
     options: &Options,
     tell: &dyn Fn(&str),
 ) -> Result<(Verdict, History), DrillError> {
-    let has_netns = ledger.spec.network == Network::Netns;
+    let has_netns = ledger.spec.provider.settings().is_isolated();
     match scenario.needs() {
         Some(needs) if scenario.fault.is_some_and(|f| f.needs_netns()) && !has_netns => {
             return Err(DrillError::Needs { scenario: scenario.name, needs });

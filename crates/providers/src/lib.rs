@@ -31,6 +31,11 @@ pub trait Provider {
         Ok(())
     }
 
+    /// The network namespace of this host from which clients reach the machines, where no other way leads there.
+    fn namespace(&self) -> Option<String> {
+        None
+    }
+
     /// For how long nothing may come of waiting for its machines.
     fn patience(&self) -> Duration {
         Duration::from_secs(60)
@@ -143,7 +148,7 @@ pub struct Directories {
 /// The provider of one cluster's machines.
 pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> {
     match &ledger.spec.provider {
-        spec::Provider::Local => Rc::new(Local::new(directories, ledger)),
+        spec::Provider::Local(settings) => Rc::new(Local::new(directories, ledger, settings)),
         spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
     }
 }

@@ -140,7 +140,7 @@ impl Shape {
             Login::SimpleToken => ("password\n      flags: {bcrypt-cost: 4}", "    auth: {token: simple}\n"),
             Login::Jwt => ("password\n      flags: {bcrypt-cost: 4}", "    auth: {token: jwt}\n"),
         };
-        let network = if *namespaces { "    network: netns\n" } else { "" };
+        let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
         let backup = match backups {
             true => format!("    backup: {{to: {{directory: {}}}}}\n", place.backups().display()),
             false => String::new(),

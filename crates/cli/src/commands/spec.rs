@@ -2,7 +2,7 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use quorate_core::spec::{Problem, Template, json_schema, template};
+use quorate_core::spec::{Problem, json_schema, template};
 use serde::Serialize;
 
 use crate::cli::{self, Cli, Format};
@@ -12,11 +12,7 @@ use crate::load;
 use crate::output::{self, count};
 
 pub fn init(options: cli::Init) -> Result<Exit, Error> {
-    let which = match options.provider {
-        cli::Provider::Local => Template::Local,
-        cli::Provider::Libvirt => Template::Libvirt,
-    };
-    output::print(&template(which))?;
+    output::print(&template(&options.provider).expect("clap accepts known providers alone"))?;
     Ok(Exit::Done)
 }
 

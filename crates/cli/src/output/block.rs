@@ -3,7 +3,7 @@
 
 use quorate_control::status::{Status, Verdict};
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClientAuth, Network};
+use quorate_core::spec::ClientAuth;
 
 use super::page::{Page, Style};
 use super::status::verdict_style;
@@ -38,9 +38,9 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
 }
 
 fn client(ledger: &Ledger) -> &'static str {
-    match ledger.spec.network {
-        Network::Loopback => "etcdctl member list",
-        Network::Netns => "ip netns exec \"$QUORATE_NETNS\" etcdctl member list",
+    match ledger.spec.provider.settings().is_isolated() {
+        false => "etcdctl member list",
+        true => "ip netns exec \"$QUORATE_NETNS\" etcdctl member list",
     }
 }
 

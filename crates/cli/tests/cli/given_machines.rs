@@ -11,7 +11,7 @@ clusters:
   - name: c
     provider: {{libvirt: {{pool: etcd, image: {{volume: debian-12.qcow2}}}}}}
     members:
-      - {{name: etcd-1, interfaces: [{{network: default, address: 192.0.2.11, prefix: 24, gateway: 192.0.2.1}}]}}
+      - {{name: etcd-1, libvirt: {{interfaces: [{{network: default, address: 192.0.2.11, prefix: 24, gateway: 192.0.2.1}}]}}}}
     tls:
       given:
         ca: ca.crt

@@ -54,7 +54,7 @@ fn the_lock_is_kept_while_the_provider_takes_its_time() {
     let slow = "#!/bin/sh\n[ -d \"$QUORATE_HOME/clusters/c/ledger\" ] && sleep 30\necho 'error: failed to connect' >&2\nexit 1\n";
     fs::write(programs.join("virsh"), slow).unwrap();
     fs::set_permissions(programs.join("virsh"), fs::Permissions::from_mode(0o755)).unwrap();
-    let member = "{name: etcd-1, interfaces: [{network: lab, address: 10.77.200.1, prefix: 16}]}";
+    let member = "{name: etcd-1, libvirt: {interfaces: [{network: lab, address: 10.77.200.1, prefix: 16}]}}";
     let libvirt = "{pool: lab, image: {volume: boot.img, has_agent: true}, acceleration: emulation}";
     let text = format!(
         "quorate: 1\nclusters:\n  - name: c\n    etcd: {{version: {version}}}\n    provider: {{libvirt: {libvirt}}}\n    members: [{member}]\n"

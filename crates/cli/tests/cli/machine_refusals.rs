@@ -55,7 +55,7 @@ impl Wrong {
         format!(
             "quorate: 1\nclusters:\n  - name: {name}\n    etcd: {{quota: 64MiB}}\n    provider:\n      libvirt: {{uri: \"{uri}\", \
              pool: {pool}, image: {{volume: {image}, has_agent: true}}, memory: 256MiB, vcpus: 1, acceleration: emulation, \
-             boot_patience: 3s{more}}}\n    members:\n      - {{name: etcd-1, interfaces: [{{{interface}}}]{of_member}}}\n"
+             boot_patience: 3s{more}}}\n    members:\n      - {{name: etcd-1, libvirt: {{interfaces: [{{{interface}}}]{of_member}}}}}\n"
         )
     }
 

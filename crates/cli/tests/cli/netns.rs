@@ -35,7 +35,7 @@ impl Namespaced {
     }
 
     fn trio() -> Self {
-        Self::new(&spec(3, VERSION, "", "network: netns"))
+        Self::new(&spec(3, VERSION, "", "provider: {local: {network: netns}}"))
     }
 
     fn quorate(&self, arguments: &[&str]) -> Run {
@@ -251,9 +251,9 @@ fn clusters_with_the_same_addresses_and_one_on_loopback_live_beside_each_other()
     };
     let pinned = ", address: 10.7.7.7";
     let clusters = [
-        format!("{}, network: netns}}", one("a", pinned)),
+        format!("{}, provider: {{local: {{network: netns}}}}}}", one("a", pinned)),
         format!("{}}}", one("b", "")),
-        format!("{}, network: netns}}", one("c", pinned)),
+        format!("{}, provider: {{local: {{network: netns}}}}}}", one("c", pinned)),
     ];
     let lab = Namespaced::new(&format!("quorate: 1\nclusters:\n{}\n", clusters.join("\n")));
     lab.apply().ok();
@@ -265,7 +265,7 @@ fn clusters_with_the_same_addresses_and_one_on_loopback_live_beside_each_other()
     assert!(address(1).starts_with("127."));
     assert_eq!(lab.namespaces().len(), 4);
     let refused = netns::partition(&lab.home().machines(), "b", &"etcd-1".into()).expect_err("there is nothing to cut");
-    assert!(refused.to_string().contains("network: netns"), "{refused}");
+    assert!(refused.to_string().contains("provider: {local: {network: netns}}"), "{refused}");
 
     lab.quorate(&["destroy", "--yes", "--without-backup", "a"]).ok();
     assert_eq!(lab.namespaces().len(), 2);
@@ -373,13 +373,13 @@ fn a_member_that_is_slow_is_slow_both_ways_and_whole() {
 
 #[test]
 fn the_network_of_a_cluster_is_for_life() {
-    let lab = Namespaced::new(&spec(1, VERSION, "", "network: netns"));
+    let lab = Namespaced::new(&spec(1, VERSION, "", "provider: {local: {network: netns}}"));
     lab.apply().ok();
     lab.sandbox.file("cluster.yaml", &spec(1, VERSION, "", ""));
     let refused = lab.apply().expect(3);
     assert!(refused.text().contains("network"), "{}", refused.text());
     assert_eq!(lab.sandbox.status("c")["verdict"], "healthy");
-    lab.sandbox.file("cluster.yaml", &spec(1, VERSION, "", "network: netns"));
+    lab.sandbox.file("cluster.yaml", &spec(1, VERSION, "", "provider: {local: {network: netns}}"));
     lab.apply().ok();
 }
 
@@ -398,7 +398,7 @@ fn a_cluster_on_ipv6_addresses_lives_as_any_other() {
     let members: Vec<String> = (1..=3).map(|n| format!("{{name: etcd-{n}, address: \"fd00:6:1::1{n}\"}}")).collect();
     let members = members.join(", ");
     let lab = Namespaced::new(&format!(
-        "quorate: 1\nclusters:\n  - name: c\n    network: netns\n    members: [{members}]\n    etcd: {{version: {VERSION}}}\n"
+        "quorate: 1\nclusters:\n  - name: c\n    provider: {{local: {{network: netns}}}}\n    members: [{members}]\n    etcd: {{version: {VERSION}}}\n"
     ));
     lab.apply().ok();
     lab.assert_healthy();

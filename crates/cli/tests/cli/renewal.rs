@@ -22,7 +22,7 @@ struct Kept(Sandbox);
 impl Kept {
     fn up(members: usize) -> Self {
         let sandbox = Sandbox::new(VERSION);
-        sandbox.file("c.yaml", &spec(members, VERSION, "", "keep_data: true"));
+        sandbox.file("c.yaml", &spec(members, VERSION, "", "provider: {local: {keep_data: true}}"));
         sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
         let kept = Kept(sandbox);
         for n in 1..=KEYS {

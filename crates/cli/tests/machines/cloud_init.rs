@@ -33,7 +33,8 @@ clusters:
         admin: {{ssh_keys: [\"{}\"]}}
     members:
       - name: etcd-1
-        interfaces: [{{network: {NETWORK}, address: {ADDRESS}, prefix: 16, gateway: {HOST}, dns: [{HOST}]}}]
+        libvirt:
+          interfaces: [{{network: {NETWORK}, address: {ADDRESS}, prefix: 16, gateway: {HOST}, dns: [{HOST}]}}]
     etcd: {{version: {VERSION}, binary: {{archive: \"{archive}\", sha256: {sha256}}}, heartbeat: 500ms, election: 5s}}
     host: {{install_dependencies: false}}
 ",

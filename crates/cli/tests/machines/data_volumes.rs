@@ -19,7 +19,9 @@ pub fn address(member: usize) -> String {
 const WANTED: Wanted = Wanted {
     name: "two",
     members: 3,
-    member: |member| format!("interfaces: [{{network: {NETWORK}, address: {}, prefix: 16}}]", address(member)),
+    member: |member| {
+        format!("libvirt: {{interfaces: [{{network: {NETWORK}, address: {}, prefix: 16}}]}}", address(member))
+    },
     libvirt: "        data_size: 1GiB",
     etcd: "",
 };

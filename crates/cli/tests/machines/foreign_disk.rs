@@ -11,7 +11,9 @@ const WANTED: Wanted = Wanted {
     name: "foreign",
     members: 1,
     member: |_| {
-        format!("interfaces: [{{network: {NETWORK}, address: 10.77.202.11, prefix: 16}}], data_volume: {VOLUME}")
+        format!(
+            "libvirt: {{interfaces: [{{network: {NETWORK}, address: 10.77.202.11, prefix: 16}}], data_volume: {VOLUME}}}"
+        )
     },
     libvirt: "",
     etcd: "",

@@ -17,7 +17,9 @@ fn address(member: usize) -> String {
 const WANTED: Wanted = Wanted {
     name: "tap",
     members: 3,
-    member: |member| format!("interfaces: [{{macvtap: {HERE}, address: {}, prefix: 24}}]", address(member)),
+    member: |member| {
+        format!("libvirt: {{interfaces: [{{macvtap: {HERE}, address: {}, prefix: 24}}]}}", address(member))
+    },
     libvirt: "",
     etcd: "",
 };

@@ -9,7 +9,9 @@ fn address(member: usize) -> String {
 const WANTED: Wanted = Wanted {
     name: "one",
     members: 3,
-    member: |member| format!("interfaces: [{{network: {NETWORK}, address: {}, prefix: 16}}]", address(member)),
+    member: |member| {
+        format!("libvirt: {{interfaces: [{{network: {NETWORK}, address: {}, prefix: 16}}]}}", address(member))
+    },
     libvirt: "",
     etcd: "",
 };

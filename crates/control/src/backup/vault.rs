@@ -9,7 +9,7 @@ use jiff::SignedDuration;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
 use quorate_backup::{Store, Trust};
-use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, Network, S3Destination, StoreKeys};
+use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S3Destination, StoreKeys};
 
 use super::BackupError;
 
@@ -70,7 +70,7 @@ pub fn open_store(spec: &ClusterSpec, which: Which) -> Result<Store, BackupError
         Which::First => &backup.to,
         Which::Second => backup.also_to.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: cluster() })?,
     };
-    if let (Network::Netns, Destination::S3(_)) = (spec.network, destination) {
+    if let (true, Destination::S3(_)) = (spec.provider.settings().is_isolated(), destination) {
         return Err(BackupError::Namespaces { cluster: cluster(), place: destination.to_string() });
     }
     Ok(Store::open(&place(destination)?, settings(backup).bandwidth, Patience::default())?)

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, LEDGER_FORMAT, Ledger};
+use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, LEDGER_FORMAT, Ledger, migrate_ledger};
 use quorate_pki::SigningKey;
 
 pub use error::LedgerError;
@@ -30,6 +30,10 @@ use seal::Cache;
 
 /// How many old versions are kept, to look at when something went wrong.
 const KEPT: u64 = 20;
+/// The first format whose secrets are encrypted.
+const FIRST_SEALED: u32 = 2;
+/// What stands between version and format in the name of a copy that is of an older format.
+const COPY: &str = ".format-";
 
 /// One cluster's ledger on disk.
 #[derive(Clone, Debug)]
@@ -91,6 +95,7 @@ impl Store {
     pub fn write(&self, ledger: &mut Ledger) -> Result<(), LedgerError> {
         private_directory(&self.directory).map_err(|e| self.failed("made", e))?;
         let next = next(ledger.version, "version", &self.directory)?;
+        self.keep_older_format(ledger).map_err(|e| self.failed("copied", e))?;
         let written = Ledger { version: next, format: LEDGER_FORMAT, ..ledger.clone() };
         let draft = self.directory.join(format!(".{next}.{}", quorate_pki::random_hex(8)));
         self.put(&draft, &self.stored(&written)?).map_err(|e| self.failed("written", e))?;
@@ -112,6 +117,28 @@ impl Store {
         (ledger.version, ledger.format) = (next, LEDGER_FORMAT);
         // The version is written, whatever becomes of older ones: the next writer tries again.
         let _ = self.prune(next);
+        Ok(())
+    }
+
+    /// The last version of an older format stays, for an older quorate that somebody may have to go back to. What is so old that
+    /// its secrets are in clear does not.
+    fn keep_older_format(&self, ledger: &Ledger) -> io::Result<()> {
+        if !(FIRST_SEALED..LEDGER_FORMAT).contains(&ledger.format) {
+            return Ok(());
+        }
+        let copy = self.directory.join(format!("{:010}{COPY}{}.json", ledger.version, ledger.format));
+        match fs::hard_link(self.file(ledger.version), copy) {
+            Err(e) if !matches!(e.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::NotFound) => Err(e),
+            _ => Ok(()),
+        }
+    }
+
+    /// Removes copies of older formats. They are encrypted to a key that is given up.
+    fn remove_older_formats(&self) -> Result<(), LedgerError> {
+        let entries = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        for copy in entries.filter(|entry| entry.file_name().to_string_lossy().contains(COPY)) {
+            fs::remove_file(copy.path()).map_err(|e| self.failed("pruned", e))?;
+        }
         Ok(())
     }
 
@@ -165,6 +192,7 @@ impl Store {
         }
         let newest = self.newest()?.unwrap_or(0);
         self.seal_older(newest)?;
+        self.remove_older_formats()?;
         let stays = |v: u64| fs::read(self.file(v)).is_ok_and(|b| seal::is_to_be_sealed(&b, ring.recipient()));
         match self.versions()?.into_iter().find(|v| stays(*v)) {
             None => Ok(true),
@@ -317,7 +345,13 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Ledger, LedgerError> {
     if format > LEDGER_FORMAT {
         return Err(LedgerError::NewerFormat { path: path.to_owned(), found: format });
     }
-    let ledger = serde_json::from_slice(bytes).map_err(unreadable)?;
+    let ledger = if format == LEDGER_FORMAT {
+        serde_json::from_slice(bytes).map_err(unreadable)?
+    } else {
+        let mut content = serde_json::from_slice(bytes).map_err(unreadable)?;
+        migrate_ledger(&mut content, format);
+        serde_json::from_value(content).map_err(unreadable)?
+    };
     check_numbers(path, &ledger)?;
     Ok(ledger)
 }

@@ -1,7 +1,7 @@
 //! `replace`: a member gets another machine, with its data where that can be kept. A replacement that is under way is continued; one
 //! that could not be completed is not begun.
 
-use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation, kept_data};
+use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
@@ -115,7 +115,8 @@ impl Request {
 /// Whether the member's data outlives the machine that it has, or had.
 fn keeps_data(ledger: &Ledger, seen: &Observation, member: &MemberName) -> bool {
     let mut members = ledger.spec.members.iter();
-    let wanted = members.find(|m| m.name.as_str() == member.as_str()).and_then(|m| kept_data(&ledger.spec, m));
+    let wanted =
+        members.find(|m| m.name.as_str() == member.as_str()).and_then(|m| ledger.spec.provider.settings().kept_data(m));
     let machine = seen.machines.get().and_then(|machines| machines.get(member));
     wanted.is_some() && machine.is_none_or(|machine| machine.data == wanted)
 }
@@ -157,7 +158,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use jiff::Timestamp;
-    use quorate_core::model::{FormingMember, LOCAL_DATA, MachineSeen, Power, Seen};
+    use quorate_core::model::{FormingMember, MachineSeen, Power, Seen};
+    use quorate_core::providers::local::{KEPT_DATA, LocalSettings};
+    use quorate_core::spec::Provider;
     use quorate_core::spec::{ClientAuth, generated};
     use quorate_core::versions::DEFAULT;
 
@@ -187,7 +190,7 @@ mod tests {
                     outdated: false,
                     address,
                     build: None,
-                    data: Some(LOCAL_DATA.to_owned()),
+                    data: Some(KEPT_DATA.to_owned()),
                 },
             )
         };
@@ -229,7 +232,7 @@ mod tests {
         assert!(!keeps_data(&ledger, &seen(&["etcd-2"]), &member));
         remember::renew(&mut ledger, &member, 2);
         assert!(!is_under_way(&ledger, &seen(&["etcd-2"]), &member), "it cannot stay any more");
-        ledger.spec.keep_data = true;
+        ledger.spec.provider = Provider::Local(LocalSettings { keep_data: true, ..LocalSettings::default() });
         assert!(is_under_way(&ledger, &seen(&["etcd-2"]), &member));
         assert!(keeps_data(&ledger, &seen(&["etcd-2"]), &member) && keeps_data(&ledger, &seen(&[]), &member));
         let mut elsewhere = seen(&["etcd-2"]);

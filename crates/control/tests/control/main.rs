@@ -1,4 +1,5 @@
 //! The controller as its users see it, without machines. What every provider must do is in `conformance`.
 
+mod formats;
 mod ledger;
 mod secrets;

@@ -4,8 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::spec::{ClusterSpec, MemberSpec, Provider};
-
 /// What becomes of a member's data when its machine goes, and what its next machine begins with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -20,26 +18,12 @@ pub enum Data {
 #[serde(transparent)]
 pub struct Build(BTreeMap<String, String>);
 
-/// Where the data of a local machine lies that outlives it.
-pub const LOCAL_DATA: &str = "kept";
-const DATA_VOLUME: &str = "data volume";
+/// The part whose content may outlive the machine.
+pub const DATA_VOLUME: &str = "data volume";
 
 impl Build {
-    /// What the spec makes the machine of a member of; nothing where machines are processes.
-    pub fn of(spec: &ClusterSpec, member: &MemberSpec) -> Option<Self> {
-        let Provider::Libvirt(settings) = &spec.provider else { return None };
-        let image = settings.image.as_ref().filter(|_| member.root_volume.is_none());
-        let data = member.data_volume.as_ref().map(ToString::to_string);
-        let parts = [
-            ("image", image.map(|image| image.volume.to_string())),
-            ("root size", image.and_then(|image| image.root_size).map(|size| size.to_string())),
-            ("root volume", member.root_volume.as_ref().map(ToString::to_string)),
-            ("vcpus", Some(settings.vcpus.to_string())),
-            ("memory", Some(settings.memory.to_string())),
-            (DATA_VOLUME, data.or_else(|| settings.data_size.map(|size| size.to_string()))),
-        ];
-        let parts = parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?)));
-        Some(Build(parts.collect()))
+    pub fn new<const N: usize>(parts: [(&str, Option<String>); N]) -> Self {
+        Build(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 
     /// The data volume that outlives the machine.
@@ -57,13 +41,5 @@ impl Build {
         };
         let (has, should): (Vec<String>, Vec<String>) = other.map(|n| (told(self, n), told(wanted, n))).unzip();
         (!has.is_empty()).then(|| format!("has {}, and the spec says {}", has.join(", "), should.join(", ")))
-    }
-}
-
-/// Where a member's data lies that its next machine can have too, as the spec has it.
-pub fn kept_data(spec: &ClusterSpec, member: &MemberSpec) -> Option<String> {
-    match &spec.provider {
-        Provider::Local => spec.keep_data.then(|| LOCAL_DATA.to_owned()),
-        Provider::Libvirt(_) => Build::of(spec, member)?.data(),
     }
 }

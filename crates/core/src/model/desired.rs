@@ -10,6 +10,7 @@ use super::{
     AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission,
     Power, Program, SecretKind,
 };
+use crate::providers::MachineKind;
 use crate::spec::Change;
 
 /// All that `decide` knows of the operator's wish and of what was known before.
@@ -39,6 +40,8 @@ pub struct Desired {
     /// Tokens of formations that were given up before any client could write.
     pub abandoned: BTreeSet<String>,
     /// What is settled at formation, as the spec has it now and as it was then.
+    /// What machines of the spec's provider are.
+    pub machines: MachineKind,
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
     /// The token of the next formation, should there be one; its end is random.

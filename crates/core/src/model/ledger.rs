@@ -5,13 +5,31 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::{Authorities, AuthorityRecord, IssuedCertificate, MachineCertificate, MemberName, Plane};
 use crate::Secret;
+use crate::providers;
 use crate::spec::{ClusterSpec, Signer};
 
-/// The format that this program writes. A newer one is refused. Up to 1, secrets were stored as they are.
-pub const LEDGER_FORMAT: u32 = 2;
+/// The format that this program writes. A newer one is refused. Up to 1, secrets were stored as they are; up to 2, the
+/// spec had settings of single providers among those of clusters and members.
+pub const LEDGER_FORMAT: u32 = 3;
+
+/// Brings the content of a ledger of an older format to the present shape.
+pub fn migrate_ledger(ledger: &mut Value, format: u32) {
+    if format > 2 {
+        return;
+    }
+    for spec in ["spec", "spec_before"] {
+        ledger.get_mut(spec).map(providers::migrate);
+    }
+    let Some(formed) = ledger.get_mut("formed_with").and_then(Value::as_object_mut) else { return };
+    let network = formed.remove("network").unwrap_or_else(|| "loopback".into());
+    if formed.get("provider").is_none_or(|provider| provider == "local") {
+        formed.insert("machines".to_owned(), json!({ "provider.local.network": network }));
+    }
+}
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Ledger {
@@ -261,20 +279,17 @@ pub struct FormedWith {
     pub bootstrap: String,
     pub namespace: String,
     pub key_algorithm: String,
-    #[serde(default = "first_network")]
-    pub network: String,
     #[serde(default = "first_provider")]
     pub provider: String,
+    /// Those of the provider, by their place in the spec.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub machines: BTreeMap<String, String>,
     /// Kind of the tokens of etcd. The spec may name another; one that names none keeps it.
     #[serde(default = "first_token")]
     pub token: String,
 }
 
 /// Clusters of a ledger that does not say were formed when there was no other.
-fn first_network() -> String {
-    String::from("loopback")
-}
-
 fn first_provider() -> String {
     String::from("local")
 }

@@ -17,7 +17,7 @@ mod seen;
 mod trust;
 
 pub use auth::{Access, AuthOp, AuthSeen, Permission};
-pub use build::{Build, Data, LOCAL_DATA, kept_data};
+pub use build::{Build, DATA_VOLUME, Data};
 pub use desired::{
     AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, Revocable, UserWish,
 };
@@ -34,7 +34,7 @@ pub use host::{
 pub use issued::{IssuedCertificate, MachineCertificate};
 pub use ledger::{
     AuthRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation, FormedWith, FormingMember,
-    JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind,
+    JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind, migrate_ledger,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

@@ -15,6 +15,7 @@ use crate::model::{
     Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
     https_url,
 };
+use crate::providers::MachineKind;
 
 /// How long etcd may take to answer after its start before that is worth a word.
 const START: SignedDuration = SignedDuration::from_secs(30);
@@ -121,11 +122,11 @@ pub(super) fn broken(
 }
 
 /// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
-/// need longer than that for a turn, and start beside each other.
+/// need longer than that for a turn, and start at the same time.
 pub(super) fn start_members(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
-        let in_turn = wish.config.host.is_none();
+        let in_turn = desired.machines == MachineKind::Process;
         match &facts.etcd.service {
             ServiceState::Stopped => {
                 let stamp = Stamp {

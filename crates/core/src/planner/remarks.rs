@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::{Action, Step};
 use crate::model::{AGENT_PORT, CLIENT_PORT, CertificateUse, MemberName, Observation};
-use crate::spec::{AddressRange, Attachment, ClusterSpec, Firewall, MemberSpec, Provider};
+use crate::providers::MachineKind;
+use crate::spec::{AddressRange, ClusterSpec, Firewall, MemberSpec};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Remark {
@@ -99,7 +100,7 @@ fn older_agents(seen: &Observation) -> Option<String> {
 /// Members that would be cut off from one another are refused with the spec itself.
 fn cut_off(spec: &ClusterSpec, seen: &Observation, around: &Surroundings) -> Vec<String> {
     let firewall = spec.host.as_ref().map(|host| host.firewall.clone()).unwrap_or_default();
-    if matches!(spec.provider, Provider::Local) || !firewall.enabled {
+    if spec.provider.settings().machines() == MachineKind::Process || !firewall.enabled {
         return Vec::new();
     }
     let Firewall { clients_from, controller_from, .. } = &firewall;
@@ -116,9 +117,7 @@ fn cut_off(spec: &ClusterSpec, seen: &Observation, around: &Surroundings) -> Vec
 
 /// Members that are reached over a serial port need no way for the controller.
 fn controller(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
-    let by_network = |member: &&MemberSpec| {
-        member.interfaces.is_empty() || !member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
-    };
+    let by_network = |member: &&MemberSpec| spec.provider.settings().reaches_by_network(member);
     let members = spec.members.iter().filter(by_network).map(|member| MemberName::from(member.name.as_str()));
     let kept_out = outside(ranges, members.filter_map(|m| Some((*around.comes_from.get(&m)?, m))));
     let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {

@@ -284,11 +284,13 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
         ("auth.bootstrap", bootstrap, &now.bootstrap),
         ("namespace", &then.namespace, &now.namespace),
         ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
-        ("network", &then.network, &now.network),
         ("provider", &then.provider, &now.provider),
     ];
     let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
-    let all = settings.into_iter().filter(|(_, was, wanted)| was != wanted);
+    // Where the provider is another, its settings are too, and that it is another says enough.
+    let machines = then.machines.iter().filter_map(|(field, was)| Some((field, was, now.machines.get(field)?)));
+    let machines = machines.map(|(field, was, wanted)| (field.clone(), was.clone(), wanted.clone()));
+    let all = settings.into_iter().chain(machines).filter(|(_, was, wanted)| was != wanted);
     all.map(|(field, was, wanted)| UnsafeBecause::FixedAtFormation { field, was, wanted }).collect()
 }
 

@@ -3,10 +3,9 @@
 //! once. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
 
 mod backup;
-mod check;
+pub(crate) mod check;
 mod diff;
 mod host;
-mod libvirt;
 mod problem;
 mod recipient;
 mod schema;
@@ -20,9 +19,6 @@ mod write;
 pub use backup::{BackupSettings, Credentials, Destination, Keep, S3Destination, StoreKeys};
 pub use diff::{Change, changes};
 pub use host::{Chrony, Firewall, Forward, HostSettings, LogForwarding, LogSource, MakeStep, NodeExporter, TimeSource};
-pub use libvirt::{
-    Acceleration, AdminSettings, Attachment, CloudInitSettings, ImageSettings, InterfaceSpec, LibvirtSettings,
-};
 pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
@@ -30,14 +26,16 @@ pub use schema::json_schema;
 pub use signer::Signer;
 pub use types::{
     Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
-    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, MemberSpec, Metrics, Network, Package, Permission,
-    Provider, RoleSpec, Spec, TlsSettings, TokenKind, UserSpec,
+    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, Metrics, Package, Permission, RoleSpec, Spec,
+    TlsSettings, TokenKind, UserSpec,
 };
 pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
     VolumeName,
 };
-pub use write::{Template, generated, template};
+pub use write::{generated, template};
+
+pub use crate::providers::{MemberSpec, Provider};
 
 /// The format of the file that this program reads and writes.
 pub const FORMAT: u32 = 1;

@@ -63,8 +63,9 @@ fn or_null(property: Value, description: &dyn Fn(&Value) -> Option<Value>) -> Va
 mod tests {
     use super::super::tree::{Content, Node};
     use super::super::units::check_format;
-    use super::super::{Document, Template, template};
+    use super::super::{Document, template};
     use super::*;
+    use crate::providers::TEMPLATES;
 
     /// As any reader of YAML takes it.
     fn plain(node: &Node) -> Value {
@@ -167,8 +168,8 @@ mod tests {
 
     #[test]
     fn every_template_fits_the_schema() {
-        for which in [Template::Local, Template::Libvirt] {
-            assert_eq!(check(&template(which)), Ok(()), "{which:?}");
+        for (provider, _) in TEMPLATES {
+            assert_eq!(check(&template(provider).unwrap()), Ok(()), "{provider}");
         }
     }
 
@@ -176,7 +177,13 @@ mod tests {
     fn what_is_wrong_does_not_fit() {
         let spec = |line: &str| format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: a}}]\n    {line}\n");
         assert_eq!(check(&spec("etcd:")), Ok(()));
-        for wrong in ["etcd: {quota: lots}", "etcd: {adress: 1}", "provider: cloud", "etcd: [1]", "keep_data: 1"] {
+        for wrong in [
+            "etcd: {quota: lots}",
+            "etcd: {adress: 1}",
+            "provider: cloud",
+            "etcd: [1]",
+            "provider: {local: {keep_data: 1}}",
+        ] {
             assert!(check(&spec(wrong)).is_err(), "{wrong}");
         }
         assert!(check("quorate: 1\nclusters:\n").is_err(), "a field that is required is not null");

@@ -57,12 +57,13 @@ fn shape_of(schema: &Value, root: &Value) -> Shape {
         return Shape::Formatted(format.to_owned());
     }
     let choices = choices(schema);
-    if !choices.is_empty() {
-        let mapping = schema["oneOf"].as_array().into_iter().flatten().find(|one| one["properties"].is_object());
-        return match mapping {
-            Some(mapping) => Shape::WordOr(choices, fields_of(mapping, root)),
-            None => Shape::Choice(choices),
-        };
+    let variants = schema["oneOf"].as_array().into_iter().flatten().filter(|one| one["properties"].is_object());
+    let variants: Vec<Fields> = variants.map(|one| fields_of(one, root)).collect();
+    match (choices.is_empty(), variants.is_empty()) {
+        (true, true) => {}
+        (true, false) => return Shape::Fields(one_of_them(variants)),
+        (false, true) => return Shape::Choice(choices),
+        (false, false) => return Shape::WordOr(choices, one_of_them(variants)),
     }
     if names_type(schema, "string") && names_type(schema, "boolean") {
         Shape::Scalar
@@ -107,6 +108,15 @@ fn fields_of(schema: &Value, root: &Value) -> Fields {
         required: names(&schema["required"]),
         one_of: groups.map(|group| names(&group["required"])).collect(),
     }
+}
+
+/// A mapping with the fields of exactly one of these.
+fn one_of_them(mut variants: Vec<Fields>) -> Fields {
+    if let [_] = variants[..] {
+        return variants.remove(0);
+    }
+    let one_of = variants.iter().map(|variant| variant.required.clone()).collect();
+    Fields { known: variants.into_iter().flat_map(|variant| variant.known).collect(), required: Vec::new(), one_of }
 }
 
 fn names(list: &Value) -> Vec<String> {
@@ -213,7 +223,11 @@ impl Walk<'_> {
         let known = fields.known.keys().map(String::as_str);
         let hint = suggestion(&entry.key, known, "fields here are");
         self.inside(&entry.key, |walk| {
-            walk.report(entry.key_span, format!("unknown field `{}`", entry.key), Some(hint));
+            let (message, hint) = match crate::providers::moved(&walk.path) {
+                Some(place) => (format!("`{}` was moved to `{place}`", entry.key), String::from("write it there")),
+                None => (format!("unknown field `{}`", entry.key), hint),
+            };
+            walk.report(entry.key_span, message, Some(hint));
         });
     }
 

@@ -2,7 +2,6 @@
 //! shape and the reading all come from here. Plain data: what fields mean together is checked in `check`.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
 use schemars::JsonSchema;
@@ -10,10 +9,8 @@ use serde::{Deserialize, Serialize};
 
 use super::backup::BackupSettings;
 use super::host::HostSettings;
-use super::libvirt::{InterfaceSpec, LibvirtSettings};
-use super::units::{
-    AddressRange, AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity, VolumeName,
-};
+use super::units::{AddressRange, AuthName, Malformed, Millis, Name, Retention, San, Sha256, Size, Validity};
+use crate::providers::{self, MemberSpec, Provider};
 use crate::versions::{self, Version};
 
 /// A quorate spec: the clusters that should exist.
@@ -44,14 +41,8 @@ pub struct ClusterSpec {
     #[schemars(length(min = 1))]
     pub initial_token: String,
     /// Where machines are created.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "providers::read")]
     pub provider: Provider,
-    /// How machines of the provider `local` are connected.
-    #[serde(default)]
-    pub network: Network,
-    /// Under the provider `local`: whether a member keeps its data and its seat when its machine is replaced, as with a data volume.
-    #[serde(default)]
-    pub keep_data: bool,
     /// The members. Use an odd number: an even number tolerates no more failures than one member less.
     pub members: Vec<MemberSpec>,
     /// A machine that is unreachable for this long counts as dead and is replaced.
@@ -100,69 +91,6 @@ pub(super) fn default_initial_token() -> String {
 pub enum Kind {
     #[default]
     Etcd,
-}
-
-/// Where machines are made.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Provider {
-    /// On this machine, as processes.
-    #[default]
-    Local,
-    /// As virtual machines of libvirt.
-    Libvirt(Box<LibvirtSettings>),
-}
-
-impl Provider {
-    pub fn name(&self) -> &'static str {
-        match self {
-            Provider::Local => "local",
-            Provider::Libvirt(_) => "libvirt",
-        }
-    }
-}
-
-/// How machines of the provider `local` are connected.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum Network {
-    /// Each has an address of its own in 127.0.0.0/8.
-    #[default]
-    Loopback,
-    /// Each has a network namespace of its own, from which nothing leaves but to the cluster's other machines.
-    Netns,
-}
-
-/// A member of the cluster.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-pub struct MemberSpec {
-    /// Name of the member. It cannot be changed.
-    pub name: Name,
-    /// A pinned address. If absent, the provider chooses one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub address: Option<IpAddr>,
-    /// Under the provider `libvirt`: its network interfaces, in order. etcd is at the address of the first.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub interfaces: Vec<InterfaceSpec>,
-    /// Under the provider `libvirt`: a volume of the operator's own to boot from, `NAME` or `POOL/NAME`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub root_volume: Option<VolumeName>,
-    /// Under the provider `libvirt`: a volume of the operator's own for etcd's data. It is formatted when empty, never otherwise.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub data_volume: Option<VolumeName>,
-}
-
-impl MemberSpec {
-    /// A member of which nothing but the name is said.
-    pub fn named(name: Name) -> Self {
-        MemberSpec { name, address: None, interfaces: Vec::new(), root_volume: None, data_volume: None }
-    }
-
-    /// The address that it must have, where the spec says.
-    pub fn pinned(&self) -> Option<IpAddr> {
-        self.address.or_else(|| Some(self.interfaces.first()?.address))
-    }
 }
 
 /// Settings of etcd.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Why a text is not what its place wants.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct Malformed(pub(super) String);
+pub struct Malformed(pub(crate) String);
 
 fn malformed<T>(message: impl Into<String>) -> Result<T, Malformed> {
     Err(Malformed(message.into()))

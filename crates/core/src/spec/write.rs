@@ -6,31 +6,19 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::{
-    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Network, Provider,
-    Spec, TlsSettings,
+    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec,
+    TlsSettings,
 };
+use crate::providers::TEMPLATES;
 use crate::versions::Version;
 
-/// Which provider a template is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Template {
-    Local,
-    Libvirt,
-}
+/// Settings that are the same for every provider.
+const SETTINGS: &str = include_str!("template.yaml");
 
-const LOCAL: &str = include_str!("template.yaml");
-/// Where machines are done with, and settings begin that are the same for every provider.
-const SETTINGS: &str = "\n    etcd:\n";
-
-/// A commented spec to start from, with every option and its default.
-pub fn template(which: Template) -> String {
-    match which {
-        Template::Local => LOCAL.to_owned(),
-        Template::Libvirt => {
-            let (_, settings) = LOCAL.split_once(SETTINGS).expect("the template has settings of etcd");
-            format!("{}{SETTINGS}{settings}", include_str!("template-libvirt.yaml"))
-        }
-    }
+/// A commented spec to start from, with every option and its default, for the provider of this name.
+pub fn template(provider: &str) -> Option<String> {
+    let (_, machines) = TEMPLATES.iter().find(|(name, _)| *name == provider)?;
+    Some(format!("{machines}{SETTINGS}"))
 }
 
 /// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
@@ -41,10 +29,8 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         kind: Kind::Etcd,
         namespace: None,
         initial_token: super::types::default_initial_token(),
-        provider: Provider::Local,
+        provider: Provider::default(),
         replace_after: super::types::default_replace_after(),
-        network: Network::Loopback,
-        keep_data: false,
         members: members.collect::<Result<_, Malformed>>()?,
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
         tls: TlsSettings::default(),

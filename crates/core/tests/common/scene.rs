@@ -184,7 +184,7 @@ impl Scene {
 /// A spec from the text below `name` and `members` of its only cluster.
 pub fn cluster(name: &str, members: usize, rest: &str) -> ClusterSpec {
     let interfaces = |n: usize| match rest.contains("libvirt:") {
-        true => format!(", interfaces: [{{network: default, address: 192.0.2.{n}, prefix: 24}}]"),
+        true => format!(", libvirt: {{interfaces: [{{network: default, address: 192.0.2.{n}, prefix: 24}}]}}"),
         false => String::new(),
     };
     let names: Vec<String> = (1..=members).map(|n| format!("{{name: etcd-{n}{}}}", interfaces(n))).collect();

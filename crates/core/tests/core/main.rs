@@ -5,6 +5,7 @@ mod fuzz;
 mod ledger;
 mod planner;
 mod remarks;
+mod rooms;
 #[path = "../common/scene.rs"]
 mod scene;
 mod spec_cases;

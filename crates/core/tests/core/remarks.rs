@@ -10,7 +10,8 @@ use quorate_core::spec::{ClusterSpec, Document, HostFacts};
 use crate::scene::Scene;
 
 fn spec(firewall: &str, to: &str) -> ClusterSpec {
-    let member = |n: u8| format!("{{name: m{n}, interfaces: [{{{to}, address: 10.0.0.{n}, prefix: 24}}]}}");
+    let member =
+        |n: u8| format!("{{name: m{n}, libvirt: {{interfaces: [{{{to}, address: 10.0.0.{n}, prefix: 24}}]}}}}");
     let text = format!(
         "quorate: 1\nclusters:\n  - name: c\n    provider: {{libvirt: {{pool: p, image: {{volume: i}}}}}}\n    \
          members: [{}, {}, {}]\n    host: {{firewall: {firewall}}}\n",

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use quorate_core::spec::{
-    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Severity, Spec, Template, json_schema,
+    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Severity, Spec, json_schema,
 };
 use quorate_core::versions;
 use serde_json::Value;
@@ -26,7 +26,7 @@ fn with_defaults_written_out(template: &str) -> String {
 
 #[test]
 fn the_template_is_accepted_and_the_defaults_it_shows_are_the_defaults() {
-    let template = spec::template(Template::Local);
+    let template = spec::template("local").unwrap();
     let plain = accepted(&template);
     let written_out = with_defaults_written_out(&template);
     assert_ne!(template, written_out);
@@ -41,23 +41,26 @@ fn the_template_is_accepted_and_the_defaults_it_shows_are_the_defaults() {
 
 #[test]
 fn the_template_for_libvirt_differs_from_the_defaults_in_nothing_but_what_must_be_said() {
-    let template = spec::template(Template::Libvirt);
+    let template = spec::template("libvirt").unwrap();
     let plain = accepted(&template);
     let mut explicit = accepted(&with_defaults_written_out(&template));
     explicit.clusters[0].etcd.auto_compaction.retention = None;
     // What the default is depends on how clients log in.
     explicit.clusters[0].auth.token = None;
     assert_eq!(plain, explicit);
-    assert_eq!(plain.clusters[0].members[0].pinned(), "192.168.122.11".parse().ok());
+    assert_eq!(
+        plain.clusters[0].provider.settings().pinned(&plain.clusters[0].members[0]),
+        "192.168.122.11".parse().ok()
+    );
 }
 
 #[test]
 fn the_template_shows_every_field_that_has_a_default() {
-    let local = spec::template(Template::Local);
+    let local = spec::template("local").unwrap();
     let shown: Value = serde_json::to_value(accepted(&with_defaults_written_out(&local))).unwrap();
     let default: Value = serde_json::to_value(accepted(&local)).unwrap();
     // What belongs to one provider is shown by its own template.
-    let template = format!("{local}{}", spec::template(Template::Libvirt));
+    let template = format!("{local}{}", spec::template("libvirt").unwrap());
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(map) => map.iter().for_each(|(key, value)| {
@@ -161,12 +164,13 @@ clusters:
         admin: {user: ada, ssh_keys: ["ssh-ed25519 AAAAC3Nza ada"], console_password_hash: "$6$a$b"}
     members:
       - name: a
-        root_volume: own.qcow2
-        data_volume: disks/a
-        interfaces:
-          - {network: default, address: 192.168.122.11, prefix: 24, gateway: 192.168.122.1, dns: [192.168.122.1], mac: "52:54:00:DE:E3:64"}
-          - {network_id: 6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3c, address: "fd00::2", prefix: 64}
-          - {macvtap: ens3, address: 192.168.21.200, prefix: 24}
+        libvirt:
+          root_volume: own.qcow2
+          data_volume: disks/a
+          interfaces:
+            - {network: default, address: 192.168.122.11, prefix: 24, gateway: 192.168.122.1, dns: [192.168.122.1], mac: "52:54:00:DE:E3:64"}
+            - {network_id: 6e1e2b0c-1f5d-4a57-9c1e-0a4f6a1d2b3c, address: "fd00::2", prefix: 64}
+            - {macvtap: ens3, address: 192.168.21.200, prefix: 24}
   - {name: p, members: [{name: a}], etcd: {binary: {package: debian}}, auth: {bootstrap: false}}
   - {name: m, members: [{name: a}], etcd: {binary: {mirror: "http://mirror.example.org/etcd"}}}
 "#;

@@ -9,6 +9,7 @@ use quorate_core::model::{
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
+use quorate_core::providers::local::LocalSettings;
 use quorate_core::spec::{ClientAuth, ClusterSpec, Provider, generated};
 
 use crate::adversary::LONG;
@@ -99,7 +100,9 @@ impl Scenario {
         if let Change::Remake = change {
             spec.provider = machines("4GiB");
         }
-        spec.keep_data = matches!(change, Change::Renew(_) | Change::GoneWithVolume(_) | Change::HangsWithVolume(_));
+        if matches!(change, Change::Renew(_) | Change::GoneWithVolume(_) | Change::HangsWithVolume(_)) {
+            spec.provider = Provider::Local(LocalSettings { keep_data: true, ..LocalSettings::default() });
+        }
         let world = empty(&spec);
         let mut scenario = Scenario { spec, world };
         scenario.run_until(<[Step]>::is_empty);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use quorate_agent::api::boot::CHANNEL_PORT;
 use quorate_core::model::{Build, MemberName};
-use quorate_core::spec::Attachment;
+use quorate_core::providers::libvirt::Attachment;
 use serde::{Deserialize, Serialize};
 
 /// The name space of the mark, and the prefix that stands for it.

@@ -25,7 +25,9 @@ use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
 use quorate_agent::private_directory;
 use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
-use quorate_core::spec::{Acceleration, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Size};
+use quorate_core::providers::Settings;
+use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, section};
+use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
 use sha2::{Digest, Sha256};
 
 use crate::seed_disk::{seed_disk, static_program};
@@ -214,19 +216,19 @@ impl Libvirt {
         let name = member.name.to_string();
         let pool = self.settings.pool.clone();
         let left = self.virsh.left_in(&pool).await?;
-        let image = match (&member.root_volume, &self.settings.image) {
+        let image = match (&section(member).root_volume, &self.settings.image) {
             (None, Some(image)) => Some(self.virsh.volume(&self.volume(&image.volume)).await?),
             _ => None,
         };
         let root = image.as_ref().map_or(Ok(0), |image| self.root_size(image))?;
-        let needed = root + draft.data.as_ref().and(self.settings.data_size).map_or(0, |size| size.0);
+        let needed = root + draft.data.as_ref().and(self.settings.data_size_of(member)).map_or(0, |size| size.0);
         if needed > left {
             return Err(
                 LibvirtError::NoSpace { pool, member: name, needed: rounded(needed), left: rounded(left) }.into()
             );
         }
         let mut interfaces = Vec::new();
-        for (number, interface) in member.interfaces.iter().enumerate() {
+        for (number, interface) in section(member).interfaces.iter().enumerate() {
             let to = match &interface.to {
                 Attachment::Network(name) => Attachment::Network(self.virsh.network(name).await?),
                 Attachment::NetworkId(id) => Attachment::Network(self.virsh.network(id.as_str()).await?),
@@ -285,14 +287,14 @@ impl Libvirt {
         let named = |what: &str, suffix: &str| own(format!("{PREFIX}{}-{what}{suffix}", self.cluster_id));
         let cloud_init = &self.settings.cloud_init;
         let mut volumes = Vec::new();
-        if member.root_volume.is_none() {
+        if section(member).root_volume.is_none() {
             volumes.push(named(machine, ROOT_SUFFIX));
         }
         volumes.push(Volume {
             pool: cloud_init.pool.clone().unwrap_or_else(|| self.settings.pool.clone()),
             name: cloud_init.name.replace("<name>", domain),
         });
-        let makes_data = member.data_volume.is_none() && self.settings.data_size.is_some();
+        let makes_data = section(member).data_volume.is_none() && self.settings.data_size_of(member).is_some();
         Mark {
             cluster: seed.cluster.clone(),
             cluster_id: seed.cluster_id.clone(),
@@ -303,9 +305,9 @@ impl Libvirt {
             state: State::Draft,
             volumes,
             data: makes_data.then(|| self.new_data(member.name.as_str(), seed.incarnation, fence)),
-            build: Build::of(&self.spec, member),
+            build: self.settings.build(member),
             console: self.console(domain),
-            line_only: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
+            line_only: section(member).is_on_macvtap_alone(),
         }
     }
 
@@ -330,11 +332,11 @@ impl Libvirt {
         let prepared = self.prepare(domain, member, &draft).await?;
         let brings_program = self.settings.image.as_ref().is_none_or(|image| !image.has_agent);
         let program = if brings_program { Some(static_program()?) } else { None };
-        let root = match &member.root_volume {
+        let root = match &section(member).root_volume {
             Some(name) => self.brought(name).await?,
             None => Disk { volume: mark.volumes[0].clone(), format: String::from("qcow2") },
         };
-        let data_disk = match (&member.data_volume, &mark.data) {
+        let data_disk = match (&section(member).data_volume, &mark.data) {
             (Some(name), _) => Some(self.brought(name).await?),
             (None, Some(volume)) => Some(Disk { volume: volume.clone(), format: String::from("qcow2") }),
             (None, None) => None,
@@ -346,8 +348,8 @@ impl Libvirt {
             uuid: &uuid,
             mark: &draft,
             kvm: self.uses_kvm(&self.settings).await?,
-            vcpus: self.settings.vcpus,
-            memory: self.settings.memory.0,
+            vcpus: self.settings.vcpus_of(member),
+            memory: self.settings.memory_of(member).0,
             root,
             data: data_disk,
             seed: prepared.seed.clone(),
@@ -366,7 +368,7 @@ impl Libvirt {
             self.virsh.delete_volume(&mark.volumes[0]).await?;
             self.virsh.make_root(&mark.volumes[0], image, self.root_size(image)?).await?;
         }
-        if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size) {
+        if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size_of(member)) {
             self.virsh.make_empty(volume, size.0).await?;
         }
         self.virsh.make_raw(&prepared.seed, &seed_disk(seed, &described, program.as_deref())).await?;
@@ -379,7 +381,7 @@ impl Libvirt {
     /// What the machine is told that it is.
     fn machine(&self, machine: &str, member: &MemberSpec, data_disk: bool) -> boot::Machine {
         let admin = &self.settings.admin;
-        let interfaces = member.interfaces.iter().enumerate().map(|(number, interface)| boot::Interface {
+        let interfaces = section(member).interfaces.iter().enumerate().map(|(number, interface)| boot::Interface {
             mac: self.mac(member, number, interface),
             address: interface.address,
             prefix: u8::try_from(interface.prefix).unwrap_or(u8::MAX),
@@ -396,7 +398,7 @@ impl Libvirt {
                 console_password_hash: admin.console_password_hash.clone(),
             }),
             data_disk: data_disk.then(|| boot::DataDisk { serial: DATA_SERIAL.to_owned() }),
-            channel: member.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_))),
+            channel: section(member).is_on_macvtap_alone(),
         }
     }
 }

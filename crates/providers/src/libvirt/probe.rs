@@ -4,7 +4,7 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use quorate_core::spec::{Acceleration, LibvirtSettings};
+use quorate_core::providers::libvirt::{Acceleration, LibvirtSettings};
 use sha2::{Digest, Sha256};
 
 use super::domain::Volume;

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use quorate_agent::process::{self, Process};
 use quorate_core::model::MemberName;
-use quorate_core::spec::Network;
+use quorate_core::providers::local::Network;
 use serde::{Deserialize, Serialize};
 
 use super::{ProviderError, failed, netns};

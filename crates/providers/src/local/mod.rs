@@ -31,10 +31,8 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 use quorate_agent::upgrade::kept_program;
-use quorate_core::model::{
-    CLIENT_PORT, FIRST_UPGRADABLE, LOCAL_DATA, Ledger, MachineSeen, MemberName, PROTOCOL, Power,
-};
-use quorate_core::spec::Network;
+use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineSeen, MemberName, PROTOCOL, Power};
+use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
 use serde::Serialize;
 
 use crate::{Data, Directories, Provider, ProviderError, last_lines};
@@ -72,12 +70,12 @@ pub struct Local {
 }
 
 impl Local {
-    pub fn new(directories: &Directories, ledger: &Ledger) -> Self {
+    pub fn new(directories: &Directories, ledger: &Ledger, settings: &LocalSettings) -> Self {
         Local {
             machines: directories.machines.clone(),
             programs: directories.programs.clone(),
             cluster_id: ledger.cluster_id.clone(),
-            network: ledger.spec.network,
+            network: settings.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
             visit: RefCell::new(None),
         }
@@ -273,13 +271,17 @@ impl Provider for Local {
         visit.as_ref().map_or(Ok(()), |visit| visit.go(place.hub()))
     }
 
+    fn namespace(&self) -> Option<String> {
+        (self.network == Network::Netns).then(|| netns::hub(&self.cluster_id))
+    }
+
     async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
             let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
             let outdated = power == Power::On && is_outdated(&directory);
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
-            let data = Some(LOCAL_DATA.to_owned());
+            let data = Some(KEPT_DATA.to_owned());
             (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
         };
         Ok(marked(&self.machines, cluster)?.into_iter().map(seen).collect())

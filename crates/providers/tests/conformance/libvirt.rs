@@ -15,9 +15,8 @@ use async_trait::async_trait;
 use libtest_mimic::Trial;
 use quorate_agent::api::{Seed, boot};
 use quorate_core::model::{Ledger, MemberName};
-use quorate_core::spec::{
-    self, Acceleration, Attachment, ClientAuth, InterfaceSpec, LibvirtSettings, Mac, Provider as Kind, Size,
-};
+use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, MachineSettings};
+use quorate_core::spec::{self, ClientAuth, Mac, Provider as Kind, Size};
 use quorate_core::versions;
 use quorate_providers::{Data, Libvirt, Provider, Reach};
 
@@ -77,7 +76,8 @@ impl Place {
         for member in &mut spec.members {
             let address = self.pinned(member.name.as_str()).expect("an address");
             let (to, mac) = (to.clone(), mac.clone());
-            member.interfaces = vec![InterfaceSpec { to, address, prefix: 16, gateway: None, dns: Vec::new(), mac }];
+            let interface = InterfaceSpec { to, address, prefix: 16, gateway: None, dns: Vec::new(), mac };
+            member.libvirt = Some(MachineSettings { interfaces: vec![interface], ..MachineSettings::default() });
         }
         spec.provider = Kind::Libvirt(Box::new(settings.clone()));
         let ledger = Ledger::new(cluster_id.to_owned(), spec);

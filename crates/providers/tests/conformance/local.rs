@@ -9,6 +9,7 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 use quorate_core::model::{Ledger, MemberName};
+use quorate_core::providers::local::LocalSettings;
 use quorate_core::spec::{self, ClientAuth};
 use quorate_core::versions;
 use quorate_providers::{Data, Local, Provider};
@@ -30,7 +31,7 @@ impl Place {
     fn local(&self, cluster_id: &str) -> Local {
         let spec = spec::generated(CLUSTER, 3, versions::DEFAULT, ClientAuth::Certificate).expect("a spec");
         let ledger = Ledger::new(cluster_id.to_owned(), spec.clusters.into_iter().next().expect("a cluster"));
-        Local::new(&suite::directories(self.directory.path()), &ledger)
+        Local::new(&suite::directories(self.directory.path()), &ledger, &LocalSettings::default())
     }
 
     fn machines(&self) -> PathBuf {

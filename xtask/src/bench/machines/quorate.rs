@@ -54,7 +54,7 @@ fn spec() -> String {
         let (name, address) = (name(number), address(number));
         format!(
             "\x20     - name: {name}\n\
-             \x20       interfaces: [{{network: {network}, address: {address}, prefix: {PREFIX}}}]\n"
+             \x20       libvirt: {{interfaces: [{{network: {network}, address: {address}, prefix: {PREFIX}}}]}}\n"
         )
     };
     let members: String = (1..=3).map(member).collect();

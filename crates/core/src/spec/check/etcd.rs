@@ -4,7 +4,8 @@ use super::{Cluster, Findings};
 use crate::desire::CLIENT_CRL_FLAG;
 use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
 use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
-use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Provider, Retention, Severity, Size};
+use crate::providers::MachineKind;
+use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Retention, Severity, Size};
 use crate::versions::{self, Gate, Version};
 
 /// The largest database that etcd's own documentation advises.
@@ -77,9 +78,10 @@ fn binary(cluster: &Cluster, found: &mut Findings) {
 
 fn quota(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     let quota = cluster.spec.etcd.quota;
-    let (memory, whose) = match &cluster.spec.provider {
-        Provider::Local => (host.memory, "this machine"),
-        Provider::Libvirt(settings) => (Some(settings.memory.0), "its machines"),
+    let settings = cluster.spec.provider.settings();
+    let (memory, whose) = match cluster.spec.members.iter().filter_map(|member| settings.memory(member)).min() {
+        Some(smallest) => (Some(smallest.0), "its machines"),
+        None => (host.memory, "this machine"),
     };
     if let Some(memory) = memory.filter(|memory| quota.0 > *memory) {
         // Whole mebibytes read better than the exact number of bytes.
@@ -171,7 +173,7 @@ fn metrics(cluster: &Cluster, found: &mut Findings) {
         );
     }
     let firewall = cluster.spec.host.as_ref().is_none_or(|host| host.firewall.enabled);
-    let machines = !matches!(cluster.spec.provider, Provider::Local);
+    let machines = cluster.spec.provider.settings().machines() != MachineKind::Process;
     if machines && firewall && metrics.scrape_from.is_empty() {
         found.warning(
             cluster.at("etcd.metrics"),

@@ -2,11 +2,12 @@
 //! programs read.
 
 use super::{Cluster, Findings};
-use crate::spec::{AddressRange, Firewall, Forward, HostSettings, LogSource, Provider, TimeSource};
+use crate::providers::MachineKind;
+use crate::spec::{AddressRange, Firewall, Forward, HostSettings, LogSource, TimeSource};
 
 pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = &cluster.spec.host else { return };
-    if matches!(cluster.spec.provider, Provider::Local) {
+    if cluster.spec.provider.settings().machines() == MachineKind::Process {
         found.warning(
             cluster.at("host"),
             "nothing of `host` is used under the provider `local`, whose machines are processes of this one",
@@ -75,7 +76,11 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
     ] {
         for member in &cluster.spec.members {
             let Some(ranges) = ranges else { continue };
-            let Some(address) = member.pinned().filter(|address| !is_in(ranges, *address)) else { continue };
+            let Some(address) =
+                cluster.spec.provider.settings().pinned(member).filter(|address| !is_in(ranges, *address))
+            else {
+                continue;
+            };
             found.error(
                 cluster.at(&format!("host.firewall.{field}")),
                 format!("{} ({address}) is in none of these ranges, and {what}", member.name),

@@ -5,15 +5,15 @@ mod auth;
 mod backup;
 mod etcd;
 mod host;
-mod libvirt;
 mod tls;
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use super::units::LONGEST_NAME;
-use super::{Binary, ClusterSpec, Document, HostFacts, Network, Problem, Provider, Severity, Spec};
+use super::{ClusterSpec, Document, HostFacts, Problem, Severity, Spec};
+use crate::providers;
 
 pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
     let mut found = Findings { document, problems: Vec::new() };
@@ -22,13 +22,12 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
     }
     cluster_names(spec, &mut found);
     addresses(spec, &mut found);
-    libvirt::check_all(spec, &mut found);
+    providers::check_all(spec, &mut found);
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
         token(&cluster, &mut found);
         members(&cluster, &mut found);
-        network(&cluster, &mut found);
-        libvirt::check(&cluster, &mut found);
+        providers::check(&cluster, &mut found);
         etcd::check(&cluster, host, &mut found);
         tls::check(&cluster, &mut found);
         auth::check(&cluster, &mut found);
@@ -57,32 +56,32 @@ fn token(cluster: &Cluster, found: &mut Findings) {
 }
 
 /// Collects problems, placing them by their path.
-struct Findings<'a> {
+pub struct Findings<'a> {
     document: &'a Document,
     problems: Vec<Problem>,
 }
 
 impl Findings<'_> {
-    fn error(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
+    pub(crate) fn error(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
         self.problems.push(self.document.problem(Severity::Error, path, message, Some(hint.into())));
     }
 
-    fn warning(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
+    pub(crate) fn warning(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
         self.problems.push(self.document.problem(Severity::Warning, path, message, Some(hint.into())));
     }
 
     /// A problem with the key that a path ends in, not with its value.
-    fn about_key(&mut self, severity: Severity, path: String, message: String, hint: String) {
+    pub(crate) fn about_key(&mut self, severity: Severity, path: String, message: String, hint: String) {
         let span = self.document.locate_key(&path);
         self.problems.push(Problem { span, ..self.document.problem(severity, path, message, Some(hint)) });
     }
 
-    fn line_of(&self, path: &str) -> usize {
+    pub(crate) fn line_of(&self, path: &str) -> usize {
         self.document.locate(path).line
     }
 
     /// Reports each key that came before. `what` names it in a sentence.
-    fn repeated<K: Eq + Hash>(
+    pub(crate) fn repeated<K: Eq + Hash>(
         &mut self,
         keys: impl Iterator<Item = K>,
         path: impl Fn(usize) -> String,
@@ -102,13 +101,13 @@ impl Findings<'_> {
 }
 
 /// A cluster and its place in the file.
-struct Cluster<'a> {
-    index: usize,
-    spec: &'a ClusterSpec,
+pub struct Cluster<'a> {
+    pub(crate) index: usize,
+    pub(crate) spec: &'a ClusterSpec,
 }
 
 impl Cluster<'_> {
-    fn at(&self, field: &str) -> String {
+    pub(crate) fn at(&self, field: &str) -> String {
         format!("clusters[{}].{field}", self.index)
     }
 }
@@ -191,7 +190,7 @@ fn addresses(spec: &Spec, found: &mut Findings) {
             let Some(address) = member.address else { continue };
             let path = |cluster: usize, member: usize| format!("clusters[{cluster}].members[{member}].address");
             // Networks of their own cannot meet.
-            let shared_with = (cluster.network == Network::Netns).then_some(cluster_index);
+            let shared_with = cluster.provider.settings().is_isolated().then_some(cluster_index);
             let (other_cluster, other) = *owners.entry((shared_with, address)).or_insert((cluster_index, index));
             if (other_cluster, other) != (cluster_index, index) {
                 let owner = &spec.clusters[other_cluster];
@@ -205,97 +204,6 @@ fn addresses(spec: &Spec, found: &mut Findings) {
                     "give each member an address of its own, or leave `address` out",
                 );
             }
-            match (&cluster.provider, cluster.network) {
-                (Provider::Local, Network::Loopback) => local_address(address, path(cluster_index, index), found),
-                (Provider::Local, Network::Netns) => private_address(address, path(cluster_index, index), found),
-                // Told about with the interfaces.
-                (Provider::Libvirt(_), _) => {}
-            }
         }
-    }
-}
-
-fn local_address(address: IpAddr, path: String, found: &mut Findings) {
-    let hint = "use one such as 127.0.10.1, or leave `address` out and quorate chooses";
-    match address {
-        IpAddr::V4(Ipv4Addr::LOCALHOST) => found.error(
-            path,
-            "127.0.0.1 is shared by all programs of this machine, so it cannot be one member's own",
-            hint,
-        ),
-        IpAddr::V4(v4) if matches!(v4.octets(), [127, 0, 0, 0] | [127, 255, 255, 255]) => {
-            found.error(
-                path,
-                format!("{v4} is the first or last address of 127.0.0.0/8, which no host can have"),
-                hint,
-            );
-        }
-        IpAddr::V4(v4) if v4.is_loopback() => {}
-        other => {
-            found.error(path, format!("the provider `local` has addresses in 127.0.0.0/8 only, not {other}"), hint)
-        }
-    }
-}
-
-/// An address on the bridge of a cluster's own network.
-fn private_address(address: IpAddr, path: String, found: &mut Findings) {
-    let hint = "use one such as 10.1.2.11 or fd00:1:2::11, or leave `address` out and quorate chooses";
-    let last = match address {
-        IpAddr::V4(v4) => v4.octets()[3].into(),
-        IpAddr::V6(v6) => v6.segments()[7],
-    };
-    let broadcast = if address.is_ipv4() { Some(255) } else { None };
-    if !is_private(address) {
-        let why =
-            "`network: netns` has private addresses only, in 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16 or fc00::/7";
-        found.error(path, format!("{why}, not {address}"), hint);
-    } else if last == 0 || Some(last) == broadcast {
-        found.error(path, format!("{address} is the first or last address of its range, which no host can have"), hint);
-    } else if last == 1 {
-        let what = "is the address of the network itself, from which members are reached";
-        found.error(path, format!("{address} {what}"), hint);
-    }
-}
-
-fn is_private(address: IpAddr) -> bool {
-    match address {
-        IpAddr::V4(v4) => v4.is_private(),
-        IpAddr::V6(v6) => v6.is_unique_local(),
-    }
-}
-
-/// The range that members with addresses of their own share, as all of a cluster are on one bridge.
-fn range(address: IpAddr) -> String {
-    match address {
-        IpAddr::V4(v4) => {
-            let [a, b, c, _] = v4.octets();
-            format!("{a}.{b}.{c}.0/24")
-        }
-        IpAddr::V6(v6) => format!("{}/112", Ipv6Addr::from(u128::from(v6) & !0xffff)),
-    }
-}
-
-fn network(cluster: &Cluster, found: &mut Findings) {
-    if cluster.spec.network != Network::Netns || cluster.spec.provider != Provider::Local {
-        return;
-    }
-    if let Some(Binary::Package(_) | Binary::Archive { .. } | Binary::Mirror(_)) = &cluster.spec.etcd.binary {
-        found.warning(
-            cluster.at("etcd.binary"),
-            "under `network: netns` machines reach nothing outside, so they cannot fetch what is not here already",
-            "give a `path`, or leave `binary` out and have etcd on PATH",
-        );
-    }
-    let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.address?)));
-    // Others are told about where each address is looked at by itself.
-    let mut pinned = pinned.filter(|(_, address)| is_private(*address)).peekable();
-    let Some((_, first)) = pinned.peek().copied() else { return };
-    let shared = range(first);
-    for (index, other) in pinned.filter(|(_, address)| range(*address) != shared) {
-        found.error(
-            cluster.at(&format!("members[{index}].address")),
-            format!("{other} is not in {shared}, where the first pinned address of this cluster is"),
-            "pin all addresses of a cluster in one such range",
-        );
     }
 }

@@ -4,11 +4,9 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::{Cluster, Findings};
-use crate::spec::{
-    AdminSettings, Attachment, ClusterSpec, InterfaceSpec, LibvirtSettings, MemberSpec, Millis, Network, Provider,
-    Size, Spec,
-};
+use super::{AdminSettings, Attachment, InterfaceSpec, LibvirtSettings, MemberSpec, section};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{ClusterSpec, Millis, Size, Spec};
 
 /// Less does not boot.
 const LEAST_MEMORY: Size = Size(256 << 20);
@@ -17,21 +15,22 @@ const LEAST_PATIENCE: Millis = Millis(1000);
 /// The longest name of a network interface in Linux.
 const LONGEST_DEVICE: usize = 15;
 
-pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
-    let Provider::Libvirt(settings) = &cluster.spec.provider else { return not_libvirt(cluster, found) };
-    if cluster.spec.network != Network::Loopback {
-        let message = "`network` is about the provider `local`; here each member's `interfaces` say where it is";
-        found.error(cluster.at("network"), message, "leave it out");
-    }
-    if cluster.spec.keep_data {
-        let message = "`keep_data` is about the provider `local`; here data stays where it has a volume of its own";
-        found.error(cluster.at("keep_data"), message, "leave it out, and say `data_size` below `provider.libvirt`");
-    }
+pub(super) fn check(settings: &LibvirtSettings, cluster: &Cluster, found: &mut Findings) {
     size(cluster, settings, found);
     admin(cluster, &settings.admin, found);
     cloud_init(cluster, settings, found);
     for (index, member) in cluster.spec.members.iter().enumerate() {
-        let at = |field: &str| cluster.at(&format!("members[{index}].{field}"));
+        let at = |field: &str| cluster.at(&format!("members[{index}].libvirt.{field}"));
+        if member.address.is_some() {
+            found.error(
+                cluster.at(&format!("members[{index}].address")),
+                "the address of a member that libvirt makes is that of its first interface",
+                "remove `address` here, and give one in `libvirt.interfaces`",
+            );
+        }
+        let machine = section(member);
+        processors(machine.vcpus, at("vcpus"), found);
+        memory(machine.memory, at("memory"), found);
         disks(settings, member, &at, found);
         interfaces(settings, member, &at, found);
     }
@@ -39,7 +38,7 @@ pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
 }
 
 /// The same address or MAC twice in one file, whichever clusters they are in.
-pub(super) fn check_all(spec: &Spec, found: &mut Findings) {
+pub(in crate::providers) fn check_all(spec: &Spec, found: &mut Findings) {
     let mut addresses: HashMap<IpAddr, String> = HashMap::new();
     let mut macs: HashMap<String, String> = HashMap::new();
     for (path, interface) in spec.clusters.iter().enumerate().flat_map(|(index, cluster)| all_of(index, cluster)) {
@@ -62,45 +61,36 @@ pub(super) fn check_all(spec: &Spec, found: &mut Findings) {
 fn all_of(index: usize, cluster: &ClusterSpec) -> impl Iterator<Item = (String, &InterfaceSpec)> {
     let members = cluster.members.iter().enumerate();
     members.flat_map(move |(member, spec)| {
-        let path = move |n: usize| format!("clusters[{index}].members[{member}].interfaces[{n}]");
-        spec.interfaces.iter().enumerate().map(move |(n, interface)| (path(n), interface))
+        let path = move |n: usize| format!("clusters[{index}].members[{member}].libvirt.interfaces[{n}]");
+        section(spec).interfaces.iter().enumerate().map(move |(n, interface)| (path(n), interface))
     })
-}
-
-fn not_libvirt(cluster: &Cluster, found: &mut Findings) {
-    for (index, member) in cluster.spec.members.iter().enumerate() {
-        let given = [
-            ("interfaces", !member.interfaces.is_empty()),
-            ("root_volume", member.root_volume.is_some()),
-            ("data_volume", member.data_volume.is_some()),
-        ];
-        for (field, _) in given.into_iter().filter(|(_, given)| *given) {
-            found.error(
-                cluster.at(&format!("members[{index}].{field}")),
-                format!("`{field}` is for machines of the provider `libvirt`"),
-                "leave it out, or write `provider: {libvirt: {pool: NAME, …}}`",
-            );
-        }
-    }
 }
 
 fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.libvirt.{field}"));
-    if settings.vcpus == 0 {
-        found.error(at("vcpus"), "a machine without processors does not run", "give it 2, the default");
-    }
-    if settings.memory < LEAST_MEMORY {
-        found.error(
-            at("memory"),
-            format!("{} is too little to boot with; a bare number counts bytes", settings.memory),
-            format!("give it at least {LEAST_MEMORY}; {} is the default", Size::gibibytes(8)),
-        );
-    }
+    processors(Some(settings.vcpus), at("vcpus"), found);
+    memory(Some(settings.memory), at("memory"), found);
     if settings.boot_patience < LEAST_PATIENCE {
         found.error(
             at("boot_patience"),
             format!("no machine boots within {}", settings.boot_patience),
             format!("give them at least {LEAST_PATIENCE}; 10m is the default"),
+        );
+    }
+}
+
+fn processors(vcpus: Option<u32>, at: String, found: &mut Findings) {
+    if vcpus == Some(0) {
+        found.error(at, "a machine without processors does not run", "give it 2, the default");
+    }
+}
+
+fn memory(memory: Option<Size>, at: String, found: &mut Findings) {
+    if let Some(memory) = memory.filter(|memory| *memory < LEAST_MEMORY) {
+        found.error(
+            at,
+            format!("{memory} is too little to boot with; a bare number counts bytes"),
+            format!("give it at least {LEAST_MEMORY}; {} is the default", Size::gibibytes(8)),
         );
     }
 }
@@ -170,7 +160,7 @@ fn cloud_init(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Finding
 }
 
 fn disks(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> String, found: &mut Findings) {
-    if settings.image.is_none() && member.root_volume.is_none() {
+    if settings.image.is_none() && section(member).root_volume.is_none() {
         found.error(
             at("root_volume"),
             format!("`{}` has nothing to boot from: the provider has no `image`, and it no `root_volume`", member.name),
@@ -184,12 +174,13 @@ fn brought_volumes(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Fi
     let members = cluster.spec.members.iter().enumerate();
     let brought: Vec<(String, String)> = members
         .flat_map(|(index, member)| {
-            let both = [("root_volume", &member.root_volume), ("data_volume", &member.data_volume)];
+            let machine = section(member);
+            let both = [("root_volume", &machine.root_volume), ("data_volume", &machine.data_volume)];
             both.into_iter().filter_map(move |(field, volume)| Some((index, field, volume.as_ref()?)))
         })
         .map(|(index, field, volume)| {
             let (pool, name) = volume.within(&settings.pool);
-            (cluster.at(&format!("members[{index}].{field}")), format!("{pool}/{name}"))
+            (cluster.at(&format!("members[{index}].libvirt.{field}")), format!("{pool}/{name}"))
         })
         .collect();
     found.repeated(
@@ -200,22 +191,15 @@ fn brought_volumes(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Fi
 }
 
 fn interfaces(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> String, found: &mut Findings) {
-    if member.address.is_some() {
-        found.error(
-            at("address"),
-            "the address of a member that libvirt makes is that of its first interface",
-            "leave `address` out here, and give one in `interfaces`",
-        );
-    }
-    if member.interfaces.is_empty() {
+    let machine = section(member);
+    if machine.interfaces.is_empty() {
         found.error(
             at("interfaces"),
             format!("`{}` has no network interface", member.name),
-            "give it `interfaces: [{network: default, address: 192.168.122.11, prefix: 24}]`",
+            "give it `libvirt: {interfaces: [{network: default, address: 192.168.122.11, prefix: 24}]}`",
         );
     }
-    let macvtap = |interface: &InterfaceSpec| matches!(interface.to, Attachment::Macvtap(_));
-    if !settings.is_here() && !member.interfaces.is_empty() && member.interfaces.iter().all(macvtap) {
+    if !settings.is_here() && machine.is_on_macvtap_alone() {
         found.error(
             at("interfaces"),
             format!(
@@ -226,7 +210,7 @@ fn interfaces(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str
             "run quorate on that host, or add an interface on a libvirt network that leads here",
         );
     }
-    for (index, interface) in member.interfaces.iter().enumerate() {
+    for (index, interface) in machine.interfaces.iter().enumerate() {
         let at = |field: &str| at(&format!("interfaces[{index}].{field}"));
         addresses(interface, &at, found);
         if let Attachment::Macvtap(device) = &interface.to

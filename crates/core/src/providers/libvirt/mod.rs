@@ -1,11 +1,20 @@
 //! The provider `libvirt` as types: where machines, their disks and their network interfaces come from.
 
+mod check;
+
 use std::net::IpAddr;
 
+use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::units::{Mac, Malformed, Millis, Size, Uuid, VolumeName};
+use super::{MachineKind, MemberSpec, Settings};
+use crate::model::{Build, DATA_VOLUME};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{Mac, Malformed, Millis, Size, Uuid, VolumeName};
+pub(super) use check::check_all;
+
+pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 
 /// Machines made by libvirt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -24,16 +33,16 @@ pub struct LibvirtSettings {
     /// When set, each member gets a data volume of this size, which outlives its machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_size: Option<Size>,
-    /// Virtual processors of each machine.
+    /// Virtual processors of each machine; a member may have its own number.
     #[serde(default = "default_vcpus")]
     pub vcpus: u32,
-    /// Memory of each machine.
+    /// Memory of each machine; a member may have its own size.
     #[serde(default = "default_memory")]
     pub memory: Size,
     /// Whether machines run on the processor itself or are emulated.
     #[serde(default)]
     pub acceleration: Acceleration,
-    /// For how long nothing may come of waiting for machines: that one boots, that its agent answers.
+    /// How long to wait for a machine to boot and its agent to answer.
     #[serde(default = "default_boot_patience")]
     pub boot_patience: Millis,
     /// The small disk from which a machine learns what it is.
@@ -66,6 +75,109 @@ impl LibvirtSettings {
     pub fn is_here(&self) -> bool {
         let Some((_, rest)) = self.uri.split_once("://") else { return true };
         rest.starts_with('/') || rest.is_empty()
+    }
+}
+
+/// The machine of one member.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct MachineSettings {
+    /// Its network interfaces, in order. etcd is at the address of the first.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub interfaces: Vec<InterfaceSpec>,
+    /// A volume of the operator's own to boot from, `NAME` or `POOL/NAME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub root_volume: Option<VolumeName>,
+    /// A volume of the operator's own for etcd's data. It is formatted when empty, never otherwise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_volume: Option<VolumeName>,
+    /// The size of its data volume. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data_size: Option<Size>,
+    /// Its virtual processors. When absent, those of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vcpus: Option<u32>,
+    /// Its memory. When absent, that of the provider.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Size>,
+}
+
+static NO_SECTION: MachineSettings = MachineSettings {
+    interfaces: Vec::new(),
+    root_volume: None,
+    data_volume: None,
+    data_size: None,
+    vcpus: None,
+    memory: None,
+};
+
+/// The section of a member; empty where there is none.
+pub fn section(member: &MemberSpec) -> &MachineSettings {
+    member.libvirt.as_ref().unwrap_or(&NO_SECTION)
+}
+
+impl MachineSettings {
+    /// Whether no packet of the host comes to the machine.
+    pub fn is_on_macvtap_alone(&self) -> bool {
+        !self.interfaces.is_empty() && self.interfaces.iter().all(|i| matches!(i.to, Attachment::Macvtap(_)))
+    }
+}
+
+impl LibvirtSettings {
+    pub fn vcpus_of(&self, member: &MemberSpec) -> u32 {
+        section(member).vcpus.unwrap_or(self.vcpus)
+    }
+
+    pub fn memory_of(&self, member: &MemberSpec) -> Size {
+        section(member).memory.unwrap_or(self.memory)
+    }
+
+    pub fn data_size_of(&self, member: &MemberSpec) -> Option<Size> {
+        section(member).data_size.or(self.data_size)
+    }
+}
+
+impl Settings for LibvirtSettings {
+    fn name(&self) -> &'static str {
+        "libvirt"
+    }
+
+    fn machines(&self) -> MachineKind {
+        MachineKind::Vm
+    }
+
+    fn boots_within(&self) -> SignedDuration {
+        SignedDuration::from_millis(i64::try_from(self.boot_patience.0).unwrap_or(i64::MAX))
+    }
+
+    fn memory(&self, member: &MemberSpec) -> Option<Size> {
+        Some(self.memory_of(member))
+    }
+
+    fn pinned(&self, member: &MemberSpec) -> Option<IpAddr> {
+        member.address.or_else(|| Some(section(member).interfaces.first()?.address))
+    }
+
+    fn build(&self, member: &MemberSpec) -> Option<Build> {
+        let machine = section(member);
+        let image = self.image.as_ref().filter(|_| machine.root_volume.is_none());
+        let data = machine.data_volume.as_ref().map(ToString::to_string);
+        Some(Build::new([
+            ("image", image.map(|image| image.volume.to_string())),
+            ("root size", image.and_then(|image| image.root_size).map(|size| size.to_string())),
+            ("root volume", machine.root_volume.as_ref().map(ToString::to_string)),
+            ("vcpus", Some(self.vcpus_of(member).to_string())),
+            ("memory", Some(self.memory_of(member).to_string())),
+            (DATA_VOLUME, data.or_else(|| self.data_size_of(member).map(|size| size.to_string()))),
+        ]))
+    }
+
+    fn reaches_by_network(&self, member: &MemberSpec) -> bool {
+        !section(member).is_on_macvtap_alone()
+    }
+
+    fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>) {
+        check::check(self, cluster, found);
     }
 }
 

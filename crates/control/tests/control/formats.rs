@@ -1,0 +1,80 @@
+//! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places.
+
+use std::fs;
+use std::path::Path;
+
+use quorate_control::Home;
+use quorate_control::ledger::Store;
+use quorate_core::model::{LEDGER_FORMAT, Ledger};
+use quorate_core::planner::safety::fixed_at_formation;
+use quorate_core::providers::local::{LocalSettings, Network};
+use quorate_core::spec::Provider;
+
+/// A home with one ledger of format 2, as it was written, and the key that opens it.
+fn home_of_format_2(cluster: &str, ledger: &str, version: u64) -> (tempfile::TempDir, Store) {
+    let directory = tempfile::tempdir().expect("a directory");
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control/format-2");
+    let store = Home::new(directory.path()).store(cluster);
+    fs::create_dir_all(store.directory()).expect("made");
+    fs::copy(files.join("key"), directory.path().join("key")).expect("copied");
+    fs::copy(files.join(ledger), store.directory().join(format!("{version:010}.json"))).expect("copied");
+    (directory, store)
+}
+
+fn names(store: &Store) -> Vec<String> {
+    let entries = fs::read_dir(store.directory()).expect("a directory");
+    let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_ledger_of_format_2_is_migrated_and_its_old_file_is_kept() {
+    let (_directory, store) = home_of_format_2("old", "local.json", 11);
+    let original = fs::read(store.directory().join("0000000011.json")).unwrap();
+    let mut ledger = store.read().expect("it is read").expect("it exists");
+    assert_eq!(ledger.format, 2);
+    let settings = LocalSettings { network: Network::Loopback, keep_data: true };
+    assert_eq!(ledger.spec.provider, Provider::Local(settings));
+    assert!(ledger.authorities.control.as_ref().is_some_and(|a| a.key.is_some()), "its secrets are opened");
+    assert_eq!(ledger.formed_with.as_ref().unwrap().machines["provider.local.network"], "loopback");
+
+    store.write(&mut ledger).expect("it is written");
+    assert_eq!(names(&store), ["0000000011.format-2.json", "0000000011.json", "0000000012.json"]);
+    assert_eq!(fs::read(store.directory().join("0000000011.format-2.json")).unwrap(), original);
+    let again = store.read().unwrap().unwrap();
+    assert_eq!((again.format, &again.spec), (LEDGER_FORMAT, &ledger.spec));
+    // Written once more, there is nothing older to be kept.
+    store.write(&mut ledger).expect("it is written");
+    assert_eq!(names(&store).iter().filter(|name| name.contains("format-")).count(), 1);
+}
+
+#[test]
+fn what_was_fixed_when_a_cluster_of_format_2_was_bootstrapped_stays_fixed() {
+    let (_directory, store) = home_of_format_2("old", "local.json", 11);
+    let ledger = store.read().unwrap().unwrap();
+    let refused = |ledger: &Ledger| {
+        let brought = quorate_core::model::Brought::default();
+        let desired =
+            quorate_core::desire::Wish { spec: &ledger.spec, brought: &brought, arch: "amd64" }.desire(ledger, "");
+        fixed_at_formation(&desired).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(refused(&ledger), Vec::<String>::new());
+    let mut moved = ledger.clone();
+    moved.spec.provider = Provider::Local(LocalSettings { network: Network::Netns, keep_data: true });
+    let told = refused(&moved);
+    assert!(told.len() == 1 && told[0].contains("provider.local.network"), "{told:?}");
+}
+
+#[test]
+fn members_of_format_2_get_a_section_of_their_provider() {
+    let (_directory, store) = home_of_format_2("machines", "libvirt.json", 3);
+    let spec = store.read().expect("it is read").expect("it exists").spec;
+    let settings = spec.provider.settings();
+    assert_eq!(settings.name(), "libvirt");
+    let pinned: Vec<_> = spec.members.iter().map(|m| settings.pinned(m).unwrap().to_string()).collect();
+    assert_eq!(pinned, ["192.0.2.11", "192.0.2.12", "192.0.2.13"]);
+    let data: Vec<_> = spec.members.iter().map(|m| settings.kept_data(m).unwrap()).collect();
+    assert_eq!(data, ["own", "20GiB", "20GiB"], "data volumes are the same to the planner as before");
+    assert!(settings.build(&spec.members[1]).is_some_and(|build| format!("{build:?}").contains("own-root")));
+}

@@ -1,0 +1,209 @@
+//! What a spec says about machines: one room for each provider, with its settings, their checks, its template and what
+//! they mean to the planner. Nothing outside a room names its fields. How machines are made is in the crate `providers`.
+
+pub mod libvirt;
+pub mod local;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use jiff::SignedDuration;
+use schemars::{JsonSchema, Schema};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Value, json};
+
+use crate::model::Build;
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{Name, Size, Spec};
+
+/// Where machines are made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(transform = add_words)]
+pub enum Provider {
+    /// On this machine, as processes.
+    Local(local::LocalSettings),
+    /// As virtual machines of libvirt.
+    Libvirt(Box<libvirt::LibvirtSettings>),
+}
+
+/// Providers whose name alone is enough: all their settings have defaults.
+const WORDS: [&str; 1] = ["local"];
+
+/// The beginning of a commented spec for each provider: all that is about machines.
+pub const TEMPLATES: [(&str, &str); 2] = [("local", local::TEMPLATE), ("libvirt", libvirt::TEMPLATE)];
+
+impl Provider {
+    pub fn settings(&self) -> &dyn Settings {
+        match self {
+            Provider::Local(settings) => settings,
+            Provider::Libvirt(settings) => settings.as_ref(),
+        }
+    }
+}
+
+impl Default for Provider {
+    fn default() -> Self {
+        Provider::Local(local::LocalSettings::default())
+    }
+}
+
+/// A member of the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct MemberSpec {
+    /// Name of the member. It cannot be changed.
+    pub name: Name,
+    /// A pinned address. If absent, the provider chooses one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
+    /// Its machine, under the provider `libvirt`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub libvirt: Option<libvirt::MachineSettings>,
+}
+
+impl MemberSpec {
+    /// A member of which nothing but the name is said.
+    pub fn named(name: Name) -> Self {
+        MemberSpec { name, address: None, libvirt: None }
+    }
+
+    /// The names of the providers that it has a section for.
+    fn sections(&self) -> Vec<&'static str> {
+        let sections = [("libvirt", self.libvirt.is_some())];
+        sections.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
+    }
+}
+
+/// What a machine is to the planner.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MachineKind {
+    /// Processes of this host, which share its clock, its firewall and its logs, and start at once.
+    Process,
+    /// A virtual machine. It boots, and everything on it is ours.
+    Vm,
+}
+
+/// What a provider's part of a spec means. Pure: what only the provider itself knows is checked when machines are made.
+pub trait Settings {
+    fn name(&self) -> &'static str;
+
+    fn machines(&self) -> MachineKind;
+
+    /// How long a machine may take to boot.
+    fn boots_within(&self) -> SignedDuration {
+        SignedDuration::ZERO
+    }
+
+    /// The memory of a member's machine. None: that of this host.
+    fn memory(&self, _: &MemberSpec) -> Option<Size> {
+        None
+    }
+
+    /// The address that a member must have, where the spec says.
+    fn pinned(&self, member: &MemberSpec) -> Option<IpAddr> {
+        member.address
+    }
+
+    /// What a member's machine is made of; nothing where machines are processes.
+    fn build(&self, _: &MemberSpec) -> Option<Build> {
+        None
+    }
+
+    /// Where a member's data is stored that its next machine can have too.
+    fn kept_data(&self, member: &MemberSpec) -> Option<String> {
+        self.build(member)?.data()
+    }
+
+    /// Whether only the machines themselves, and clients that this host puts there, are on their network.
+    fn is_isolated(&self) -> bool {
+        false
+    }
+
+    /// Whether the controller reaches the agent of a member over the network.
+    fn reaches_by_network(&self, _: &MemberSpec) -> bool {
+        true
+    }
+
+    /// Settings that cannot be changed once a cluster exists, by their place in the spec.
+    fn fixed(&self) -> BTreeMap<String, String> {
+        BTreeMap::new()
+    }
+
+    /// What is wrong with a cluster's settings and with its members' sections.
+    fn check(&self, cluster: &Cluster<'_>, found: &mut Findings<'_>);
+}
+
+/// Reads a provider. A name alone means that all settings are as by default.
+pub(crate) fn read<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Provider, D::Error> {
+    let value = match Value::deserialize(deserializer)? {
+        Value::String(word) => json!({ word: {} }),
+        settings => settings,
+    };
+    serde_json::from_value(value).map_err(serde::de::Error::custom)
+}
+
+fn add_words(schema: &mut Schema) {
+    if let Some(variants) = schema.get_mut("oneOf").and_then(Value::as_array_mut) {
+        variants.extend(WORDS.map(|word| json!({ "type": "string", "const": word })));
+    }
+}
+
+/// Checks of one cluster: its provider's own, and that no member has a section of another provider.
+pub(crate) fn check(cluster: &Cluster<'_>, found: &mut Findings<'_>) {
+    let settings = cluster.spec.provider.settings();
+    for (index, member) in cluster.spec.members.iter().enumerate() {
+        for other in member.sections().into_iter().filter(|section| *section != settings.name()) {
+            found.error(
+                cluster.at(&format!("members[{index}].{other}")),
+                format!(
+                    "`{other}` is for machines of the provider `{other}`, and the provider is `{}`",
+                    settings.name()
+                ),
+                format!("remove it, or write `provider: {{{other}: …}}`"),
+            );
+        }
+    }
+    settings.check(cluster, found);
+}
+
+/// Checks across the clusters of a file.
+pub(crate) fn check_all(spec: &Spec, found: &mut Findings<'_>) {
+    libvirt::check_all(spec, found);
+}
+
+/// Where a field of an older spec is now. Shown in place of "unknown field".
+pub(crate) fn moved(path: &str) -> Option<String> {
+    let (within, field) = path.rsplit_once('.')?;
+    match field {
+        "interfaces" | "root_volume" | "data_volume" if within.contains(".members[") => {
+            Some(format!("{within}.libvirt.{field}"))
+        }
+        "network" | "keep_data" if within.starts_with("clusters[") && !within.contains('.') => {
+            Some(format!("{within}.provider.local.{field}"))
+        }
+        _ => None,
+    }
+}
+
+/// Brings the spec in a ledger of format 2 or older to the present shape.
+pub fn migrate(spec: &mut Value) {
+    let Some(cluster) = spec.as_object_mut() else { return };
+    let mut local: serde_json::Map<String, Value> = serde_json::Map::new();
+    for field in ["network", "keep_data"] {
+        local.extend(cluster.remove(field).map(|value| (field.to_owned(), value)));
+    }
+    if cluster.get("provider").is_none_or(|provider| provider == "local") {
+        cluster.insert("provider".to_owned(), json!({ "local": local }));
+    }
+    for member in cluster.get_mut("members").and_then(Value::as_array_mut).into_iter().flatten() {
+        let Some(member) = member.as_object_mut() else { continue };
+        let mut section = serde_json::Map::new();
+        for field in ["interfaces", "root_volume", "data_volume"] {
+            section.extend(member.remove(field).map(|value| (field.to_owned(), value)));
+        }
+        if !section.is_empty() {
+            member.insert("libvirt".to_owned(), Value::Object(section));
+        }
+    }
+}
