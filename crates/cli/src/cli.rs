@@ -79,6 +79,10 @@ pub enum Verb {
     Up(Up),
     /// Print a commented spec to start from
     Init(Init),
+    /// Print the spec that was applied last, as a file that can be applied again
+    ///
+    /// All defaults are written out. A cluster made by `up` can continue as a file: quorate spec NAME > cluster.yaml
+    Spec(Named),
     /// Check a spec and report every problem with its line and column
     ///
     /// Reads and checks the files that it names too, such as a CA or a password. Exits with 1 if there is an error; warnings
@@ -137,7 +141,7 @@ pub enum Verb {
     /// Stop the machines of a cluster; its data is kept
     ///
     /// It stays off, whatever else is applied, until `quorate start` or `quorate up`.
-    Down(Named),
+    Down(Down),
     /// Start the machines of a cluster again
     Start(Named),
     /// Delete a cluster and its data
@@ -303,7 +307,7 @@ pub struct Apply {
     #[arg(value_name = "FILE|NAME")]
     pub target: String,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     /// Carry out the plan in FILE without asking; refused if other steps are needed by now
     #[arg(long, value_name = "FILE")]
@@ -331,7 +335,7 @@ pub struct Replace {
     #[arg(long)]
     pub allow_downtime: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
 }
 
@@ -343,7 +347,7 @@ pub struct Recover {
     #[arg(long)]
     pub now: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
 }
 
@@ -373,6 +377,9 @@ pub struct Status {
 pub struct Env {
     /// The cluster
     pub name: String,
+    /// As this declared user instead of root; with password login etcdctl asks for the password
+    #[arg(long)]
+    pub user: Option<String>,
     #[command(flatten)]
     pub output: Output,
 }
@@ -396,6 +403,9 @@ pub struct CertIssue {
     /// Sign this request (PEM) instead of creating a key
     #[arg(long, value_name = "FILE")]
     pub csr: Option<PathBuf>,
+    /// Valid for N days instead of `tls.leaf_validity`; not longer than the CA, and not for root
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub days: Option<u16>,
     /// Write to DIR instead of the cluster's directory in $QUORATE_HOME
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
@@ -457,10 +467,19 @@ pub struct Drill {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "scenarios", "first", "during", "history"])]
     pub check: Option<PathBuf>,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
     pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Down {
+    /// The cluster
+    pub name: String,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
 }
 
 #[derive(Args, Debug)]
@@ -475,7 +494,7 @@ pub struct Destroy {
     #[arg(value_name = "FILE|NAME")]
     pub target: String,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     /// Delete the data even if no verified backup covers it
     #[arg(long)]

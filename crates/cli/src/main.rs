@@ -94,7 +94,8 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
 async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
     match verb {
         Verb::Up(options) => commands::up::run(&context, options).await,
-        Verb::Init(options) => commands::spec::init(options),
+        Verb::Init(options) => commands::spec::init(&context, options).await,
+        Verb::Spec(named) => commands::spec::show(&context, named),
         Verb::Validate(options) => commands::spec::validate(options),
         Verb::Plan(options) => commands::plan::run(&context, options).await,
         Verb::Apply(options) => commands::apply::run(&context, options).await,
@@ -106,7 +107,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
         Verb::Logs(options) => commands::logs::run(&context, options).await,
         Verb::Drill(options) => commands::drill::run(&context, options).await,
-        Verb::Down(named) => commands::power::down(&context, named).await,
+        Verb::Down(options) => commands::power::down(&context, options).await,
         Verb::Start(named) => commands::power::start(&context, named).await,
         Verb::Destroy(options) => commands::destroy::run(&context, options).await,
         Verb::Backup(verb) => commands::backup::run(&context, verb).await,

@@ -68,7 +68,13 @@ pub struct Issued {
 
 /// Signs a certificate for a declared user, for the key of a given signing request or one made here. Before anybody gets
 /// it, the ledger knows it: only what is known can be revoked.
-pub fn issue(home: &Home, ledger: &Ledger, user: &str, request: Option<&str>) -> Result<Issued, ClientError> {
+pub fn issue(
+    home: &Home,
+    ledger: &Ledger,
+    user: &str,
+    request: Option<&str>,
+    validity: Option<SignedDuration>,
+) -> Result<Issued, ClientError> {
     if !ledger.spec.etcd.client_auth.asks_for_certificates() {
         return Err(ClientError::PasswordLogin);
     }
@@ -81,7 +87,7 @@ pub fn issue(home: &Home, ledger: &Ledger, user: &str, request: Option<&str>) ->
     if user == "root" {
         return sign_client(ledger, user, request, Some(ROOT_VALIDITY));
     }
-    let issued = sign_client(ledger, user, request, None)?;
+    let issued = sign_client(ledger, user, request, validity)?;
     note(home, ledger, user, &issued)?;
     Ok(issued)
 }
@@ -226,6 +232,11 @@ fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
         Ok(found) if found == text.as_bytes() => Ok(()),
         _ => write_private(path, text),
     }
+}
+
+/// Whether a client can still log in with a certificate in this file.
+pub fn is_usable(certificate: &Path, ledger: &Ledger) -> bool {
+    still_good(certificate, ledger, ROOT_LEFT)
 }
 
 fn still_good(certificate: &Path, ledger: &Ledger, left: SignedDuration) -> bool {

@@ -122,7 +122,7 @@ pub struct BackupPrune {
     #[arg(long)]
     pub dry_run: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
     pub output: Output,
@@ -180,7 +180,7 @@ pub struct Restore {
     #[arg(long)]
     pub now: bool,
     /// Do not ask
-    #[arg(long)]
+    #[arg(long, short)]
     pub yes: bool,
     #[command(flatten)]
     pub identity: Identity,

@@ -1,9 +1,12 @@
 //! For the operator's own clients: `env` tells etcdctl how to be root, `cert issue` makes certificates for users.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use jiff::{SignedDuration, Timestamp};
 use quorate_agent::private_directory;
 use quorate_control::clients::{self, Environment, write_private};
+use quorate_core::model::Ledger;
 
 use super::{Context, quoted};
 use crate::cli::{self, Format};
@@ -18,12 +21,40 @@ const NETNS: &str = "QUORATE_NETNS";
 pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
     let brought = load::brought_files(&ledger)?;
-    let variables = variables(&clients::environment(&context.home, &ledger, &brought).await?);
+    let mut environment = clients::environment(&context.home, &ledger, &brought).await?;
+    let user = options.user.as_deref().unwrap_or(ROOT);
+    if user != ROOT {
+        environment.password = None;
+        environment.certificate = certificate_of(context, &ledger, user)?;
+    }
+    let mut variables = variables(&environment);
+    if user != ROOT && ledger.spec.etcd.client_auth.asks_users_for_passwords() {
+        variables.insert("ETCDCTL_USER", user.to_owned());
+    }
     match options.output.format {
         Format::Json => output::print_json(&variables)?,
         Format::Text => output::print_exactly(&exports(&variables))?,
     }
     Ok(Exit::Done)
+}
+
+const ROOT: &str = "root";
+
+/// The certificate that was issued for a user, or a new one. None where only passwords are asked for.
+fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Option<(PathBuf, PathBuf)>, Error> {
+    if !ledger.spec.etcd.client_auth.asks_for_certificates() {
+        return Ok(None);
+    }
+    let (directory, name) = (context.home.clients(ledger.spec.name.as_str()), file_name(user));
+    let files = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
+    if !clients::is_usable(&files.0, ledger) || !files.1.exists() {
+        let issued = clients::issue(&context.home, ledger, user, None, None)?;
+        if let Some(key) = &issued.key {
+            write_private(&files.1, key.expose())?;
+        }
+        write_private(&files.0, &issued.certificate)?;
+    }
+    Ok(Some(files))
 }
 
 fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
@@ -73,7 +104,8 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     let ledger = load::ledger(&context.home, &options.name)?;
     let read = |path: &std::path::PathBuf| std::fs::read_to_string(path).map_err(Error::file("read", path));
     let request = options.csr.as_ref().map(read).transpose()?;
-    let issued = clients::issue(&context.home, &ledger, &options.user, request.as_deref())?;
+    let validity = options.days.map(|days| validity(&ledger, &options.user, days)).transpose()?;
+    let issued = clients::issue(&context.home, &ledger, &options.user, request.as_deref(), validity)?;
     let directory = options.out.unwrap_or_else(|| context.home.clients(&options.name));
     private_directory(&directory).map_err(Error::file("made", &directory))?;
     let name = file_name(&options.user);
@@ -96,6 +128,22 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
     Ok(Exit::Done)
 }
 
+fn validity(ledger: &Ledger, user: &str, days: u16) -> Result<SignedDuration, Error> {
+    if user == ROOT {
+        let what = "certificates of root are valid for a day: root is never removed, so they cannot be revoked";
+        return Err(Error::refused(what, "leave out --days, or declare another user"));
+    }
+    let validity = SignedDuration::from_hours(24 * i64::from(days));
+    let left = ledger.authorities.etcd.as_ref().map(|ca| ca.not_after.duration_since(Timestamp::now()));
+    match left.filter(|left| *left < validity) {
+        None => Ok(validity),
+        Some(left) => Err(Error::refused(
+            format!("the CA expires in {} days, before the certificate would", left.as_hours() / 24),
+            "choose fewer --days",
+        )),
+    }
+}
+
 /// A user's name as that of a file in the directory, whatever it holds. Beside it lies `ca.crt`.
 fn file_name(user: &str) -> String {
     let fine = |(at, c): (usize, char)| {
@@ -110,8 +158,6 @@ fn file_name(user: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use quorate_core::Secret;
 
     use super::*;

@@ -7,9 +7,20 @@ use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
+use crate::output;
 
-pub async fn down(context: &Context, named: cli::Named) -> Result<Exit, Error> {
-    switch(context, &named.name, "down", Power::Off).await
+pub async fn down(context: &Context, options: cli::Down) -> Result<Exit, Error> {
+    let name = &options.name;
+    load::ledger(&context.home, name)?;
+    // Data is kept and `start` undoes it, so scripts need not confirm.
+    if !options.yes && output::can_ask() {
+        let answer =
+            output::ask(&format!("stop all machines of cluster {name}? It does not serve until `start`. [y/N] "))?;
+        if !matches!(answer.to_ascii_lowercase().as_str(), "y" | "yes") {
+            return Err(Error::Declined);
+        }
+    }
+    switch(context, name, "down", Power::Off).await
 }
 
 pub async fn start(context: &Context, named: cli::Named) -> Result<Exit, Error> {

@@ -2,17 +2,32 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
-use quorate_core::spec::{Problem, json_schema, template};
+use quorate_core::spec::{FORMAT, Problem, SCHEMA_LINE, Spec, json_schema, template};
+use quorate_core::versions::DEFAULT;
 use serde::Serialize;
 
+use super::Context;
 use crate::cli::{self, Cli, Format};
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
 use crate::output::{self, count};
 
-pub fn init(options: cli::Init) -> Result<Exit, Error> {
-    output::print(&template(&options.provider).expect("clap accepts known providers alone"))?;
+pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> {
+    let mut text = template(&options.provider).expect("clap accepts known providers alone");
+    // The etcd that is there, rather than one to fetch. One that cannot be run is reported when it is needed.
+    if let Ok(Some((_, version))) = super::up::found_version(context).await {
+        text = text.replace(&format!("#version: {DEFAULT}"), &format!("version: {version}"));
+    }
+    output::print_exactly(&text)?;
+    Ok(Exit::Done)
+}
+
+/// The spec as it was applied last.
+pub fn show(context: &Context, named: cli::Named) -> Result<Exit, Error> {
+    let ledger = load::ledger(&context.home, &named.name)?;
+    let spec = Spec { quorate: FORMAT, clusters: vec![ledger.spec] };
+    output::print_exactly(&format!("{SCHEMA_LINE}{}", spec.to_yaml()))?;
     Ok(Exit::Done)
 }
 

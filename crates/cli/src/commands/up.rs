@@ -97,7 +97,7 @@ fn agree(members: u16, yes: bool) -> Result<(), Error> {
 }
 
 /// The etcd on PATH and its version, if there is one.
-async fn found_version(context: &Context) -> Result<Option<(PathBuf, Version)>, Error> {
+pub(super) async fn found_version(context: &Context) -> Result<Option<(PathBuf, Version)>, Error> {
     let Ok(etcd) = binaries::on_path(std::env::var_os("PATH").as_deref()) else { return Ok(None) };
     let found = binaries::version_of(&etcd, &context.home.programs()).await?;
     let version = found.parse().map_err(|_| {

@@ -94,6 +94,17 @@ fn a_declared_user_by_certificate() {
         let mine = sandbox.path().join("mine.key");
         may_do_what_its_roles_say(&sandbox, &by_certificate(&sandbox, &out.join("app.crt"), &mine));
 
+        // Its environment, with the certificate that is there; and one for some days only.
+        let env = sandbox.quorate(&["env", "c", "--user", "app"]).ok().stdout;
+        assert!(env.contains("/app.crt") && env.contains("/app.key") && !env.contains("root"), "{env}");
+        let told =
+            sandbox.quorate(&["cert", "issue", "c", "--user", "app", "--days", "2", "--out", "short"]).ok().stdout;
+        let day_after_tomorrow = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(48);
+        assert!(told.contains(&day_after_tomorrow.strftime("%Y-%m-%d").to_string()), "{told}");
+        let told = sandbox.quorate(&["cert", "issue", "c", "--user", "app", "--days", "9999"]).expect(1).stderr;
+        assert!(told.contains("before the certificate would"), "{told}");
+        let told = sandbox.quorate(&["cert", "issue", "c", "--user", "root", "--days", "2"]).expect(1).stderr;
+        assert!(told.contains("cannot be revoked"), "{told}");
         let told = sandbox.quorate(&["cert", "issue", "c", "--user", "nobody"]).expect(1).stderr;
         assert!(told.contains("user nobody is not declared") && told.contains("root, app"), "{told}");
         sandbox.file("bad.csr", "not a request");

@@ -33,7 +33,7 @@ pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
     VolumeName,
 };
-pub use write::{generated, template};
+pub use write::{SCHEMA_LINE, generated, template};
 
 pub use crate::providers::{MemberSpec, Provider};
 

@@ -15,10 +15,16 @@ use crate::versions::Version;
 /// Settings that are the same for every provider.
 const SETTINGS: &str = include_str!("template.yaml");
 
+/// How a spec begins that is written for people: editors with a YAML language server then complete and check it.
+pub const SCHEMA_LINE: &str = "\
+# yaml-language-server: $schema=quorate.schema.json
+# (`quorate schema > quorate.schema.json` writes that file, for editors.)
+";
+
 /// A commented spec to start from, with every option and its default, for the provider of this name.
 pub fn template(provider: &str) -> Option<String> {
     let (_, machines) = TEMPLATES.iter().find(|(name, _)| *name == provider)?;
-    Some(format!("{machines}{SETTINGS}"))
+    Some(format!("{SCHEMA_LINE}{machines}{SETTINGS}"))
 }
 
 /// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
