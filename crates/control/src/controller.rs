@@ -14,7 +14,7 @@ use quorate_core::desire::Wish;
 use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
-use quorate_core::planner::safety::revision;
+use quorate_core::planner::safety::{requests, revision};
 use quorate_core::planner::{
     Action, Decision, Outstanding, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide,
 };
@@ -144,7 +144,7 @@ impl Controller {
         let store = home.store(spec.name.as_str());
         let before = store.read()?;
         let mut ledger = before.clone().unwrap_or_else(|| new_ledger(spec));
-        begin_run(&mut ledger, spec);
+        begin_run(&mut ledger, spec, Timestamp::now());
         change(&mut ledger);
         let holder = format!("quorate {verb}, by {}", process::user_name());
         let held = Rc::new(Held::take(store, ledger, &holder, Timestamp::now())?);
@@ -299,6 +299,7 @@ impl Controller {
         let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
         let highest = revision::told(statuses).unwrap_or(0);
         let ledger = self.held.release(|ledger| {
+            remember::answered(ledger);
             ledger.highest_revision = revision::remembered(ledger.highest_revision).max(highest);
             if blocked.is_empty() {
                 ledger.spec_before = None;
@@ -404,7 +405,7 @@ pub async fn plan(
 ) -> Result<Plan, ControlError> {
     let store = home.store(spec.name.as_str());
     let mut ledger = store.read()?.unwrap_or_else(|| new_ledger(spec));
-    begin_run(&mut ledger, spec);
+    begin_run(&mut ledger, spec, Timestamp::now());
     change(&mut ledger);
     let provider = home.provider(&ledger);
     let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
@@ -441,19 +442,12 @@ pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, Ledger
     Ok(latest.map_or(ledger.fence, |latest| latest.fence.max(ledger.fence)))
 }
 
-/// A word counts for the run it was given to, and one that was killed could not take it back. Only a recovery or a restore that has
-/// begun goes on: before that nothing was given up, and clients may have written since.
-fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec) {
-    ledger.take_spec(spec);
-    ledger.downtime = None;
-    ledger.without_grace = None;
+/// Requests of earlier runs stay open until they are answered; those that no longer count are dropped (`safety::requests`).
+fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) {
+    requests::drop_stale(ledger, now, ledger.spec != *spec);
+    ledger.spec = spec.clone();
+    // It says whom this run may believe, and is given to each run anew.
     ledger.older_accepted = None;
-    if !matches!(ledger.formation, Formation::Recovering { .. }) {
-        ledger.recovery = None;
-    }
-    if !matches!(ledger.formation, Formation::Restoring { .. }) {
-        ledger.restore = None;
-    }
     for record in ledger.members.values_mut() {
         record.join_failed = None;
     }

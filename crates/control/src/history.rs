@@ -362,12 +362,14 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     }
     let asked = |ledger: &Ledger| ledger.restore.as_ref().map(|wish| wish.consent.clone());
     let (restore_before, restore_after) = (asked(before), asked(after));
+    let recovers = |ledger: &Ledger| ledger.recovery.as_ref().map(|request| request.consent.clone());
+    let (recovery_before, recovery_after) = (recovers(before), recovers(after));
     let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
         ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
         ("allow-downtime", &before.downtime, &after.downtime, "that a restart may interrupt the service"),
         ("now", &before.without_grace, &after.without_grace, "that machines which are not seen are dead"),
-        ("recover", &before.recovery, &after.recovery, "that the majority is lost for good"),
+        ("recover", &recovery_before, &recovery_after, "that the majority is lost for good"),
         ("restore", &restore_before, &restore_after, "that the data of all members is replaced"),
         ("accept-older-ledger", &before.older_accepted, &after.older_accepted, "that this older ledger leads"),
     ];
@@ -384,6 +386,7 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use quorate_core::model::RecoveryRequest;
     use quorate_core::planner::{Action, Precondition, Reason};
     use quorate_core::spec::{ClientAuth, generated};
     use quorate_core::versions;
@@ -487,7 +490,8 @@ mod tests {
         let mut after = ledger();
         quorate_core::planner::remember::raise_incarnation(&mut after, &"etcd-2".into());
         let shown = String::from("1 of 3 voters");
-        after.recovery = Some(Consent { at: Timestamp::UNIX_EPOCH, by: String::from("me"), shown });
+        let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::from("me"), shown };
+        after.recovery = Some(RecoveryRequest { consent, of: None });
         Recorder::begin(history.clone(), "recover", 1, Some(&ledger()), &after).unwrap();
         let told = history.entries(None).unwrap();
         let actions: Vec<&str> = told.iter().map(|e| e.step.action.as_str()).collect();

@@ -146,6 +146,7 @@ impl Wish<'_> {
             boots_within: spec.provider.settings().boots_within(),
             machines: spec.provider.settings().machines(),
             recovery: ledger.recovery.is_some(),
+            recovery_of: ledger.recovery.as_ref().and_then(|request| request.of.clone()),
             restore: restore(ledger, brought),
             last_change: ledger.last_change,
             highest_revision: ledger.highest_revision,

@@ -30,7 +30,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     let standing = standing(&ledger, &seen);
     let begun = matches!(ledger.formation, Formation::Recovering { .. });
     let shown = format!("{standing}{}", if begun { "" } else { WHAT_MAY_BE_LOST });
-    let recover = Recover::prepare(&context.home, &cluster, shown.clone(), options.now).await?;
+    let recover = Recover::prepare(&context.home, &cluster, (&ledger, &seen), shown.clone(), options.now).await?;
     if !recover.succeeds() {
         output::talk(&standing);
         return Ok(refused(&recover.plan.end.blocked));

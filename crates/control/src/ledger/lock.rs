@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_core::model::{Formation, Ledger, Lock};
+use quorate_core::model::{Ledger, Lock};
 
 use super::{LedgerError, Store, next};
 use quorate_agent::process::{self, Process};
@@ -125,17 +125,12 @@ impl Held {
         }
     }
 
-    /// Gives the lock up, with a last change. A word that the operator gave for this run ends with it.
+    /// Gives the lock up, with a last change.
     pub fn release(&self, change: impl FnOnce(&mut Ledger)) -> Result<Ledger, LedgerError> {
         let mut released = Ledger::clone(&self.current());
         self.store.expect_newest(released.version)?;
         change(&mut released);
         released.lock = None;
-        released.downtime = None;
-        released.without_grace = None;
-        if !matches!(released.formation, Formation::Recovering { .. }) {
-            released.recovery = None;
-        }
         self.store.write(&mut released)?;
         Ok(released)
     }

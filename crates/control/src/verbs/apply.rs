@@ -67,8 +67,8 @@ impl Apply {
     }
 
     pub fn note(&self, ledger: &mut Ledger) {
-        ledger.downtime = self.downtime.clone();
-        ledger.without_grace = self.without_grace.clone();
+        super::add(&mut ledger.downtime, &self.downtime);
+        super::add(&mut ledger.without_grace, &self.without_grace);
         if self.spec_file.is_some() {
             ledger.spec_file.clone_from(&self.spec_file);
         }

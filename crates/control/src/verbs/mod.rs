@@ -61,6 +61,13 @@ pub fn consent(shown: String) -> Consent {
     Consent { at: Timestamp::now(), by: format!("{}@{}", process::user_name(), process::host_name()), shown }
 }
 
+/// Adds what is confirmed now to what is open from before.
+fn add(open: &mut Option<Consent>, confirmed: &Option<Consent>) {
+    if confirmed.is_some() {
+        open.clone_from(confirmed);
+    }
+}
+
 /// Observes a cluster without changing anything on it.
 pub async fn observe(home: &Home, ledger: &Ledger) -> Result<Observation, ControlError> {
     Sight::new(home.provider(ledger)).glance(ledger, None).await

@@ -1,6 +1,7 @@
 //! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
 
-use quorate_core::model::{Consent, Formation, Ledger};
+use quorate_core::model::{Formation, Ledger, MemberName, Observation, RecoveryRequest};
+use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Action, Plan};
 
 use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
@@ -31,14 +32,28 @@ pub struct Recover {
 }
 
 struct Request {
-    confirmed: Consent,
+    recovery: RecoveryRequest,
+    /// The survivor from which a recovery continues that has begun.
+    continues: Option<MemberName>,
     now: bool,
 }
 
 impl Recover {
     /// With `now`, machines that are not seen count as dead at once.
-    pub async fn prepare(home: &Home, cluster: &Cluster, shown: String, now: bool) -> Result<Self, ControlError> {
-        let request = Request { confirmed: consent(shown), now };
+    pub async fn prepare(
+        home: &Home,
+        cluster: &Cluster,
+        (ledger, seen): (&Ledger, &Observation),
+        shown: String,
+        now: bool,
+    ) -> Result<Self, ControlError> {
+        let recovery = RecoveryRequest { consent: consent(shown), of: requests::what_is_left(ledger, seen) };
+        let has_machine = |from: &MemberName| seen.machines.get().is_some_and(|machines| machines.contains_key(from));
+        let continues = match &ledger.formation {
+            Formation::Recovering { from, .. } => Some(from.clone()).filter(has_machine),
+            _ => None,
+        };
+        let request = Request { recovery, continues, now };
         let change = |ledger: &mut Ledger| request.note(ledger);
         let plan = controller::plan(home, &cluster.spec, &cluster.brought, change).await?;
         Ok(Recover { request, plan })
@@ -56,9 +71,13 @@ impl Recover {
 }
 
 impl Request {
-    /// The confirmation under which a recovery has begun is kept.
+    /// The confirmation under which a recovery has begun is kept while its survivor is there.
     fn note(&self, ledger: &mut Ledger) {
-        ledger.without_grace = self.now.then(|| self.confirmed.clone());
-        ledger.recovery.get_or_insert_with(|| self.confirmed.clone());
+        super::add(&mut ledger.without_grace, &self.now.then(|| self.recovery.consent.clone()));
+        let begun =
+            matches!(&ledger.formation, Formation::Recovering { from, .. } if self.continues.as_ref() == Some(from));
+        if !begun || ledger.recovery.is_none() {
+            ledger.recovery = Some(self.recovery.clone());
+        }
     }
 }

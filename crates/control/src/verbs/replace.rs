@@ -96,8 +96,7 @@ struct Request {
 impl Request {
     /// Asks for the next incarnation, unless somebody else did so since it was shown.
     fn note(&self, ledger: &mut Ledger) {
-        ledger.downtime.clone_from(&self.downtime);
-        ledger.without_grace = None;
+        super::add(&mut ledger.downtime, &self.downtime);
         match &self.change {
             Change::Replace { member, has } if incarnation(ledger, member) == *has => {
                 remember::raise_incarnation(ledger, member);

@@ -142,7 +142,7 @@ impl Request<'_> {
             epoch,
             bump_revision: Some(*bump_revision),
         });
-        ledger.without_grace = self.now.then(|| self.confirmed.clone());
+        super::add(&mut ledger.without_grace, &self.now.then(|| self.confirmed.clone()));
     }
 }
 

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::{
-    AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, MemberName, NodeConfig, Permission,
-    Power, Program, SecretKind,
+    AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, LostMajority, MemberName, NodeConfig,
+    Permission, Power, Program, SecretKind,
 };
 use crate::providers::MachineKind;
 use crate::spec::Change;
@@ -30,6 +30,8 @@ pub struct Desired {
     pub boots_within: SignedDuration,
     /// The operator gave the word that the majority is lost for good.
     pub recovery: bool,
+    /// What was left when that was confirmed. Absent: a recovery that has begun continues, none begins.
+    pub recovery_of: Option<LostMajority>,
     /// The operator gave the word that the data of all members is replaced.
     pub restore: Option<Restore>,
     /// When the membership was last changed.

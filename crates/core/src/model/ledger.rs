@@ -58,9 +58,9 @@ pub struct Ledger {
     /// The operator's word that machines which are not seen count as dead at once.
     #[serde(default)]
     pub without_grace: Option<Consent>,
-    /// The operator's word that the majority is lost for good, and what may be lost with it.
+    /// The operator's request to recover from the loss of the majority, and what may be lost with it.
     #[serde(default)]
-    pub recovery: Option<Consent>,
+    pub recovery: Option<RecoveryRequest>,
     /// The word under which the cluster was recovered, until all members that are wanted vote again.
     #[serde(default)]
     pub recovered: Option<Consent>,
@@ -124,6 +124,27 @@ pub struct Consent {
     pub at: Timestamp,
     pub by: String,
     pub shown: String,
+}
+
+/// The operator's confirmation that the majority is lost permanently, for the loss that was shown.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RecoveryRequest {
+    #[serde(flatten)]
+    pub consent: Consent,
+    /// Absent where an older quorate wrote it: such a request only lets a recovery continue that has begun.
+    #[serde(default)]
+    pub of: Option<LostMajority>,
+}
+
+/// What was left of a cluster when its recovery was confirmed.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LostMajority {
+    /// The formation whose majority is lost.
+    pub token: String,
+    /// The members that still held their data.
+    pub survivors: BTreeSet<MemberName>,
+    /// The index that the furthest of their logs reached.
+    pub index: u64,
 }
 
 /// The operator's word that all members begin anew from one snapshot.

@@ -34,7 +34,8 @@ pub use host::{
 pub use issued::{IssuedCertificate, MachineCertificate};
 pub use ledger::{
     AuthRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation, FormedWith, FormingMember,
-    JwtKeys, LEDGER_FORMAT, Ledger, Lock, MemberRecord, OwnedUser, Power, RestoreWish, SecretKind, migrate_ledger,
+    JwtKeys, LEDGER_FORMAT, Ledger, Lock, LostMajority, MemberRecord, OwnedUser, Power, RecoveryRequest, RestoreWish,
+    SecretKind, migrate_ledger,
 };
 pub use name::MemberName;
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

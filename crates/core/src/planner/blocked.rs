@@ -28,6 +28,7 @@ pub enum UnsafeBecause {
     NotLost { voters: usize, healthy: usize },
     Serves { member: MemberName, voters: usize, healthy: usize, quorum: usize },
     NothingSurvives { voters: usize, silent: BTreeSet<MemberName> },
+    OtherLoss { before: Vec<MemberName>, now: Vec<MemberName> },
     SurvivorGone { member: MemberName },
     SnapshotGone { member: MemberName, source: String },
     RestoreUnfinished { token: String },
@@ -90,6 +91,7 @@ impl UnsafeBecause {
             UnsafeBecause::NotLost { .. }
             | UnsafeBecause::Serves { .. }
             | UnsafeBecause::NothingSurvives { .. }
+            | UnsafeBecause::OtherLoss { .. }
             | UnsafeBecause::SurvivorGone { .. }
             | UnsafeBecause::SnapshotGone { .. }
             | UnsafeBecause::RestoreUnfinished { .. } => Rule::DataDiesOnlyByConsent,
@@ -125,6 +127,7 @@ impl UnsafeBecause {
             | UnsafeBecause::Quorum { member, .. }
             | UnsafeBecause::Outage { member, .. } => Some(member),
             UnsafeBecause::MajorityLost { .. }
+            | UnsafeBecause::OtherLoss { .. }
             | UnsafeBecause::NotLost { .. }
             | UnsafeBecause::Serves { .. }
             | UnsafeBecause::NothingSurvives { .. }
@@ -178,6 +181,7 @@ impl UnsafeBecause {
             UnsafeBecause::NotLost { .. } => "not-lost",
             UnsafeBecause::Serves { .. } => "serves",
             UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
+            UnsafeBecause::OtherLoss { .. } => "other-loss",
             UnsafeBecause::SurvivorGone { .. } => "survivor-gone",
             UnsafeBecause::SnapshotGone { .. } => "snapshot-gone",
             UnsafeBecause::RestoreUnfinished { .. } => "restore-unfinished",
@@ -203,7 +207,7 @@ impl UnsafeBecause {
         }
     }
 
-    pub const KINDS: [&str; 37] = [
+    pub const KINDS: [&str; 38] = [
         "foreign-machine",
         "second-key",
         "older-ledger",
@@ -219,6 +223,7 @@ impl UnsafeBecause {
         "not-lost",
         "serves",
         "nothing-survives",
+        "other-loss",
         "survivor-gone",
         "snapshot-gone",
         "restore-unfinished",
@@ -316,6 +321,9 @@ impl UnsafeBecause {
                 "bring back at least one machine with its data, or restore a backup; if everything is lost, `quorate \
                  destroy` and `quorate apply` create a new cluster",
             ),
+            UnsafeBecause::OtherLoss { .. } => {
+                String::from("run `quorate recover` again: it shows what is left now, and what would be lost")
+            }
             UnsafeBecause::SurvivorGone { .. } => String::from(
                 "bring it back; if it is lost permanently, re-run `quorate recover` to choose another survivor",
             ),
@@ -478,6 +486,20 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::NothingSurvives { voters, silent } => {
                 write!(f, "none of the {voters} members is known to have data of this cluster")?;
                 if silent.is_empty() { Ok(()) } else { write!(f, ", and there is no answer from {}", list(silent)) }
+            }
+            UnsafeBecause::OtherLoss { before, now } => {
+                let list = |names: &[MemberName]| match names {
+                    [] => String::from("no member"),
+                    names => names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+                };
+                let (before, now) = (list(before), list(now));
+                if before == now {
+                    return write!(
+                        f,
+                        "the recovery was confirmed when the data of {before} went further than it does now"
+                    );
+                }
+                write!(f, "the recovery was confirmed when {before} had data of the cluster, and now {now} has")
             }
             UnsafeBecause::SurvivorGone { member } => {
                 write!(f, "the cluster is being recovered from the data of {member}, and its machine is gone")

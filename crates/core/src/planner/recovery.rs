@@ -6,6 +6,7 @@ use std::collections::BTreeSet;
 
 use super::cluster::peer_url;
 use super::safety::Absence;
+use super::safety::requests::{holds, loss_is_as_confirmed};
 use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
 use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
 
@@ -28,7 +29,7 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     if let Err(because) = safety::majority_is_lost(desired, seen) {
         return decision.block(because);
     }
-    let (mut survivors, mut unreadable) = (Vec::new(), Vec::new());
+    let (mut survivors, mut unread, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
     let (mut silent, mut doubts) = (BTreeSet::new(), Vec::new());
     for member in members.keys() {
         let is_shown = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
@@ -43,9 +44,10 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
                 }
             }
         }
-        let Some(facts) = seen.facts(member).filter(|f| holds(f, desired, token)) else { continue };
+        let Some(facts) = seen.facts(member).filter(|f| holds(f, &desired.cluster_id, token)) else { continue };
         if let Some(why) = &facts.etcd.log_damage {
             unreadable.push(format!("the log of {member} cannot be read ({why})"));
+            unread.push((member, facts));
             continue;
         }
         survivors.push((member, facts));
@@ -58,6 +60,12 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     }
     if !doubts.is_empty() {
         return doubts.into_iter().for_each(|because| decision.block(because));
+    }
+    let mut left: Vec<(&MemberName, &Facts)> = survivors.clone();
+    left.extend(unread);
+    left.sort_by_key(|(member, _)| *member);
+    if let Err(because) = loss_is_as_confirmed(desired.recovery_of.as_ref(), token, &left) {
+        return decision.block(because);
     }
     let running: Vec<_> = survivors.iter().filter(|(_, f)| f.etcd.service != ServiceState::Stopped).collect();
     if !running.is_empty() {
@@ -169,9 +177,4 @@ fn run(decision: &mut Decision, from: &MemberName, facts: &Facts) {
             decision.wait(WaitingFor::Health { member: from.clone(), why });
         }
     }
-}
-
-fn holds(facts: &Facts, desired: &Desired, token: &str) -> bool {
-    matches!(&facts.etcd.data, DataSeen::Stamped(s) if s.token == token && s.cluster_id == desired.cluster_id)
-        && facts.etcd.older.is_none()
 }

@@ -216,6 +216,18 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     before != noted(ledger)
 }
 
+/// Nothing is left to do or to wait for: what the operator requested is done, or was refused. A recovery or a restore that has begun is
+/// neither, and continues.
+pub fn answered(ledger: &mut Ledger) {
+    (ledger.downtime, ledger.without_grace) = (None, None);
+    if !matches!(ledger.formation, Formation::Recovering { .. }) {
+        ledger.recovery = None;
+    }
+    if !matches!(ledger.formation, Formation::Restoring { .. }) {
+        ledger.restore = None;
+    }
+}
+
 /// The seat keeps its data and gets another machine. The one it has is to go for that.
 pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
@@ -331,7 +343,7 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
         for member in lost {
             raise_incarnation(ledger, member);
         }
-        ledger.recovered = ledger.recovery.take();
+        ledger.recovered = ledger.recovery.take().map(|request| request.consent);
         return true;
     }
     if let Formation::Restoring { token, members, .. } = ledger.formation.clone() {

@@ -5,6 +5,7 @@ mod agents;
 mod orders;
 mod peers;
 mod renewal;
+pub mod requests;
 pub mod restore;
 pub mod revision;
 mod revocation;

@@ -19,12 +19,14 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use jiff::SignedDuration;
+use quorate_core::model::RecoveryRequest;
 use quorate_core::model::{
     AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent,
     DataSeen, Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry,
     MemberName, OlderData, Power, Program, ProgramSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
+use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Decision, Step, safety};
 
 use crate::scene::{self, Scene};
@@ -241,7 +243,10 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["wants", "it", "up"] => scene.ledger.power = Power::On,
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
         ["takes", "the", "word", "back"] => scene.ledger.recovery = None,
-        ["says", "recover"] => scene.ledger.recovery = Some(consent()),
+        ["says", "recover"] => {
+            let of = requests::what_is_left(&scene.ledger, &scene.seen);
+            scene.ledger.recovery = Some(RecoveryRequest { consent: consent(), of });
+        }
         ["restores", snapshot] => scene.restore(snapshot),
         ["takes", "the", "restore", "back"] => scene.ledger.restore = None,
         ["replaces", member] => {

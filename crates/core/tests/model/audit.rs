@@ -108,8 +108,9 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::DestroyMachine { member, .. } if formed => judge_destruction(desired, look, member),
         Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),
         Action::StartEtcd { bootstrap: Some(_), .. } => formed.then_some(Wrong::NewAfterFormed),
-        Action::RecordRecovery { .. } => {
-            (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
+        Action::RecordRecovery { from, .. } => {
+            let confirmed = desired.recovery_of.as_ref().is_some_and(|of| of.survivors.contains(from));
+            (!desired.recovery || !confirmed || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
         }
         Action::StopEtcd { member } if formed && is_renewed(desired, member) => judge_renewal(desired, look, member),
         Action::StopEtcd { .. } if formed => {

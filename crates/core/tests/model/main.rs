@@ -448,6 +448,7 @@ macro_rules! every_change {
             recover: 3, Change::Recover("etcd-3"), [Recovered];
             recover_of_two: 2, Change::Recover("etcd-2"), [Recovered];
             recover_nothing: 3, Change::RecoverNothing, [];
+            recover_otherwise: 3, Change::RecoverOtherwise("etcd-3"), [];
             restore: 3, Change::Restore(3), [Restored];
             restore_smaller: 3, Change::Restore(2), [Restored];
             nothing: 3, Change::Nothing, [];

@@ -4,9 +4,11 @@ use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RestoreWish, ServiceState,
+    Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RecoveryRequest, RestoreWish,
+    ServiceState,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
+use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
 use quorate_core::providers::local::LocalSettings;
@@ -56,6 +58,8 @@ pub enum Change {
     Recover(&'static str),
     /// The word was given, and nothing is lost.
     RecoverNothing,
+    /// The loss of others was confirmed, before this one alone was left.
+    RecoverOtherwise(&'static str),
     /// The same, and that who is not seen is dead.
     RecoverServing,
     /// The data of all is to be replaced, and so many members are wanted then.
@@ -161,12 +165,20 @@ impl Scenario {
                 (etcd.service, etcd.peer_serving) = (ServiceState::Stopped, false);
             }
             Change::Recover(survivor) => {
-                world.ledger.recovery = Some(word);
+                world.machines.retain(|name, _| name.as_str() == survivor);
+                confirm_recovery(world, word);
+            }
+            Change::RecoverOtherwise(survivor) => {
+                let all = world.machines.clone();
+                world.machines.retain(|name, _| name.as_str() != survivor);
+                confirm_recovery(world, word);
+                world.machines = all;
                 world.machines.retain(|name, _| name.as_str() == survivor);
             }
-            Change::RecoverNothing => world.ledger.recovery = Some(word),
+            Change::RecoverNothing => confirm_recovery(world, word),
             Change::RecoverServing => {
-                (world.ledger.recovery, world.ledger.without_grace) = (Some(word.clone()), Some(word));
+                world.ledger.without_grace = Some(word.clone());
+                confirm_recovery(world, word);
             }
             Change::Restore(to) => {
                 *spec = declared(to, "3.6.14");
@@ -246,4 +258,10 @@ fn pin(spec: &mut ClusterSpec) {
 fn empty(spec: &ClusterSpec) -> World {
     let now = "2026-01-01T12:00:00Z".parse().expect("a time");
     World::empty(Ledger::new(String::from("c1"), spec.clone()), now)
+}
+
+/// The operator sees what is left, and confirms.
+fn confirm_recovery(world: &mut World, consent: Consent) {
+    let of = requests::what_is_left(&world.ledger, &world.observe());
+    world.ledger.recovery = Some(RecoveryRequest { consent, of });
 }

@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use quorate_core::model::{DataSeen, Desired, Formation, MemberName, Observation, ServiceState};
+use quorate_core::model::{DataSeen, Desired, Formation, LostMajority, MemberName, Observation, ServiceState};
+use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
 
@@ -133,8 +134,13 @@ impl ClusterModel {
             && desired.members.iter().all(well)
     }
 
-    /// The word to recover was given, and nothing is lost.
+    /// The word to recover was given, and nothing is lost; or it was given for another loss than there is.
     fn is_needless(&self, world: &World, end: &Decision) -> bool {
+        if end.blocked.iter().any(|b| matches!(b, UnsafeBecause::OtherLoss { .. })) {
+            let survivors = |of: Option<LostMajority>| of.map(|of| of.survivors);
+            let confirmed = world.ledger.recovery.as_ref().and_then(|request| request.of.clone());
+            return survivors(confirmed) != survivors(requests::what_is_left(&world.ledger, &world.observe()));
+        }
         let told =
             end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. } | UnsafeBecause::Serves { .. }));
         told && world.ledger.recovery.is_some() && Voters::of(world).quorate()
