@@ -46,7 +46,7 @@ fn the_data_comes_back_without_the_ledger() {
     let signer = backed.signer();
     lose_everything(&backed);
     let told = backed.restore(&["--without-ledger", "--signed-by", &signer]).ok().text();
-    assert!(told.contains("no ledger comes back: it gets new CAs and keys"), "{told}");
+    assert!(told.contains("no ledger to restore: it gets new CAs and keys"), "{told}");
     assert_ne!(backed.sandbox.ledger("c")["cluster_id"], cluster_id);
     assert_eq!((backed.contents(), backed.users_and_roles()), (contents, users));
     assert!(backed.revision() >= highest + 1_000_000_000);
