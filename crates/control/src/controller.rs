@@ -445,7 +445,7 @@ pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, Ledger
 /// Requests of earlier runs stay open until they are answered; those that no longer count are dropped (`safety::requests`).
 fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) {
     requests::drop_stale(ledger, now, ledger.spec != *spec);
-    ledger.spec = spec.clone();
+    ledger.take_spec(spec);
     // It says whom this run may believe, and is given to each run anew.
     ledger.older_accepted = None;
     for record in ledger.members.values_mut() {
