@@ -12,7 +12,7 @@ use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::model::{
     AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
-    MachineCertificate, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
+    MachineCertificate, MachineId, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_core::providers::MachineKind;
@@ -163,7 +163,6 @@ impl Controller {
         answers: &Answers,
         signed: &Signed,
     ) -> Result<(), ControlError> {
-        let cluster = desired.cluster.as_str();
         if is_for_the_provider(&step.action) {
             // A provider knows no fence.
             self.held.confirm(Timestamp::now())?;
@@ -177,17 +176,10 @@ impl Controller {
                 }
                 made
             }
-            Action::StartMachine { member } => {
-                let (seat, incarnation) = machine_of(seen, member);
-                Ok(self.sight.provider().start(cluster, &seat, incarnation).await?)
-            }
-            Action::StopMachine { member } => {
-                let (seat, incarnation) = machine_of(seen, member);
-                Ok(self.sight.provider().stop(cluster, &seat, incarnation).await?)
-            }
+            Action::StartMachine { member } => Ok(self.sight.provider().start(&machine_of(seen, member)).await?),
+            Action::StopMachine { member } => Ok(self.sight.provider().stop(&machine_of(seen, member)).await?),
             Action::DestroyMachine { member, data } => {
-                let (seat, incarnation) = machine_of(seen, member);
-                Ok(self.sight.provider().destroy(cluster, &seat, incarnation, *data).await?)
+                Ok(self.sight.provider().destroy(&machine_of(seen, member), *data).await?)
             }
             Action::Enrol { member } => self.enrol(member, answers).await,
             Action::InstallCertificates { member, .. } => {
@@ -519,10 +511,10 @@ fn membership(expects: &Precondition) -> Membership {
     }
 }
 
-/// As the provider knows it: the seat, and which of its machines.
-fn machine_of(seen: &Observation, member: &MemberName) -> (MemberName, u64) {
+/// The machine as the provider knows it.
+fn machine_of(seen: &Observation, member: &MemberName) -> MachineId {
     let machine = seen.machines.get().and_then(|machines| machines.get(member));
-    (member.seat().into(), machine.map_or(1, |m| m.incarnation))
+    MachineId::new(member, machine.map_or(1, |m| m.incarnation))
 }
 
 fn is_for_the_provider(action: &Action) -> bool {

@@ -177,20 +177,20 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
 
 async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
     let provider = home.provider(ledger);
-    let machines = provider.machines(ledger.spec.name.as_str()).await.map_err(ControlError::from)?;
+    let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines);
     let current = ledger.spec.members.iter().filter_map(|m| machines.get(&m.name.as_str().into()));
     let current: Vec<IpAddr> = current.map(|machine| machine.address).collect();
     let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.formation.has_member(name));
     let former: Vec<IpAddr> = former.map(|(_, machine)| machine.address).collect();
     // While the only member is replaced, its former machine is the one that serves.
-    let addresses = if former.is_empty() || any_serves(&*provider, ledger, &current).await? { current } else { former };
+    let addresses = if former.is_empty() || any_serves(&*provider, &current).await? { current } else { former };
     Ok(addresses.into_iter().map(|address| https_url(address, CLIENT_PORT)).collect())
 }
 
 /// Whether a client would be answered at one of these addresses.
-async fn any_serves(provider: &dyn Provider, ledger: &Ledger, addresses: &[IpAddr]) -> Result<bool, ClientError> {
-    provider.enter(ledger.spec.name.as_str()).map_err(ControlError::from)?;
+async fn any_serves(provider: &dyn Provider, addresses: &[IpAddr]) -> Result<bool, ClientError> {
+    provider.enter().map_err(ControlError::from)?;
     let knock = async |address: &IpAddr| {
         let connected = timeout(KNOCK, TcpStream::connect((*address, CLIENT_PORT))).await;
         matches!(connected, Ok(Ok(_)))

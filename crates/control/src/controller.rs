@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
-use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MemberName, Observation};
+use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MachineId, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::safety::{requests, revision};
@@ -167,7 +167,6 @@ impl Controller {
     /// Looks, decides and acts until nothing is left to do. However it ends, the lock is given up here and nowhere else.
     pub async fn run(mut self, reporter: &dyn Reporter) -> Result<Outcome, ControlError> {
         let (provider, held) = (self.sight.provider(), self.held.clone());
-        let cluster = held.ledger().spec.name.to_string();
         let admitted = Cell::new(false);
         // A look, a machine that is made, a key or a download may each take longer than the lease.
         let ended = tokio::select! {
@@ -178,7 +177,7 @@ impl Controller {
             // What is told is why it ended. A lock that cannot be given up now runs out.
             let _ = held.release(|_| {});
         }
-        let dismissed = if admitted.get() { provider.dismiss(&cluster, held.fence()).await } else { Ok(()) };
+        let dismissed = if admitted.get() { provider.dismiss(held.fence()).await } else { Ok(()) };
         let outcome = ended?;
         dismissed?;
         Ok(outcome)
@@ -197,7 +196,7 @@ impl Controller {
         self.held.announce(Timestamp::now())?;
         let recorder = Recorder::begin(self.history.clone(), &self.verb, fence, self.before.as_ref(), &ledger)?;
         admitted.set(true);
-        provider.admit(ledger.spec.name.as_str(), fence).await?;
+        provider.admit(fence).await?;
         self.rounds(&recorder.through(reporter)).await
     }
 
@@ -232,7 +231,7 @@ impl Controller {
             reporter.report(Event::Looked { seen: &seen, decision: &decision });
             if decision.steps.is_empty() && decision.waiting.is_empty() {
                 // A machine may have gone off by itself since, after the one that stopped it was killed.
-                self.sight.provider().admit(self.held.ledger().spec.name.as_str(), self.held.fence()).await?;
+                self.sight.provider().admit(self.held.fence()).await?;
                 return self.end(spent.steps, decision.blocked, seen);
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
@@ -257,12 +256,11 @@ impl Controller {
     /// An agent that never answered can tell nothing, but its machine may have.
     async fn out_of_patience(&self, seen: &Observation, waiting: Vec<WaitingFor>) -> ControlError {
         let provider = self.sight.provider();
-        let cluster = self.held.ledger().spec.name.to_string();
         let mut last_words = Vec::new();
         for silent in &waiting {
             let WaitingFor::Agent { member, .. } = silent else { continue };
             let Some(machine) = seen.machines.get().and_then(|machines| machines.get(member)) else { continue };
-            let words = provider.last_words(&cluster, &member.seat().into(), machine.incarnation).await;
+            let words = provider.console(&MachineId::new(member, machine.incarnation)).await;
             last_words.extend(words.ok().filter(|words| !words.is_empty()).map(|words| (member.clone(), words)));
         }
         ControlError::OutOfPatience { waited: provider.patience(), waiting, last_words }
@@ -311,7 +309,7 @@ impl Controller {
 
     async fn forget(&self, steps_done: usize, seen: Observation) -> Result<Outcome, ControlError> {
         let ledger = Ledger::clone(&self.held.ledger());
-        self.sight.provider().forget(ledger.spec.name.as_str()).await?;
+        self.sight.provider().forget().await?;
         self.history.remove()?;
         self.held.forget(Timestamp::now())?;
         Ok(Outcome { steps_done, blocked: Vec::new(), seen, ledger, forgotten: true })

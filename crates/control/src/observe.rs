@@ -147,8 +147,8 @@ impl Sight {
 
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
-        self.provider.enter(ledger.spec.name.as_str())?;
-        let machines = match self.provider.machines(ledger.spec.name.as_str()).await {
+        self.provider.enter()?;
+        let machines = match self.provider.machines().await {
             Ok(machines) => by_name(ledger, machines),
             Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
             Err(e) => {

@@ -126,7 +126,7 @@ impl Site {
             return Err(DrillError::NotFormed(cluster));
         }
         let inside = home.provider(ledger);
-        inside.enter(&cluster)?;
+        inside.enter()?;
         let access = access(&clients::environment(home, ledger, brought).await?)?;
         let program = Program::current(home).map_err(DrillError::Program)?;
         Ok(Site { home: home.clone(), cluster, program, access, _inside: inside })

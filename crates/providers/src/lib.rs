@@ -16,18 +16,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 pub use quorate_core::model::Data;
-use quorate_core::model::{Ledger, MachineSeen, MemberName};
+use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
 
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
 
-/// What a provider must be able to do. Every call may be repeated: what is already so is left so.
+/// What a provider of one cluster's machines must be able to do. Every call may be repeated without harm.
 #[async_trait(?Send)]
 pub trait Provider {
     /// Puts the calling thread where this cluster's machines are reached, should that be elsewhere. It is back when the
     /// provider is dropped.
-    fn enter(&self, _cluster: &str) -> Result<(), ProviderError> {
+    fn enter(&self) -> Result<(), ProviderError> {
         Ok(())
     }
 
@@ -47,15 +47,15 @@ pub trait Provider {
     }
 
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
-    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
+    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
 
     /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
     /// half made is removed, and what machines that are off have left. Called at the beginning of a run, before the lock is confirmed,
     /// and at its end.
-    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
+    async fn admit(&self, fence: u64) -> Result<(), ProviderError>;
 
     /// The controller with this fencing number makes no more machines.
-    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError>;
+    async fn dismiss(&self, fence: u64) -> Result<(), ProviderError>;
 
     /// Makes a machine and switches it on. The address must be settled before: see `address`. Where data `Stays`, it gets what
     /// the member's last machine left.
@@ -64,20 +64,14 @@ pub trait Provider {
     /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
     async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
 
-    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
-    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError>;
+    async fn start(&self, machine: &MachineId) -> Result<(), ProviderError>;
+    async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError>;
 
     /// Removes a machine. Where data `Stays`, it is kept for the member's next one.
-    async fn destroy(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-        data: Data,
-    ) -> Result<(), ProviderError>;
+    async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError>;
 
-    /// What a machine said last on its console, for people: all that there is to see of one whose agent never answers.
-    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError>;
+    /// The end of a machine's console, for people: all that there is to see of one whose agent never answers.
+    async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
 
     /// How the agent of a machine is reached that `machines` has shown.
     fn reach(&self, _member: &MemberName, _machine: &MachineSeen) -> Reach {
@@ -85,7 +79,7 @@ pub trait Provider {
     }
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
-    async fn forget(&self, cluster: &str) -> Result<(), ProviderError>;
+    async fn forget(&self) -> Result<(), ProviderError>;
 }
 
 /// How the agent of a machine is reached.
@@ -109,8 +103,8 @@ pub enum ProviderError {
     NoAddress { range: String },
     #[error("{} belongs to another cluster: it bears the mark of {found}", path.display())]
     NotOurs { path: PathBuf, found: String },
-    #[error("there is no machine of {member} in cluster {cluster}")]
-    NoSuchMachine { cluster: String, member: MemberName },
+    #[error("there is no machine {machine} in cluster {cluster}")]
+    NoSuchMachine { cluster: String, machine: String },
     #[error("the agent of {member} did not come up; its log ends with: {last_words}")]
     AgentDied { member: MemberName, last_words: String },
     #[error("`network: netns` needs {what}")]

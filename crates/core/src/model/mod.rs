@@ -37,7 +37,7 @@ pub use ledger::{
     JwtKeys, LEDGER_FORMAT, Ledger, Lock, LostMajority, MemberRecord, OwnedUser, Power, RecoveryRequest, RestoreWish,
     SecretKind, migrate_ledger,
 };
-pub use name::MemberName;
+pub use name::{MachineId, MemberName};
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, Seen};

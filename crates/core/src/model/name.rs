@@ -53,6 +53,26 @@ impl fmt::Display for MemberName {
     }
 }
 
+/// One machine of a cluster: its member, and which machine of that member it is. Shown as `etcd-2.2`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MachineId {
+    pub member: MemberName,
+    pub incarnation: u64,
+}
+
+impl MachineId {
+    /// A machine of the member with this name, or of the member that this former machine belonged to.
+    pub fn new(member: &MemberName, incarnation: u64) -> Self {
+        MachineId { member: member.seat().into(), incarnation }
+    }
+}
+
+impl fmt::Display for MachineId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{FORMER}{}", self.member, self.incarnation)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -62,6 +82,7 @@ mod tests {
         let former = MemberName::from("etcd-2").former(1);
         assert_eq!((former.to_string().as_str(), former.seat(), former.is_former()), ("etcd-2.1", "etcd-2", true));
         assert_eq!(former.former(3).as_str(), "etcd-2.3");
+        assert_eq!(MachineId::new(&former, 2).to_string(), "etcd-2.2");
     }
 
     #[test]

@@ -15,11 +15,11 @@ impl Libvirt {
     }
 
     /// What the machines of a member have left, the newest last.
-    async fn left_by(&self, cluster: &str, member: &str) -> Result<Vec<Volume>, LibvirtError> {
+    async fn left_by(&self, member: &str) -> Result<Vec<Volume>, LibvirtError> {
         let beginning = format!("{PREFIX}{}-", self.cluster_id);
         let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?, member);
         let all = self.volumes_of_cluster(DATA_SUFFIX).await?;
-        let used: Vec<Volume> = self.ours(cluster).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        let used: Vec<Volume> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
         let mut left: Vec<_> =
             all.into_iter().filter(|v| !used.contains(v)).filter_map(|v| Some((made(&v)?, v))).collect();
         left.sort_by_key(|(made, _)| *made);
@@ -27,13 +27,13 @@ impl Libvirt {
     }
 
     /// The data that the member's last machine has left for the next one.
-    pub(super) async fn kept_data(&self, cluster: &str, member: &str) -> Result<Option<Volume>, LibvirtError> {
-        Ok(self.left_by(cluster, member).await?.pop())
+    pub(super) async fn kept_data(&self, member: &str) -> Result<Option<Volume>, LibvirtError> {
+        Ok(self.left_by(member).await?.pop())
     }
 
     /// Removes data that no machine of the member has, once its present one is whole: that one has it all, or was made without it.
-    pub(super) async fn remove_left_data(&self, cluster: &str, member: &str) -> Result<(), ProviderError> {
-        for volume in self.left_by(cluster, member).await? {
+    pub(super) async fn remove_left_data(&self, member: &str) -> Result<(), ProviderError> {
+        for volume in self.left_by(member).await? {
             self.virsh.delete_volume(&volume).await?;
         }
         Ok(())

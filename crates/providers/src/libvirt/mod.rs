@@ -24,7 +24,7 @@ use futures_util::future::join_all;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
 use quorate_agent::private_directory;
-use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineSeen, MemberName, Power};
+use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineId, MachineSeen, MemberName, Power};
 use quorate_core::providers::Settings;
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, section};
 use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
@@ -106,26 +106,22 @@ impl Libvirt {
     }
 
     /// Those of this cluster's name, with their marks.
-    async fn marked(&self, cluster: &str) -> Result<Vec<(Found, Mark)>, LibvirtError> {
+    async fn marked(&self) -> Result<Vec<(Found, Mark)>, LibvirtError> {
+        let cluster = self.spec.name.as_str();
         let found = self.domains(&format!("{PREFIX}{cluster}-")).await?;
         let marked = found.into_iter().filter_map(|found| Some((found.clone(), found.mark?)));
         Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
     }
 
     /// Those that this very cluster has made or begun.
-    async fn ours(&self, cluster: &str) -> Result<Vec<(Found, Mark)>, LibvirtError> {
-        let marked = self.marked(cluster).await?;
+    async fn ours(&self) -> Result<Vec<(Found, Mark)>, LibvirtError> {
+        let marked = self.marked().await?;
         Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
     }
 
-    async fn find(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-    ) -> Result<Option<(Found, Mark)>, LibvirtError> {
-        let meant = |mark: &Mark| mark.member == *member && mark.incarnation == incarnation;
-        Ok(self.ours(cluster).await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
+    async fn find(&self, machine: &MachineId) -> Result<Option<(Found, Mark)>, LibvirtError> {
+        let meant = |mark: &Mark| mark.member == machine.member && mark.incarnation == machine.incarnation;
+        Ok(self.ours().await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
     }
 
     /// Changes a mark, of exactly the domain that was seen: one that has its name by now is another.
@@ -167,11 +163,11 @@ impl Libvirt {
     }
 
     /// Removes what is half made or half removed, where these words fit its mark, and disks that belong to no domain any more.
-    async fn sweep(&self, cluster: &str, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
+    async fn sweep(&self, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
         // Looked for before the domains: who makes a disk has defined its domain by then.
         let mut roots = self.volumes_of_cluster(ROOT_SUFFIX).await?;
-        let mut seeds = self.seeds_by_name(cluster).await?;
-        for (found, mark) in self.ours(cluster).await? {
+        let mut seeds = self.seeds_by_name().await?;
+        for (found, mark) in self.ours().await? {
             if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
                 // Data that is to stay is not in such a mark.
                 self.clear(&found, &mark, Data::Goes).await?;
@@ -200,7 +196,7 @@ impl Libvirt {
         Ok(ours.map(|name| Volume { pool: pool.clone(), name }).collect())
     }
 
-    fn console(&self, domain: &str) -> PathBuf {
+    fn console_file(&self, domain: &str) -> PathBuf {
         // Confined as it may be, libvirt can always write here.
         let system = Path::new("/var/log/libvirt/qemu");
         let directory = if self.settings.uri.ends_with("/session") { &self.logs } else { system };
@@ -306,7 +302,7 @@ impl Libvirt {
             volumes,
             data: makes_data.then(|| self.new_data(member.name.as_str(), seed.incarnation, fence)),
             build: self.settings.build(member),
-            console: self.console(domain),
+            console: self.console_file(domain),
             line_only: section(member).is_on_macvtap_alone(),
         }
     }
@@ -323,7 +319,7 @@ impl Libvirt {
     ) -> Result<(), ProviderError> {
         let mut mark = self.mark(domain, machine, member, seed, fence);
         let kept = match data {
-            Data::Stays if mark.data.is_some() => self.kept_data(&seed.cluster, member.name.as_str()).await?,
+            Data::Stays if mark.data.is_some() => self.kept_data(member.name.as_str()).await?,
             _ => None,
         };
         // Data that is to stay is not the draft's to lose.
@@ -375,7 +371,7 @@ impl Libvirt {
         let found = Found { uuid, name: domain.to_owned(), on: false, macs: Vec::new(), mark: None, line: None };
         self.set_mark(&found, &Mark { state: State::Whole, ..mark }).await?;
         self.power_on(&found.uuid).await?;
-        self.remove_left_data(&seed.cluster, member.name.as_str()).await
+        self.remove_left_data(member.name.as_str()).await
     }
 
     /// What the machine is told that it is.
@@ -434,8 +430,8 @@ impl Provider for Libvirt {
         Some(how)
     }
 
-    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
-        let whole = self.marked(cluster).await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
+        let whole = self.marked().await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
         let mut lines = BTreeMap::new();
         let machines = whole.map(|(found, mark)| {
             if let (true, true, Some(line)) = (mark.line_only, mark.cluster_id == self.cluster_id, found.line) {
@@ -462,13 +458,13 @@ impl Provider for Libvirt {
         }
     }
 
-    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(cluster, |mark| mark.fence < fence).await?;
-        Ok(self.let_start_with_host(cluster).await?)
+    async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|mark| mark.fence < fence).await?;
+        Ok(self.let_start_with_host().await?)
     }
 
-    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(cluster, |mark| mark.fence == fence).await
+    async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|mark| mark.fence == fence).await
     }
 
     async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
@@ -502,29 +498,25 @@ impl Provider for Libvirt {
         }
     }
 
-    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        match self.find(cluster, member, incarnation).await? {
+    async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
             Some((found, _)) => Ok(self.power_on(&found.uuid).await?),
-            None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
+            None => {
+                Err(ProviderError::NoSuchMachine { cluster: self.spec.name.to_string(), machine: machine.to_string() })
+            }
         }
     }
 
-    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        match self.find(cluster, member, incarnation).await? {
+    async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine).await? {
             Some((found, _)) => Ok(self.keep_off(&found).await?),
             None => Ok(()),
         }
     }
 
-    async fn destroy(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-        data: Data,
-    ) -> Result<(), ProviderError> {
-        let Some((mut found, mark)) = self.find(cluster, member, incarnation).await? else {
-            return self.sweep(cluster, |_| false).await;
+    async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError> {
+        let Some((mut found, mark)) = self.find(machine).await? else {
+            return self.sweep(|_| false).await;
         };
         if data == Data::Stays && found.on {
             self.shut_down(&found).await?;
@@ -533,9 +525,9 @@ impl Provider for Libvirt {
         self.clear(&found, &mark, data).await
     }
 
-    async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
-        self.sweep(cluster, |_| true).await?;
-        let still_used: Vec<Volume> = self.ours(cluster).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+    async fn forget(&self) -> Result<(), ProviderError> {
+        self.sweep(|_| true).await?;
+        let still_used: Vec<Volume> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
         for volume in self.volumes_of_cluster(DATA_SUFFIX).await? {
             if !still_used.contains(&volume) {
                 self.virsh.delete_volume(&volume).await?;
@@ -544,8 +536,8 @@ impl Provider for Libvirt {
         Ok(())
     }
 
-    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError> {
-        let Some((_, mark)) = self.find(cluster, member, incarnation).await? else { return Ok(String::new()) };
+    async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
+        let Some((_, mark)) = self.find(machine).await? else { return Ok(String::new()) };
         if !self.settings.is_here() {
             return Ok(format!("(its console is in {} on the host of {})", mark.console.display(), self.settings.uri));
         }

@@ -13,14 +13,14 @@ const HEAD: &str = "1048576";
 
 impl Libvirt {
     /// Volumes that are named as seed disks of this cluster are, and the domains that they would be of.
-    pub(super) async fn seeds_by_name(&self, cluster: &str) -> Result<Vec<(Volume, String)>, LibvirtError> {
+    pub(super) async fn seeds_by_name(&self) -> Result<Vec<(Volume, String)>, LibvirtError> {
         let Some((before, after)) = self.settings.cloud_init.name.split_once(DOMAIN) else { return Ok(Vec::new()) };
         let pool = self.settings.cloud_init.pool.as_ref().unwrap_or(&self.settings.pool);
         let names = match self.virsh.volumes(pool).await {
             Err(error) if error.is_absent() => Vec::new(),
             names => names?,
         };
-        let beginning = format!("{PREFIX}{cluster}-");
+        let beginning = format!("{PREFIX}{}-", self.spec.name);
         let seeds = names.into_iter().filter_map(|name| {
             let domain = name.strip_prefix(before)?.strip_suffix(after)?.to_owned();
             domain.starts_with(&beginning).then_some((Volume { pool: pool.clone(), name }, domain))
@@ -34,7 +34,7 @@ impl Libvirt {
             return Ok(());
         }
         self.virsh.delete_volume(seed).await?;
-        self.remove_console(&self.console(domain))
+        self.remove_console(&self.console_file(domain))
     }
 
     async fn is_own_seed(&self, seed: &Volume) -> Result<bool, ProviderError> {

@@ -62,10 +62,10 @@ impl Libvirt {
     }
 
     /// Machines that earlier versions made do not come up with their host. Those that are on are to.
-    pub(super) async fn let_start_with_host(&self, cluster: &str) -> Result<(), LibvirtError> {
+    pub(super) async fn let_start_with_host(&self) -> Result<(), LibvirtError> {
         let start = self.virsh.names(&["list", "--all", "--autostart", "--name"]).await?;
         let on = |(found, mark): &(Found, Mark)| found.on && mark.state == State::Whole && !start.contains(&found.name);
-        for (found, _) in self.ours(cluster).await?.into_iter().filter(on) {
+        for (found, _) in self.ours().await?.into_iter().filter(on) {
             match self.virsh.run(&["autostart", &found.uuid]).await {
                 Err(error) if error.is_absent() => {}
                 done => drop(done?),

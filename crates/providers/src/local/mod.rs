@@ -31,7 +31,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
 use quorate_agent::upgrade::kept_program;
-use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineSeen, MemberName, PROTOCOL, Power};
+use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, Power};
 use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
 use serde::Serialize;
 
@@ -62,6 +62,7 @@ const LAST_LINES: usize = 20;
 pub struct Local {
     machines: PathBuf,
     programs: PathBuf,
+    cluster: String,
     cluster_id: String,
     /// Where new machines go. What is there already is where its mark says.
     network: Network,
@@ -74,6 +75,7 @@ impl Local {
         Local {
             machines: directories.machines.clone(),
             programs: directories.programs.clone(),
+            cluster: ledger.spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
             network: settings.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
@@ -81,22 +83,23 @@ impl Local {
         }
     }
 
-    fn find(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-    ) -> Result<Option<(PathBuf, Mark)>, ProviderError> {
+    /// Every machine of this cluster's name, with its mark.
+    fn marked(&self) -> Result<Vec<(PathBuf, Mark)>, ProviderError> {
+        marked(&self.machines, &self.cluster)
+    }
+
+    fn find(&self, machine: &MachineId) -> Result<Option<(PathBuf, Mark)>, ProviderError> {
         // One of another cluster's may have the same name.
         let ours = |mark: &Mark| mark.cluster_id == self.cluster_id;
-        let meant = |mark: &Mark| ours(mark) && mark.member == *member && mark.incarnation == incarnation;
-        Ok(marked(&self.machines, cluster)?.into_iter().find(|(_, mark)| meant(mark)))
+        let meant =
+            |mark: &Mark| ours(mark) && mark.member == machine.member && mark.incarnation == machine.incarnation;
+        Ok(self.marked()?.into_iter().find(|(_, mark)| meant(mark)))
     }
 
     /// Where one controller drafts machines. Whoever comes after it removes the place, and with it the chance that a
     /// controller which was stopped half-way finishes a machine when it wakes.
-    fn drafts(&self, cluster: &str, fence: u64) -> PathBuf {
-        self.machines.join(cluster).join(format!(".{fence}{DRAFTS}"))
+    fn drafts(&self, fence: u64) -> PathBuf {
+        self.machines.join(&self.cluster).join(format!(".{fence}{DRAFTS}"))
     }
 
     /// The machine's directory, complete with mark and seed, appears all at once.
@@ -111,7 +114,7 @@ impl Local {
             }
             None => {}
         }
-        let draft = self.drafts(&seed.cluster, fence).join(machine);
+        let draft = self.drafts(fence).join(machine);
         remove(&draft)?;
         for path in [&draft, &draft.join("root")] {
             one_private_directory(path).map_err(failed("made", path))?;
@@ -127,8 +130,7 @@ impl Local {
         write_private(&draft.join("seed.json"), seed)?;
         // Of the machine before it, or of itself, should it have been made once already. What is older would take its member back in time.
         let incarnations = [seed.incarnation, seed.incarnation.saturating_sub(1)];
-        let mut kept =
-            incarnations.map(|n| self.kept(&seed.cluster, &seed.member, n)).into_iter().filter(|k| k.exists());
+        let mut kept = incarnations.map(|n| self.kept(&seed.member, n)).into_iter().filter(|k| k.exists());
         let kept = kept.next().filter(|_| data == Data::Stays);
         if let Some(kept) = &kept {
             link_data(&kept.join(DATA_DIRECTORY), &draft.join(DATA_DIRECTORY))?;
@@ -139,20 +141,20 @@ impl Local {
         Ok(directory)
     }
 
-    fn kept(&self, cluster: &str, member: &MemberName, incarnation: u64) -> PathBuf {
-        self.machines.join(cluster).join(format!(".{member}.{incarnation}{KEPT}"))
+    fn kept(&self, member: &MemberName, incarnation: u64) -> PathBuf {
+        self.machines.join(&self.cluster).join(format!(".{member}.{incarnation}{KEPT}"))
     }
 
     /// Data of machines before this one, which has it all, or was made to begin without it.
-    fn remove_kept_before(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
+    fn remove_kept_before(&self, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
         let beginning = format!("{member}.");
         let number = |name: &str| name.strip_prefix(&beginning)?.strip_suffix(KEPT)?.parse::<u64>().ok();
-        self.sweep(cluster, |name| number(name).is_some_and(|n| n < incarnation))
+        self.sweep(|name| number(name).is_some_and(|n| n < incarnation))
     }
 
     /// Removes the hidden directories that these words fit, and that of the cluster if it is empty then.
-    fn sweep(&self, cluster: &str, doomed: impl Fn(&str) -> bool) -> Result<(), ProviderError> {
-        let parent = self.machines.join(cluster);
+    fn sweep(&self, doomed: impl Fn(&str) -> bool) -> Result<(), ProviderError> {
+        let parent = self.machines.join(&self.cluster);
         for entry in fs::read_dir(&parent).into_iter().flatten().flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if name.strip_prefix('.').is_some_and(&doomed) {
@@ -165,15 +167,15 @@ impl Local {
     }
 
     /// Data whose machine was made, by somebody who did not come to the end.
-    fn remove_second_copies(&self, cluster: &str) -> Result<(), ProviderError> {
-        let all = marked(&self.machines, cluster)?.into_iter().map(|(_, mark)| mark);
+    fn remove_second_copies(&self) -> Result<(), ProviderError> {
+        let all = self.marked()?.into_iter().map(|(_, mark)| mark);
         let mut ours = all.filter(|mark| mark.cluster_id == self.cluster_id);
-        ours.try_for_each(|mark| self.remove_kept_before(cluster, &mark.member, mark.incarnation + 1))
+        ours.try_for_each(|mark| self.remove_kept_before(&mark.member, mark.incarnation + 1))
     }
 
     /// Networks of machines that are off: whoever switched them on or off did not come to the end.
-    fn remove_idle_networks(&self, cluster: &str) -> Result<(), ProviderError> {
-        for (directory, mark) in marked(&self.machines, cluster)? {
+    fn remove_idle_networks(&self) -> Result<(), ProviderError> {
+        for (directory, mark) in self.marked()? {
             let Some(place) = netns::Place::of(&mark).filter(netns::Place::exists) else { continue };
             if !is_running(&directory) && processes(&directory.join("root")).is_empty() {
                 place.remove()?;
@@ -257,8 +259,8 @@ impl Local {
 
 #[async_trait(?Send)]
 impl Provider for Local {
-    fn enter(&self, cluster: &str) -> Result<(), ProviderError> {
-        let marks = marked(&self.machines, cluster)?.into_iter().map(|(_, mark)| mark);
+    fn enter(&self) -> Result<(), ProviderError> {
+        let marks = self.marked()?.into_iter().map(|(_, mark)| mark);
         let place = marks.filter(|mark| mark.cluster_id == self.cluster_id).find_map(|mark| netns::Place::of(&mark));
         let mut visit = self.visit.borrow_mut();
         let Some(place) = place else {
@@ -275,7 +277,7 @@ impl Provider for Local {
         (self.network == Network::Netns).then(|| netns::hub(&self.cluster_id))
     }
 
-    async fn machines(&self, cluster: &str) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
+    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
             let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
@@ -284,30 +286,30 @@ impl Provider for Local {
             let data = Some(KEPT_DATA.to_owned());
             (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
         };
-        Ok(marked(&self.machines, cluster)?.into_iter().map(seen).collect())
+        Ok(self.marked()?.into_iter().map(seen).collect())
     }
 
-    async fn admit(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
+    async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
         if self.network == Network::Netns {
             netns::check()?;
         }
-        let drafts = self.drafts(cluster, fence);
+        let drafts = self.drafts(fence);
         private_directory(&drafts).map_err(failed("made", &drafts))?;
         let older =
             |name: &str| name.strip_suffix(DRAFTS).and_then(|n| n.parse::<u64>().ok()).is_some_and(|n| n < fence);
         // What is left of a machine whose removal was cut short holds its data and its keys.
-        self.sweep(cluster, |name| name.ends_with(GONE) || older(name))?;
-        self.remove_second_copies(cluster)?;
-        self.remove_idle_networks(cluster)
+        self.sweep(|name| name.ends_with(GONE) || older(name))?;
+        self.remove_second_copies()?;
+        self.remove_idle_networks()
     }
 
-    async fn dismiss(&self, cluster: &str, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(cluster, |name| name.strip_suffix(DRAFTS).is_some_and(|n| n == fence.to_string()))
+    async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
+        self.sweep(|name| name.strip_suffix(DRAFTS).is_some_and(|n| n == fence.to_string()))
     }
 
     async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
         let directory = self.lay_out(machine, seed, data, fence)?;
-        self.remove_kept_before(&seed.cluster, &seed.member, seed.incarnation)?;
+        self.remove_kept_before(&seed.member, seed.incarnation)?;
         self.switch_on(&directory).await
     }
 
@@ -336,34 +338,28 @@ impl Provider for Local {
         address::check(pinned).map(|()| pinned)
     }
 
-    async fn start(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        match self.find(cluster, member, incarnation)? {
+    async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        match self.find(machine)? {
             Some((directory, _)) => self.switch_on(&directory).await,
-            None => Err(ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() }),
+            None => Err(ProviderError::NoSuchMachine { cluster: self.cluster.clone(), machine: machine.to_string() }),
         }
     }
 
-    async fn stop(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<(), ProviderError> {
-        let Some((directory, mark)) = self.find(cluster, member, incarnation)? else { return Ok(()) };
+    async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError> {
+        let Some((directory, mark)) = self.find(machine)? else { return Ok(()) };
         end_all(directory.join("root"), STOP_PATIENCE).await;
         netns::Place::of(&mark).map_or(Ok(()), |place| place.remove())
     }
 
-    async fn destroy(
-        &self,
-        cluster: &str,
-        member: &MemberName,
-        incarnation: u64,
-        data: Data,
-    ) -> Result<(), ProviderError> {
-        if let Some((directory, mark)) = self.find(cluster, member, incarnation)? {
+    async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError> {
+        if let Some((directory, mark)) = self.find(machine)? {
             let patience = if data == Data::Stays { STOP_PATIENCE } else { Duration::ZERO };
             end_all(directory.join("root"), patience).await;
             let name = directory.file_name().unwrap_or_default().to_string_lossy().into_owned();
             // In one instant it is no machine any more, and what stays is what is left of it.
             let left = match data {
                 Data::Goes => directory.with_file_name(format!(".{name}{GONE}")),
-                Data::Stays => self.kept(cluster, member, incarnation),
+                Data::Stays => self.kept(&machine.member, machine.incarnation),
             };
             bury(&left)?;
             fs::rename(&directory, &left).map_err(failed("removed", &directory))?;
@@ -374,15 +370,15 @@ impl Provider for Local {
                 strip_to_data(&left)?;
             }
         }
-        self.sweep(cluster, |name| name.ends_with(GONE))
+        self.sweep(|name| name.ends_with(GONE))
     }
 
-    async fn forget(&self, cluster: &str) -> Result<(), ProviderError> {
-        self.sweep(cluster, |name| [GONE, DRAFTS, KEPT].iter().any(|end| name.ends_with(end)))
+    async fn forget(&self) -> Result<(), ProviderError> {
+        self.sweep(|name| [GONE, DRAFTS, KEPT].iter().any(|end| name.ends_with(end)))
     }
 
-    async fn last_words(&self, cluster: &str, member: &MemberName, incarnation: u64) -> Result<String, ProviderError> {
-        let Some((directory, _)) = self.find(cluster, member, incarnation)? else { return Ok(String::new()) };
+    async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
+        let Some((directory, _)) = self.find(machine)? else { return Ok(String::new()) };
         Ok(last_lines(&directory.join("agent.log"), LAST_LINES))
     }
 }

@@ -182,7 +182,7 @@ impl Place {
         let marks = super::marked(machines, cluster)?.into_iter().map(|(_, mark)| mark);
         let meant = |mark: &Mark| mark.member == *member || mark.member.former(mark.incarnation) == *member;
         let newest = marks.filter(meant).max_by_key(|mark| mark.incarnation);
-        let missing = || ProviderError::NoSuchMachine { cluster: cluster.to_owned(), member: member.clone() };
+        let missing = || ProviderError::NoSuchMachine { cluster: cluster.to_owned(), machine: member.to_string() };
         let place = Place::of(&newest.ok_or_else(missing)?);
         place.ok_or_else(|| ProviderError::OnLoopback { member: member.clone() })
     }

@@ -14,7 +14,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use libtest_mimic::Trial;
 use quorate_agent::api::{Seed, boot};
-use quorate_core::model::{Ledger, MemberName};
+use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, MachineSettings};
 use quorate_core::spec::{self, ClientAuth, Mac, Provider as Kind, Size};
 use quorate_core::versions;
@@ -181,7 +181,7 @@ impl Ground for Place {
 
     async fn interrupt_destroy(&self, _: &str, member: &MemberName, incarnation: u64, after: usize) -> bool {
         let (provider, counter) = self.mortal(after);
-        let _ = provider.destroy(&self.cluster, member, incarnation, Data::Goes).await;
+        let _ = provider.destroy(&MachineId::new(member, incarnation), Data::Goes).await;
         Self::was_killed(&counter)
     }
 
@@ -311,7 +311,7 @@ pub fn trials() -> Vec<Trial> {
             let machine = place.made(Attachment::Macvtap(MACVTAP.to_owned()));
             suite::runtime().block_on(async {
                 let provider = place.provider();
-                let seen = provider.machines(&place.cluster).await.expect("a look");
+                let seen = provider.machines().await.expect("a look");
                 let reach = provider.reach(&machine.member, &seen[0].1);
                 assert!(matches!(&reach, Reach::Socket(path) if path.exists()), "{reach:?}");
             });
@@ -323,11 +323,11 @@ pub fn trials() -> Vec<Trial> {
             let starts = || virsh(&["list", "--all", "--autostart", "--name"]).lines().any(|name| name == domain);
             assert!(starts(), "it is on");
             let provider = place.provider();
-            suite::runtime().block_on(provider.stop(&place.cluster, &machine.member, 1)).expect("stopped");
+            suite::runtime().block_on(provider.stop(&MachineId::new(&machine.member, 1))).expect("stopped");
             assert!(!starts(), "it was switched off");
-            suite::runtime().block_on(provider.start(&place.cluster, &machine.member, 1)).expect("started");
+            suite::runtime().block_on(provider.start(&MachineId::new(&machine.member, 1))).expect("started");
             virsh(&["autostart", &domain, "--disable"]);
-            suite::runtime().block_on(provider.admit(&place.cluster, 2)).expect("admitted");
+            suite::runtime().block_on(provider.admit(2)).expect("admitted");
             assert!(starts(), "one that an earlier version made");
             place.removed();
         }),
@@ -347,7 +347,7 @@ pub fn trials() -> Vec<Trial> {
                 let before = place.inventory().await;
                 let provider = place.libvirt(&place.cluster_id, settings);
                 provider.create("etcd-1", &place.seed(), Data::Goes, 1).await.expect("a machine");
-                provider.destroy(&place.cluster, &"etcd-1".into(), 1, Data::Goes).await.expect("destroyed");
+                provider.destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Goes).await.expect("destroyed");
                 assert_eq!(place.inventory().await, before);
             });
             let memory = fs::read_dir(place.directory.path().join("cache/libvirt")).expect("a memory of it");
@@ -377,7 +377,7 @@ impl Place {
     }
 
     fn removed(&self) {
-        let destroyed = async { self.provider().destroy(&self.cluster, &"etcd-1".into(), 1, Data::Goes).await };
+        let destroyed = async { self.provider().destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Goes).await };
         suite::runtime().block_on(destroyed).expect("destroyed");
     }
 

@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
-use quorate_core::model::{Ledger, MemberName};
+use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::local::LocalSettings;
 use quorate_core::spec::{self, ClientAuth};
 use quorate_core::versions;
@@ -93,7 +93,7 @@ impl Ground for Place {
             let provider = self.provider();
             provider.create(machine, seed, Data::Goes, fence).await.expect("a machine");
             if after == 3 {
-                provider.stop(CLUSTER, &seed.member, seed.incarnation).await.expect("stopped");
+                provider.stop(&MachineId::new(&seed.member, seed.incarnation)).await.expect("stopped");
             }
             return after == 3;
         }
@@ -109,13 +109,13 @@ impl Ground for Place {
     async fn interrupt_destroy(&self, machine: &str, member: &MemberName, incarnation: u64, after: usize) -> bool {
         let provider = self.provider();
         match after {
-            0 => provider.stop(CLUSTER, member, incarnation).await.expect("stopped"),
+            0 => provider.stop(&MachineId::new(member, incarnation)).await.expect("stopped"),
             1 => {
-                provider.stop(CLUSTER, member, incarnation).await.expect("stopped");
+                provider.stop(&MachineId::new(member, incarnation)).await.expect("stopped");
                 let doomed = self.machines().join(format!(".{machine}.gone"));
                 fs::rename(self.machines().join(machine), doomed).expect("renamed");
             }
-            _ => provider.destroy(CLUSTER, member, incarnation, Data::Goes).await.expect("destroyed"),
+            _ => provider.destroy(&MachineId::new(member, incarnation), Data::Goes).await.expect("destroyed"),
         }
         after < 2
     }

@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use libtest_mimic::Trial;
 use quorate_agent::api::Seed;
 use quorate_core::Secret;
-use quorate_core::model::{MachineSeen, MemberName, Power};
+use quorate_core::model::{MachineId, MachineSeen, MemberName, Power};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use quorate_providers::{Data, Directories, Provider, ProviderError};
 
@@ -100,6 +100,10 @@ pub fn directories(home: &Path) -> Directories {
 
 const MEMBER: &str = "etcd-1";
 
+fn id(member: &MemberName, incarnation: u64) -> MachineId {
+    MachineId::new(member, incarnation)
+}
+
 /// What a machine of this incarnation is called.
 fn machine(member: &str, incarnation: u64) -> String {
     if incarnation == 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
@@ -131,7 +135,7 @@ struct Run {
 impl Run {
     async fn begin(ground: &Rc<dyn Ground>, fence: u64) -> Self {
         let run = Run { ground: ground.clone(), provider: ground.provider(), fence };
-        run.provider.admit(ground.cluster(), fence).await.expect("admitted");
+        run.provider.admit(fence).await.expect("admitted");
         run
     }
 
@@ -152,12 +156,11 @@ impl Run {
     }
 
     async fn destroy(&self, member: &str, incarnation: u64, data: Data) {
-        let cluster = self.ground.cluster();
-        self.provider.destroy(cluster, &member.into(), incarnation, data).await.expect("destroyed");
+        self.provider.destroy(&id(&member.into(), incarnation), data).await.expect("destroyed");
     }
 
     async fn machines(&self) -> Vec<(MemberName, MachineSeen)> {
-        let mut machines = self.provider.machines(self.ground.cluster()).await.expect("a look");
+        let mut machines = self.provider.machines().await.expect("a look");
         // What each was made of is told in words of its provider's own.
         machines.iter_mut().for_each(|(_, machine)| (machine.build, machine.data) = (None, None));
         machines.sort_by(|a, b| (&a.0, a.1.incarnation).cmp(&(&b.0, b.1.incarnation)));
@@ -172,8 +175,8 @@ impl Run {
 
     /// Ends the run, and the cluster with it.
     async fn forget(&self) {
-        self.provider.dismiss(self.ground.cluster(), self.fence).await.expect("dismissed");
-        self.provider.forget(self.ground.cluster()).await.expect("forgotten");
+        self.provider.dismiss(self.fence).await.expect("dismissed");
+        self.provider.forget().await.expect("forgotten");
     }
 }
 
@@ -210,20 +213,20 @@ async fn a_machine_is_made_found_and_removed(ground: Rc<dyn Ground>) {
 async fn every_call_may_be_repeated(ground: Rc<dyn Ground>) {
     let before = ground.inventory().await;
     let run = Run::begin(&ground, 1).await;
-    run.provider.admit(ground.cluster(), 1).await.expect("admitted again");
+    run.provider.admit(1).await.expect("admitted again");
     let seed = run.create(MEMBER, 1, Data::Goes).await;
     let made = ground.inventory().await;
     run.create_with(&seed, Data::Goes).await.expect("made again");
     assert_eq!(ground.inventory().await, made);
     for _ in 0..2 {
-        run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+        run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
         assert_eq!(run.machines().await, [seen(&seed, Power::Off)]);
     }
     for _ in 0..2 {
-        run.provider.start(ground.cluster(), &seed.member, 1).await.expect("started");
+        run.provider.start(&id(&seed.member, 1)).await.expect("started");
         assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
     }
-    run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+    run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
     run.create_with(&seed, Data::Goes).await.expect("one that is off is switched on");
     assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
     run.destroy(MEMBER, 1, Data::Goes).await;
@@ -236,7 +239,7 @@ async fn every_call_may_be_repeated(ground: Rc<dyn Ground>) {
 async fn a_machine_is_switched_off_and_on(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
     let seed = run.create(MEMBER, 1, Data::Goes).await;
-    let words = || async { run.provider.last_words(ground.cluster(), &seed.member, 1).await.expect("a console") };
+    let words = || async { run.provider.console(&id(&seed.member, 1)).await.expect("a console") };
     for _ in 0..100 {
         if !words().await.is_empty() {
             break;
@@ -244,11 +247,11 @@ async fn a_machine_is_switched_off_and_on(ground: Rc<dyn Ground>) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     assert!(!words().await.is_empty(), "it said nothing on its console");
-    run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+    run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
     // Another run finds it as it is.
     let next = Run::begin(&ground, 2).await;
     assert_eq!(next.machines().await, [seen(&seed, Power::Off)]);
-    next.provider.start(ground.cluster(), &seed.member, 1).await.expect("started");
+    next.provider.start(&id(&seed.member, 1)).await.expect("started");
     assert_eq!(next.machines().await, [seen(&seed, Power::On)]);
     next.destroy(MEMBER, 1, Data::Goes).await;
     next.forget().await;
@@ -271,15 +274,15 @@ async fn machines_stand_side_by_side(ground: Rc<dyn Ground>) {
 async fn what_is_not_there_is_told_or_left(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
     let member = MemberName::from(MEMBER);
-    let missing = run.provider.start(ground.cluster(), &member, 1).await;
+    let missing = run.provider.start(&id(&member, 1)).await;
     assert!(matches!(missing, Err(ProviderError::NoSuchMachine { .. })), "{missing:?}");
-    run.provider.stop(ground.cluster(), &member, 1).await.expect("nothing to stop");
+    run.provider.stop(&id(&member, 1)).await.expect("nothing to stop");
     let seed = run.create(MEMBER, 2, Data::Goes).await;
     // Another incarnation is another machine.
     run.destroy(MEMBER, 1, Data::Goes).await;
-    run.provider.stop(ground.cluster(), &member, 1).await.expect("nothing to stop");
+    run.provider.stop(&id(&member, 1)).await.expect("nothing to stop");
     assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
-    assert_eq!(run.provider.last_words(ground.cluster(), &member, 1).await.expect("no console"), "");
+    assert_eq!(run.provider.console(&id(&member, 1)).await.expect("no console"), "");
     run.destroy(MEMBER, 2, Data::Goes).await;
     run.forget().await;
 }
@@ -298,9 +301,9 @@ async fn a_crash_while_a_machine_is_made_leaves_nothing_unfound(ground: Rc<dyn G
         cut_short = ground.interrupt_create(&machine(MEMBER, 1), &seed, fence, after).await;
         let next = Run::begin(&ground, fence + 1).await;
         if next.machines().await.is_empty() {
-            next.provider.dismiss(ground.cluster(), fence + 1).await.expect("dismissed");
+            next.provider.dismiss(fence + 1).await.expect("dismissed");
             assert_eq!(ground.inventory().await, before, "after {after}");
-            next.provider.admit(ground.cluster(), fence + 1).await.expect("admitted");
+            next.provider.admit(fence + 1).await.expect("admitted");
         }
         next.create_with(&seed, Data::Goes).await.unwrap_or_else(|e| panic!("made after {after}: {e}"));
         assert_eq!(next.machines().await, [seen(&seed, Power::On)], "after {after}");
@@ -334,7 +337,7 @@ async fn a_crash_while_a_machine_is_removed_leaves_nothing_unfound(ground: Rc<dy
 
 async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
     let (stranger, strange_id) = ground.stranger();
-    stranger.admit(ground.cluster(), 7).await.expect("admitted");
+    stranger.admit(7).await.expect("admitted");
     let address = stranger.address(ground.pinned("etcd-2"), "strange").await.expect("an address");
     let theirs = seed(ground.cluster(), &strange_id, "etcd-2", 1, address);
     stranger.create("etcd-2", &theirs, Data::Goes, 7).await.expect("a machine");
@@ -349,16 +352,16 @@ async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
         let refused = run.create_with(&ours, Data::Goes).await;
         assert!(refused.is_err(), "{member} is somebody else's");
         let member = MemberName::from(member);
-        let _ = run.provider.stop(ground.cluster(), &member, 1).await;
-        let _ = run.provider.destroy(ground.cluster(), &member, 1, Data::Goes).await;
+        let _ = run.provider.stop(&id(&member, 1)).await;
+        let _ = run.provider.destroy(&id(&member, 1), Data::Goes).await;
     }
     run.destroy(MEMBER, 1, Data::Goes).await;
     run.forget().await;
     assert_eq!(ground.inventory().await, before);
     assert_eq!(run.machines().await, [seen(&theirs, Power::On)]);
-    stranger.destroy(ground.cluster(), &theirs.member, 1, Data::Goes).await.expect("destroyed");
-    stranger.dismiss(ground.cluster(), 7).await.expect("dismissed");
-    stranger.forget(ground.cluster()).await.expect("forgotten");
+    stranger.destroy(&id(&theirs.member, 1), Data::Goes).await.expect("destroyed");
+    stranger.dismiss(7).await.expect("dismissed");
+    stranger.forget().await.expect("forgotten");
 }
 
 async fn an_address_that_is_taken_is_refused(ground: Rc<dyn Ground>) {
@@ -372,7 +375,7 @@ async fn an_address_that_is_taken_is_refused(ground: Rc<dyn Ground>) {
             }
             other => panic!("{other:?}"),
         }
-        run.provider.stop(ground.cluster(), &seed.member, 1).await.expect("stopped");
+        run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
     }
     run.destroy(MEMBER, 1, Data::Goes).await;
     assert_eq!(run.provider.address(Some(seed.address), "salt").await.expect("free again"), seed.address);
@@ -397,13 +400,13 @@ async fn data_stays_when_it_is_to_stay_and_goes_when_not(ground: Rc<dyn Ground>)
     let before = ground.inventory().await;
     let run = Run::begin(&ground, 1).await;
     let write = async |incarnation| {
-        run.provider.stop(ground.cluster(), &MEMBER.into(), incarnation).await.expect("stopped");
+        run.provider.stop(&id(&MEMBER.into(), incarnation)).await.expect("stopped");
         ground.write_data(&machine(MEMBER, incarnation), "precious").await;
     };
     run.create(MEMBER, 1, Data::Goes).await;
     write(1).await;
     // From a machine that runs, as from one that does not.
-    run.provider.start(ground.cluster(), &MEMBER.into(), 1).await.expect("started");
+    run.provider.start(&id(&MEMBER.into(), 1)).await.expect("started");
     run.destroy(MEMBER, 1, Data::Stays).await;
     run.destroy(MEMBER, 1, Data::Stays).await;
     assert_eq!(run.ours().await, []);
