@@ -203,7 +203,6 @@ impl Agent {
         let memory = rustix::system::sysinfo();
         let disk = rustix::fs::statvfs(self.layout.root());
         Host {
-            agent_version: Program::this().version.clone(),
             memory_bytes: memory.totalram.saturating_mul(u64::from(memory.mem_unit)),
             disk_free_bytes: disk.map(|disk| disk.f_bavail.saturating_mul(disk.f_frsize)).unwrap_or_default(),
             clock: Some(Timestamp::now()),

@@ -100,7 +100,7 @@ pub fn run(options: &Options) -> Result<(), AgentError> {
         // The next program needs the ports and the lock of this one.
         runtime.shutdown_timeout(SHUTDOWN);
         let Some(trial) = ended? else { return Ok(()) };
-        match trial.guard(options) {
+        match trial.guard(options, upgrade::TRIAL) {
             Ok(()) => return Ok(()),
             Err(why) => failed = Some(why),
         }

@@ -276,3 +276,20 @@ pub(crate) fn check_generation(in_place: Option<&InPlace>, carried: u64, digest:
         None => Ok(false),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_state_of_a_newer_program_is_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path()).unwrap();
+        fs::create_dir_all(layout.state_dir()).unwrap();
+        fs::write(layout.state_file(), r#"{"protocol": 99, "in": "another form"}"#).unwrap();
+        let refused = check(&layout).unwrap_err().to_string();
+        assert!(refused.contains("written by a newer quorate (protocol 99)"), "{refused}");
+        fs::remove_file(layout.state_file()).unwrap();
+        check(&layout).unwrap();
+    }
+}

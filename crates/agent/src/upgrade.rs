@@ -32,7 +32,7 @@ use crate::upload::{self, Upload};
 use crate::{AgentError, Options, blocking, files, state};
 
 /// Within which a controller must have spoken to the new agent.
-const TRIAL: Duration = Duration::from_secs(120);
+pub(crate) const TRIAL: Duration = Duration::from_secs(120);
 /// A trial whose guardian was killed ends by itself, a little later.
 const UNGUARDED_TRIAL: Duration = Duration::from_secs(150);
 const CHECK: Duration = Duration::from_secs(20);
@@ -227,14 +227,14 @@ pub fn kept_program(root: &Path) -> Option<PathBuf> {
 
 impl Trial {
     /// Runs the new program as this machine's agent until it has taken its place. If it does not, says why.
-    pub(crate) fn guard(self, options: &Options) -> Result<(), (u64, FailedUpgrade)> {
+    pub(crate) fn guard(self, options: &Options, within: Duration) -> Result<(), (u64, FailedUpgrade)> {
         let failed = |why: String| {
             tracing::error!(to = %self.to, why, "the new program is given up");
             let _ = fs::remove_file(&self.program);
             (self.fence, FailedUpgrade { to: self.to.clone(), why })
         };
         let mut agent = self.start(options).map_err(|error| failed(format!("it does not start: {error}")))?;
-        let deadline = Instant::now() + TRIAL;
+        let deadline = Instant::now() + within;
         loop {
             if !self.program.exists() {
                 return Ok(());
@@ -244,7 +244,7 @@ impl Trial {
                 Ok(None) => {
                     let _ = agent.kill();
                     let _ = agent.wait();
-                    return Err(failed(format!("no controller reached it within {} s", TRIAL.as_secs())));
+                    return Err(failed(format!("no controller reached it within {} s", within.as_secs())));
                 }
                 Ok(Some(status)) => return Err(failed(format!("it ended ({status})"))),
                 Err(error) => return Err(failed(error.to_string())),
@@ -272,4 +272,53 @@ fn arguments(options: &Options) -> Vec<OsString> {
         arguments.push("--systemd".into());
     }
     arguments
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn try_program(agent: &str, within: Duration) -> (PathBuf, Result<(), (u64, FailedUpgrade)>) {
+        let root = tempfile::tempdir().unwrap().keep();
+        let program = root.join("next");
+        fs::write(&program, format!("#!/bin/sh\necho $$ > {}/pid; {agent}\n", root.display())).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let options = Options {
+            root: root.clone(),
+            seed: root.join("seed.json"),
+            cache: None,
+            supervisor: crate::Supervisor::Child,
+            channel: None,
+            on_trial: false,
+        };
+        let to = Program { protocol: 9, version: String::from("9.9.9") };
+        let guarded = Trial { program, to, fence: 4 }.guard(&options, within);
+        (root, guarded)
+    }
+
+    fn why(guarded: Result<(), (u64, FailedUpgrade)>) -> String {
+        let (fence, failed) = guarded.unwrap_err();
+        assert_eq!((fence, failed.to.protocol), (4, 9));
+        failed.why
+    }
+
+    #[test]
+    fn a_program_that_nobody_reaches_is_ended_when_its_time_is_up() {
+        let (root, guarded) = try_program("exec sleep 60", Duration::from_millis(500));
+        assert!(why(guarded).contains("no controller reached it"));
+        let pid = fs::read_to_string(root.join("pid")).unwrap();
+        assert!(!Path::new("/proc").join(pid.trim()).exists(), "it still runs");
+        assert!(!root.join("next").exists());
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_program_that_ends_is_given_up_and_one_that_takes_its_place_is_let_go() {
+        let (root, guarded) = try_program("exit 7", Duration::from_secs(60));
+        assert!(why(guarded).contains("exit status: 7"));
+        fs::remove_dir_all(root).unwrap();
+        let (root, guarded) = try_program("mv \"$0\" \"$0.in-place\"; exec sleep 1", Duration::from_secs(60));
+        guarded.unwrap();
+        fs::remove_dir_all(root).unwrap();
+    }
 }

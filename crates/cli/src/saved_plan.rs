@@ -34,7 +34,7 @@ pub struct SavedCluster {
     /// None: it did not exist.
     cluster_id: Option<String>,
     spec: ClusterSpec,
-    /// For whoever reviews it; whether the plan still holds is read from the spec and the steps.
+    /// For the reviewer; whether the plan still holds is read from the spec and the steps.
     #[serde(default)]
     changes: Vec<Change>,
     steps: Vec<SavedStep>,

@@ -1,6 +1,6 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
@@ -128,6 +128,8 @@ pub struct Controller {
     pub(crate) brought: BroughtFiles,
     history: History,
     verb: String,
+    /// Agents that did not take the new program in this run, and why.
+    pub(crate) not_upgraded: RefCell<BTreeMap<MemberName, String>>,
     /// The ledger as it was before this run.
     before: Option<Ledger>,
 }
@@ -150,7 +152,16 @@ impl Controller {
         let held = Rc::new(Held::take(store, ledger, &holder, Timestamp::now())?);
         let sight = Sight::new(home.provider(&held.ledger()));
         let history = History::new(home.history(spec.name.as_str()));
-        Ok(Controller { home: home.clone(), held, sight, brought, history, verb: verb.to_owned(), before })
+        Ok(Controller {
+            home: home.clone(),
+            held,
+            sight,
+            brought,
+            history,
+            verb: verb.to_owned(),
+            not_upgraded: RefCell::default(),
+            before,
+        })
     }
 
     pub fn ledger(&self) -> Arc<Ledger> {
@@ -161,7 +172,9 @@ impl Controller {
     pub(crate) fn desired(&self) -> Desired {
         let ledger = self.held.ledger();
         let brought = self.brought.fingerprints(&self.home, &ledger);
-        Wish { spec: &ledger.spec, brought: &brought, arch: arch() }.desire(&ledger, &quorate_pki::random_hex(6))
+        let wish = Wish { spec: &ledger.spec, brought: &brought, arch: arch() };
+        let not_upgraded = self.not_upgraded.borrow().clone();
+        Desired { not_upgraded, ..wish.desire(&ledger, &quorate_pki::random_hex(6)) }
     }
 
     /// Looks, decides and acts until nothing is left to do. However it ends, the lock is given up here and nowhere else.
@@ -444,7 +457,7 @@ pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, Ledger
 fn begin_run(ledger: &mut Ledger, spec: &ClusterSpec, now: Timestamp) {
     requests::drop_stale(ledger, now, ledger.spec != *spec);
     ledger.take_spec(spec);
-    // It says whom this run may believe, and is given to each run anew.
+    // It says whom a run may believe, and must be confirmed for each run.
     ledger.older_accepted = None;
     for record in ledger.members.values_mut() {
         record.join_failed = None;

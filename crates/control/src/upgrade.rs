@@ -8,6 +8,7 @@ use quorate_agent::api::{FactsRequest, UploadRequest};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::upload::file_digest;
 use quorate_core::model::{MemberName, Program, ProgramSeen};
+use quorate_core::text::with_causes;
 use tokio::sync::OnceCell;
 
 use crate::controller::{ControlError, Controller};
@@ -19,8 +20,16 @@ const PATIENCE: Duration = Duration::from_secs(45);
 const PAUSE: Duration = Duration::from_millis(100);
 
 impl Controller {
-    /// Sends this program to a machine and waits until its agent runs it, or has gone back to its own.
+    /// Sends this program to a machine and waits until its agent runs it. One that does not take it is not asked again in this run.
     pub(crate) async fn upgrade_agent(&self, member: &MemberName) -> Result<(), ControlError> {
+        let upgraded = self.send_program(member).await;
+        if let Err(error) = &upgraded {
+            self.not_upgraded.borrow_mut().insert(member.clone(), with_causes(error));
+        }
+        upgraded
+    }
+
+    async fn send_program(&self, member: &MemberName) -> Result<(), ControlError> {
         let (sha256, bytes) = offer().await?.clone();
         let agent = self.agent(member)?;
         let fence = self.held.fence();

@@ -2,6 +2,8 @@
 //!
 //! Pure: the same spec and the same ledger always desire the same, so an unchanged spec never changes a machine.
 
+mod host;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,11 +15,9 @@ use crate::Secret;
 use crate::flags;
 use crate::model::{
     ADDRESS, Access, Archive, AuthWish, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateWish, ConfigFile,
-    Desired, DesiredMember, Destruction, EtcdService, FirewallConfig, FormedWith, ForwardConfig, HostConfig, JwtKeys,
-    Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig, MemberName, NodeConfig, PEER_PORT, Permission, Plane,
-    PlaneWish, Program, ROOT, Restore, Revocable, SecretKind, UserWish,
+    Desired, DesiredMember, Destruction, EtcdService, FormedWith, JwtKeys, Ledger, MemberName, NodeConfig, PEER_PORT,
+    Permission, Plane, PlaneWish, Program, ROOT, Restore, Revocable, SecretKind, UserWish,
 };
-use crate::providers::MachineKind;
 use crate::spec::{self, Binary, Change, ClientAuth, ClusterSpec, Keys, MemberSpec, Millis, TokenKind};
 use crate::versions;
 
@@ -83,10 +83,10 @@ struct Rendered {
 impl Configs {
     fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
         let binary = binary(spec, arch);
-        let neighbours = neighbours(spec, ledger);
+        let neighbours = host::neighbours(spec, ledger);
         let rendered = spec.members.iter().map(|member| {
             let mut config = node_config(spec, ledger, member, binary.clone());
-            config.host = host(spec, member, brought, &neighbours).map(Box::new);
+            config.host = host::config(spec, member, brought, &neighbours).map(Box::new);
             let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });
@@ -96,7 +96,17 @@ impl Configs {
         let trust = Trust::of(ledger);
         let (crl, peer_crl) = (ledger.auth.crl.clone(), ledger.auth.peer_crl.clone());
         let changes = ledger.spec_before.as_ref().map_or_else(Vec::new, |before| spec::changes(before, spec));
-        Configs { members, jwt, root_password, formed_token, trust, crl, peer_crl, listed: listed(ledger), changes }
+        Configs {
+            members,
+            jwt,
+            root_password,
+            formed_token,
+            trust,
+            crl,
+            peer_crl,
+            listed: host::listed(ledger),
+            changes,
+        }
     }
 
     /// Whether they would be rendered the same for this ledger.
@@ -108,7 +118,7 @@ impl Configs {
             && self.trust == Trust::of(ledger)
             && self.crl == ledger.auth.crl
             && self.peer_crl == ledger.auth.peer_crl
-            && self.listed == listed(ledger)
+            && self.listed == host::listed(ledger)
     }
 }
 
@@ -139,6 +149,7 @@ impl Wish<'_> {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
             program: Program::this().clone(),
+            not_upgraded: BTreeMap::new(),
             power: ledger.power,
             destroy: destruction(ledger),
             downtime: ledger.downtime.is_some(),
@@ -300,94 +311,6 @@ fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, binary:
     }
     let etcd = EtcdService { version, binary, flags, inputs };
     NodeConfig { files, etcd, host: None }
-}
-
-/// Local machines are processes of this one, whose clock, firewall and logs are none of our affair.
-fn host(
-    spec: &ClusterSpec,
-    member: &MemberSpec,
-    brought: &Brought,
-    neighbours: &BTreeSet<IpAddr>,
-) -> Option<HostConfig> {
-    (spec.provider.settings().machines() != MachineKind::Process)
-        .then(|| host_config(spec, member, brought, neighbours))
-}
-
-/// The addresses of the members: those of the spec, and those that etcd still lists. Unknown, and so empty, where the
-/// provider chooses them.
-fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
-    let settings = spec.provider.settings();
-    let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(|member| settings.pinned(member)).collect();
-    let Some(mut addresses) = pinned.filter(|_| settings.machines() != MachineKind::Process) else {
-        return BTreeSet::new();
-    };
-    addresses.extend(listed(ledger));
-    addresses
-}
-
-/// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
-fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
-    let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
-    let members = ledger.formation.members().filter(|_| !are_processes);
-    members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
-}
-
-fn host_config(
-    spec: &ClusterSpec,
-    member: &MemberSpec,
-    brought: &Brought,
-    neighbours: &BTreeSet<IpAddr>,
-) -> HostConfig {
-    let settings = spec.host.clone().unwrap_or_default();
-    let spec::HostSettings { chrony, node_exporter, mut firewall, install_dependencies, log_forwarding } = settings;
-    // Nobody but a member has any business at the peer port.
-    if firewall.peers_from.is_none() && !neighbours.is_empty() {
-        firewall.peers_from = Some(neighbours.iter().map(|address| spec::AddressRange::of(*address)).collect());
-    }
-    let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
-    let secrets = brought.log_forwarding.clone().unwrap_or_default();
-    let log_forwarding = log_forwarding
-        .map(|settings| log_forwarding_config(settings, secrets, spec.machine_name(member.name.as_str(), 1)));
-    let metrics = spec.etcd.metrics.clone();
-    let rules = letting_members_knock(firewall, spec);
-    HostConfig {
-        chrony,
-        node_exporter: node_exporter.enabled,
-        firewall: rules.enabled.then_some(FirewallConfig { rules, scrape_from, metrics }),
-        install_dependencies,
-        log_forwarding,
-    }
-}
-
-/// Members knock at each other's agents to find out who lives: one that keeps them out would count as dead when its etcd is
-/// down too. They find a port that asks for the controller's certificate.
-fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> spec::Firewall {
-    let members =
-        spec.members.iter().filter_map(|member| spec.provider.settings().pinned(member)).map(spec::AddressRange::from);
-    let others: Vec<_> = members.chain(firewall.peers_from.iter().flatten().cloned()).collect();
-    if let Some(controller) = &mut firewall.controller_from {
-        let missing: BTreeSet<_> = others.into_iter().filter(|range| !controller.contains(range)).collect();
-        controller.extend(missing);
-    }
-    firewall
-}
-
-fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, machine: String) -> LogForwardingConfig {
-    let forward = settings.forward.zip(secrets.forward).map(|(forward, secrets)| ForwardConfig {
-        host: forward.host,
-        port: forward.port,
-        hostname: forward.hostname.unwrap_or(machine),
-        shared_key: secrets.shared_key,
-        ca: secrets.ca,
-    });
-    let from_etcd = settings.from_etcd.zip(secrets.source).map(|(source, secrets)| LogSourceConfig {
-        prefix: source.prefix,
-        endpoints: source.endpoints,
-        ca: secrets.ca,
-        login: secrets.login,
-    });
-    let spec::LogForwarding { etcd_tag, node_exporter_tag, .. } = settings;
-    LogForwardingConfig { etcd_tag, node_exporter_tag, forward, from_etcd }
 }
 
 /// Whom peers trust.
@@ -590,130 +513,4 @@ fn permission(permission: &spec::Permission) -> Permission {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::model::{Formation, FormingMember, ForwardSecrets};
-
-    fn spec(host: &str) -> ClusterSpec {
-        let text = format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    host: {host}\n");
-        let document = spec::Document::parse("a.yaml", &text).expect("it is YAML");
-        let checked = document.spec(&spec::HostFacts::default());
-        checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0)
-    }
-
-    #[test]
-    fn a_spec_without_a_kind_of_token_keeps_what_the_cluster_was_created_with() {
-        let spec = |etcd: &str, auth: &str| {
-            let text = format!(
-                "quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    etcd: {etcd}\n    auth: {auth}\n"
-            );
-            let document = spec::Document::parse("a.yaml", &text).expect("it is YAML");
-            document.spec(&spec::HostFacts::default()).spec.expect("it is valid").clusters.remove(0)
-        };
-        let password = spec("{client_auth: password}", "{}");
-        let mut ledger = Ledger::new(String::from("c"), password.clone());
-        assert_eq!(token_kind(&spec("{}", "{}"), &ledger), TokenKind::Simple);
-        assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt, "a new cluster");
-        let mut formed = serde_json::to_value(form_with(&password, &ledger)).unwrap();
-        assert_eq!(formed["token"], "jwt");
-        ledger.formed_with = Some(serde_json::from_value(formed.clone()).unwrap());
-        assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt);
-        // As ledgers have it that were written when `simple` was the default everywhere.
-        formed.as_object_mut().unwrap().remove("token");
-        ledger.formed_with = Some(serde_json::from_value(formed).unwrap());
-        assert_eq!(token_kind(&password, &ledger), TokenKind::Simple, "a living cluster is not changed");
-        let wanted = spec("{client_auth: password}", "{token: jwt}");
-        assert_eq!(token_kind(&wanted, &ledger), TokenKind::Jwt);
-    }
-
-    #[test]
-    fn a_machine_keeps_out_whom_nobody_named_unless_told_otherwise() {
-        let spec = spec("{}");
-        let config = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
-        assert!(config.node_exporter && config.install_dependencies && config.chrony.is_none());
-        assert!(config.firewall.is_some_and(|firewall| firewall.scrape_from.is_empty()));
-        assert_eq!(
-            host(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new()),
-            None,
-            "a local machine is left alone"
-        );
-    }
-
-    #[test]
-    fn only_members_come_to_the_peer_port_unless_the_spec_says_who() {
-        let text =
-            "quorate: 1\nclusters:\n  - name: c\n    provider: {libvirt: {pool: p, image: {volume: i}}}\n    members:\n"
-                .to_owned()
-                + "      - {name: etcd-1, libvirt: {interfaces: [{network: n, address: 192.0.2.1, prefix: 24}]}}\n"
-                + "      - {name: etcd-2, libvirt: {interfaces: [{network: n, address: 192.0.2.2, prefix: 24}]}}\n";
-        let parse = |text: &str| {
-            let document = spec::Document::parse("a.yaml", text).expect("it is YAML");
-            let checked = document.spec(&spec::HostFacts::default());
-            checked.spec.unwrap_or_else(|| panic!("{:?}", checked.problems)).clusters.remove(0)
-        };
-        let peers_from = |spec: &ClusterSpec, ledger: &Ledger| {
-            let configs = Wish { spec, brought: &Brought::default(), arch: "amd64" }.configs(ledger);
-            let host = configs.members["etcd-1"].config.host.clone().expect("a machine");
-            let ranges = host.firewall.expect("a firewall").rules.peers_from.expect("a rule");
-            ranges.iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
-        let spec = parse(&text);
-        let mut ledger = Ledger::new(String::from("c1"), spec.clone());
-        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.1/32", "192.0.2.2/32"]);
-        // One that is no longer declared is a member until etcd has removed it.
-        let former = FormingMember {
-            machine_id: String::from("m"),
-            peer_url: String::from("https://192.0.2.3:2380"),
-            learner: false,
-        };
-        let members = BTreeMap::from([(MemberName::from("etcd-3"), former)]);
-        ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
-        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32"]);
-        let spec = parse(&(text + "    host: {firewall: {peers_from: [192.0.2.0/24]}}\n"));
-        assert_eq!(peers_from(&spec, &ledger), ["192.0.2.0/24"]);
-    }
-
-    #[test]
-    fn nobody_may_ask_an_exporter_that_does_not_run() {
-        let spec = spec("{node_exporter: {enabled: false, scrape_from: [10.0.0.0/8]}}");
-        let config = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
-        assert!(!config.node_exporter && config.firewall.unwrap().scrape_from.is_empty());
-    }
-
-    #[test]
-    fn members_may_knock_at_each_others_agents_whoever_else_may() {
-        let mut spec = spec("{firewall: {controller_from: [10.1.2.3], peers_from: [10.0.0.0/24]}}");
-        spec.members[0].address = Some("10.0.0.1".parse().unwrap());
-        let of = |spec: &ClusterSpec| {
-            let config = host_config(spec, &spec.members[0], &Brought::default(), &BTreeSet::new());
-            let from = config.firewall.unwrap().rules.controller_from;
-            from.map(|ranges| ranges.iter().map(ToString::to_string).collect::<Vec<_>>())
-        };
-        let expected = ["10.1.2.3/32", "10.0.0.0/24", "10.0.0.1/32"].map(str::to_owned);
-        assert_eq!(of(&spec), Some(expected.to_vec()));
-        spec.host.as_mut().unwrap().firewall.controller_from = None;
-        assert_eq!(of(&spec), None, "all may");
-    }
-
-    #[test]
-    fn metrics_have_a_port_of_their_own_where_they_are_wanted() {
-        let mut spec = spec("{}");
-        assert_eq!(metrics_url(&spec), None);
-        spec.etcd.metrics = Some(spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
-        assert_eq!(metrics_url(&spec).as_deref(), Some("http://{address}:9379"));
-        let firewall = host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new()).firewall.unwrap();
-        assert_eq!(firewall.metrics, spec.etcd.metrics);
-    }
-
-    #[test]
-    fn logs_go_with_what_the_operator_brought() {
-        let spec = spec("{log_forwarding: {forward: {host: logs, shared_key_file: key, ca: ca.pem}}}");
-        let forward = ForwardSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") };
-        let secrets = LogSecrets { forward: Some(forward), source: None };
-        let brought = Brought { log_forwarding: Some(secrets), ..Brought::default() };
-        let config = host_config(&spec, &spec.members[0], &brought, &BTreeSet::new()).log_forwarding.unwrap();
-        let forward = config.forward.unwrap();
-        assert_eq!((forward.hostname.as_str(), forward.port, forward.ca.as_str()), ("etcd-1", 24224, "pem"));
-        assert_eq!(config.from_etcd, None);
-    }
-}
+mod tests;

@@ -78,10 +78,10 @@ fn chosen(clusters: Vec<Cluster>, options: &cli::Apply) -> Result<Vec<Cluster>, 
 
 /// The world has moved since the plan was saved.
 fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
-    let anew = context.command("plan --save");
+    let review = context.command("plan --save");
     output::talk(&format!(
         "\nnot done, as the plan in {} is not what would be done now:\n{differences}  hint: review what is needed now with \
-         `{anew}`; if an apply of this plan was interrupted, `{}` continues it\n",
+         `{review}`; if an apply of this plan was interrupted, `{}` continues it\n",
         reviewed.path().display(),
         context.command("apply"),
     ));

@@ -62,7 +62,7 @@ impl Page {
     pub fn line<'a>(&mut self, hang: usize, spans: impl IntoIterator<Item = (Style, &'a str)>) {
         let mut line = Line { spans: Vec::new(), hang: Some(hang) };
         for (style, text) in spans {
-            // Text from machines may have lines of its own.
+            // Text from machines may have several lines.
             let mut pieces = text.split('\n');
             line.spans.push((style, pieces.next().unwrap_or_default().to_owned()));
             for piece in pieces {

@@ -113,6 +113,33 @@ fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     run(&trio, &newer, &["destroy", "--yes", "--without-backup", NAME]).ok();
 }
 
+#[test]
+fn a_machine_that_cannot_take_the_program_does_not_hold_up_the_others() {
+    let trio = Trio::new(Login::Certificate);
+    let older = older(&trio);
+    run(&trio, &older, &["apply", "--yes", "trio.yaml"]).ok();
+    // Where the program belongs there is something else.
+    let place = trio.root("etcd-1").join("usr/lib/quorate");
+    fs::create_dir_all(place.parent().unwrap()).expect("a directory");
+    fs::write(&place, "in the way").expect("a file");
+    let spec = fs::read_to_string(trio.sandbox.path().join("trio.yaml")).expect("the spec");
+    let changed = spec.replacen("etcd: {", "etcd: {quota: 3GiB, ", 1);
+    assert_ne!(changed, spec);
+    trio.sandbox.file("trio.yaml", &changed);
+    let refused = trio.apply().expect(3);
+    let text = refused.text();
+    assert!(text.contains("the agent of etcd-1 still runs quorate 0.0.9"), "{text}");
+    assert!(text.contains("usr/lib/quorate"), "{text}");
+    let status = trio.status();
+    assert_eq!(versions(&status), ["0.0.9", "0.1.0", "0.1.0"]);
+    let members = status["members"].as_array().expect("members");
+    assert!(members.iter().all(|member| member["db_quota"] == 3_u64 << 30), "{status:#}");
+    assert!(members.iter().all(|member| member["generation"] == 2), "{status:#}");
+    fs::remove_file(&place).expect("it is removed");
+    trio.apply().ok();
+    assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
+}
+
 /// Sends a program to an agent as its controller would.
 fn send(trio: &Trio, member: &str, fence: u64, content: &[u8], sha256: &str) -> (u16, Value) {
     let head = format!(

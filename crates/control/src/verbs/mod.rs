@@ -1,5 +1,5 @@
 //! What commands decide, without a terminal. A command is prepared here: what would be done, what is refused, what the operator has
-//! to confirm. Whoever called shows that, asks, and gives the change to a controller's run. The command line is one caller;
+//! to confirm. The caller shows that, asks, and passes the change to a controller's run. The command line is one caller;
 //! a dashboard or a process that keeps clusters calls the same functions.
 
 pub mod apply;

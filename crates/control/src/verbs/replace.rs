@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn an_incarnation_is_raised_once_whoever_else_asked_meanwhile() {
+    fn an_incarnation_is_raised_once_even_if_others_ask_too() {
         let (mut ledger, member) = (ledger(), MemberName::from("etcd-2"));
         let asked = |change| Request { change, downtime: None };
         let replace = asked(Change::Replace { member: member.clone(), has: 1 });

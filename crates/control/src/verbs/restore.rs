@@ -213,7 +213,7 @@ pub fn refuse_unchecked(name: &str, trust: &Trust) -> Result<(), VerbError> {
     Err(VerbError::Refused {
         what: format!(
             "nothing here knows the key that signs the backups of {name}, so it cannot be checked who made them: anyone who can write to \
-             the store can put others there, and whoever made the ledger next to a backup controls every machine afterwards"
+             the store can put others there, and anyone who made the ledger next to a backup controls every machine afterwards"
         ),
         hint: String::from(
             "pass --signed-by KEY, which `quorate backup list` and `quorate status` print where the ledger is, or name it in \

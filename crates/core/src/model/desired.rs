@@ -51,6 +51,8 @@ pub struct Desired {
     pub secrets_missing: BTreeSet<SecretKind>,
     /// What every agent is to run: the controller's own program.
     pub program: Program,
+    /// Members whose agents did not take it when this run tried, and why.
+    pub not_upgraded: BTreeMap<MemberName, String>,
     /// The highest fencing number ever given out.
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,

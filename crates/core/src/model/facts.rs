@@ -312,7 +312,6 @@ pub enum AuthLook {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Host {
-    pub agent_version: String,
     pub memory_bytes: u64,
     pub disk_free_bytes: u64,
     pub clock: Option<Timestamp>,

@@ -3,14 +3,14 @@
 //! It comes before everything else, because all else is told to agents in the controller's own protocol.
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{Desired, MemberName, Observation, Program, ProgramSeen};
+use crate::model::{Desired, MemberName, Observation, ProgramSeen};
 
 /// Says whether an agent is about to be upgraded: then nothing else is done until it is back.
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     let ours = &desired.program;
     let mut older = Vec::new();
     for (member, program) in answering(desired, seen) {
-        match refusal(ours, member, program) {
+        match refusal(desired, member, program) {
             Some(because) => decision.block(because),
             None if program.runs.is_older_than(ours) && program.runs.takes_programs() => older.push((member, program)),
             None => {}
@@ -32,20 +32,28 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     true
 }
 
-/// Agents of this cluster that said what they run. Machines that are removed anyway are left as they are.
+/// Agents of this cluster that said what they run. A machine that is to be removed keeps its program, unless nothing of what it
+/// reports could be understood before.
 fn answering<'a>(
     desired: &'a Desired,
     seen: &'a Observation,
 ) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
-    let needed = |member: &MemberName| desired.members.contains_key(member) || desired.formation.has_member(member);
-    seen.agents.keys().filter(move |member| needed(member)).filter_map(|member| Some((member, seen.program(member)?)))
+    let stays = |member: &MemberName| desired.members.contains_key(member);
+    let leaves = |member: &MemberName| desired.formation.has_member(member) && !stays(member);
+    let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
+    programs.filter(move |(member, program)| {
+        stays(member) || (leaves(member) && !desired.program.understands(&program.runs))
+    })
 }
 
-fn refusal(ours: &Program, member: &MemberName, program: &ProgramSeen) -> Option<UnsafeBecause> {
+/// An agent that says that it is older after every upgrade must not keep the cluster from being operated: each is tried once in a run.
+fn refusal(desired: &Desired, member: &MemberName, program: &ProgramSeen) -> Option<UnsafeBecause> {
+    let ours = &desired.program;
+    let tried = desired.not_upgraded.get(member).filter(|_| program.runs.is_older_than(ours)).cloned();
     let (member, runs) = (member.clone(), program.runs.clone());
     if runs.protocol > ours.protocol {
         return Some(UnsafeBecause::NewerAgent { member, runs, ours: ours.clone() });
     }
-    let failed = program.failed.as_ref().filter(|failed| failed.to == *ours)?;
-    Some(UnsafeBecause::UpgradeFailed { member, runs, to: failed.to.clone(), why: failed.why.clone() })
+    let undone = program.failed.as_ref().filter(|failed| failed.to == *ours).map(|failed| failed.why.clone());
+    Some(UnsafeBecause::UpgradeFailed { member, runs, to: ours.clone(), why: undone.or(tried)? })
 }

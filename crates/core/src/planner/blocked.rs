@@ -1,5 +1,7 @@
 //! Refusals: what quorate will not do, by which rule, with the numbers, and what the operator can do about it.
 
+mod remedy;
+
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -247,158 +249,6 @@ impl UnsafeBecause {
         "no-backup",
         "backup-older",
     ];
-
-    /// What the operator can do.
-    pub fn remedy(&self) -> String {
-        match self {
-            UnsafeBecause::ForeignMachine { member, .. } => format!(
-                "if it is this cluster's and its ledger was lost, bring the ledger back with `quorate ledger import`; \
-                 if nobody needs it, remove the machine of {member} manually; otherwise choose another cluster name"
-            ),
-            UnsafeBecause::SecondKey { member } => format!(
-                "find out who answers at the address of {member} before anything else; if its machine was only \
-                 recreated outside quorate and holds no data, remove it manually"
-            ),
-            UnsafeBecause::OlderLedger { member, .. } => format!(
-                "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply \
-                 --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state \
-                 may be \
-                 damaged or somebody else may control it: `quorate replace NAME {member}` moves it to a new machine"
-            ),
-            UnsafeBecause::Untrusted { member, .. } => format!(
-                "the state on that machine is damaged, or somebody else controls it: find out which, then move the \
-                 member to a \
-                 new machine with `quorate replace NAME {member}`; the other members are operated as usual"
-            ),
-            UnsafeBecause::NewerAgent { member, runs, .. } => format!(
-                "operate this cluster with quorate {} or newer; if only {member} reports it, its state may be damaged or somebody \
-                 else may control it: move the member to a new machine with `quorate replace NAME {member}`",
-                runs.version
-            ),
-            UnsafeBecause::UpgradeFailed { member, .. } => format!(
-                "see `quorate logs NAME {member} --agent`; `quorate apply` tries the upgrade again, and the agent goes on with \
-                 the program that it has"
-            ),
-            UnsafeBecause::WrongBinary { wanted, .. } => {
-                format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
-            }
-            UnsafeBecause::ForeignData { member, .. } => format!(
-                "quorate never removes data that it did not create: move the data directory of {member} away manually"
-            ),
-            UnsafeBecause::Unseen { majority: Some((there, voters)), .. } => format!(
-                "bring back as many as the quorum needs: {} of {voters} voters are missing, so waiting does not replace \
-                 them; if they are lost permanently, see `quorate recover`",
-                voters.saturating_sub(*there)
-            ),
-            UnsafeBecause::Unseen { seconds, grace, .. } => format!(
-                "bring it back; or run `apply` again in {} s, when it counts as dead and is replaced; or confirm with \
-                 `--now` that it is dead",
-                grace.saturating_sub(*seconds)
-            ),
-            UnsafeBecause::PeersReach { .. } => String::from(
-                "find out why this controller does not reach it; quorate does not replace a machine that is alive",
-            ),
-            UnsafeBecause::PeersUntold { member, untold, .. } => format!(
-                "bring back the agents of {}, so they can report; or confirm with `--now` that {member} is dead",
-                list(untold)
-            ),
-            UnsafeBecause::MajorityLost { .. } => String::from(
-                "bring back as many members as the quorum needs; if they are lost permanently, `quorate recover` \
-                 rebuilds the cluster from a survivor and shows what may be lost",
-            ),
-            UnsafeBecause::NotLost { .. } => {
-                String::from("there is nothing to recover: `quorate apply` replaces what is lost")
-            }
-            UnsafeBecause::Serves { .. } => String::from(
-                "find out why this controller does not reach the others: they serve clients, and a recovery would lose \
-                 what those have written; `quorate apply` replaces what is lost",
-            ),
-            UnsafeBecause::NothingSurvives { silent, .. } if !silent.is_empty() => format!(
-                "bring back {}, which may still have data, or another machine with its data; or restore a backup",
-                list(silent)
-            ),
-            UnsafeBecause::NothingSurvives { .. } => String::from(
-                "bring back at least one machine with its data, or restore a backup; if everything is lost, `quorate \
-                 destroy` and `quorate apply` create a new cluster",
-            ),
-            UnsafeBecause::OtherLoss { .. } => {
-                String::from("run `quorate recover` again: it shows what is left now, and what would be lost")
-            }
-            UnsafeBecause::SurvivorGone { .. } => String::from(
-                "bring it back; if it is lost permanently, re-run `quorate recover` to choose another survivor",
-            ),
-            UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => {
-                String::from("re-run `quorate restore`: it prepares the snapshot again and continues")
-            }
-            UnsafeBecause::AddressHeld { by, .. } => {
-                format!("pin another address, or move {by} away first")
-            }
-            UnsafeBecause::JoinFailed { member, .. } => {
-                format!("read `quorate logs NAME {member}`; `quorate apply` tries again")
-            }
-            UnsafeBecause::StrangerVoter { id, .. } => format!(
-                "if it is not needed, remove it with `etcdctl member remove {id}`; quorate changes no membership while \
-                 an unknown member votes"
-            ),
-            UnsafeBecause::Membership { .. } => {
-                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
-            }
-            UnsafeBecause::LastVoter { member } => format!(
-                "unpin the address of {member}, so its new machine can join before it leaves; or add a member first"
-            ),
-            UnsafeBecause::JoinVersion { .. } => {
-                String::from("let the version change finish first; it continues unless something else is refused")
-            }
-            UnsafeBecause::ClientsWrote { .. } => String::from(
-                "if there is a newer ledger, bring it back with `quorate ledger import`; if the data is not needed, \
-                 `quorate destroy` and `quorate apply` create a new cluster",
-            ),
-            UnsafeBecause::OtherFormation { member, .. } => {
-                format!(
-                    "stop etcd on {member} where it runs: its data belongs to another cluster and must not be mixed in"
-                )
-            }
-            UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
-            UnsafeBecause::VersionUnknown { member, .. } => format!(
-                "start etcd on {member} from a release so it reports its version; or move it to a new machine with \
-                 `quorate replace`"
-            ),
-            UnsafeBecause::Quorum { .. } => {
-                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
-            }
-            UnsafeBecause::Outage { .. } => String::from("allow the downtime with `--allow-downtime`"),
-            UnsafeBecause::AuthUnseen { .. } => String::from(
-                "if another tool changed the user root or its password, give quorate a user root that it can use again; \
-                 everything else continues",
-            ),
-            UnsafeBecause::UnknownFormation { .. } => String::from(
-                "bring back the newer ledger with `quorate ledger import`. If it is lost and the data is not needed, \
-                 remove the data directory manually: quorate only deletes data that no client has written to",
-            ),
-            UnsafeBecause::FixedAtFormation { field, was, .. } => {
-                format!("set `{field}` back to {was}: this version of quorate does not change it on a running cluster")
-            }
-            UnsafeBecause::AuthorityDiffers { .. } => String::from(
-                "name the CA that the cluster was created with: this version of quorate does not change the CA of a \
-                 running cluster",
-            ),
-            UnsafeBecause::RootPasswordDiffers => String::from(
-                "put the password that the cluster was created with back into `auth.root_password_file`: this version of \
-                 quorate does not change it",
-            ),
-            UnsafeBecause::NoBackup => {
-                String::from("confirm with `--without-backup` that none is needed: the data is then permanently lost")
-            }
-            UnsafeBecause::BackupOlder { data: None, .. } => String::from(
-                "bring back a majority of the members so they can report it; or confirm with `--without-backup` that \
-                 later changes may be lost",
-            ),
-            UnsafeBecause::BackupOlder { .. } => String::from(
-                "`quorate backup create` makes and verifies another; or confirm with `--without-backup` that later \
-                 changes may be lost",
-            ),
-        }
-    }
 }
 
 impl fmt::Display for UnsafeBecause {
@@ -439,7 +289,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the agent of {member} runs {runs}, which this {ours} does not understand")
             }
             UnsafeBecause::UpgradeFailed { member, runs, to, why } => {
-                write!(f, "the agent of {member} went back to {runs}, because the upgrade to {to} failed: {why}")
+                write!(f, "the agent of {member} still runs {runs}, because the upgrade to {to} failed: {why}")
             }
             UnsafeBecause::WrongBinary { member, wanted, found } => {
                 write!(f, "{member} should run etcd {wanted}, and {found}")

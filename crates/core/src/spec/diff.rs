@@ -1,5 +1,5 @@
 //! What differs between two specs of one cluster, setting by setting. It compares the specs as written data, so a new
-//! setting appears here without any code of its own.
+//! setting appears here without additional code.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //! audited. The audit repeats the safety rules in its own words, so that a rule that is broken in the planner is not
 //! broken in the audit too.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
@@ -31,6 +31,8 @@ pub struct Scene {
     pub seen: Observation,
     /// Whose agents do not say whom they reach.
     pub mute: BTreeSet<MemberName>,
+    /// Agents that did not take the program when this run tried.
+    pub not_upgraded: BTreeMap<MemberName, String>,
     /// How many plans were carried out; it ends the tokens of the next one.
     applied: u32,
 }
@@ -48,7 +50,15 @@ impl Scene {
     pub fn nothing(spec: ClusterSpec) -> Self {
         let ledger = Ledger::new(CLUSTER_ID.to_owned(), spec.clone());
         let seen = World::empty(ledger.clone(), the_present()).observe();
-        Scene { spec, brought: Brought::default(), ledger, seen, mute: BTreeSet::new(), applied: 0 }
+        Scene {
+            spec,
+            brought: Brought::default(),
+            ledger,
+            seen,
+            mute: BTreeSet::new(),
+            not_upgraded: BTreeMap::new(),
+            applied: 0,
+        }
     }
 
     pub fn wish(&self) -> Wish<'_> {
@@ -56,7 +66,8 @@ impl Scene {
     }
 
     pub fn desired(&self) -> Desired {
-        self.wish().desire(&self.ledger, &self.token_suffix())
+        let not_upgraded = self.not_upgraded.clone();
+        Desired { not_upgraded, ..self.wish().desire(&self.ledger, &self.token_suffix()) }
     }
 
     pub fn decide(&self) -> Decision {

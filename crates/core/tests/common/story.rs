@@ -377,6 +377,10 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
                 scene.seen.agents.insert(member.clone(), Seen::At(scene.seen.now, AgentSeen::OtherProtocol(program)));
             }
         }
+        ["agent", "does", "not", "take", "the", "program"] => {
+            let why = String::from("the new program did not answer within 45 s");
+            scene.not_upgraded.insert(member.clone(), why);
+        }
         ["agent", "gave", "up", "the", "upgrade"] => {
             let (to, why) = (Program::this().clone(), String::from("it ended (exit status: 7)"));
             scene.facts_mut(member).program.failed = Some(FailedUpgrade { to, why });

@@ -161,7 +161,7 @@ fn a_login_goes_on_when_whoever_asked_for_it_has_given_up() {
         let first = hasty.get("key").await;
         assert!(matches!(first, Err(Error::Timeout)), "{first:?}");
         etcd.eventually(async || hasty.get("key").await).await;
-        // A login has a limit of its own, which a busy machine may reach once.
+        // A login has a time limit too, which a busy machine may reach once.
         let logins = etcd.calls_answered("Authenticate") - before;
         assert!((1..=2).contains(&logins), "{logins} logins");
     });

@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 mod auth;
 mod certificates;
 mod etcd;
+mod machines;
 
 use certificates::{certificate, trusted};
 
@@ -20,9 +21,8 @@ use super::{Action, remember};
 use crate::Secret;
 use crate::model::{
     AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data,
-    DataSeen, Desired, Distrust, Enrolment, EtcdFacts, Facts, Formation, Host, JwtKeys, Ledger, MachineSeen,
-    MemberName, Observation, PEER_PORT, Plane, Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged,
-    Stamp, https_url,
+    DataSeen, Desired, Distrust, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation,
+    PEER_PORT, Plane, Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
 };
 use crate::spec::Signer;
 use crate::versions::Version;
@@ -330,88 +330,6 @@ impl World {
         }
     }
 
-    fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64, data: Data) {
-        let number = self.free_number();
-        let wish = desired.members.get(member);
-        let known = desired.formation.members().and_then(|members| members.get(member));
-        let had = known.filter(|_| data == Data::Stays).and_then(|known| known.address());
-        let pinned = had.or_else(|| wish.and_then(|m| m.address));
-        let kept = self.kept.remove(member).filter(|_| data == Data::Stays);
-        let seen = MachineSeen {
-            cluster_id: desired.cluster_id.clone(),
-            incarnation,
-            power: Power::On,
-            headless: false,
-            outdated: false,
-            address: pinned.unwrap_or(imagined_address(number)),
-            build: wish.and_then(|m| m.build.clone()),
-            data: wish.and_then(|m| m.data.clone()),
-        };
-        let agent = SimAgent::Fresh { public_key: format!("key-{number}"), data: kept.unwrap_or(DataSeen::Empty) };
-        self.machines.insert(member.clone(), SimMachine { seen, agent });
-        let expires = self.now + SignedDuration::from_hours(1);
-        let record = self.ledger.members.entry(member.clone()).or_default();
-        record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
-    }
-
-    /// What lies on a machine outlives it.
-    fn keep(&mut self, member: &MemberName) {
-        let Some(machine) = self.machines.get(member) else { return };
-        let data = match &machine.agent {
-            // What has gone back in time is of no use to the next machine either.
-            SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
-            SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
-            SimAgent::Fresh { data, .. } => data.clone(),
-            SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
-                self.expected_data(member)
-            }
-        };
-        self.kept.insert(member.seat().into(), data);
-    }
-
-    /// What a member holds that was not asked: where the ledger counts on it, data of the present formation.
-    fn expected_data(&self, member: &MemberName) -> DataSeen {
-        let token = self.ledger.formation.token().filter(|_| self.ledger.formation.counts_on(member));
-        let Some(token) = token else { return DataSeen::Empty };
-        let (cluster_id, token) = (self.ledger.cluster_id.clone(), token.to_owned());
-        let incarnation = self.ledger.members.get(member).map_or(1, |record| record.incarnation.max(1));
-        DataSeen::Stamped(Stamp { cluster_id, token, member: member.seat().into(), incarnation })
-    }
-
-    /// A number for a new machine that no machine had before, neither here nor in the present formation.
-    fn free_number(&mut self) -> u8 {
-        let begun = self.ledger.formation.members();
-        let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
-        let there = |n: u8| self.machines.values().any(|m| m.seen.address == imagined_address(n));
-        self.made = (self.made.saturating_add(1)..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX);
-        self.made
-    }
-
-    /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.
-    fn start(&mut self, desired: &Desired, member: &MemberName) {
-        self.touched = true;
-        self.power(member, Power::On);
-        // An agent of this program has a key for peers.
-        self.on(member, |facts| {
-            facts.requests.entry(CertificateUse::Peer).or_default();
-        });
-        self.remember_auth(desired);
-        let remembered = self.remembered(desired, member);
-        // In the midst of a restore the ledger does not tell how far each member has come.
-        let restoring = matches!(self.ledger.formation, Formation::Restoring { .. });
-        let known = !restoring && self.ledger.formation.members().is_some_and(|m| m.contains_key(member));
-        let now = self.now;
-        let Some(machine) = self.machines.get_mut(member) else { return };
-        if let SimAgent::Unknown { .. } = machine.agent {
-            machine.agent = if known {
-                SimAgent::Enrolled(Box::new(remembered))
-            } else {
-                let why = String::from("what it holds is seen when its machine runs");
-                SimAgent::Unknown { since: now, why }
-            };
-        }
-    }
-
     /// Users and roles come back with the data; what is in it is not known before, so that they are taken to be as wished.
     fn restore_data(&mut self, desired: &Desired, member: &MemberName, stamp: &Stamp) {
         self.touched = true;
@@ -431,75 +349,6 @@ impl World {
         if let (AuthLook::NotAsked, Some(wish)) = (&self.auth, &desired.auth) {
             self.auth = AuthLook::Seen(auth::as_wished(wish));
         }
-    }
-
-    fn remembered(&self, desired: &Desired, member: &MemberName) -> Facts {
-        let mut facts = blank("");
-        let Some(wish) = desired.members.get(&member.seat().into()) else { return facts };
-        let record = self.ledger.members.get(member).cloned().unwrap_or_default();
-        if record.generation > 0 {
-            facts.node_config = Some((record.generation, record.digest.clone()));
-            facts.etcd.binary = BinarySeen::Version(wish.config.etcd.version.clone());
-        }
-        if let Some(machine) = self.machines.get(member) {
-            let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
-            let known =
-                uses.into_iter().filter(|of| *of != CertificateUse::Peer || desired.certificates.peer.is_some());
-            facts.certificates = known.map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
-        }
-        let (Some(token), Some(members)) = (self.ledger.formation.token(), self.ledger.formation.members()) else {
-            return facts;
-        };
-        if let Some(began) = members.get(member) {
-            facts.machine_id.clone_from(&began.machine_id);
-            let stamp = Stamp {
-                cluster_id: desired.cluster_id.clone(),
-                token: token.to_owned(),
-                member: member.seat().into(),
-                incarnation: self.machines.get(member).map_or(wish.incarnation, |m| m.seen.incarnation),
-            };
-            facts.etcd.data = DataSeen::Stamped(stamp.clone());
-            facts.etcd.last_started = Some(stamp);
-            facts.etcd.service = running(wish.etcd_digest.clone());
-            facts.etcd.peer_serving = true;
-            facts.etcd.trust = trusted(desired);
-            take_up_trust(&mut facts);
-        }
-        facts
-    }
-
-    fn power(&mut self, member: &MemberName, power: Power) {
-        if let Some(machine) = self.machines.get_mut(member) {
-            machine.seen.power = power;
-            (machine.seen.headless, machine.seen.outdated) = (false, false);
-        }
-    }
-
-    fn enrol(&mut self, desired: &Desired, member: &MemberName) {
-        let Some(machine) = self.machines.get_mut(member) else { return };
-        let own = certificate(desired, self.now, member, machine, CertificateUse::Agent);
-        if let SimAgent::Fresh { public_key, data } = &machine.agent {
-            let record = self.ledger.members.entry(member.clone()).or_default();
-            if let Some(enrolment) = &mut record.enrolment {
-                enrolment.bound_key = Some(public_key.clone());
-            }
-            let mut facts = blank(&format!("machine-of-{public_key}"));
-            facts.etcd.data = data.clone();
-            facts.certificates.insert(CertificateUse::Agent, own);
-            machine.agent = SimAgent::Enrolled(Box::new(facts));
-        }
-    }
-
-    /// What an agent of another protocol holds is taken to be as the ledger has it.
-    fn upgrade_agent(&mut self, desired: &Desired, member: &MemberName, to: &Program) {
-        let remembered = self.remembered(desired, member);
-        let Some(machine) = self.machines.get_mut(member) else { return };
-        if matches!(machine.agent, SimAgent::OtherProtocol(_)) {
-            machine.agent = SimAgent::Enrolled(Box::new(remembered));
-            self.touched = true;
-            self.remember_auth(desired);
-        }
-        self.on(member, |facts| facts.program = ProgramSeen { runs: to.clone(), failed: None });
     }
 
     fn install(&mut self, desired: &Desired, member: &MemberName, uses: &BTreeSet<CertificateUse>) {

@@ -29,10 +29,10 @@ pub struct LocalSettings {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// Each has an address of its own in 127.0.0.0/8.
+    /// Each machine has its address in 127.0.0.0/8.
     #[default]
     Loopback,
-    /// Each has a network namespace of its own, from which nothing leaves but to the cluster's other machines.
+    /// Each machine has its own network namespace, which reaches only the cluster's other machines.
     Netns,
 }
 

@@ -1,0 +1,98 @@
+//! What a machine runs besides its members' services: clock, firewall, metrics and logs.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+
+use crate::model::{
+    Brought, FirewallConfig, ForwardConfig, HostConfig, Ledger, LogForwardingConfig, LogSecrets, LogSourceConfig,
+};
+use crate::providers::MachineKind;
+use crate::spec::{self, ClusterSpec, MemberSpec};
+
+/// Local machines are processes of this one, whose clock, firewall and logs are none of our affair.
+pub(super) fn config(
+    spec: &ClusterSpec,
+    member: &MemberSpec,
+    brought: &Brought,
+    neighbours: &BTreeSet<IpAddr>,
+) -> Option<HostConfig> {
+    (spec.provider.settings().machines() != MachineKind::Process)
+        .then(|| host_config(spec, member, brought, neighbours))
+}
+
+/// The addresses of the members: those of the spec, and those that etcd still lists. Unknown, and so empty, where the
+/// provider chooses them.
+pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
+    let settings = spec.provider.settings();
+    let pinned: Option<BTreeSet<IpAddr>> = spec.members.iter().map(|member| settings.pinned(member)).collect();
+    let Some(mut addresses) = pinned.filter(|_| settings.machines() != MachineKind::Process) else {
+        return BTreeSet::new();
+    };
+    addresses.extend(listed(ledger));
+    addresses
+}
+
+/// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
+pub(super) fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
+    let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
+    let members = ledger.formation.members().filter(|_| !are_processes);
+    members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
+}
+
+pub(super) fn host_config(
+    spec: &ClusterSpec,
+    member: &MemberSpec,
+    brought: &Brought,
+    neighbours: &BTreeSet<IpAddr>,
+) -> HostConfig {
+    let settings = spec.host.clone().unwrap_or_default();
+    let spec::HostSettings { chrony, node_exporter, mut firewall, install_dependencies, log_forwarding } = settings;
+    // Nobody but a member has any business at the peer port.
+    if firewall.peers_from.is_none() && !neighbours.is_empty() {
+        firewall.peers_from = Some(neighbours.iter().map(|address| spec::AddressRange::of(*address)).collect());
+    }
+    let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
+    let secrets = brought.log_forwarding.clone().unwrap_or_default();
+    let log_forwarding = log_forwarding
+        .map(|settings| log_forwarding_config(settings, secrets, spec.machine_name(member.name.as_str(), 1)));
+    let metrics = spec.etcd.metrics.clone();
+    let rules = letting_members_knock(firewall, spec);
+    HostConfig {
+        chrony,
+        node_exporter: node_exporter.enabled,
+        firewall: rules.enabled.then_some(FirewallConfig { rules, scrape_from, metrics }),
+        install_dependencies,
+        log_forwarding,
+    }
+}
+
+/// Members knock at each other's agents to find out who lives: one that keeps them out would count as dead when its etcd is
+/// down too. They find a port that asks for the controller's certificate.
+fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> spec::Firewall {
+    let members =
+        spec.members.iter().filter_map(|member| spec.provider.settings().pinned(member)).map(spec::AddressRange::from);
+    let others: Vec<_> = members.chain(firewall.peers_from.iter().flatten().cloned()).collect();
+    if let Some(controller) = &mut firewall.controller_from {
+        let missing: BTreeSet<_> = others.into_iter().filter(|range| !controller.contains(range)).collect();
+        controller.extend(missing);
+    }
+    firewall
+}
+
+fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, machine: String) -> LogForwardingConfig {
+    let forward = settings.forward.zip(secrets.forward).map(|(forward, secrets)| ForwardConfig {
+        host: forward.host,
+        port: forward.port,
+        hostname: forward.hostname.unwrap_or(machine),
+        shared_key: secrets.shared_key,
+        ca: secrets.ca,
+    });
+    let from_etcd = settings.from_etcd.zip(secrets.source).map(|(source, secrets)| LogSourceConfig {
+        prefix: source.prefix,
+        endpoints: source.endpoints,
+        ca: secrets.ca,
+        login: secrets.login,
+    });
+    let spec::LogForwarding { etcd_tag, node_exporter_tag, .. } = settings;
+    LogForwardingConfig { etcd_tag, node_exporter_tag, forward, from_etcd }
+}
