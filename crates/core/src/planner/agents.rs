@@ -38,11 +38,10 @@ fn answering<'a>(
     desired: &'a Desired,
     seen: &'a Observation,
 ) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
-    let stays = |member: &MemberName| desired.members.contains_key(member);
-    let leaves = |member: &MemberName| desired.formation.has_member(member) && !stays(member);
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
-    programs.filter(move |(member, program)| {
-        stays(member) || (leaves(member) && !desired.program.understands(&program.runs))
+    programs.filter(|(member, program)| {
+        let leaves = || desired.formation.has_member(member) && !desired.program.understands(&program.runs);
+        desired.members.contains_key(*member) || leaves()
     })
 }
 
