@@ -12,16 +12,18 @@ use quorate_core::model::{
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};
-use crate::clients::Clients;
 use crate::enrolment::requests;
-use crate::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
+use crate::kinds::etcd;
+use crate::kinds::etcd::clients::Clients;
+use crate::kinds::etcd::staging::Staging;
+use crate::kinds::etcd::trust;
+use crate::kinds::etcd::{Access, Change, LogReader, Origin, Prober, Renewal};
 use crate::layout::Layout;
 use crate::services::{HURRIED, PATIENT, Service};
-use crate::staging::Staging;
 use crate::state::{InPlace, StateStore};
 use crate::tls::Shown;
 use crate::upgrade::Upgrades;
-use crate::{AgentError, etcd, reach, trust, x509};
+use crate::{AgentError, reach, x509};
 
 pub(crate) struct Agent {
     pub(crate) layout: Layout,

@@ -17,9 +17,10 @@ use crate::agent::Agent;
 use crate::api::{Certificate, Refusal};
 use crate::enrolment::check_agent_certificate;
 use crate::files::{self, Owner};
+use crate::kinds::etcd::trust;
 use crate::layout::Layout;
 use crate::state::State;
-use crate::{AgentError, tls, trust};
+use crate::{AgentError, tls};
 
 impl Agent {
     pub(crate) async fn install_certificates(

@@ -10,8 +10,8 @@ use quorate_core::model::{BinarySeen, ConfigAttempt, EtcdService, NodeConfig, Se
 use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
-use crate::binaries::{self, BinaryError};
 use crate::files::{self, Owner};
+use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::layout::Layout;
 use crate::state::{Binary, InPlace, State, check_generation};
 use quorate_core::text::with_causes;

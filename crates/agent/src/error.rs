@@ -8,7 +8,7 @@ use quorate_core::model::{OlderData, Program};
 use quorate_core::text::with_causes;
 
 use crate::api::Refusal;
-use crate::binaries::BinaryError;
+use crate::kinds::etcd::binaries::BinaryError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AgentError {

@@ -6,14 +6,14 @@ use std::io;
 use std::path::PathBuf;
 
 use quorate_agent::AgentError;
-use quorate_agent::binaries::BinaryError;
 use quorate_agent::client::ClientError as AgentClientError;
+use quorate_agent::kinds::etcd::binaries::BinaryError;
 use quorate_backup::keys::KeyError;
 use quorate_control::ControlError;
-use quorate_control::backup::BackupError;
-use quorate_control::clients::ClientError;
 use quorate_control::image::ImageError;
 use quorate_control::key::KeyError as LedgerKeyError;
+use quorate_control::kinds::etcd::backup::BackupError;
+use quorate_control::kinds::etcd::clients::ClientError;
 use quorate_control::ledger::{ExportError, LedgerError};
 use quorate_drill::DrillError;
 

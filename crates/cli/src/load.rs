@@ -6,9 +6,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
+use quorate_control::Home;
 use quorate_control::brought::{self, BroughtFiles, FileProblem};
+use quorate_control::kinds::etcd::status;
 pub use quorate_control::verbs::Cluster;
-use quorate_control::{Home, status};
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
 

@@ -2,21 +2,15 @@
 //!
 //! It contains no rule about safety; those are in `quorate_core::planner::safety`.
 
-mod act;
-pub mod backup;
 pub mod brought;
-pub mod clients;
-pub mod controller;
-pub mod history;
 pub mod home;
 pub mod image;
 pub mod key;
+pub mod kinds;
 pub mod ledger;
-pub mod observe;
+pub mod run;
 mod secrets;
-pub mod status;
-mod upgrade;
 pub mod verbs;
 
-pub use controller::{ControlError, Controller, Event, Outcome, Reporter};
 pub use home::Home;
+pub use run::controller::{ControlError, Controller, Event, Outcome, Reporter};

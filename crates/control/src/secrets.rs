@@ -37,7 +37,7 @@ pub(crate) fn make(
                 let (private, public) = quorate_pki::jwt_keypair(JwtAlgorithm::Es256)?;
                 ledger.auth.jwt = Some(JwtKeys { private, public });
             }
-            SecretKind::BackupSigning => ledger.backup_signing = Some(crate::backup::signing::record(now)),
+            SecretKind::BackupSigning => ledger.backup_signing = Some(crate::kinds::etcd::backup::signing::record(now)),
             SecretKind::Revocations => sign_lists(ledger, now)?,
         }
     }

@@ -19,9 +19,10 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 use super::{Doing, Gate, Launch, PATIENT, Service};
+use crate::AgentError;
 use crate::files::{self, Owner};
+use crate::kinds::etcd;
 use crate::layout::Layout;
-use crate::{AgentError, etcd};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);

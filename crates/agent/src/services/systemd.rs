@@ -14,10 +14,11 @@ use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
 use super::{Doing, Gate, Launch, NEVER_NEW, Service};
+use crate::AgentError;
 use crate::files::{self, Owner};
+use crate::kinds::etcd;
 use crate::layout::Layout;
 use crate::units::{SHUT_IN, one_line, quote, quote_value};
-use crate::{AgentError, etcd};
 
 const UNIT: &str = "etcd.service";
 const USER: &str = "etcd";

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use quorate_agent::binaries::{BinaryError, etcdutl, locate};
+use quorate_agent::kinds::etcd::binaries::{BinaryError, etcdutl, locate};
 use quorate_core::model::{Archive, BinarySource};
 use sha2::{Digest, Sha256};
 

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::private_directory;
-use quorate_control::clients::{self, Environment, write_private};
+use quorate_control::kinds::etcd::clients::{self, Environment, write_private};
 use quorate_core::model::Ledger;
 
 use super::{Context, quoted};

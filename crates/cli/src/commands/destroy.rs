@@ -2,7 +2,7 @@
 //! have written is deleted only where a verified backup holds it that the store has now, or with consent to do without.
 
 use quorate_control::brought::BroughtFiles;
-use quorate_control::status;
+use quorate_control::kinds::etcd::status;
 use quorate_control::verbs::destroy::{self, Destroy};
 
 use super::{Context, agree_by_name, refused, run_loop};

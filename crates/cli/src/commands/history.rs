@@ -1,8 +1,8 @@
 //! `quorate history`: every step that was ever done to a cluster. It reads, and looks at nothing else.
 
 use jiff::Timestamp;
-use quorate_control::history::{Entry, History};
 use quorate_control::ledger::seems_held;
+use quorate_control::run::history::{Entry, History};
 use serde::Serialize;
 
 use super::Context;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use quorate_control::key::Place;
-use quorate_control::status::known_clusters;
+use quorate_control::kinds::etcd::status::known_clusters;
 use serde::Serialize;
 
 use super::Context;

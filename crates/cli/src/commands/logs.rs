@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
-use quorate_control::observe::Sight;
+use quorate_control::run::observe::Sight;
 use quorate_core::model::{Ledger, MemberName, Observation, Seen};
 
 use super::Context;

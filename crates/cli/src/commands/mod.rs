@@ -26,8 +26,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use quorate_control::brought::BroughtFiles;
+use quorate_control::kinds::etcd::status::{Status, summarize};
 use quorate_control::ledger::LEASE;
-use quorate_control::status::{Status, summarize};
 use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Ledger, Lock};

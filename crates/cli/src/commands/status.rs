@@ -4,7 +4,7 @@ use std::io::{self, IsTerminal};
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_control::status::{self, Status, Verdict, known_clusters};
+use quorate_control::kinds::etcd::status::{self, Status, Verdict, known_clusters};
 
 use super::{Context, stop_signal};
 use crate::cli::{self, Format};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use quorate_agent::binaries;
+use quorate_agent::kinds::etcd::binaries;
 use quorate_core::model::{Ledger, Power};
 use quorate_core::spec::{Binary, ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
 use quorate_core::versions::{self, Version};

@@ -1,7 +1,7 @@
 //! What stands at the end of a run: how the cluster is, where it is reached, what to type next, and by when to come
 //! back.
 
-use quorate_control::status::{Status, Verdict};
+use quorate_control::kinds::etcd::status::{Status, Verdict};
 use quorate_core::model::Ledger;
 use quorate_core::spec::ClientAuth;
 
@@ -77,7 +77,7 @@ mod tests {
     use std::path::PathBuf;
 
     use quorate_control::Home;
-    use quorate_control::status::summarize;
+    use quorate_control::kinds::etcd::status::summarize;
     use quorate_core::model::{Formation, FormingMember, Observation, Power, Seen};
     use quorate_core::planner::Decision;
     use quorate_core::spec::generated;

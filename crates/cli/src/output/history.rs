@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use jiff::Timestamp;
-use quorate_control::history::{Ending, Entry};
+use quorate_control::run::history::{Ending, Entry};
 
 pub fn text(entries: &[Entry]) -> String {
     let mut text = String::new();
@@ -59,7 +59,7 @@ fn time(at: Timestamp) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_control::history::Beginning;
+    use quorate_control::run::history::Beginning;
 
     use super::*;
 

@@ -1,7 +1,7 @@
 //! The status of clusters, for people: a table, what ails whom, and one line of verdict.
 
 use jiff::SignedDuration;
-use quorate_control::status::{MemberStatus, Status, Verdict};
+use quorate_control::kinds::etcd::status::{MemberStatus, Status, Verdict};
 
 use super::page::{Look, Page, Style};
 use super::{count, size, table};
@@ -174,7 +174,7 @@ fn pending(page: &mut Page, status: &Status) {
 
 #[cfg(test)]
 mod tests {
-    use quorate_control::status::{AlarmStatus, Pending};
+    use quorate_control::kinds::etcd::status::{AlarmStatus, Pending};
     use quorate_core::model::Program;
 
     use super::*;

@@ -4,8 +4,8 @@ use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::{Plan, remember};
 
 use super::{Cluster, consent, observe};
-use crate::controller::{self, ControlError};
 use crate::home::Home;
+use crate::run::controller::{self, ControlError};
 
 /// What the operator allows.
 #[derive(Clone, Copy, Debug, Default)]

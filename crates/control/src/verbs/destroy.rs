@@ -8,10 +8,10 @@ use quorate_core::planner::Plan;
 use quorate_core::spec::Name;
 
 use super::{VerbError, consent};
-use crate::backup::{self, Confirmed};
 use crate::brought::BroughtFiles;
-use crate::controller::{self, ControlError};
 use crate::home::Home;
+use crate::kinds::etcd::backup::{self, Confirmed};
+use crate::run::controller::{self, ControlError};
 
 pub struct Destroy {
     request: Request,

@@ -13,12 +13,12 @@ use quorate_agent::process;
 use quorate_core::model::{Consent, Formation, Ledger, Observation, Power};
 use quorate_core::spec::ClusterSpec;
 
-use crate::backup::BackupError;
 use crate::brought::BroughtFiles;
-use crate::controller::ControlError;
 use crate::home::Home;
+use crate::kinds::etcd::backup::BackupError;
 use crate::ledger::LedgerError;
-use crate::observe::Sight;
+use crate::run::controller::ControlError;
+use crate::run::observe::Sight;
 
 /// A cluster as the operator wants it, with the files that its spec names.
 #[derive(Debug)]

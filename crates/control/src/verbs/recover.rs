@@ -5,8 +5,8 @@ use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Action, Plan};
 
 use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
-use crate::controller::{self, ControlError};
 use crate::home::Home;
+use crate::run::controller::{self, ControlError};
 
 /// Whether there can be anything to recover.
 pub fn check(ledger: &Ledger) -> Result<(), VerbError> {

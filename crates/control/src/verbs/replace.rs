@@ -5,8 +5,8 @@ use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
-use crate::controller::{self, ControlError};
 use crate::home::Home;
+use crate::run::controller::{self, ControlError};
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {

@@ -12,14 +12,14 @@ use quorate_core::spec::Signer;
 use quorate_core::text::with_causes;
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off};
-use crate::backup::signing::trust_of;
-use crate::backup::{
+use crate::home::Home;
+use crate::kinds::etcd::backup::signing::trust_of;
+use crate::kinds::etcd::backup::{
     BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, prove_raised, root_is_let_in,
 };
-use crate::controller::{self, ControlError};
-use crate::history::History;
-use crate::home::Home;
 use crate::ledger::{Exported, LedgerError};
+use crate::run::controller::{self, ControlError};
+use crate::run::history::History;
 
 /// What is restored, and what opens and proves it.
 pub struct Source {

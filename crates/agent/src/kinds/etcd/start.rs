@@ -13,11 +13,12 @@ use tokio::time::timeout;
 use super::data;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
-use crate::binaries::{self, BinaryError};
+use crate::kinds::etcd::binaries::{self, BinaryError};
+use crate::kinds::etcd::trust;
 use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
 use crate::state::{InPlace, State};
-use crate::{AgentError, blocking, reach, trust};
+use crate::{AgentError, blocking, reach};
 
 /// How long after a boot the network may take.
 const NETWORK: Duration = Duration::from_secs(30);

@@ -25,10 +25,11 @@ use super::start::{check_own, describe, not_as_expected};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
+use crate::kinds::etcd::binaries;
 use crate::layout::Layout;
 use crate::services::child;
 use crate::state::State;
-use crate::{AgentError, binaries, blocking};
+use crate::{AgentError, blocking};
 
 /// For a database as large as etcd's may be, on a slow disk. Whoever gave the order may have given up by then, and finds it
 /// done when he asks again.

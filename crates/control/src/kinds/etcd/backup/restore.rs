@@ -279,7 +279,7 @@ mod tests {
             let spec = quorate_core::spec::generated(name, 1, quorate_core::versions::DEFAULT, ClientAuth::Certificate);
             Ledger::new(id.to_owned(), spec.unwrap().clusters.remove(0))
         };
-        let key = || crate::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);
+        let key = || crate::kinds::etcd::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);
         let (ours, other) = (key(), key());
         let signed = full(Some(ours.public.clone()));
         assert!(belongs_to(&full(None), &ledger("demo", "c")).is_ok());

@@ -18,7 +18,7 @@ use quorate_core::planner::{Action, Precondition, Step, certificate_sans, rememb
 use quorate_core::providers::MachineKind;
 use quorate_pki::{Authority, LeafWish};
 
-use crate::controller::{ControlError, Controller, Event, Reporter};
+use crate::run::controller::{ControlError, Controller, Event, Reporter};
 use crate::secrets;
 use quorate_core::text::with_causes;
 

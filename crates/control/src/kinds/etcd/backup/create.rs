@@ -23,9 +23,9 @@ use tokio::sync::{mpsc, oneshot};
 use super::source::{AgentSource, Members};
 use super::vault::Vault;
 use super::{BackupError, note, programs, signing};
-use crate::history::History;
 use crate::home::Home;
 use crate::ledger::{SealFor, export};
+use crate::run::history::History;
 use quorate_agent::private_directory;
 use quorate_core::text::with_causes;
 

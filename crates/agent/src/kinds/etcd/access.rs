@@ -12,9 +12,10 @@ use quorate_etcd::{Client, ConnectOptions, Login};
 use rustls::ClientConfig;
 
 use crate::api::Refusal;
+use crate::kinds::etcd::trust;
 use crate::layout::Layout;
 use crate::state::State;
-use crate::{AgentError, tls, trust};
+use crate::{AgentError, tls};
 
 const CONNECTING: Duration = Duration::from_secs(1);
 /// For orders. A look at etcd has shorter bounds of its own.

@@ -22,10 +22,10 @@ use quorate_core::spec::ClusterSpec;
 use tokio::time::Instant;
 
 use crate::brought::BroughtFiles;
-use crate::history::{History, Recorder};
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
-use crate::observe::Sight;
+use crate::run::history::{History, Recorder};
+use crate::run::observe::Sight;
 use quorate_agent::process;
 use quorate_providers::ProviderError;
 

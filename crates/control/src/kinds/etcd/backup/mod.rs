@@ -20,8 +20,8 @@ pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, prove_raised, root_i
 pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 
-use crate::controller::ControlError;
 use crate::ledger::{ExportError, LedgerError};
+use crate::run::controller::ControlError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {
@@ -36,11 +36,11 @@ pub enum BackupError {
     #[error("the ledger beside the backup cannot be used")]
     LedgerBeside(#[from] ExportError),
     #[error("the programs of etcd {version}, with which backups are tried out, are not at hand")]
-    Programs { version: String, source: quorate_agent::binaries::BinaryError },
+    Programs { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
     #[error(
         "revisions of etcd {version} cannot be raised above those that clients have seen, without which nothing is restored"
     )]
-    Restorer { version: String, source: quorate_agent::binaries::BinaryError },
+    Restorer { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
     #[error("cluster {cluster} has no `backup` in its spec, so that it is not known where its backups are")]
     NoSettings { cluster: String },
     #[error("cluster {cluster} has no second destination in its spec (`also_to`)")]

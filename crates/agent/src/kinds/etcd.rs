@@ -2,16 +2,22 @@
 
 mod access;
 mod auth;
+pub mod binaries;
+pub(crate) mod clients;
 mod complaint;
 mod data;
 mod downgrade;
+pub(crate) mod health;
 mod http;
 mod membership;
 mod older;
 mod pages;
 mod probe;
+pub(crate) mod read;
 mod renew;
+pub(crate) mod staging;
 mod start;
+pub(crate) mod trust;
 mod wal;
 
 pub(crate) use access::Access;

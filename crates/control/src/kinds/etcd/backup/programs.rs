@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use quorate_agent::binaries::{self, Binary, BinaryError};
+use quorate_agent::kinds::etcd::binaries::{self, Binary, BinaryError};
 use quorate_backup::throwaway::Programs;
 use quorate_core::desire::binary;
 use quorate_core::spec::ClusterSpec;
 use quorate_core::versions::Version;
 
 use super::BackupError;
-use crate::controller::arch;
 use crate::home::Home;
+use crate::run::controller::arch;
 
 /// Of this very version; where the spec does not lead to it, of the spec's, if both are of one minor; else as for a spec that names no
 /// source: data of before an upgrade wants the programs of then.

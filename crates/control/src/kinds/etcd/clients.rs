@@ -17,11 +17,11 @@ use quorate_pki::KeyPair;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use crate::act::{client_wish, sign};
 use crate::brought::BroughtFiles;
-use crate::controller::{ControlError, arch};
 use crate::home::Home;
-use crate::observe::by_name;
+use crate::run::act::{client_wish, sign};
+use crate::run::controller::{ControlError, arch};
+use crate::run::observe::by_name;
 use crate::secrets;
 use quorate_agent::private_directory;
 use quorate_providers::Provider;

@@ -5,8 +5,9 @@ use std::fs;
 use super::{Database, Place};
 use crate::api::Refusal;
 use crate::files::Owner;
+use crate::kinds::etcd::staging;
 use crate::layout::Layout;
-use crate::{AgentError, blocking, staging, upload};
+use crate::{AgentError, blocking, upload};
 
 /// etcd puts a SHA-256 behind a database whose length is a multiple of 512, and so do its tools tell it.
 const CHECKSUM: u64 = 32;

@@ -14,8 +14,8 @@ use quorate_etcd::wire::WatchResponse;
 
 use super::{BackupError, note};
 use crate::home::Home;
-use crate::observe::Sight;
-use crate::status::summarize;
+use crate::kinds::etcd::status::summarize;
+use crate::run::observe::Sight;
 use quorate_core::text::with_causes;
 
 /// So many entries no member is ahead of all others: they are looked at within a few seconds of each other.

@@ -15,8 +15,8 @@ use quorate_core::planner::Step;
 use quorate_core::text::cut;
 use serde::{Deserialize, Serialize};
 
-use crate::controller::{ControlError, Event, Reporter};
 use crate::ledger::LedgerError;
+use crate::run::controller::{ControlError, Event, Reporter};
 use quorate_agent::process;
 use quorate_core::text::with_causes;
 

@@ -17,9 +17,9 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use super::{Database, Place, become_owner};
-use crate::etcd::pages::Metrics;
-use crate::etcd::{last_complaint, wal};
 use crate::files::Owner;
+use crate::kinds::etcd::pages::Metrics;
+use crate::kinds::etcd::{last_complaint, wal};
 use crate::layout::Layout;
 use crate::services::child;
 use crate::{AgentError, blocking, files};

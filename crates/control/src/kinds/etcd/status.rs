@@ -11,11 +11,11 @@ use quorate_core::model::{
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, is_silent, renewal_window, safety};
 use serde::Serialize;
 
-use crate::backup::{self, BackupStatus};
 use crate::brought::BroughtFiles;
-use crate::controller::{ControlError, arch, latest_fence};
 use crate::home::Home;
-use crate::observe::Sight;
+use crate::kinds::etcd::backup::{self, BackupStatus};
+use crate::run::controller::{ControlError, arch, latest_fence};
+use crate::run::observe::Sight;
 
 #[derive(Clone, Debug, Serialize)]
 pub struct Status {

@@ -1,0 +1,3 @@
+//! What only one kind of cluster has: one module per kind.
+
+pub mod etcd;
