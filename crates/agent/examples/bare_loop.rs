@@ -18,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use hand::{ONE_DAY, free_addresses, issue};
 use jiff::Timestamp;
-use quorate_core::desire::{Peers, etcd_flags};
+use quorate_core::kinds::etcd::desire::{Peers, etcd_flags};
+use quorate_core::kinds::etcd::spec::{ClientAuth, TokenKind};
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
-use quorate_core::spec::{self, ClientAuth, MemberSpec, TokenKind};
-use quorate_core::versions;
+use quorate_core::spec::{self, MemberSpec};
 use quorate_etcd::{Client, ConnectOptions};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use rustls::pki_types::pem::PemObject;

@@ -8,9 +8,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions::Version;
 use quorate_core::providers::TEMPLATES;
-use quorate_core::spec::ClientAuth;
-use quorate_core::versions::Version;
 
 pub use crate::output::terminal::Colour;
 pub use backup::*;
@@ -508,7 +508,7 @@ mod tests {
     #[test]
     fn the_default_version_in_the_help_is_the_true_one() {
         let help = super::Cli::command().find_subcommand_mut("up").unwrap().render_help().to_string();
-        assert!(help.contains(&quorate_core::versions::DEFAULT.to_string()), "{help}");
+        assert!(help.contains(&quorate_core::kinds::etcd::versions::DEFAULT.to_string()), "{help}");
     }
 
     #[test]

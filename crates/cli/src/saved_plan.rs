@@ -214,8 +214,9 @@ fn without<'a>(these: &'a [SavedStep], those: &[SavedStep]) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
 

@@ -9,10 +9,11 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
+use quorate_core::kinds::etcd::spec::Binary;
 use quorate_core::model::{
     Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, RestoreWish, SourceLogin, SourceSecrets,
 };
-use quorate_core::spec::{Binary, ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
+use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 

@@ -162,9 +162,10 @@ pub(crate) fn controller_identity(
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::model::IssuedCertificate;
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
 

@@ -4,13 +4,12 @@
 //! proves that no crate with input or output hides among its dependencies.
 
 pub mod desire;
-pub mod flags;
+pub mod kinds;
 pub mod model;
 pub mod planner;
 pub mod providers;
 mod secret;
 pub mod spec;
 pub mod text;
-pub mod versions;
 
 pub use secret::Secret;

@@ -5,8 +5,8 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use quorate_core::kinds::etcd::safety::restore::MARGIN;
 use quorate_core::model::{Formation, address_in};
-use quorate_core::planner::safety::restore::MARGIN;
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 

@@ -8,9 +8,10 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_core::desire::{Peers, etcd_flags};
+use quorate_core::kinds::etcd::desire::{Peers, etcd_flags};
+use quorate_core::kinds::etcd::spec::TokenKind;
 use quorate_core::model::{ADDRESS, CLIENT_PORT, PEER_PORT, ROOT};
-use quorate_core::spec::{ClusterSpec, MemberSpec, TokenKind};
+use quorate_core::spec::{ClusterSpec, MemberSpec};
 use quorate_etcd::{Client, ConnectOptions, Error};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use rustix::process::{Pid, Signal, kill_process};

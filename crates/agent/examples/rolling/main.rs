@@ -17,7 +17,8 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use quorate_core::spec::{Binary, ClusterSpec, Document, HostFacts};
+use quorate_core::kinds::etcd::spec::Binary;
+use quorate_core::spec::{ClusterSpec, Document, HostFacts};
 use quorate_etcd::{Client, ConnectOptions, Member};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{sleep, timeout};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use quorate_agent::api::{FactsRequest, Order};
 use quorate_agent::client::{AgentClient, Look};
-use quorate_core::desire::ROOT_PASSWORD_FILE;
+use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::{BinarySeen, BinarySource, ConfigAttempt, DataSeen, Facts, NodeConfig, ServiceState};
 use quorate_etcd::{Client, ConnectOptions, Login};
 use rustix::process::Signal;

@@ -6,7 +6,7 @@ use futures_util::StreamExt;
 use hyper::body::Bytes;
 use quorate_agent::api::{Order, ReadFailure};
 use quorate_agent::client::{AgentClient, Answers, ClientError};
-use quorate_core::desire::ROOT_PASSWORD_FILE;
+use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::NodeConfig;
 use quorate_etcd::wire::{EventType, RangeRequest, WatchResponse};
 use rustix::process::Signal;

@@ -197,8 +197,9 @@ fn identities(file: &Path) -> Result<OpenWith, Error> {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
 

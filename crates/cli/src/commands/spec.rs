@@ -2,8 +2,8 @@
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use quorate_core::kinds::etcd::versions::DEFAULT;
 use quorate_core::spec::{FORMAT, Problem, SCHEMA_LINE, Spec, json_schema, template};
-use quorate_core::versions::DEFAULT;
 use serde::Serialize;
 
 use super::Context;

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 
 use quorate_agent::kinds::etcd::binaries;
+use quorate_core::kinds::etcd::spec::{Binary, ClientAuth};
+use quorate_core::kinds::etcd::versions::{self, Version};
 use quorate_core::model::{Ledger, Power};
-use quorate_core::spec::{Binary, ClientAuth, ClusterSpec, Document, HostFacts, Severity, generated};
-use quorate_core::versions::{self, Version};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Severity, generated};
 
 use super::{Context, conclude, run_loop};
 use crate::cli;

@@ -2,8 +2,8 @@
 //! back.
 
 use quorate_control::kinds::etcd::status::{Status, Verdict};
+use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
-use quorate_core::spec::ClientAuth;
 
 use super::page::{Page, Style};
 use super::status::verdict_style;
@@ -78,10 +78,10 @@ mod tests {
 
     use quorate_control::Home;
     use quorate_control::kinds::etcd::status::summarize;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::model::{Formation, FormingMember, Observation, Power, Seen};
     use quorate_core::planner::Decision;
     use quorate_core::spec::generated;
-    use quorate_core::versions::DEFAULT;
 
     use super::super::page::Look;
     use super::*;

@@ -1,7 +1,7 @@
 //! Steps of a plan, grouped: what is done alike for several members in a row is one entry with their names.
 
+use quorate_core::kinds::etcd::safety::Strength;
 use quorate_core::model::MemberName;
-use quorate_core::planner::safety::Strength;
 use quorate_core::planner::{Effect, Plan, Step};
 
 /// One entry of a plan: one step, or the same steps for several members.

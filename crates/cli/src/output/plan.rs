@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use quorate_core::planner::safety::{Strength, healthy_of};
+use quorate_core::kinds::etcd::safety::{Strength, healthy_of};
 use quorate_core::planner::{Effect, Plan, Remark, Step, UnsafeBecause, WaitingFor};
 use quorate_core::spec::Change;
 use serde::Serialize;

@@ -10,8 +10,9 @@ use quorate_agent::api::{
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
+use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::model::{
-    AuthOp, AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
+    AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
     MachineCertificate, MachineId, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};

@@ -11,10 +11,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::safety::revision;
 use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MachineId, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
-use quorate_core::planner::safety::{requests, revision};
+use quorate_core::planner::safety::requests;
 use quorate_core::planner::{
     Action, Decision, Outstanding, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide,
 };

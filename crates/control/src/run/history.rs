@@ -386,10 +386,11 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions;
     use quorate_core::model::RecoveryRequest;
     use quorate_core::planner::{Action, Precondition, Reason};
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions;
+    use quorate_core::spec::generated;
 
     use super::*;
 

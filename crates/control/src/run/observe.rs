@@ -374,9 +374,10 @@ mod tests {
     use std::net::{IpAddr, Ipv4Addr};
 
     use jiff::SignedDuration;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::model::SecretKind;
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
     use crate::brought::BroughtFiles;

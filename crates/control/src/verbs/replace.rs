@@ -157,11 +157,12 @@ mod tests {
     use std::collections::BTreeMap;
 
     use jiff::Timestamp;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::model::{FormingMember, MachineSeen, Power, Seen};
     use quorate_core::providers::local::{KEPT_DATA, LocalSettings};
     use quorate_core::spec::Provider;
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
 

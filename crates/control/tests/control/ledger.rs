@@ -7,9 +7,10 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
 use quorate_control::ledger::{Exported, Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClientAuth, generated};
-use quorate_core::versions;
+use quorate_core::spec::generated;
 use serde_json::Value;
 
 fn ledger() -> Ledger {

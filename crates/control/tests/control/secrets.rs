@@ -8,9 +8,10 @@ use quorate_control::Home;
 use quorate_control::key::KeyError;
 use quorate_control::ledger::{Held, LedgerError, Store};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, Ledger, OwnedUser};
-use quorate_core::spec::{ClientAuth, generated};
-use quorate_core::versions;
+use quorate_core::spec::generated;
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, SigningKey};
 
 const PASSWORD: &str = "correct horse battery staple";

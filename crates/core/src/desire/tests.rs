@@ -19,18 +19,18 @@ fn a_spec_without_a_kind_of_token_keeps_what_the_cluster_was_created_with() {
     };
     let password = spec("{client_auth: password}", "{}");
     let mut ledger = Ledger::new(String::from("c"), password.clone());
-    assert_eq!(token_kind(&spec("{}", "{}"), &ledger), TokenKind::Simple);
-    assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt, "a new cluster");
+    assert_eq!(etcd::desire::token_kind(&spec("{}", "{}"), &ledger), TokenKind::Simple);
+    assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Jwt, "a new cluster");
     let mut formed = serde_json::to_value(form_with(&password, &ledger)).unwrap();
     assert_eq!(formed["token"], "jwt");
     ledger.formed_with = Some(serde_json::from_value(formed.clone()).unwrap());
-    assert_eq!(token_kind(&password, &ledger), TokenKind::Jwt);
+    assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Jwt);
     // As ledgers have it that were written when `simple` was the default everywhere.
     formed.as_object_mut().unwrap().remove("token");
     ledger.formed_with = Some(serde_json::from_value(formed).unwrap());
-    assert_eq!(token_kind(&password, &ledger), TokenKind::Simple, "a living cluster is not changed");
+    assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Simple, "a living cluster is not changed");
     let wanted = spec("{client_auth: password}", "{token: jwt}");
-    assert_eq!(token_kind(&wanted, &ledger), TokenKind::Jwt);
+    assert_eq!(etcd::desire::token_kind(&wanted, &ledger), TokenKind::Jwt);
 }
 
 #[test]
@@ -105,9 +105,9 @@ fn members_may_knock_at_each_others_agents_whoever_else_may() {
 #[test]
 fn metrics_have_a_port_of_their_own_where_they_are_wanted() {
     let mut spec = spec("{}");
-    assert_eq!(metrics_url(&spec), None);
-    spec.etcd.metrics = Some(spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
-    assert_eq!(metrics_url(&spec).as_deref(), Some("http://{address}:9379"));
+    assert_eq!(etcd::desire::metrics_url(&spec), None);
+    spec.etcd.metrics = Some(etcd::spec::Metrics { port: 9379, scrape_from: vec!["10.9.0.0/16".parse().unwrap()] });
+    assert_eq!(etcd::desire::metrics_url(&spec).as_deref(), Some("http://{address}:9379"));
     let firewall = host::host_config(&spec, &spec.members[0], &Brought::default(), &BTreeSet::new()).firewall.unwrap();
     assert_eq!(firewall.metrics, spec.etcd.metrics);
 }

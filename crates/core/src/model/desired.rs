@@ -8,8 +8,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::{
     AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, LostMajority, MemberName, NodeConfig,
-    Permission, Power, Program, SecretKind,
+    Power, Program, SecretKind,
 };
+use crate::kinds::etcd::Permission;
 use crate::providers::MachineKind;
 use crate::spec::Change;
 

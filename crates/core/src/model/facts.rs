@@ -7,7 +7,8 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AuthSeen, MemberName, ProgramSeen, TrustPlane, TrustSeen};
+use super::{MemberName, ProgramSeen, TrustPlane, TrustSeen};
+use crate::kinds::etcd::AuthSeen;
 
 /// Who answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::Secret;
-use crate::spec::{AddressRange, Chrony, Firewall, Metrics};
+use crate::kinds::etcd::spec::Metrics;
+use crate::spec::{AddressRange, Chrony, Firewall};
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HostConfig {

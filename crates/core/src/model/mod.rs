@@ -2,7 +2,6 @@
 //!
 //! Plain data, no decisions. The planner reads these; the agent and the controller fill them in.
 
-mod auth;
 mod build;
 mod desired;
 mod endpoint;
@@ -16,7 +15,6 @@ mod program;
 mod seen;
 mod trust;
 
-pub use auth::{Access, AuthOp, AuthSeen, Permission};
 pub use build::{Build, DATA_VOLUME, Data};
 pub use desired::{
     AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, Revocable, UserWish,

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::versions::Version;
+use crate::kinds::etcd::versions::Version;
 
 /// Raised with every change of what controllers and agents say to each other.
 pub const PROTOCOL: u32 = 2;

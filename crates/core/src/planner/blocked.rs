@@ -7,9 +7,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::safety::restore::MARGIN;
-use super::safety::{Rule, healthy_of, quorum};
+use super::safety::Rule;
 use super::step::list;
+use crate::kinds::etcd::safety::restore::MARGIN;
+use crate::kinds::etcd::safety::{healthy_of, quorum};
 use crate::model::{Distrust, MemberName, Program};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
@@ -152,7 +153,7 @@ impl UnsafeBecause {
 
     /// Whether the member is not known to be of this cluster, or this ledger not to be the one that leads it: then nothing
     /// at all is asked of it.
-    pub(super) fn bars_orders(&self) -> bool {
+    pub(crate) fn bars_orders(&self) -> bool {
         matches!(
             self,
             UnsafeBecause::ForeignMachine { .. }

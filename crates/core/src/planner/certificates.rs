@@ -11,7 +11,7 @@ use super::{Action, Decision, safety};
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{CertificateSeen, CertificateUse, CertificateWish, Desired, MachineSeen, MemberName, Observation};
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = safety::authority_is_trusted(desired) {
         return decision.block(because);
     }
@@ -123,7 +123,7 @@ pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDu
 }
 
 /// The key identifier of the CA that signs for this use, and when it ends.
-pub(super) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&str>, Option<Timestamp>) {
+pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&str>, Option<Timestamp>) {
     match of {
         CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
         CertificateUse::Peer => (wish.peer.as_ref().map(|p| p.signs.as_str()), wish.peer.as_ref().map(|p| p.ends)),
@@ -133,7 +133,7 @@ pub(super) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&
 
 /// The operator's certificates of members, while peers show them too: as long as the CA that signs for peers is that of
 /// the clients.
-pub(super) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<MemberName, String>> {
+pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<MemberName, String>> {
     let shared = wish.peer.as_ref().is_some_and(|peer| Some(&peer.signs) == wish.etcd_authority.as_ref());
     wish.brought.as_ref().filter(|_| shared)
 }

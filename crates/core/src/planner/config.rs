@@ -1,17 +1,18 @@
 //! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be. A change of etcd's
 //! version is one of these changes (`version`).
 
-use super::cluster::Cluster;
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety, version};
+use super::{Action, Decision, UnsafeBecause, WaitingFor};
+use crate::kinds::etcd::cluster::Cluster;
+use crate::kinds::etcd::versions::Path;
+use crate::kinds::etcd::{self};
 use crate::model::{BinarySeen, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
 use crate::spec::Change;
-use crate::versions::Path;
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    match version::path(desired, seen) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+    match etcd::planner::version::path(desired, seen) {
         Err(because) => return decision.block(because),
         // A machine that starts anew runs what its config says; an older version could not, before etcd has agreed.
-        Ok(Path::Down) if !version::may_go_down(desired, seen, decision) => return,
+        Ok(Path::Down) if !etcd::planner::version::may_go_down(desired, seen, decision) => return,
         Ok(_) => {}
     }
     for (member, wish) in &desired.members {
@@ -47,26 +48,27 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
 /// heal it; then followers; the leader last and only after it has handed over.
-pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if !desired.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
-    let Ok(path) = version::path(desired, seen) else { return };
+    let Ok(path) = etcd::planner::version::path(desired, seen) else { return };
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
     let leads = |member: &MemberName| leads(seen, member);
-    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
+    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(etcd::safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
-    if version::takes_back(desired, seen, decision) {
+    if etcd::planner::version::takes_back(desired, seen, decision) {
         return;
     }
-    let Some(next) = first.or(behind.first()) else { return version::follow(desired, seen, decision) };
-    let prepared = version::is_everywhere(desired, seen, path) && version::is_open(desired, seen, path);
+    let Some(next) = first.or(behind.first()) else { return etcd::planner::version::follow(desired, seen, decision) };
+    let prepared = etcd::planner::version::is_everywhere(desired, seen, path)
+        && etcd::planner::version::is_open(desired, seen, path);
     if decision.has_business_with(next) || !prepared {
         return;
     }
-    let safety::Voters { all, healthy } = safety::voters(desired, seen);
-    match safety::may_disturb(desired, seen, next) {
+    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
+    match etcd::safety::may_disturb(desired, seen, next) {
         Ok(()) => {}
         // Somebody is on the way back: that needs time, not the operator.
         Err(UnsafeBecause::Quorum { .. }) if !decision.waiting.is_empty() => {
@@ -85,18 +87,18 @@ pub(super) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
 }
 
-pub(super) fn leads(seen: &Observation, member: &MemberName) -> bool {
+pub(crate) fn leads(seen: &Observation, member: &MemberName) -> bool {
     seen.status(member).is_some_and(|s| s.leader == s.member_id)
 }
 
 /// Why a member is disturbed, and what that means for the others.
-pub(super) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &MemberName, why: &str) -> String {
-    let safety::Voters { all, healthy } = safety::voters(desired, seen);
-    let quorum = safety::quorum(all);
-    if !seen.facts(member).is_some_and(safety::is_healthy_voter) {
+pub(crate) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &MemberName, why: &str) -> String {
+    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
+    let quorum = etcd::safety::quorum(all);
+    if !seen.facts(member).is_some_and(etcd::safety::is_healthy_voter) {
         return format!("{why}; {member} is not healthy, so a restart costs nothing and may repair it");
     }
-    let remain = safety::other_voters(desired, seen, member).healthy;
+    let remain = etcd::safety::other_voters(desired, seen, member).healthy;
     if remain < quorum {
         return format!("{why}; the cluster is down during the restart, as the operator allowed");
     }

@@ -1,10 +1,11 @@
 //! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
 
-use super::{Action, Decision, WaitingFor, machines, safety};
+use super::{Action, Decision, WaitingFor, machines};
+use crate::kinds::etcd;
 use crate::model::{Data, Desired, Destruction, Observation, Seen};
 
 pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, decision: &mut Decision) {
-    if let Err(because) = safety::may_destroy(desired, seen, word) {
+    if let Err(because) = etcd::safety::may_destroy(desired, seen, word) {
         return decision.block(because);
     }
     let found = match &seen.machines {

@@ -8,7 +8,7 @@ use crate::model::{AgentSeen, Data, Desired, DesiredMember, Formation, MemberNam
 /// Others are waited for as long as a token has this much time left.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
             continue;

@@ -1,10 +1,11 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::cluster::Cluster;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use crate::kinds::etcd;
+use crate::kinds::etcd::cluster::Cluster;
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
@@ -62,7 +63,7 @@ fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &Member
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
 /// the address yet. Where all data is replaced, nobody needs to join.
 fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
-    if safety::may_wipe_leftover(&desired.formation) {
+    if etcd::safety::may_wipe_leftover(&desired.formation) {
         return true;
     }
     let machines = seen.machines.get().into_iter().flatten();
@@ -73,15 +74,15 @@ fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish:
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
 /// written, at once; in a formed cluster, when they are no members any more.
-pub(super) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Some(machines) = seen.machines.get() else { return };
     let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
         if decision.has_business_with(member) {
             continue;
         }
-        if !safety::may_wipe_leftover(&desired.formation) {
-            if safety::may_clear_away(desired, seen, member) {
+        if !etcd::safety::may_wipe_leftover(&desired.formation) {
+            if etcd::safety::may_clear_away(desired, seen, member) {
                 decision.step(
                     Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                     "it has left the cluster, and the remaining members hold all of its data",
@@ -103,7 +104,7 @@ fn remove_unformed(
 ) {
     let refused = seen.facts(member).and_then(|facts| {
         let current = safety::fence_is_current(desired.fence, member, facts);
-        current.and_then(|()| safety::formation_is_known(desired, member, facts)).err()
+        current.and_then(|()| etcd::safety::formation_is_known(desired, member, facts)).err()
     });
     if let Some(because) = refused {
         return decision.block(because);
@@ -133,7 +134,7 @@ fn remove_unformed(
 }
 
 /// Stops every machine of ours on which something runs.
-pub(super) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
@@ -146,7 +147,7 @@ pub(super) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut D
     }
 }
 
-pub(super) fn is_ours(desired: &Desired, machine: &MachineSeen) -> bool {
+pub(crate) fn is_ours(desired: &Desired, machine: &MachineSeen) -> bool {
     machine.cluster_id == desired.cluster_id
 }
 

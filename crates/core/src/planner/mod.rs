@@ -4,34 +4,26 @@
 //! against an imagined world, which is what `plan` shows and what the model check explores.
 
 mod agents;
-mod auth;
 mod blocked;
-mod certificates;
-pub mod cluster;
-mod config;
+pub(crate) mod certificates;
+pub(crate) mod config;
 mod destroy;
-mod enrolment;
-mod formation;
-mod machines;
-mod membership;
+pub(crate) mod enrolment;
+pub(crate) mod machines;
 mod plan;
-mod recovery;
 mod remarks;
 pub mod remember;
 mod renewal;
 mod repair;
-mod restore;
 mod revocation;
 pub mod safety;
 pub mod simulate;
 mod step;
 mod trust;
-mod version;
 mod waiting;
 
 pub use blocked::{Change, UnsafeBecause};
 pub use certificates::{renewal_window, sans as certificate_sans};
-pub use formation::is_silent;
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use step::{Action, Effect, Precondition, Reason, Step};
@@ -39,6 +31,7 @@ pub use waiting::{Outstanding, WaitingFor};
 
 use serde::Serialize;
 
+use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restore};
 use crate::model::{AgentSeen, Desired, MemberName, Observation, Power, Seen};
 
 /// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
@@ -55,22 +48,22 @@ impl Decision {
         self.steps.is_empty() && self.waiting.is_empty() && self.blocked.is_empty()
     }
 
-    fn step(&mut self, action: Action, why: impl Into<String>) {
+    pub(crate) fn step(&mut self, action: Action, why: impl Into<String>) {
         self.steps.push(Step { action, why: Reason::new(why), expects: Precondition::Nothing });
     }
 
-    fn step_expecting(&mut self, action: Action, why: impl Into<String>, expects: Precondition) {
+    pub(crate) fn step_expecting(&mut self, action: Action, why: impl Into<String>, expects: Precondition) {
         self.steps.push(Step { action, why: Reason::new(why), expects });
     }
 
     /// Nothing is waited for twice: what the first concern says of it is enough.
-    fn wait(&mut self, waiting: WaitingFor) {
+    pub(crate) fn wait(&mut self, waiting: WaitingFor) {
         if !self.waiting.iter().any(|known| known.subject() == waiting.subject()) {
             self.waiting.push(waiting);
         }
     }
 
-    fn block(&mut self, because: UnsafeBecause) {
+    pub(crate) fn block(&mut self, because: UnsafeBecause) {
         if !self.blocked.contains(&because) {
             self.blocked.push(because);
         }
@@ -78,12 +71,12 @@ impl Decision {
 
     /// Whether this member's agent is about to be claimed. What every new machine needs follows at once, without another look: nothing of
     /// it rests on what the agent may have to tell.
-    fn enrols(&self, member: &MemberName) -> bool {
+    pub(crate) fn enrols(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|step| matches!(&step.action, Action::Enrol { member: enrolled } if enrolled == member))
     }
 
     /// Whether an earlier concern has something to do on this member, or refuses it.
-    fn has_business_with(&self, member: &MemberName) -> bool {
+    pub(crate) fn has_business_with(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|s| s.action.member() == Some(member) || s.action.about() == Some(member))
             || self.blocked.iter().any(|b| b.member() == Some(member))
     }

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::safety::{Strength, strength_during};
 use super::simulate::World;
 use super::{Action, Decision, Remark, Step, decide};
 use crate::desire::Wish;
+use crate::kinds::etcd::safety::{Strength, strength_during};
 use crate::model::{Ledger, Observation};
 use crate::spec::Change;
 

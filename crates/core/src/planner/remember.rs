@@ -5,12 +5,13 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::cluster::Cluster;
-use super::safety::DataVerdict;
-use super::{Action, safety};
+use super::Action;
+use crate::kinds::etcd::cluster::Cluster;
+use crate::kinds::etcd::safety::DataVerdict;
+use crate::kinds::etcd::{self, AuthOp};
 use crate::model::{
-    AuthOp, Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power,
-    Seen, TrustPlane,
+    Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
+    TrustPlane,
 };
 
 /// A machine that was last found unseen longer ago than this is counted anew.
@@ -34,7 +35,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             let Some(wish) = ledger.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
             // Should this attempt be given up after clients saw it, the next one begins above it.
             let begins_at = wish.revision.saturating_add(*bump_revision);
-            ledger.highest_revision = safety::revision::remembered(ledger.highest_revision).max(begins_at);
+            ledger.highest_revision = etcd::safety::revision::remembered(ledger.highest_revision).max(begins_at);
             ledger.formation = Formation::Restoring {
                 was: was.clone(),
                 token: token.clone(),
@@ -185,7 +186,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
         if let Formation::Formed { members, .. } = &mut ledger.formation
-            && safety::is_fresh(desired, &cluster)
+            && etcd::safety::is_fresh(desired, &cluster)
         {
             // Who was removed in a step that was cut short. One that is wanted may be about to join.
             members.retain(|name, _| desired.members.contains_key(name) || cluster.get(name).is_some());
@@ -198,9 +199,9 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
         if desired.members.keys().all(|m| cluster.get(m).is_some_and(|listed| !listed.is_learner)) {
             ledger.recovered = None;
         }
-        let highest = safety::revision::told(statuses.iter().copied()).unwrap_or(0);
+        let highest = etcd::safety::revision::told(statuses.iter().copied()).unwrap_or(0);
         // Every write moves it; what is noted must only be near.
-        let noted = safety::revision::remembered(ledger.highest_revision);
+        let noted = etcd::safety::revision::remembered(ledger.highest_revision);
         if highest > noted.saturating_add(NEAR) || noted != ledger.highest_revision {
             ledger.highest_revision = highest.max(noted);
         }
@@ -249,7 +250,7 @@ fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
         let machine = seen.machines.get().and_then(|m| m.get(member));
         let is_it = machine.is_some_and(|m| m.incarnation == record.incarnation);
         let Some(facts) = seen.facts(member).filter(|_| is_it) else { continue };
-        if safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
+        if etcd::safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
             record.renewing = None;
             known.machine_id.clone_from(&facts.machine_id);
         }

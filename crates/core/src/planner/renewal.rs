@@ -4,7 +4,9 @@
 
 use super::config::{leads, told_with_numbers};
 use super::machines::is_ours;
-use super::{Action, Decision, UnsafeBecause, WaitingFor, cluster::Cluster, safety, version};
+use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use crate::kinds::etcd;
+use crate::kinds::etcd::cluster::Cluster;
 use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, ServiceState};
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
@@ -12,9 +14,9 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     if !desired.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
-    let Ok(path) = version::path(desired, seen) else { return };
+    let Ok(path) = etcd::planner::version::path(desired, seen) else { return };
     // Etcd starts on the new machine with the version that is wanted.
-    if !version::is_open(desired, seen, path) {
+    if !etcd::planner::version::is_open(desired, seen, path) {
         return;
     }
     let another = |member: &MemberName, wish: &DesiredMember| {
@@ -58,7 +60,7 @@ fn in_turn<'a>(
 ) -> Vec<(&'a MemberName, String)> {
     let all = desired.members.iter().filter_map(|(member, wish)| Some((member, tells(member, wish)?)));
     let mut all: Vec<_> = all.collect();
-    let well = |member: &MemberName| seen.facts(member).is_some_and(safety::is_healthy_voter);
+    let well = |member: &MemberName| seen.facts(member).is_some_and(etcd::safety::is_healthy_voter);
     all.sort_by_key(|(member, _)| (well(member), leads(seen, member)));
     all
 }
@@ -76,7 +78,8 @@ fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member
     }
     let facts = seen.facts(member);
     let successor = Cluster::see(desired, seen).and_then(|c| c.successor(desired, c.get(member)?.id));
-    if let Some((to, to_id)) = successor.filter(|_| leads(seen, member) && facts.is_some_and(safety::is_healthy_voter))
+    if let Some((to, to_id)) =
+        successor.filter(|_| leads(seen, member) && facts.is_some_and(etcd::safety::is_healthy_voter))
     {
         let why =
             format!("{member} leads and is about to get a new machine: clients wait less when it hands over first");
@@ -109,8 +112,8 @@ fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member
     let Some((cluster, listed)) = cluster.as_ref().and_then(|c| Some((c, c.get(member)?))) else { return };
     match safety::may_replace(desired, cluster, listed) {
         Ok(()) => {
-            let safety::Voters { all, healthy } = cluster.count();
-            let left = format!("{}, quorum is {}", safety::healthy_of(healthy, all), safety::quorum(all));
+            let etcd::safety::Voters { all, healthy } = cluster.count();
+            let left = format!("{}, quorum is {}", etcd::safety::healthy_of(healthy, all), etcd::safety::quorum(all));
             let why = format!(
                 "{why}; {left}; its data does not outlive its machine, so the new one copies it from the others"
             );
@@ -123,7 +126,7 @@ fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member
 /// Who is on the way back needs time, not the operator.
 fn refuse(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
     if matches!(because, UnsafeBecause::Quorum { .. }) && !decision.waiting.is_empty() {
-        let safety::Voters { all, healthy } = safety::voters(desired, seen);
+        let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
         return decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
     }
     decision.block(because);

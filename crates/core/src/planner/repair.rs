@@ -3,9 +3,11 @@
 
 use jiff::SignedDuration;
 
-use super::cluster::{Cluster, Listed, peer_url};
-use super::safety::{self, Absence, DataVerdict};
+use super::safety::{self, Absence};
 use super::{Action, Decision, WaitingFor, renewal};
+use crate::kinds::etcd;
+use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
+use crate::kinds::etcd::safety::DataVerdict;
 use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
 
 /// Why a member must have a new machine.
@@ -103,7 +105,7 @@ fn others_can_do_without(
     member: &MemberName,
 ) -> Option<String> {
     let Some(cluster) = cluster else {
-        match safety::majority_is_there(desired, seen) {
+        match etcd::safety::majority_is_there(desired, seen) {
             Ok(()) => {
                 let why = String::from("the others must agree on its successor, and do not answer yet");
                 decision.wait(WaitingFor::Health { member: member.clone(), why });
@@ -112,7 +114,7 @@ fn others_can_do_without(
         }
         return None;
     };
-    safety::may_lose(cluster, member).map_err(|because| decision.block(because)).ok()
+    etcd::safety::may_lose(cluster, member).map_err(|because| decision.block(because)).ok()
 }
 
 fn loss(
@@ -154,7 +156,7 @@ fn loss(
         )));
     }
     let listed = cluster.and_then(|c| c.get(member));
-    match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+    match etcd::safety::judge_data(desired, member, Some(token), seen.now, facts) {
         DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
         DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => {
             Some(Loss::Known(format!("the machine of {member} is not the one that joined, and holds no data")))
@@ -178,9 +180,9 @@ fn used_up(
     token: &str,
     member: &MemberName,
 ) -> Option<Loss> {
-    let fresh = cluster.is_some_and(|c| safety::is_fresh(desired, c) && c.get(member).is_none());
+    let fresh = cluster.is_some_and(|c| etcd::safety::is_fresh(desired, c) && c.get(member).is_none());
     let facts = seen.facts(member).filter(|_| fresh)?;
-    match safety::judge_data(desired, member, Some(token), seen.now, facts) {
+    match etcd::safety::judge_data(desired, member, Some(token), seen.now, facts) {
         DataVerdict::MayBeginAsNew | DataVerdict::Foreign(_) => None,
         DataVerdict::MayGoOn | DataVerdict::Lost | DataVerdict::Leftover(_) => Some(Loss::Known(format!(
             "the machine of {member} was a member before, and etcd does not take its data back"
@@ -228,7 +230,7 @@ fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> 
 
 /// Somebody else removed it. A list that is older than the last change says nothing.
 fn was_removed(desired: &Desired, cluster: Option<&Cluster<'_>>, seen: &Observation, member: &MemberName) -> bool {
-    let Some(cluster) = cluster.filter(|c| safety::is_fresh(desired, c)) else { return false };
+    let Some(cluster) = cluster.filter(|c| etcd::safety::is_fresh(desired, c)) else { return false };
     // Somebody may have changed its URL: etcd knows it by its number.
     let (url, id) = (peer_url(seen, member), seen.status(member).map(|status| status.member_id));
     let is_it = |l: &Listed<'_>| Some(&l.peer_url) == url.as_ref() || Some(l.id) == id;

@@ -5,9 +5,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::kinds::etcd::AuthOp;
 use crate::model::{
-    AuthOp, CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, Program, SecretKind, Stamp,
-    TrustPlane,
+    CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, Program, SecretKind, Stamp, TrustPlane,
 };
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -6,7 +6,7 @@ use std::mem::Discriminant;
 
 use serde::Serialize;
 
-use super::safety::healthy_of;
+use crate::kinds::etcd::safety::healthy_of;
 use crate::model::MemberName;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]

@@ -24,11 +24,7 @@ pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
 pub use schema::json_schema;
 pub use signer::Signer;
-pub use types::{
-    Access, AuthSettings, AutoCompaction, Binary, ClientAuth, ClusterSpec, CompactionMode, EtcdSettings, FlagValue,
-    GivenCertificates, KeyAlgorithm, KeyPairFiles, Keys, Kind, Metrics, Package, Permission, RoleSpec, Spec,
-    TlsSettings, TokenKind, UserSpec,
-};
+pub use types::{ClusterSpec, GivenCertificates, KeyAlgorithm, KeyPairFiles, Kind, Spec, TlsSettings};
 pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
     VolumeName,

@@ -5,12 +5,10 @@ use std::fmt::Write;
 
 use serde_json::Value;
 
-use super::{
-    AuthSettings, ClientAuth, ClusterSpec, EtcdSettings, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec,
-    TlsSettings,
-};
+use super::{ClusterSpec, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec, TlsSettings};
+use crate::kinds::etcd::spec::{AuthSettings, ClientAuth, EtcdSettings};
+use crate::kinds::etcd::versions::Version;
 use crate::providers::TEMPLATES;
-use crate::versions::Version;
 
 /// Settings that are the same for every provider.
 const SETTINGS: &str = include_str!("template.yaml");

@@ -6,8 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthOp, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Formation, Ledger,
+    AgentSeen, AuthLook, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Formation, Ledger,
     MemberName, Observation, Power, RestoreWish, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;

@@ -19,11 +19,12 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use jiff::SignedDuration;
+use quorate_core::kinds::etcd::AuthSeen;
 use quorate_core::model::RecoveryRequest;
 use quorate_core::model::{
-    AgentSeen, AuthLook, AuthSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent,
-    DataSeen, Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry,
-    MemberName, OlderData, Power, Program, ProgramSeen, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen,
+    Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry, MemberName,
+    OlderData, Power, Program, ProgramSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::safety::requests;

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
 
-use quorate_core::flags::{self, FEATURE_GATES, Kind};
-use quorate_core::spec::FlagValue;
-use quorate_core::versions::{Gate, Version, gate};
+use quorate_core::kinds::etcd::flags::{self, FEATURE_GATES, Kind};
+use quorate_core::kinds::etcd::spec::FlagValue;
+use quorate_core::kinds::etcd::versions::{Gate, Version, gate};
 
 /// The releases that must be there; others are compared when they are.
 const NEEDED: [&str; 2] = ["3.4.23", "3.5.30"];

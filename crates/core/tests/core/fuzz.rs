@@ -3,9 +3,10 @@
 use std::fs;
 use std::path::Path;
 
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClientAuth, Document, HostFacts, Spec, generated};
-use quorate_core::versions;
+use quorate_core::spec::{Document, HostFacts, Spec, generated};
 use quorate_fuzz::campaign;
 
 use crate::scene::Scene;

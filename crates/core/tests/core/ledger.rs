@@ -1,10 +1,11 @@
 //! What the ledger knows and the spec or the world contradict: an older ledger, and settings that a living cluster keeps.
 
 use jiff::{SignedDuration, Timestamp};
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{AuthRecord, IssuedCertificate, MemberName};
 use quorate_core::planner::remember;
-use quorate_core::spec::{ClientAuth, Size, generated};
-use quorate_core::versions;
+use quorate_core::spec::{Size, generated};
 
 use crate::scene::Scene;
 

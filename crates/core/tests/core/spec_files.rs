@@ -1,10 +1,9 @@
 //! Specs that quorate itself writes: the template, the generated spec, YAML out and in again, and the schema for editors.
 
 use proptest::prelude::*;
-use quorate_core::spec::{
-    self, AutoCompaction, ClientAuth, Document, HostFacts, Permission, Severity, Spec, json_schema,
-};
-use quorate_core::versions;
+use quorate_core::kinds::etcd::spec::{AutoCompaction, ClientAuth, Permission};
+use quorate_core::kinds::etcd::versions;
+use quorate_core::spec::{self, Document, HostFacts, Severity, Spec, json_schema};
 use serde_json::Value;
 
 /// Reads a spec that must be without any problem, warnings included.

@@ -1,10 +1,11 @@
 //! An agent as the model knows it: the order of a controller is obeyed or refused exactly as the real agent and its etcd do it,
 //! on top of the simulated machine. Kept beside the planner's own simulation, which does as it is told.
 
+use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::model::{
     CertificateUse, DataSeen, Desired, EtcdStatus, Facts, MemberName, Membership, Power, ServiceState, Stamp,
 };
-use quorate_core::planner::simulate::{SimAgent, SimListed, World, take_up_trust};
+use quorate_core::planner::simulate::{SimAgent, World, take_up_trust};
 use quorate_core::planner::{Action, Precondition, Step};
 
 use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, quorum, runs, url_of};

@@ -1,10 +1,11 @@
 //! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
 
 use jiff::Timestamp;
+use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::model::{
     CertificateUse, DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState, TrustPlane, https_url,
 };
-use quorate_core::planner::simulate::{SimAgent, SimListed, SimMachine, World};
+use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
 /// How an etcd ended: by a fault, or since we restarted it.
 pub const KILLED: &str = "killed";

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::{
     Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RecoveryRequest, RestoreWish,
     ServiceState,
@@ -12,7 +13,7 @@ use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Step, decide};
 use quorate_core::providers::local::LocalSettings;
-use quorate_core::spec::{ClientAuth, ClusterSpec, Provider, generated};
+use quorate_core::spec::{ClusterSpec, Provider, generated};
 
 use crate::adversary::LONG;
 use crate::deeds::prepares;

@@ -14,10 +14,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use libtest_mimic::Trial;
 use quorate_agent::api::{Seed, boot};
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, MachineSettings};
-use quorate_core::spec::{self, ClientAuth, Mac, Provider as Kind, Size};
-use quorate_core::versions;
+use quorate_core::spec::{self, Mac, Provider as Kind, Size};
 use quorate_providers::{Data, Libvirt, Provider, Reach};
 
 use crate::suite::{self, Ground};

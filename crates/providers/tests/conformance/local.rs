@@ -8,10 +8,11 @@ use std::rc::Rc;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::local::LocalSettings;
-use quorate_core::spec::{self, ClientAuth};
-use quorate_core::versions;
+use quorate_core::spec;
 use quorate_providers::{Data, Local, Provider};
 
 use crate::suite::{self, Ground};

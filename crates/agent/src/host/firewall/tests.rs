@@ -5,7 +5,8 @@ use std::os::fd::AsFd;
 use std::process::Command;
 use std::time::Duration;
 
-use quorate_core::spec::{Firewall, Metrics};
+use quorate_core::kinds::etcd::spec::Metrics;
+use quorate_core::spec::Firewall;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quorate_core::Secret;
-use quorate_core::desire::ROOT_PASSWORD_FILE;
+use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::{CLIENT_PORT, CertificateUse, NodeConfig, PEER_PORT, https_url};
 use quorate_etcd::{Client, ConnectOptions, Login};
 use rustls::ClientConfig;

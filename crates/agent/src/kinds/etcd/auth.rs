@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use quorate_core::Secret;
-use quorate_core::model::{self, AuthOp, AuthSeen};
+use quorate_core::kinds;
+use quorate_core::kinds::etcd::{AuthOp, AuthSeen};
 use quorate_etcd::{Client, Error, KeyRange, Permission, PermissionKind, Thing};
 use tokio::task::JoinSet;
 
@@ -89,22 +90,22 @@ pub(crate) async fn change(client: &Client, op: &AuthOp, password: Option<&Secre
     }
 }
 
-fn in_our_words(permission: Permission) -> model::Permission {
+fn in_our_words(permission: Permission) -> kinds::etcd::Permission {
     let Permission { key, range_end, kind } = permission;
     let access = match kind {
-        PermissionKind::Read => model::Access::Read,
-        PermissionKind::Write => model::Access::Write,
-        PermissionKind::ReadWrite => model::Access::ReadWrite,
+        PermissionKind::Read => kinds::etcd::Access::Read,
+        PermissionKind::Write => kinds::etcd::Access::Write,
+        PermissionKind::ReadWrite => kinds::etcd::Access::ReadWrite,
     };
-    model::Permission { key, range_end, access }
+    kinds::etcd::Permission { key, range_end, access }
 }
 
-fn in_etcds_words(permission: &model::Permission) -> Permission {
-    let model::Permission { key, range_end, access } = permission.clone();
+fn in_etcds_words(permission: &kinds::etcd::Permission) -> Permission {
+    let kinds::etcd::Permission { key, range_end, access } = permission.clone();
     let kind = match access {
-        model::Access::Read => PermissionKind::Read,
-        model::Access::Write => PermissionKind::Write,
-        model::Access::ReadWrite => PermissionKind::ReadWrite,
+        kinds::etcd::Access::Read => PermissionKind::Read,
+        kinds::etcd::Access::Write => PermissionKind::Write,
+        kinds::etcd::Access::ReadWrite => PermissionKind::ReadWrite,
     };
     Permission { key, range_end, kind }
 }

@@ -12,9 +12,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
+use quorate_core::kinds::etcd::versions::Version;
 use quorate_core::model::BinarySource;
 use quorate_core::text::hex;
-use quorate_core::versions::Version;
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;

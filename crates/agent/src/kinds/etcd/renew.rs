@@ -13,9 +13,9 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use quorate_core::kinds::etcd::safety::restore::MARGIN;
+use quorate_core::kinds::etcd::safety::revision::MAX_REVISION;
 use quorate_core::model::{DataSeen, MemberName, NodeConfig, Stamp};
-use quorate_core::planner::safety::restore::MARGIN;
-use quorate_core::planner::safety::revision::MAX_REVISION;
 use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;

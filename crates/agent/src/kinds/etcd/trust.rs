@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::desire::{CLIENT_TRUST_FILE, PEER_TRUST_FILE};
+use quorate_core::kinds::etcd::desire::{CLIENT_TRUST_FILE, PEER_TRUST_FILE};
 use quorate_core::model::{NodeConfig, ServiceState, TrustPlane, TrustSeen};
 
 use crate::AgentError;

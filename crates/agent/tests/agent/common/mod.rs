@@ -19,8 +19,9 @@ use quorate_agent::api::{
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::{Options, Supervisor};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::model::{
-    AGENT_PORT, AuthOp, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
+    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
     NodeConfig, Stamp,
 };
 use quorate_etcd::ConnectOptions;

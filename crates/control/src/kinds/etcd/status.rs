@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::planner::is_silent;
+use quorate_core::kinds::etcd::safety;
 use quorate_core::model::{
     AgentSeen, Authorities, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen,
     MemberName, Observation, Power, Program, Seen, ServiceState, https_url,
 };
-use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, is_silent, renewal_window, safety};
+use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
 use serde::Serialize;
 
 use crate::brought::BroughtFiles;

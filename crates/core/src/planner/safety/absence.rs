@@ -7,7 +7,8 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
-use super::{UnsafeBecause, Voters, able, quorum, voters};
+use super::UnsafeBecause;
+use crate::kinds::etcd::safety::{Voters, able, quorum, voters};
 use crate::model::{Desired, MemberName, Observation};
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.

@@ -82,8 +82,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::spec::{ClientAuth, generated};
-    use crate::versions;
+    use crate::kinds::etcd::spec::ClientAuth;
+    use crate::kinds::etcd::versions;
+    use crate::spec::generated;
 
     fn ledger(formation: Formation) -> Ledger {
         let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();

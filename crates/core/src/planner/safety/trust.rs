@@ -62,9 +62,10 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
+    use crate::kinds::etcd::spec::ClientAuth;
+    use crate::kinds::etcd::versions;
     use crate::model::{Consent, MemberRecord};
-    use crate::spec::{ClientAuth, generated};
-    use crate::versions;
+    use crate::spec::generated;
 
     #[test]
     fn a_machine_that_the_ledger_gave_up_is_no_witness_against_it_and_a_later_one_is() {

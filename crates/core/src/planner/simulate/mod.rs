@@ -7,25 +7,24 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use jiff::{SignedDuration, Timestamp};
 
-mod auth;
 mod certificates;
-mod etcd;
 mod machines;
 
 use certificates::{certificate, trusted};
 
 pub use certificates::take_up_trust;
-pub use etcd::SimListed;
 
 use super::{Action, remember};
 use crate::Secret;
+use crate::kinds::etcd::simulate::SimListed;
+use crate::kinds::etcd::versions::Version;
+use crate::kinds::etcd::{self, AuthSeen};
 use crate::model::{
-    AgentSeen, AuthLook, AuthSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data,
-    DataSeen, Desired, Distrust, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation,
-    PEER_PORT, Plane, Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
+    AgentSeen, AuthLook, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data, DataSeen,
+    Desired, Distrust, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT, Plane,
+    Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
 };
 use crate::spec::Signer;
-use crate::versions::Version;
 
 /// An imagined cluster: the truth of each machine, whether it can be seen or not.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -36,19 +35,19 @@ pub struct World {
     /// What a healthy member would tell of users and roles.
     pub auth: AuthLook,
     /// Set while the provider does not answer.
-    provider_away: Option<String>,
+    pub(crate) provider_away: Option<String>,
     /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
-    touched: bool,
+    pub(crate) touched: bool,
     /// etcd's number of the member that leads.
-    leader: Option<u64>,
+    pub(crate) leader: Option<u64>,
     /// Who belongs to the formed cluster.
     pub listed: Vec<SimListed>,
     /// What all members have agreed to speak.
-    agreed: Option<Version>,
+    pub(crate) agreed: Option<Version>,
     /// What they have agreed to go down to, until all have.
-    going_down: Option<Version>,
+    pub(crate) going_down: Option<Version>,
     /// The version of each etcd that was started, which is not always that of the program beside it.
-    versions: BTreeMap<String, String>,
+    pub(crate) versions: BTreeMap<String, String>,
     /// Data that outlived the machines of these seats.
     pub kept: BTreeMap<MemberName, DataSeen>,
     /// The number of the machine that was made last.
@@ -279,7 +278,7 @@ impl World {
             Action::Auth { op, .. } => {
                 self.touched = true;
                 if let AuthLook::Seen(auth) = &mut self.auth {
-                    auth::change(auth, op);
+                    etcd::simulate::auth::change(auth, op);
                 }
             }
             Action::RecordForming { .. }
@@ -335,7 +334,7 @@ impl World {
         self.touched = true;
         (self.agreed, self.going_down) = (None, None);
         if let Some(wish) = &desired.auth {
-            self.auth = AuthLook::Seen(auth::as_wished(wish));
+            self.auth = AuthLook::Seen(etcd::simulate::auth::as_wished(wish));
         }
         self.on(member, |facts| {
             facts.etcd.data = DataSeen::Stamped(stamp.clone());
@@ -347,7 +346,7 @@ impl World {
     /// Users and roles of a formed cluster that could not be asked: taken to be as they were left, that is, as wished.
     fn remember_auth(&mut self, desired: &Desired) {
         if let (AuthLook::NotAsked, Some(wish)) = (&self.auth, &desired.auth) {
-            self.auth = AuthLook::Seen(auth::as_wished(wish));
+            self.auth = AuthLook::Seen(etcd::simulate::auth::as_wished(wish));
         }
     }
 
@@ -406,7 +405,7 @@ impl World {
 }
 
 impl SimMachine {
-    fn peer_url(&self) -> String {
+    pub(crate) fn peer_url(&self) -> String {
         https_url(self.seen.address, PEER_PORT)
     }
 
@@ -421,7 +420,7 @@ impl SimMachine {
 }
 
 impl Facts {
-    fn version_there(&self) -> Option<String> {
+    pub(crate) fn version_there(&self) -> Option<String> {
         match &self.etcd.binary {
             BinarySeen::Version(version) => Some(version.clone()),
             BinarySeen::Unasked | BinarySeen::Missing { .. } => None,

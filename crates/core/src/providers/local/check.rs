@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{LocalSettings, Network};
-use crate::spec::Binary;
+use crate::kinds::etcd::spec::Binary;
 use crate::spec::check::{Cluster, Findings};
 
 pub(super) fn check(settings: &LocalSettings, cluster: &Cluster, found: &mut Findings) {

@@ -1,9 +1,7 @@
 //! What fields of a spec mean together: names, addresses and counts here, one file each for etcd, TLS, auth, backups and hosts. A
 //! check gives the facts and the way out, and never stops the ones after it.
 
-mod auth;
 mod backup;
-mod etcd;
 mod host;
 mod tls;
 
@@ -13,6 +11,7 @@ use std::net::IpAddr;
 
 use super::units::LONGEST_NAME;
 use super::{ClusterSpec, Document, HostFacts, Problem, Severity, Spec};
+use crate::kinds::etcd;
 use crate::providers;
 
 pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
@@ -25,34 +24,14 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
     providers::check_all(spec, &mut found);
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
-        token(&cluster, &mut found);
         members(&cluster, &mut found);
         providers::check(&cluster, &mut found);
-        etcd::check(&cluster, host, &mut found);
+        etcd::check::check(&cluster, host, &mut found);
         tls::check(&cluster, &mut found);
-        auth::check(&cluster, &mut found);
         backup::check(&cluster, &mut found);
         host::check(&cluster, &mut found);
     }
     found.problems
-}
-
-const LONGEST_TOKEN: usize = 64;
-
-/// It goes into flags and messages as it is, and leaves room for the random end.
-fn token(cluster: &Cluster, found: &mut Findings) {
-    let token = &cluster.spec.initial_token;
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
-    let hint = "use a short name, such as the cluster's; it may be changed at any time, and is used when a cluster is bootstrapped";
-    if let Some(odd) = token.chars().find(|c| !plain(*c)) {
-        let message =
-            format!("`initial_token` has the character {odd:?}: letters, digits, `.`, `_` and `-` can be used");
-        found.error(cluster.at("initial_token"), message, hint);
-    }
-    if token.len() > LONGEST_TOKEN {
-        let message = format!("`initial_token` has {} characters, and may have {LONGEST_TOKEN}", token.len());
-        found.error(cluster.at("initial_token"), message, hint);
-    }
 }
 
 /// Collects problems, placing them by their path.
@@ -136,50 +115,6 @@ fn members(cluster: &Cluster, found: &mut Findings) {
                 "shorten the member's name or the namespace",
             );
         }
-    }
-    member_count(cluster, found);
-}
-
-/// etcd advises seven at most. Twice that is room enough while a cluster moves from one set of machines to another.
-pub const MOST_MEMBERS: usize = 15;
-
-fn member_count(cluster: &Cluster, found: &mut Findings) {
-    let count = cluster.spec.members.len();
-    let at = cluster.at("members");
-    if count == 0 {
-        found.error(
-            at,
-            format!("the cluster `{}` has no members", cluster.spec.name),
-            "list at least one; three is usual",
-        );
-        return;
-    }
-    if count == 2 {
-        let message = "2 members survive no loss, just as 1 does, and both must agree";
-        found.warning(at.clone(), message, "use 1 or 3 members");
-    } else if count.is_multiple_of(2) {
-        let (fewer, survives) = (count - 1, (count - 1) / 2);
-        found.warning(
-            at.clone(),
-            format!("{count} members survive the loss of {survives}, just as {fewer} do, and more of them must agree"),
-            format!("use {fewer} members"),
-        );
-    }
-    if count > MOST_MEMBERS {
-        found.error(
-            at,
-            format!(
-                "{count} members: every write would wait for {} of them, and {MOST_MEMBERS} are the most that quorate runs",
-                count / 2 + 1
-            ),
-            "use 3, 5 or 7; five already survive the loss of two",
-        );
-    } else if count > 7 {
-        found.warning(
-            at,
-            format!("{count} members: every write waits for {} of them", count / 2 + 1),
-            "use at most 7; five already survive the loss of two",
-        );
     }
 }
 

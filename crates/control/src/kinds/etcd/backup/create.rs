@@ -285,8 +285,8 @@ pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupI
 mod tests {
     use age::secrecy::ExposeSecret;
     use quorate_core::Secret;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::spec::{Document, HostFacts, generated};
-    use quorate_core::versions::DEFAULT;
 
     use super::*;
     use crate::ledger::{OpenWith, import};
@@ -304,7 +304,8 @@ mod tests {
     fn the_ledger_beside_a_backup_is_that_of_the_moment() {
         let directory = tempfile::tempdir().unwrap();
         let key = age::x25519::Identity::generate();
-        let yaml = generated("demo", 1, DEFAULT, quorate_core::spec::ClientAuth::Certificate).unwrap().to_yaml();
+        let yaml =
+            generated("demo", 1, DEFAULT, quorate_core::kinds::etcd::spec::ClientAuth::Certificate).unwrap().to_yaml();
         let store = directory.path().join("store").display().to_string();
         let backup =
             format!("    backup:\n      to: {{directory: {store}}}\n      recipients: [{}]\n", key.to_public());

@@ -222,8 +222,9 @@ pub(super) fn in_words(age: SignedDuration) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::spec::{ClientAuth, Document, HostFacts, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::spec::{Document, HostFacts, generated};
 
     use super::*;
 

@@ -15,9 +15,10 @@ use quorate_backup::throwaway::Throwaway;
 use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions::Version;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClientAuth, ClusterSpec, Destination, Signer};
-use quorate_core::versions::Version;
+use quorate_core::spec::{ClusterSpec, Destination, Signer};
 
 use super::create::{Doing, Teller};
 use super::{BackupError, programs, vault};
@@ -276,7 +277,12 @@ mod tests {
     #[test]
     fn a_ledger_of_another_cluster_or_another_key_belongs_to_no_backup_of_ours() {
         let ledger = |name: &str, id: &str| {
-            let spec = quorate_core::spec::generated(name, 1, quorate_core::versions::DEFAULT, ClientAuth::Certificate);
+            let spec = quorate_core::spec::generated(
+                name,
+                1,
+                quorate_core::kinds::etcd::versions::DEFAULT,
+                ClientAuth::Certificate,
+            );
             Ledger::new(id.to_owned(), spec.unwrap().clusters.remove(0))
         };
         let key = || crate::kinds::etcd::backup::signing::record(jiff::Timestamp::UNIX_EPOCH);

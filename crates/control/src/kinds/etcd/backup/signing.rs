@@ -64,8 +64,9 @@ pub async fn with_key(home: &Home, ledger: Ledger) -> Result<Ledger, BackupError
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::spec::{ClientAuth, generated};
-    use quorate_core::versions::DEFAULT;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::spec::generated;
 
     use super::*;
 

@@ -4,14 +4,15 @@
 
 use std::collections::BTreeSet;
 
-use super::cluster::peer_url;
-use super::safety::Absence;
-use super::safety::requests::{holds, loss_is_as_confirmed};
-use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor, safety};
+use crate::kinds::etcd::cluster::peer_url;
+use crate::kinds::etcd::safety;
 use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
+use crate::planner::safety::requests::{holds, loss_is_as_confirmed};
+use crate::planner::safety::{Absence, judge_absence};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 
 /// Whether a survivor must be chosen still, or once more.
-pub(super) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
+pub(crate) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
     match &desired.formation {
         Formation::Formed { .. } => true,
         Formation::Recovering { from, .. } => seen.machines.get().is_some_and(|machines| !machines.contains_key(from)),
@@ -20,7 +21,7 @@ pub(super) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
 }
 
 /// The word was given: finds the survivor to begin from. Also when the one that was chosen is gone since.
-pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
         &desired.formation
     else {
@@ -35,7 +36,7 @@ pub(super) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         let is_shown = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
         if is_shown && seen.facts(member).is_none() {
             let what = format!("the machine of {member} does not answer, and may hold more than the others");
-            match safety::judge_absence(desired, seen, member, &what) {
+            match judge_absence(desired, seen, member, &what) {
                 Ok(Absence::Dead(_)) => {}
                 Ok(Absence::Brief) => return decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
                 Err(because) => {
@@ -119,7 +120,7 @@ fn choose(
 }
 
 /// The survivor was chosen and recorded: it becomes a cluster of one.
-pub(super) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Formation::Recovering { was, token, from, .. } = &desired.formation else { return };
     if decision.has_business_with(from) {
         return;

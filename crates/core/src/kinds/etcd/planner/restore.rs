@@ -6,13 +6,15 @@
 use std::collections::BTreeMap;
 
 use super::formation::{broken, forming_member, start_members};
-use super::safety::{self, Absence, DataVerdict};
-use super::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines, version};
+use super::version;
+use crate::kinds::etcd::safety::{self, DataVerdict};
+use crate::kinds::etcd::versions::Path;
 use crate::model::{
     AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation, Power,
     Restore, Seen, Stamp,
 };
-use crate::versions::Path;
+use crate::planner::safety::{Absence, judge_absence};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines};
 
 /// The formation that a restore has begun.
 struct Begun<'a> {
@@ -21,7 +23,7 @@ struct Begun<'a> {
     bump_revision: u64,
 }
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision) {
     let begun = begun(desired, restore);
     if let Some(begun) = &begun
         && is_served(seen, decision, begun)
@@ -116,7 +118,7 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
             continue;
         }
         let what = format!("the machine of {member} does not answer: {why}");
-        match safety::judge_absence(desired, seen, member, &what) {
+        match judge_absence(desired, seen, member, &what) {
             Ok(Absence::Dead(why)) => replace(decision, member, wish, why),
             Ok(Absence::Brief) => {}
             Err(because) => decision.block(because),
@@ -282,7 +284,7 @@ fn make_data(
 
 /// A snapshot on a machine is all data, unencrypted. It is removed when nothing else is to be done: after a restore, or after one that
 /// was given up before it was recorded. Nothing depends on it by then, so a member that is not seen keeps it until it is.
-pub(super) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     if !decision.steps.is_empty() || !desired.formation.is_formed() || desired.restore.is_some() {
         return;
     }

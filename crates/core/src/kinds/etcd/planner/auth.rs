@@ -4,14 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{
-    AuthLook, AuthOp, AuthSeen, AuthWish, Desired, EtcdStatus, Formation, MemberName, Observation, Permission,
-};
+use crate::kinds::etcd::safety;
+use crate::kinds::etcd::{AuthOp, AuthSeen, Permission};
+use crate::model::{AuthLook, AuthWish, Desired, EtcdStatus, Formation, MemberName, Observation};
+use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
 
 const ROOT: &str = "root";
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let (Some(wish), Formation::Formed { .. }) = (&desired.auth, &desired.formation) else { return };
     let Some((through, look)) = spokesman(desired, seen, decision) else { return };
     if decision.steps.iter().any(|s| s.action.member() == Some(through)) {

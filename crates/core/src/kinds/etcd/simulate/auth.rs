@@ -2,9 +2,10 @@
 
 use std::collections::BTreeSet;
 
-use crate::model::{AuthOp, AuthSeen, AuthWish};
+use crate::kinds::etcd::{AuthOp, AuthSeen};
+use crate::model::AuthWish;
 
-pub(super) fn change(auth: &mut AuthSeen, op: &AuthOp) {
+pub(crate) fn change(auth: &mut AuthSeen, op: &AuthOp) {
     match op.clone() {
         AuthOp::AddUser { user } => {
             auth.users.entry(user).or_default();
@@ -40,7 +41,7 @@ pub(super) fn change(auth: &mut AuthSeen, op: &AuthOp) {
     }
 }
 
-pub(super) fn as_wished(wish: &AuthWish) -> AuthSeen {
+pub(crate) fn as_wished(wish: &AuthWish) -> AuthSeen {
     let root = || String::from("root");
     let mut auth = AuthSeen { enabled: true, ..AuthSeen::default() };
     auth.users.insert(root(), BTreeSet::from([root()]));

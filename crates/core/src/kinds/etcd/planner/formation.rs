@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::cluster::Cluster;
-use super::safety::{self, DataVerdict};
-use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::kinds::etcd::cluster::Cluster;
+use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::model::{
     Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
     https_url,
 };
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 use crate::providers::MachineKind;
 
 /// How long etcd may take to answer after its start before that is worth a word.
@@ -22,7 +22,7 @@ const START: SignedDuration = SignedDuration::from_secs(30);
 /// The cluster id of an etcd that tells its health but not its identity.
 const UNTOLD: u64 = 0;
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     match &desired.formation {
         Formation::Unformed => begin(desired, seen, decision),
         Formation::Forming { token, members } => form(desired, seen, decision, token, members),
@@ -92,7 +92,7 @@ fn form(
 }
 
 /// What makes a formation impossible to finish. No client has written yet, so it is simply begun again.
-pub(super) fn broken(
+pub(crate) fn broken(
     desired: &Desired,
     seen: &Observation,
     token: &str,
@@ -123,7 +123,7 @@ pub(super) fn broken(
 
 /// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
 /// need longer than that for a turn, and start at the same time.
-pub(super) fn start_members(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
+pub(crate) fn start_members(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
         let in_turn = desired.machines == MachineKind::Process;
@@ -303,7 +303,7 @@ fn ready<'a>(seen: &'a Observation, decision: &Decision, member: &MemberName) ->
     if decision.has_business_with(member) { None } else { seen.facts(member) }
 }
 
-pub(super) fn forming_member(
+pub(crate) fn forming_member(
     seen: &Observation,
     member: &MemberName,
     facts: &Facts,

@@ -7,7 +7,7 @@ mod renamed;
 
 use std::sync::LazyLock;
 
-use crate::versions::{self, Version};
+use crate::kinds::etcd::versions::{self, Version};
 
 pub use kinds::Kind;
 pub use renamed::{Conflict, Renamed, Translation, gate_names, translate};

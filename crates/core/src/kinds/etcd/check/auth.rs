@@ -1,10 +1,11 @@
 //! Checks of the `auth` settings: users and roles fit together, and passwords are where `client_auth` wants them.
 
-use super::{Cluster, Findings};
-use crate::spec::{ClientAuth, Keys, UserSpec, nearest};
-use crate::versions;
+use crate::kinds::etcd::spec::{ClientAuth, Keys, UserSpec};
+use crate::kinds::etcd::versions;
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::nearest;
 
-pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
+pub(crate) fn check(cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.auth.bootstrap {
         names(cluster, found);
         passwords(cluster, found);

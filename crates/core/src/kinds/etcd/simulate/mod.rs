@@ -2,14 +2,16 @@
 
 use std::collections::BTreeSet;
 
-use super::{SimAgent, SimMachine, World};
+pub(crate) mod auth;
+
+use crate::kinds::etcd::AuthSeen;
+use crate::kinds::etcd::planner::version::FORMAT_TOLD;
+use crate::kinds::etcd::safety;
+use crate::kinds::etcd::versions::Version;
 use crate::model::{
-    AuthLook, AuthSeen, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, Power,
-    ServiceState,
+    AuthLook, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, Power, ServiceState,
 };
-use crate::planner::safety;
-use crate::planner::version::FORMAT_TOLD;
-use crate::versions::Version;
+use crate::planner::simulate::{SimAgent, SimMachine, World};
 
 /// A member as the imagined etcd lists it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -22,7 +24,7 @@ pub struct SimListed {
 
 impl World {
     /// What the etcds that answered tell of the cluster as a whole.
-    pub(super) fn take_up_etcd(&mut self) {
+    pub(crate) fn take_up_etcd(&mut self) {
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
         let leader = answers.iter().find(|(_, s)| s.leader == s.member_id).map(|(_, s)| s.member_id);
@@ -59,7 +61,7 @@ impl World {
     }
 
     /// What an etcd that runs here would say of itself.
-    pub(super) fn status(&self, member: &MemberName, facts: &Facts) -> Option<EtcdStatus> {
+    pub(crate) fn status(&self, member: &MemberName, facts: &Facts) -> Option<EtcdStatus> {
         let (ServiceState::Running { .. }, DataSeen::Stamped(stamp)) = (&facts.etcd.service, &facts.etcd.data) else {
             return None;
         };
@@ -124,7 +126,7 @@ impl World {
     }
 
     /// As the ledger has it: where no etcd can be asked, or it has nothing to tell yet.
-    pub(super) fn as_recorded(&self) -> Vec<SimListed> {
+    pub(crate) fn as_recorded(&self) -> Vec<SimListed> {
         let only = match &self.ledger.formation {
             Formation::Recovering { from, .. } => Some(from),
             _ => None,
@@ -146,7 +148,7 @@ impl World {
         })
     }
 
-    pub(super) fn agree(&mut self) {
+    pub(crate) fn agree(&mut self) {
         let Some(token) = self.ledger.formation.token().map(str::to_owned) else { return };
         let voters = self.list(&token).into_iter().filter(|l| !l.is_learner);
         let lines: BTreeSet<Option<Version>> = voters
@@ -161,7 +163,7 @@ impl World {
     }
 
     /// How far the log of an etcd that runs goes, as it tells. Where it tells nothing, that is found out when its log is read.
-    pub(super) fn log_end(&self, member: &MemberName) -> LogEnd {
+    pub(crate) fn log_end(&self, member: &MemberName) -> LogEnd {
         let seen = self.observe();
         match seen.facts(member).and_then(|f| f.etcd.status.as_ref()) {
             Some(s) => LogEnd { term: s.raft_term, index: s.raft_index, commit: s.raft_applied_index },
@@ -170,7 +172,7 @@ impl World {
     }
 
     /// The etcd of a member that was removed ends by itself, and ends again whenever it is started.
-    pub(super) fn remove_member(&mut self, id: u64) {
+    pub(crate) fn remove_member(&mut self, id: u64) {
         self.touched = true;
         let Some(at) = self.listed.iter().position(|l| l.id == id) else { return };
         let gone = self.listed.remove(at);
@@ -187,7 +189,7 @@ impl World {
 }
 
 impl SimListed {
-    pub(super) fn new(name: &MemberName, peer_url: &str) -> Self {
+    pub(crate) fn new(name: &MemberName, peer_url: &str) -> Self {
         let (name, peer_url) = (name.seat().into(), peer_url.to_owned());
         SimListed { id: number_for(&format!("{name} at {peer_url}")), name, peer_url, is_learner: false }
     }

@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 
-use super::safety;
+use crate::kinds::etcd::safety;
 use crate::model::{
     AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen, https_url,
 };

@@ -5,7 +5,7 @@ use super::restore::MARGIN;
 use crate::model::{Desired, EtcdStatus, Observation};
 
 /// No cluster comes here: a million writes a second take 146,000 years.
-pub const MAX_REVISION: u64 = super::LAST_REVISION;
+pub const MAX_REVISION: u64 = crate::planner::safety::LAST_REVISION;
 
 /// Members of one cluster are never so far apart: what separates them then is a lie, or a restore.
 const APART: u64 = MARGIN / 2;

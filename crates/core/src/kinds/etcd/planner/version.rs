@@ -1,17 +1,17 @@
 //! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
 //! restarts themselves are those of any changed config.
 
-use super::cluster::{Cluster, Listed};
-use super::{Action, Decision, UnsafeBecause, WaitingFor};
+use crate::kinds::etcd::cluster::{Cluster, Listed};
+use crate::kinds::etcd::versions::{self, Path, Version};
 use crate::model::{BinarySeen, Desired, DesiredMember, EtcdStatus, Formation, MemberName, Observation};
-use crate::versions::{self, Path, Version};
+use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
 
 /// From here on etcd tells in which format its data lies.
-pub(super) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
+pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 
 /// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
 /// the cluster ran when all did; one of which not even that is known leads nowhere.
-pub(super) fn path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
+pub(crate) fn path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
     let Formation::Formed { members, .. } = &desired.formation else { return Ok(Path::Same) };
     let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
     let wanted = &wish.config.etcd.version;
@@ -59,7 +59,7 @@ pub(super) fn path(desired: &Desired, seen: &Observation) -> Result<Path, Unsafe
 }
 
 /// Rule 10 at work: programs first, everywhere.
-pub(super) fn is_everywhere(desired: &Desired, seen: &Observation, path: Path) -> bool {
+pub(crate) fn is_everywhere(desired: &Desired, seen: &Observation, path: Path) -> bool {
     if path == Path::Same {
         return true;
     }
@@ -88,7 +88,7 @@ enum WayDown {
 }
 
 /// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
-pub(super) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+pub(crate) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     match way_down(desired, seen, |m| !decision.has_business_with(m)) {
         WayDown::Open => return true,
         // etcd takes no second order to go down while the first is under way, also where that has led to its end.
@@ -105,7 +105,7 @@ pub(super) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut 
 }
 
 /// Whether no member has to wait before it restarts with the older version.
-pub(super) fn is_open(desired: &Desired, seen: &Observation, path: Path) -> bool {
+pub(crate) fn is_open(desired: &Desired, seen: &Observation, path: Path) -> bool {
     path != Path::Down || matches!(way_down(desired, seen, |_| true), WayDown::Open)
 }
 
@@ -175,7 +175,7 @@ fn readable_by(goal: Version, status: Option<&EtcdStatus>) -> Readable {
 }
 
 /// A way down that the spec no longer asks for is left: while it is open, etcd goes up no more and lets nobody join.
-pub(super) fn takes_back(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+pub(crate) fn takes_back(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     let Some(cluster) = Cluster::see(desired, seen) else { return false };
     let Some(wish) = desired.members.values().next() else { return false };
     let wanted = &wish.config.etcd.version;
@@ -195,7 +195,7 @@ fn line_of(version: &str) -> String {
 }
 
 /// All run what is wanted; what they have agreed to speak follows.
-pub(super) fn follow(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn follow(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Some(cluster) = Cluster::see(desired, seen) else { return };
     let Some(wish) = desired.members.values().next() else { return };
     let wanted = &wish.config.etcd.version;

@@ -6,12 +6,12 @@ use std::cmp::Ordering;
 
 use jiff::SignedDuration;
 
-use super::cluster::{Cluster, Listed, peer_url};
-use super::safety::{self, Voters};
-use super::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
+use crate::kinds::etcd::safety::{self, Voters};
 use crate::model::{
     DataSeen, Desired, DesiredMember, Facts, FormingMember, MemberName, Observation, ServiceState, Stamp,
 };
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 
 /// A learner that lags by no more than this many entries votes at once.
 const MOST_LAG: u64 = 1000;
@@ -21,7 +21,7 @@ const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
 const COPYING_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Heals and grows. Says whether somebody is still on the way in.
-pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+pub(crate) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
     let Some(cluster) = settled_view(desired, seen, decision) else {
         tell_of_no_quorum(desired, seen, decision);
         return false;
@@ -38,7 +38,7 @@ pub(super) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decisio
 }
 
 /// Lets go of the voters that nobody wants, followers first. While the cluster grows, only those whose place is needed.
-pub(super) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decision, growing: bool) {
+pub(crate) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decision, growing: bool) {
     if !decision.steps.is_empty() {
         return;
     }
@@ -332,7 +332,7 @@ fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> O
 }
 
 /// What this run gave up, so that the operator is told.
-pub(super) fn tell_failures(desired: &Desired, decision: &mut Decision) {
+pub(crate) fn tell_failures(desired: &Desired, decision: &mut Decision) {
     for (member, wish) in &desired.members {
         if let Some(why) = &wish.join_failed {
             decision.block(UnsafeBecause::JoinFailed { member: member.clone(), why: why.clone() });

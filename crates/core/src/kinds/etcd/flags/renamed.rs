@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use super::{FEATURE_GATES, Knowledge, knowledge};
-use crate::spec::FlagValue;
-use crate::versions::Version;
+use crate::kinds::etcd::spec::FlagValue;
+use crate::kinds::etcd::versions::Version;
 
 /// A flag and what a later minor made of it: another flag, or a feature gate as `feature-gates=NAME`.
 struct Row {
@@ -168,7 +168,7 @@ fn truth(text: &str) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::flags;
+    use crate::kinds::etcd::flags;
 
     fn texts(given: &[(&str, &str)]) -> BTreeMap<String, String> {
         given.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()

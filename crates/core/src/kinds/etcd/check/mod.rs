@@ -1,12 +1,15 @@
-//! Checks of the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
+//! Checks of a cluster of etcd: its token, how many members it has, and the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
 
-use super::{Cluster, Findings};
-use crate::desire::CLIENT_CRL_FLAG;
-use crate::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
+mod auth;
+
+use crate::kinds::etcd::desire::CLIENT_CRL_FLAG;
+use crate::kinds::etcd::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
+use crate::kinds::etcd::spec::{Binary, ClientAuth, CompactionMode};
+use crate::kinds::etcd::versions::{self, Gate, Version};
 use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use crate::providers::MachineKind;
-use crate::spec::{Binary, ClientAuth, CompactionMode, HostFacts, Retention, Severity, Size};
-use crate::versions::{self, Gate, Version};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{HostFacts, Retention, Severity, Size};
 
 /// The largest database that etcd's own documentation advises.
 const ADVISED_QUOTA: Size = Size::gibibytes(8);
@@ -15,7 +18,9 @@ const SMALLEST_QUOTA: Size = Size(16 << 20);
 /// etcd refuses to start with a longer one.
 const LONGEST_ELECTION_MS: u64 = 50_000;
 
-pub(super) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
+pub(crate) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
+    token(cluster, found);
+    member_count(cluster, found);
     release(cluster, found);
     binary(cluster, found);
     quota(cluster, host, found);
@@ -24,6 +29,68 @@ pub(super) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     compaction(cluster, found);
     metrics(cluster, found);
     flags(cluster, found);
+    auth::check(cluster, found);
+}
+
+const LONGEST_TOKEN: usize = 64;
+
+/// It goes into flags and messages as it is, and leaves room for the random end.
+fn token(cluster: &Cluster, found: &mut Findings) {
+    let token = &cluster.spec.initial_token;
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    let hint = "use a short name, such as the cluster's; it may be changed at any time, and is used when a cluster is bootstrapped";
+    if let Some(odd) = token.chars().find(|c| !plain(*c)) {
+        let message =
+            format!("`initial_token` has the character {odd:?}: letters, digits, `.`, `_` and `-` can be used");
+        found.error(cluster.at("initial_token"), message, hint);
+    }
+    if token.len() > LONGEST_TOKEN {
+        let message = format!("`initial_token` has {} characters, and may have {LONGEST_TOKEN}", token.len());
+        found.error(cluster.at("initial_token"), message, hint);
+    }
+}
+
+/// etcd advises seven at most. Twice that is room enough while a cluster moves from one set of machines to another.
+pub const MOST_MEMBERS: usize = 15;
+
+fn member_count(cluster: &Cluster, found: &mut Findings) {
+    let count = cluster.spec.members.len();
+    let at = cluster.at("members");
+    if count == 0 {
+        found.error(
+            at,
+            format!("the cluster `{}` has no members", cluster.spec.name),
+            "list at least one; three is usual",
+        );
+        return;
+    }
+    if count == 2 {
+        let message = "2 members survive no loss, just as 1 does, and both must agree";
+        found.warning(at.clone(), message, "use 1 or 3 members");
+    } else if count.is_multiple_of(2) {
+        let (fewer, survives) = (count - 1, (count - 1) / 2);
+        found.warning(
+            at.clone(),
+            format!("{count} members survive the loss of {survives}, just as {fewer} do, and more of them must agree"),
+            format!("use {fewer} members"),
+        );
+    }
+    if count > MOST_MEMBERS {
+        found.error(
+            at,
+            format!(
+                "{count} members: every write would wait for {} of them, and {MOST_MEMBERS} are the most that quorate runs",
+                count / 2 + 1
+            ),
+            "use 3, 5 or 7; five already survive the loss of two",
+        );
+    } else if count > 7 {
+        found.warning(
+            at,
+            format!("{count} members: every write waits for {} of them", count / 2 + 1),
+            "use at most 7; five already survive the loss of two",
+        );
+    }
 }
 
 fn release(cluster: &Cluster, found: &mut Findings) {

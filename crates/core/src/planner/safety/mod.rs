@@ -1,0 +1,145 @@
+//! The safety rules that every cluster shares. Every rule that keeps data and availability safe is here or in the room of the kind that it is
+//! about (`kinds/NAME/safety`), by name; the concerns ask, and never argue.
+
+mod absence;
+mod agents;
+mod orders;
+mod peers;
+mod renewal;
+pub mod requests;
+mod revocation;
+mod trust;
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::blocked::UnsafeBecause;
+use crate::kinds::etcd::safety::may_wipe_leftover;
+use crate::model::{Desired, DesiredMember, Facts, MemberName, Observation};
+
+pub use absence::{Absence, judge_absence, peers_miss};
+pub use agents::another_agent_is_away;
+pub use orders::orders_under_way;
+pub use peers::{signs_for_all, trusted_by_all};
+pub use renewal::{may_renew, may_replace};
+pub use revocation::is_gone;
+pub use trust::{LAST_REVISION, believe, is_absurd_fence, is_witness};
+
+/// The rules by name, as refusals cite them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    OneMembershipChange,
+    LearnerFirst,
+    QuorumIsKept,
+    NewWithinOneFormation,
+    FormationsShareNothing,
+    DataDiesOnlyByConsent,
+    UnseenIsUnsafe,
+    OneDisturbance,
+    KnownVersions,
+    OneController,
+    OneKeyPerToken,
+    TrustComesFirst,
+    SomeThingsStay,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::OneMembershipChange => "one membership change at a time",
+            Rule::LearnerFirst => "every new voter is a learner first",
+            Rule::QuorumIsKept => "quorum is never lost",
+            Rule::NewWithinOneFormation => "only one bootstrap token may start a new cluster",
+            Rule::FormationsShareNothing => "formations never share an identity",
+            Rule::DataDiesOnlyByConsent => "data is deleted only with consent",
+            Rule::UnseenIsUnsafe => "unseen is unsafe",
+            Rule::OneDisturbance => "one disturbance at a time",
+            Rule::KnownVersions => "only known versions and paths",
+            Rule::OneController => "one controller at a time",
+            Rule::OneKeyPerToken => "an enrolment token is valid for one key",
+            Rule::TrustComesFirst => "every member trusts a new CA before it is used",
+            Rule::SomeThingsStay => "cannot be changed after creation",
+        })
+    }
+}
+
+/// What a living cluster keeps, whatever the spec says by now: each difference is a refusal of its own.
+pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
+    if may_wipe_leftover(&desired.formation) {
+        return Vec::new();
+    }
+    let Some(then) = &desired.formed_with else { return Vec::new() };
+    let now = &desired.form_with;
+    // Authentication may be turned on later, but not off again.
+    let bootstrap = if now.bootstrap == "true" { &now.bootstrap } else { &then.bootstrap };
+    let settings = [
+        ("etcd.client_auth", &then.client_auth, &now.client_auth),
+        ("auth.bootstrap", bootstrap, &now.bootstrap),
+        ("namespace", &then.namespace, &now.namespace),
+        ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
+        ("provider", &then.provider, &now.provider),
+    ];
+    let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
+    // Where the provider is another, its settings are too, and that it is another says enough.
+    let machines = then.machines.iter().filter_map(|(field, was)| Some((field, was, now.machines.get(field)?)));
+    let machines = machines.map(|(field, was, wanted)| (field.clone(), was.clone(), wanted.clone()));
+    let all = settings.into_iter().chain(machines).filter(|(_, was, wanted)| was != wanted);
+    all.map(|(field, was, wanted)| UnsafeBecause::FixedAtFormation { field, was, wanted }).collect()
+}
+
+/// Rule 3: a pinned address is free, or its holder is about to leave it.
+pub fn address_is_free(
+    desired: &Desired,
+    seen: &Observation,
+    member: &MemberName,
+    wish: &DesiredMember,
+) -> Result<(), UnsafeBecause> {
+    let Some(address) = wish.address else { return Ok(()) };
+    let machines = seen.machines.get().into_iter().flatten();
+    let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
+    let holder = machines.filter(|(m, machine)| *m != member && machine.address == address).find(|(m, _)| stays(m));
+    match holder {
+        None => Ok(()),
+        Some((by, _)) => {
+            Err(UnsafeBecause::AddressHeld { member: member.clone(), address: address.to_string(), by: by.clone() })
+        }
+    }
+}
+
+/// A CA that the members do not trust yet would cut them off from each other with the first certificate it signs.
+pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
+    let wish = &desired.certificates;
+    match (&wish.etcd_authority, &wish.brought_authority) {
+        (Some(ledger), Some(brought)) if ledger != brought => {
+            Err(UnsafeBecause::AuthorityDiffers { ledger: ledger.clone(), brought: brought.clone() })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Rule 11: an agent that has obeyed a later controller than the `last` one of this ledger shows that it is not the latest.
+pub fn fence_is_current(last: u64, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    let (ledger, agent) = (last, facts.fence);
+    if agent <= ledger {
+        return Ok(());
+    }
+    Err(UnsafeBecause::OlderLedger { member: member.clone(), what: "fencing number", ledger, agent })
+}
+
+/// Rule 11: a ledger that knows less than the agents is not the one that led them here.
+pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+    fence_is_current(desired.fence, member, facts)?;
+    let older = |what, ledger, agent| UnsafeBecause::OlderLedger { member: member.clone(), what, ledger, agent };
+    let recorded = desired.members.get(member).map_or(0, |m| m.generation);
+    let digest = desired.members.get(member).map(|m| &m.digest);
+    match &facts.node_config {
+        Some((generation, _)) if *generation > recorded => Err(older("generation", recorded, *generation)),
+        // The agent would refuse it: other content under a generation that it holds already.
+        Some((generation, held)) if *generation == recorded && Some(held) != digest => {
+            Err(older("generation", recorded, *generation))
+        }
+        _ => Ok(()),
+    }
+}
