@@ -10,7 +10,10 @@ pub mod kinds;
 pub mod ledger;
 pub mod run;
 mod secrets;
+mod sign;
 pub mod verbs;
 
 pub use home::Home;
-pub use run::controller::{ControlError, Controller, Event, Outcome, Reporter};
+pub use run::controller::{Controller, Outcome};
+pub use run::error::ControlError;
+pub use run::event::{Event, Reporter};

@@ -19,8 +19,11 @@ use quorate_core::planner::{Action, Precondition, Step, certificate_sans, rememb
 use quorate_core::providers::MachineKind;
 use quorate_pki::{Authority, LeafWish};
 
-use crate::run::controller::{ControlError, Controller, Event, Reporter};
+use crate::run::controller::Controller;
+use crate::run::error::ControlError;
+use crate::run::event::{Event, Reporter};
 use crate::secrets;
+use crate::sign::{client_wish, sign};
 use quorate_core::text::with_causes;
 
 /// How long a new machine has to come up and enrol.
@@ -521,31 +524,6 @@ fn machine_of(seen: &Observation, member: &MemberName) -> MachineId {
 fn is_for_the_provider(action: &Action) -> bool {
     use Action::{CreateMachine, DestroyMachine, StartMachine, StopMachine};
     matches!(action, CreateMachine { .. } | StartMachine { .. } | StopMachine { .. } | DestroyMachine { .. })
-}
-
-/// A certificate for a client that logs in as `user`.
-pub(crate) fn client_wish(user: &str, desired: &Desired) -> LeafWish {
-    LeafWish {
-        common_name: user.to_owned(),
-        organization: desired.certificates.organization.clone(),
-        dns: Vec::new(),
-        addresses: Vec::new(),
-        server: false,
-        client: true,
-        validity: desired.certificates.validity,
-    }
-}
-
-pub(crate) fn sign(
-    authority: Option<&AuthorityRecord>,
-    request: &str,
-    wish: &LeafWish,
-) -> Result<String, ControlError> {
-    let unable = || ControlError::Enrolment(String::from("the ledger holds no CA key to sign with"));
-    let authority = authority.ok_or_else(unable)?;
-    let key = authority.key.as_ref().ok_or_else(unable)?;
-    let now = Timestamp::now();
-    Ok(Authority::load(&authority.certificate, key, now)?.sign(request, wish, now)?)
 }
 
 #[cfg(test)]

@@ -4,7 +4,6 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,19 +15,18 @@ use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MachineId, Mem
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::safety::requests;
-use quorate_core::planner::{
-    Action, Decision, Outstanding, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide,
-};
+use quorate_core::planner::{Action, Outstanding, Plan, Step, Surroundings, UnsafeBecause, WaitingFor, decide};
 use quorate_core::spec::ClusterSpec;
 use tokio::time::Instant;
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
+use crate::run::error::ControlError;
+use crate::run::event::{Event, Reporter};
 use crate::run::history::{History, Recorder};
 use crate::run::observe::Sight;
 use quorate_agent::process;
-use quorate_providers::ProviderError;
 
 /// More rounds than any run needs; one that has not settled by then would go on for ever.
 const MOST_ROUNDS: u32 = 1000;
@@ -41,75 +39,6 @@ const MOST_REPEATS: u32 = 3;
 /// While something else is waited for, users and roles are not asked for more often.
 const BETWEEN_AUTH_LOOKS: Duration = Duration::from_secs(2);
 const AFTER_FAILURE: Duration = Duration::from_millis(200);
-
-#[derive(Debug, thiserror::Error)]
-pub enum ControlError {
-    #[error(transparent)]
-    Ledger(#[from] LedgerError),
-    #[error(transparent)]
-    Provider(#[from] ProviderError),
-    #[error("a certificate could not be made")]
-    Pki(#[from] quorate_pki::Error),
-    #[error(transparent)]
-    Agent(#[from] quorate_agent::client::ClientError),
-    #[error("could not {action}")]
-    Step { action: String, source: Box<ControlError> },
-    #[error("{0}")]
-    Enrolment(String),
-    #[error("the agent of {member} did not take the new program: {why}")]
-    Upgrade { member: MemberName, why: String },
-    #[error("this program's own file cannot be read")]
-    OwnProgram { source: io::Error },
-    #[error("the snapshot {} cannot be read", path.display())]
-    Snapshot { path: PathBuf, source: io::Error },
-    #[error("the formation was begun {MOST_FORMATIONS} times and failed each time: {why}")]
-    FormationFails { why: String },
-    #[error("after {MOST_ROUNDS} rounds there is still something to do, which is a bug in quorate: {step}")]
-    NeverSettles { step: String },
-    #[error("no progress for {} seconds; still waiting for {}{}", waited.as_secs(), texts(waiting).join("; "), consoles(last_words))]
-    OutOfPatience {
-        waited: Duration,
-        waiting: Vec<WaitingFor>,
-        /// What machines said last whose agents never answered.
-        last_words: Vec<(MemberName, String)>,
-    },
-}
-
-fn texts(items: &[impl ToString]) -> Vec<String> {
-    items.iter().map(ToString::to_string).collect()
-}
-
-fn consoles(last_words: &[(MemberName, String)]) -> String {
-    let shown = last_words.iter().map(|(member, words)| {
-        let lines: Vec<String> = words.lines().map(|line| format!("    {line}")).collect();
-        format!("\n  the console of {member} ends with:\n{}", lines.join("\n"))
-    });
-    shown.collect()
-}
-
-impl ControlError {
-    /// Whether going on would mean to argue with another controller. Only the ledger tells: an agent that claims it may lie.
-    pub fn is_taken_over(&self) -> bool {
-        match self {
-            ControlError::Ledger(LedgerError::Lost { .. }) => true,
-            ControlError::Step { source, .. } => source.is_taken_over(),
-            _ => false,
-        }
-    }
-}
-
-/// What the loop tells whoever watches it.
-#[derive(Debug)]
-pub enum Event<'a> {
-    Looked { seen: &'a Observation, decision: &'a Decision },
-    Begins(&'a Step),
-    Done(&'a Step),
-    Failed(&'a Step, &'a ControlError),
-}
-
-pub trait Reporter {
-    fn report(&self, event: Event<'_>);
-}
 
 /// How a run ended: settled, or with what is refused.
 #[derive(Debug)]
@@ -369,7 +298,7 @@ impl Spent {
         if let Some(step) = steps.iter().find(|s| matches!(s.action, Action::AbandonFormation { .. })) {
             self.formations += 1;
             if self.formations >= MOST_FORMATIONS {
-                return Err(ControlError::FormationFails { why: step.why.to_string() });
+                return Err(ControlError::FormationFails { times: MOST_FORMATIONS, why: step.why.to_string() });
             }
         }
         match done {
@@ -388,7 +317,7 @@ impl Spent {
             }
         }
         if self.rounds >= MOST_ROUNDS {
-            return Err(ControlError::NeverSettles { step: steps[0].action.to_string() });
+            return Err(ControlError::NeverSettles { rounds: MOST_ROUNDS, step: steps[0].action.to_string() });
         }
         Ok(())
     }

@@ -16,7 +16,8 @@ use quorate_core::text::cut;
 use serde::{Deserialize, Serialize};
 
 use crate::ledger::LedgerError;
-use crate::run::controller::{ControlError, Event, Reporter};
+use crate::run::error::ControlError;
+use crate::run::event::{Event, Reporter};
 use quorate_agent::process;
 use quorate_core::text::with_causes;
 

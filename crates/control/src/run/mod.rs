@@ -1,7 +1,9 @@
 //! One run: observe, decide, act, until nothing is left to do.
 
-pub(crate) mod act;
+mod act;
 pub mod controller;
+pub mod error;
+pub mod event;
 pub mod history;
 pub mod observe;
 mod upgrade;

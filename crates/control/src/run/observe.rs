@@ -14,7 +14,7 @@ use quorate_core::model::{
 };
 use quorate_core::planner::{UnsafeBecause, safety};
 
-use crate::run::controller::ControlError;
+use crate::run::error::ControlError;
 use crate::secrets;
 use quorate_providers::{Provider, ProviderError, Reach};
 

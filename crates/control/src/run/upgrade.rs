@@ -11,7 +11,8 @@ use quorate_core::model::{MemberName, Program, ProgramSeen};
 use quorate_core::text::with_causes;
 use tokio::sync::OnceCell;
 
-use crate::run::controller::{ControlError, Controller};
+use crate::run::controller::Controller;
+use crate::run::error::ControlError;
 
 /// This program, also when its file has been replaced since it was started.
 const THIS: &str = "/proc/self/exe";

@@ -5,7 +5,8 @@ use quorate_core::planner::{Plan, remember};
 
 use super::{Cluster, consent, observe};
 use crate::home::Home;
-use crate::run::controller::{self, ControlError};
+use crate::run::controller;
+use crate::run::error::ControlError;
 
 /// What the operator allows.
 #[derive(Clone, Copy, Debug, Default)]

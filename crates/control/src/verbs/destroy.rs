@@ -11,7 +11,8 @@ use super::{VerbError, consent};
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, Confirmed};
-use crate::run::controller::{self, ControlError};
+use crate::run::controller;
+use crate::run::error::ControlError;
 
 pub struct Destroy {
     request: Request,

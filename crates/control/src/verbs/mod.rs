@@ -17,7 +17,7 @@ use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::BackupError;
 use crate::ledger::LedgerError;
-use crate::run::controller::ControlError;
+use crate::run::error::ControlError;
 use crate::run::observe::Sight;
 
 /// A cluster as the operator wants it, with the files that its spec names.

@@ -6,7 +6,8 @@ use quorate_core::planner::{Action, Plan};
 
 use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
 use crate::home::Home;
-use crate::run::controller::{self, ControlError};
+use crate::run::controller;
+use crate::run::error::ControlError;
 
 /// Whether there can be anything to recover.
 pub fn check(ledger: &Ledger) -> Result<(), VerbError> {

@@ -6,7 +6,8 @@ use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
 use crate::home::Home;
-use crate::run::controller::{self, ControlError};
+use crate::run::controller;
+use crate::run::error::ControlError;
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Options {

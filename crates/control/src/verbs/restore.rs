@@ -18,7 +18,8 @@ use crate::kinds::etcd::backup::{
     BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, prove_raised, root_is_let_in,
 };
 use crate::ledger::{Exported, LedgerError};
-use crate::run::controller::{self, ControlError};
+use crate::run::controller;
+use crate::run::error::ControlError;
 use crate::run::history::History;
 
 /// What is restored, and what opens and proves it.

@@ -19,10 +19,11 @@ use tokio::time::timeout;
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
-use crate::run::act::{client_wish, sign};
-use crate::run::controller::{ControlError, arch};
+use crate::run::controller::arch;
+use crate::run::error::ControlError;
 use crate::run::observe::by_name;
 use crate::secrets;
+use crate::sign::{client_wish, sign};
 use quorate_agent::private_directory;
 use quorate_providers::Provider;
 

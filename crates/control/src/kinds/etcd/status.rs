@@ -16,7 +16,8 @@ use serde::Serialize;
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, BackupStatus};
-use crate::run::controller::{ControlError, arch, latest_fence};
+use crate::run::controller::{arch, latest_fence};
+use crate::run::error::ControlError;
 use crate::run::observe::Sight;
 
 #[derive(Clone, Debug, Serialize)]

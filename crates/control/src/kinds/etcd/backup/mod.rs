@@ -21,7 +21,7 @@ pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 
 use crate::ledger::{ExportError, LedgerError};
-use crate::run::controller::ControlError;
+use crate::run::error::ControlError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum BackupError {

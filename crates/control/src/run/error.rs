@@ -1,0 +1,67 @@
+//! How a run, or a step of it, fails.
+
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use quorate_core::model::MemberName;
+use quorate_core::planner::WaitingFor;
+use quorate_providers::ProviderError;
+
+use crate::ledger::LedgerError;
+
+#[derive(Debug, thiserror::Error)]
+pub enum ControlError {
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+    #[error(transparent)]
+    Provider(#[from] ProviderError),
+    #[error("a certificate could not be made")]
+    Pki(#[from] quorate_pki::Error),
+    #[error(transparent)]
+    Agent(#[from] quorate_agent::client::ClientError),
+    #[error("could not {action}")]
+    Step { action: String, source: Box<ControlError> },
+    #[error("{0}")]
+    Enrolment(String),
+    #[error("the agent of {member} did not take the new program: {why}")]
+    Upgrade { member: MemberName, why: String },
+    #[error("this program's own file cannot be read")]
+    OwnProgram { source: io::Error },
+    #[error("the snapshot {} cannot be read", path.display())]
+    Snapshot { path: PathBuf, source: io::Error },
+    #[error("the formation was begun {times} times and failed each time: {why}")]
+    FormationFails { times: u32, why: String },
+    #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
+    NeverSettles { rounds: u32, step: String },
+    #[error("no progress for {} seconds; still waiting for {}{}", waited.as_secs(), texts(waiting).join("; "), consoles(last_words))]
+    OutOfPatience {
+        waited: Duration,
+        waiting: Vec<WaitingFor>,
+        /// What machines said last whose agents never answered.
+        last_words: Vec<(MemberName, String)>,
+    },
+}
+
+fn texts(items: &[impl ToString]) -> Vec<String> {
+    items.iter().map(ToString::to_string).collect()
+}
+
+fn consoles(last_words: &[(MemberName, String)]) -> String {
+    let shown = last_words.iter().map(|(member, words)| {
+        let lines: Vec<String> = words.lines().map(|line| format!("    {line}")).collect();
+        format!("\n  the console of {member} ends with:\n{}", lines.join("\n"))
+    });
+    shown.collect()
+}
+
+impl ControlError {
+    /// Whether going on would mean to argue with another controller. Only the ledger tells: an agent that claims it may lie.
+    pub fn is_taken_over(&self) -> bool {
+        match self {
+            ControlError::Ledger(LedgerError::Lost { .. }) => true,
+            ControlError::Step { source, .. } => source.is_taken_over(),
+            _ => false,
+        }
+    }
+}
