@@ -8,7 +8,6 @@ mod upload;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -33,7 +32,6 @@ use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
@@ -41,6 +39,7 @@ use crate::api::{
     EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
     ReadFailure, Refusal, ServedKey, path,
 };
+use crate::dial::Dial;
 use crate::{channel, tls, x509};
 
 use bounded::Bounded;
@@ -117,8 +116,7 @@ impl<'de> Deserialize<'de> for Told {
 /// Speaks to one agent. Connections are kept and used again; two requests at once use two.
 pub struct AgentClient {
     address: SocketAddr,
-    /// Where the machine cannot be reached by network.
-    line: Option<PathBuf>,
+    dial: Dial,
     expected: Identity,
     control_ca: RootCertStore,
     connector: TlsConnector,
@@ -168,7 +166,7 @@ impl AgentClient {
         config.resumption = Resumption::disabled();
         Ok(AgentClient {
             address: SocketAddr::new(address, AGENT_PORT),
-            line: None,
+            dial: Dial::Address,
             expected,
             control_ca: tls::roots_from_pem(control_ca)?,
             connector: TlsConnector::from(Arc::new(config)),
@@ -176,9 +174,9 @@ impl AgentClient {
         })
     }
 
-    /// Speaks over the machine's virtio-serial line, at this socket on its host, instead of the network.
-    pub fn over_line(self, socket: PathBuf) -> Self {
-        AgentClient { line: Some(socket), ..self }
+    /// Connects another way than from this process's network.
+    pub fn by(self, dial: Dial) -> Self {
+        AgentClient { dial, ..self }
     }
 
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
@@ -302,12 +300,12 @@ impl AgentClient {
     }
 
     async fn connect_once(&self) -> Result<Connection, Failed> {
-        if let Some(line) = &self.line {
+        if let Dial::Line(line) = &self.dial {
             let stream = in_time(CONNECTING, channel::connect(line)).await.map_err(|why| self.unreachable(why))?;
             return self.shake_hands(stream).await;
         }
-        let stream =
-            in_time(CONNECTING, TcpStream::connect(self.address)).await.map_err(|why| self.unreachable(why))?;
+        let connecting = self.dial.connect(self.address);
+        let stream = in_time(CONNECTING, connecting).await.map_err(|why| self.unreachable(why))?;
         let _ = stream.set_nodelay(true);
         self.shake_hands(stream).await
     }
@@ -412,8 +410,7 @@ impl AgentClient {
         let Some(error) = error else { return otherwise };
         match clock::alert(&error) {
             Some(rustls::AlertDescription::CertificateExpired) => {
-                let here = if self.line.is_none() { clock::difference(self.address.ip()).await } else { None };
-                clock::advice(here)
+                clock::advice(clock::difference(&self.dial, self.address.ip()).await)
             }
             Some(alert) => format!("it refuses the controller's certificate ({alert:?})"),
             None => with_causes(&error),

@@ -12,6 +12,7 @@ pub mod channel;
 pub mod client;
 mod converge;
 mod crowd;
+pub mod dial;
 mod enrolment;
 mod error;
 mod files;

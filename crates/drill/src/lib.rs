@@ -23,7 +23,6 @@ pub mod workload;
 
 use std::collections::BTreeSet;
 use std::io;
-use std::rc::Rc;
 use std::time::Duration;
 
 use quorate_core::model::{Formation, Ledger};
@@ -40,7 +39,7 @@ use quorate_control::brought::BroughtFiles;
 use quorate_control::home::Home;
 use quorate_control::kinds::etcd::clients::{self, ClientError, Environment};
 use quorate_control::ledger::LedgerError;
-use quorate_providers::{Provider, ProviderError};
+use quorate_providers::ProviderError;
 use scenario::{Downtime, Scenario, Target};
 pub use settle::Check;
 use stage::Stage;
@@ -115,8 +114,6 @@ pub(crate) struct Site {
     cluster: String,
     program: Program,
     access: Access,
-    /// While this lives, the thread is where the cluster's machines are reached.
-    _inside: Rc<dyn Provider>,
 }
 
 impl Site {
@@ -125,11 +122,9 @@ impl Site {
         if !matches!(ledger.formation, Formation::Formed { .. }) {
             return Err(DrillError::NotFormed(cluster));
         }
-        let inside = home.provider(ledger);
-        inside.enter()?;
         let access = access(&clients::environment(home, ledger, brought).await?)?;
         let program = Program::current(home).map_err(DrillError::Program)?;
-        Ok(Site { home: home.clone(), cluster, program, access, _inside: inside })
+        Ok(Site { home: home.clone(), cluster, program, access })
     }
 
     fn endpoints(&self) -> Endpoints {
@@ -167,7 +162,7 @@ fn access(environment: &Environment) -> Result<Access, DrillError> {
     };
     let login = environment.password.as_ref();
     let login = login.map(|p| Login { user: String::from("root"), password: p.expose().to_owned() });
-    Ok(Access { ca: read(&environment.ca)?, identity, login })
+    Ok(Access { ca: read(&environment.ca)?, identity, login, dial: environment.dial.clone() })
 }
 
 /// What came of one scenario.

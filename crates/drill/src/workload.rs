@@ -12,7 +12,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_etcd::{Client, ConnectOptions, Error, KeyRange, Login, RangeQuery};
+use quorate_agent::dial::Dial;
+use quorate_etcd::{Client, ConnectOptions, Error, KeyRange, Login, RangeQuery, Sockets};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
@@ -59,12 +60,15 @@ pub struct Access {
     /// Certificate and key.
     pub identity: Option<(String, String)>,
     pub login: Option<Login>,
+    pub dial: Dial,
 }
 
 impl Access {
     /// A client of one member.
     pub fn client(&self, endpoint: &str) -> Result<Client, Error> {
+        let dial = self.dial.clone();
         Client::connect(ConnectOptions {
+            sockets: Some(Sockets::new(move |to| dial.socket(to))),
             identity: self.identity.clone(),
             login: self.login.clone(),
             connect_timeout: CONNECT_TIMEOUT,

@@ -1,9 +1,17 @@
 //! The connection to one etcd member: TLS, timeouts, keepalive. It connects when first used and again when the connection is lost.
 
 use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
+use hyper_util::rt::TokioIo;
+use tokio::net::{TcpSocket, TcpStream};
+use tonic::codegen::Service;
+use tonic::codegen::http::Uri;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use crate::error::Error;
@@ -14,6 +22,7 @@ const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How much of a long stream etcd sends ahead of whoever takes it.
 const IN_FLIGHT: u32 = 512 << 10;
+const HTTPS: u16 = 443;
 
 /// How to reach a member, and as whom.
 #[derive(Clone)]
@@ -25,10 +34,45 @@ pub struct ConnectOptions {
     /// The client certificate (its chain, leaf first) and its key, in PEM.
     pub identity: Option<(String, String)>,
     pub login: Option<Login>,
+    /// Where connections do not begin in this process's network.
+    pub sockets: Option<Sockets>,
     /// Bounds the TCP connection, and again the TLS handshake.
     pub connect_timeout: Duration,
     /// Bounds a whole call, connecting and logging in included, except the calls that say otherwise.
     pub request_timeout: Duration,
+}
+
+/// Makes the sockets for connections to an address.
+#[derive(Clone)]
+pub struct Sockets(Arc<dyn Fn(SocketAddr) -> io::Result<TcpSocket> + Send + Sync>);
+
+impl Sockets {
+    pub fn new(make: impl Fn(SocketAddr) -> io::Result<TcpSocket> + Send + Sync + 'static) -> Self {
+        Sockets(Arc::new(make))
+    }
+
+    async fn connect(self, to: Uri) -> io::Result<TokioIo<TcpStream>> {
+        let host = to.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+        let refuse = |_| io::Error::new(io::ErrorKind::InvalidInput, format!("{host} is not an address"));
+        let address = SocketAddr::new(host.parse::<IpAddr>().map_err(refuse)?, to.port_u16().unwrap_or(HTTPS));
+        let stream = (self.0)(address)?.connect(address).await?;
+        stream.set_nodelay(true)?;
+        Ok(TokioIo::new(stream))
+    }
+}
+
+impl Service<Uri> for Sockets {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        Box::pin(self.clone().connect(to))
+    }
 }
 
 /// A user and password. Where both a certificate and a login are given, etcd goes by the login.
@@ -46,6 +90,7 @@ impl ConnectOptions {
             ca_pem: ca_pem.into(),
             identity: None,
             login: None,
+            sockets: None,
             connect_timeout: Duration::from_secs(3),
             request_timeout: Duration::from_secs(5),
         }
@@ -85,7 +130,7 @@ impl ConnectOptions {
 
 impl fmt::Debug for ConnectOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { endpoint, ca_pem: _, identity, login, connect_timeout, request_timeout } = self;
+        let Self { endpoint, ca_pem: _, identity, login, sockets: _, connect_timeout, request_timeout } = self;
         f.debug_struct("ConnectOptions")
             .field("endpoint", endpoint)
             .field("identity", &identity.as_ref().map(|_| "(given)"))
@@ -112,7 +157,8 @@ pub(crate) struct Inner {
     pub(crate) endpoint: String,
     pub(crate) channel: Channel,
     /// For connections of their own: a long stream that is taken slowly must not hold up the other calls.
-    pub(crate) for_streams: Endpoint,
+    for_streams: Endpoint,
+    sockets: Option<Sockets>,
     pub(crate) request_timeout: Duration,
     pub(crate) session: Option<Session>,
 }
@@ -121,15 +167,27 @@ impl Client {
     /// Prepares the connection; the first call makes it. Must be called within a tokio runtime.
     pub fn connect(options: ConnectOptions) -> Result<Self, Error> {
         let connection = options.endpoint()?;
-        let channel = connection.connect_lazy();
+        let channel = lazily(&connection, options.sockets.as_ref());
         let for_streams = connection.initial_stream_window_size(IN_FLIGHT).initial_connection_window_size(IN_FLIGHT);
-        let ConnectOptions { endpoint, login, request_timeout, .. } = options;
+        let ConnectOptions { endpoint, login, sockets, request_timeout, .. } = options;
         let session = login.map(Session::new);
-        Ok(Self { inner: Arc::new(Inner { endpoint, channel, for_streams, request_timeout, session }) })
+        Ok(Self { inner: Arc::new(Inner { endpoint, channel, for_streams, sockets, request_timeout, session }) })
     }
 
     pub fn endpoint(&self) -> &str {
         &self.inner.endpoint
+    }
+
+    /// A connection that one long stream has for itself.
+    pub(crate) fn channel_for_stream(&self) -> Channel {
+        lazily(&self.inner.for_streams, self.inner.sockets.as_ref())
+    }
+}
+
+fn lazily(endpoint: &Endpoint, sockets: Option<&Sockets>) -> Channel {
+    match sockets {
+        Some(sockets) => endpoint.connect_with_connector_lazy(sockets.clone()),
+        None => endpoint.connect_lazy(),
     }
 }
 

@@ -20,7 +20,7 @@ mod watch;
 
 pub use auth::{AuthStatus, Permission, PermissionKind};
 pub use cluster::Member;
-pub use connect::{Client, ConnectOptions, Login};
+pub use connect::{Client, ConnectOptions, Login, Sockets};
 pub use error::{Error, LoginRefusal, Thing, Transport};
 pub use kv::{Deleted, KeyRange, KeyValue, RangeQuery, RangeResult, prefix_end};
 pub use lease::{Lease, LeaseKeeper};

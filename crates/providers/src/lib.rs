@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use quorate_agent::api::Seed;
+pub use quorate_agent::dial::Dial;
 pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
@@ -25,17 +26,6 @@ pub use local::{Local, is_controllers_alone, mark, netns};
 /// What a provider of one cluster's machines must be able to do. Every call may be repeated without harm.
 #[async_trait(?Send)]
 pub trait Provider {
-    /// Puts the calling thread where this cluster's machines are reached, should that be elsewhere. It is back when the
-    /// provider is dropped.
-    fn enter(&self) -> Result<(), ProviderError> {
-        Ok(())
-    }
-
-    /// The network namespace of this host from which clients reach the machines, where no other way leads there.
-    fn namespace(&self) -> Option<String> {
-        None
-    }
-
     /// For how long nothing may come of waiting for its machines.
     fn patience(&self) -> Duration {
         Duration::from_secs(60)
@@ -73,22 +63,13 @@ pub trait Provider {
     /// The end of a machine's console, for people: all that there is to see of one whose agent never answers.
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
 
-    /// How the agent of a machine is reached that `machines` has shown.
-    fn reach(&self, _member: &MemberName, _machine: &MachineSeen) -> Reach {
-        Reach::Network
+    /// How this host connects to a machine that `machines` has shown.
+    fn dial(&self, _id: &MachineId, _machine: &MachineSeen) -> Dial {
+        Dial::Address
     }
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self) -> Result<(), ProviderError>;
-}
-
-/// How the agent of a machine is reached.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Reach {
-    /// At its address.
-    Network,
-    /// Through a socket of this host, where no packet of the host comes to the machine.
-    Socket(PathBuf),
 }
 
 #[derive(Debug, thiserror::Error)]

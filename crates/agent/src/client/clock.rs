@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use jiff::fmt::rfc2822;
@@ -11,7 +11,8 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::HEALTH_PORT;
 use rustls::AlertDescription;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+
+use crate::dial::Dial;
 
 const PATIENCE: Duration = Duration::from_secs(1);
 const MOST: usize = 4096;
@@ -31,9 +32,9 @@ pub(super) fn alert(error: &(dyn Error + 'static)) -> Option<AlertDescription> {
 }
 
 /// How far the machine's clock is ahead of this one.
-pub(super) async fn difference(machine: IpAddr) -> Option<SignedDuration> {
+pub(super) async fn difference(dial: &Dial, machine: IpAddr) -> Option<SignedDuration> {
     let ask = async {
-        let mut stream = TcpStream::connect((machine, HEALTH_PORT)).await.ok()?;
+        let mut stream = dial.connect(SocketAddr::new(machine, HEALTH_PORT)).await.ok()?;
         stream.write_all(b"GET /health HTTP/1.1\r\nHost: agent\r\nConnection: close\r\n\r\n").await.ok()?;
         let mut answer = Vec::new();
         stream.take(MOST as u64).read_to_end(&mut answer).await.ok()?;

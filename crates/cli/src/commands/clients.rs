@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use jiff::{SignedDuration, Timestamp};
+use quorate_agent::dial::Dial;
 use quorate_agent::private_directory;
 use quorate_control::kinds::etcd::clients::{self, Environment, write_private};
 use quorate_core::model::Ledger;
@@ -58,7 +59,7 @@ fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Opti
 }
 
 fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
-    let Environment { endpoints, ca, certificate, password, netns } = environment;
+    let Environment { endpoints, ca, certificate, password, dial } = environment;
     let mut variables =
         BTreeMap::from([("ETCDCTL_ENDPOINTS", endpoints.join(",")), ("ETCDCTL_CACERT", ca.display().to_string())]);
     if let Some((certificate, key)) = certificate {
@@ -68,8 +69,8 @@ fn variables(environment: &Environment) -> BTreeMap<&'static str, String> {
     if let Some(password) = password {
         variables.insert("ETCDCTL_USER", format!("root:{}", password.expose()));
     }
-    if let Some(netns) = netns {
-        variables.insert(NETNS, netns.clone());
+    if let Dial::Namespace(name) = dial {
+        variables.insert(NETNS, name.clone());
     }
     variables
 }
@@ -176,7 +177,7 @@ mod tests {
             ca: PathBuf::from("/my home/ca.crt"),
             certificate: Some((PathBuf::from("/c"), PathBuf::from("/k"))),
             password: None,
-            netns: None,
+            dial: Dial::Address,
         };
         let expected = "\
 export ETCDCTL_CACERT='/my home/ca.crt'
@@ -194,7 +195,7 @@ unset ETCDCTL_API ETCDCTL_AUTH_JWT_TOKEN ETCDCTL_DISCOVERY_SRV ETCDCTL_DISCOVERY
         let unset = unset(&text);
         assert!(unset.contains(&"ETCDCTL_CERT") && unset.contains(&"ETCDCTL_KEY") && unset.contains(&NETNS), "{text}");
         assert!(!unset.contains(&"ETCDCTL_USER") && unset.contains(&"ETCDCTL_PASSWORD"), "{text}");
-        environment.netns = Some(String::from("quorate-1"));
+        environment.dial = Dial::Namespace(String::from("quorate-1"));
         let text = exports(&variables(&environment));
         assert!(text.starts_with("# clients must run in there: ip netns exec quorate-1 etcdctl …\n"), "{text}");
         assert!(text.contains("export QUORATE_NETNS=quorate-1\n") && !self::unset(&text).contains(&NETNS), "{text}");

@@ -28,7 +28,7 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
     listed(&mut page, "endpoints", &endpoints);
     let env = context.command(&format!("env {name}"));
     let see = context.command(&format!("status {name}"));
-    listed(&mut page, "next", &[&format!("eval \"$({env})\""), client(ledger), &see]);
+    listed(&mut page, "next", &[&format!("eval \"$({env})\""), &client(ledger), &see]);
     for (what, line) in [("password", password(context, ledger)), ("due", due(context, ledger, status))] {
         if let Some(line) = line {
             page.plain(13, &format!("  {what:9}  {line}"));
@@ -37,11 +37,8 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
     page
 }
 
-fn client(ledger: &Ledger) -> &'static str {
-    match ledger.spec.provider.settings().is_isolated() {
-        false => "etcdctl member list",
-        true => "ip netns exec \"$QUORATE_NETNS\" etcdctl member list",
-    }
+fn client(ledger: &Ledger) -> String {
+    format!("{}etcdctl member list", ledger.spec.provider.settings().clients_start_with())
 }
 
 /// Each line stays whole, so it can be copied.

@@ -10,13 +10,13 @@ use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AgentSeen, Distrust, Facts, Formation, Ledger, MachineSeen, MemberName, Number, Observation, Power, Seen,
+    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, Power, Seen,
 };
 use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::run::error::ControlError;
 use crate::secrets;
-use quorate_providers::{Provider, ProviderError, Reach};
+use quorate_providers::{Dial, Provider, ProviderError};
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
@@ -50,7 +50,7 @@ fn is_worn(shown: &Shown, ledger: &Ledger, now: Timestamp) -> bool {
 /// An agent that can be spoken to, and where that is.
 struct Contact {
     machine: MachineSeen,
-    reach: Reach,
+    dial: Dial,
     client: AgentClient,
 }
 
@@ -147,7 +147,6 @@ impl Sight {
 
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
-        self.provider.enter()?;
         let machines = match self.provider.machines().await {
             Ok(machines) => by_name(ledger, machines),
             Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
@@ -236,9 +235,8 @@ impl Sight {
         let (Some(shown), Some(control)) = (&self.identity, &ledger.authorities.control) else { return Ok(()) };
         let provider = &self.provider;
         self.agents.retain(|member, contact| {
-            machines
-                .get(member)
-                .is_some_and(|now| *now == contact.machine && provider.reach(member, now) == contact.reach)
+            let same = |now: &MachineSeen| *now == contact.machine && dial(&**provider, member, now) == contact.dial;
+            machines.get(member).is_some_and(same)
         });
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
@@ -250,16 +248,18 @@ impl Sight {
                 member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
-            let reach = self.provider.reach(member, machine);
+            let dial = dial(&*self.provider, member, machine);
             let client = AgentClient::new(machine.address, &control.certificate, shown.identity.clone(), expected)?;
-            let client = match &reach {
-                Reach::Network => client,
-                Reach::Socket(path) => client.over_line(path.clone()),
-            };
-            self.agents.insert(member.clone(), Contact { machine: machine.clone(), reach, client });
+            let client = client.by(dial.clone());
+            self.agents.insert(member.clone(), Contact { machine: machine.clone(), dial, client });
         }
         Ok(())
     }
+}
+
+/// How to connect to a machine, whatever it is called.
+pub(crate) fn dial(provider: &dyn Provider, name: &MemberName, machine: &MachineSeen) -> Dial {
+    provider.dial(&MachineId::new(&name.seat().into(), machine.incarnation), machine)
 }
 
 /// Whom a look has met.

@@ -120,6 +120,11 @@ pub trait Settings {
         false
     }
 
+    /// What clients on this host are started with to reach the machines; nothing where its own network leads there.
+    fn clients_start_with(&self) -> &'static str {
+        ""
+    }
+
     /// Whether the controller reaches the agent of a member over the network.
     fn reaches_by_network(&self, _: &MemberSpec) -> bool {
         true

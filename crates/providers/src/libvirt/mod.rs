@@ -31,7 +31,7 @@ use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
 use sha2::{Digest, Sha256};
 
 use crate::seed_disk::{seed_disk, static_program};
-use crate::{Data, Directories, Provider, ProviderError, Reach, last_lines};
+use crate::{Data, Dial, Directories, Provider, ProviderError, last_lines};
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 use quorate_core::text::with_causes;
 pub use virsh::LibvirtError;
@@ -56,7 +56,7 @@ pub struct Libvirt {
     logs: PathBuf,
     stop_patience: Duration,
     /// Serial ports of machines that no network leads to, as `machines` last saw them.
-    lines: RefCell<BTreeMap<(MemberName, u64), PathBuf>>,
+    lines: RefCell<BTreeMap<MachineId, PathBuf>>,
 }
 
 impl Libvirt {
@@ -435,7 +435,7 @@ impl Provider for Libvirt {
         let mut lines = BTreeMap::new();
         let machines = whole.map(|(found, mark)| {
             if let (true, true, Some(line)) = (mark.line_only, mark.cluster_id == self.cluster_id, found.line) {
-                lines.insert((mark.member.clone(), mark.incarnation), line);
+                lines.insert(MachineId::new(&mark.member, mark.incarnation), line);
             }
             let power = if found.on { Power::On } else { Power::Off };
             let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
@@ -450,11 +450,10 @@ impl Provider for Libvirt {
         Ok(machines)
     }
 
-    fn reach(&self, member: &MemberName, machine: &MachineSeen) -> Reach {
-        let seat: MemberName = member.seat().into();
-        match self.lines.borrow().get(&(seat, machine.incarnation)) {
-            Some(line) => Reach::Socket(line.clone()),
-            None => Reach::Network,
+    fn dial(&self, id: &MachineId, _: &MachineSeen) -> Dial {
+        match self.lines.borrow().get(id) {
+            Some(line) => Dial::Line(line.clone()),
+            None => Dial::Address,
         }
     }
 

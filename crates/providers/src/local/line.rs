@@ -13,7 +13,8 @@ use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrAny, SocketType, eth, recvfrom, sendto, socket};
 
-use super::netns::{is_namespace, within};
+use super::netns::is_namespace;
+use quorate_agent::dial::within;
 
 /// How often a quiet end looks whether it is still wanted.
 const LOOK: Duration = Duration::from_millis(50);

@@ -18,7 +18,6 @@ mod line;
 pub mod mark;
 pub mod netns;
 
-use std::cell::RefCell;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -35,7 +34,7 @@ use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, Mach
 use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
 use serde::Serialize;
 
-use crate::{Data, Directories, Provider, ProviderError, last_lines};
+use crate::{Data, Dial, Directories, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 use quorate_agent::{one_private_directory, private_directory};
 
@@ -67,7 +66,6 @@ pub struct Local {
     /// Where new machines go. What is there already is where its mark says.
     network: Network,
     range: netns::Range,
-    visit: RefCell<Option<netns::Visit>>,
 }
 
 impl Local {
@@ -79,7 +77,6 @@ impl Local {
             cluster_id: ledger.cluster_id.clone(),
             network: settings.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
-            visit: RefCell::new(None),
         }
     }
 
@@ -259,24 +256,6 @@ impl Local {
 
 #[async_trait(?Send)]
 impl Provider for Local {
-    fn enter(&self) -> Result<(), ProviderError> {
-        let marks = self.marked()?.into_iter().map(|(_, mark)| mark);
-        let place = marks.filter(|mark| mark.cluster_id == self.cluster_id).find_map(|mark| netns::Place::of(&mark));
-        let mut visit = self.visit.borrow_mut();
-        let Some(place) = place else {
-            *visit = None;
-            return Ok(());
-        };
-        if visit.is_none() {
-            *visit = Some(netns::Visit::begin()?);
-        }
-        visit.as_ref().map_or(Ok(()), |visit| visit.go(place.hub()))
-    }
-
-    fn namespace(&self) -> Option<String> {
-        (self.network == Network::Netns).then(|| netns::hub(&self.cluster_id))
-    }
-
     async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { Power::On } else { Power::Off };
@@ -287,6 +266,13 @@ impl Provider for Local {
             (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
         };
         Ok(self.marked()?.into_iter().map(seen).collect())
+    }
+
+    fn dial(&self, _: &MachineId, machine: &MachineSeen) -> Dial {
+        match netns::Range::of(machine.address) {
+            Some(_) => Dial::Namespace(netns::hub(&machine.cluster_id)),
+            None => Dial::Address,
+        }
     }
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {

@@ -4,28 +4,23 @@
 //! All names follow from a machine's mark: whatever an interrupted call left is found, and used or removed, by the next.
 //! From the hub the controller and clients reach every member, and there a member can be cut off or slowed down.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use quorate_agent::dial::{NAMESPACES, within};
 use quorate_core::model::{CLIENT_PORT, MemberName};
 use quorate_core::spec::ClusterSpec;
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use sha2::{Digest, Sha256};
 
 use super::{Mark, failed, line};
 use crate::ProviderError;
 
-/// Where `ip` keeps the names of namespaces.
-const NAMES: &str = "/run/netns";
 /// The file system that namespaces are on. A name that is not on it was left by a boot before this one.
-const NAMESPACES: i64 = 0x6e73_6673;
-const THIS_THREAD: &str = "/proc/thread-self/ns/net";
+const NAMESPACE_FILES: i64 = 0x6e73_6673;
 const BRIDGE: &str = "bridge";
 /// What a machine calls its end of the link.
 const INSIDE: &str = "eth0";
@@ -187,10 +182,6 @@ impl Place {
         place.ok_or_else(|| ProviderError::OnLoopback { member: member.clone() })
     }
 
-    pub(super) fn hub(&self) -> &str {
-        &self.hub
-    }
-
     /// Whether anything of it may be there.
     pub(super) fn exists(&self) -> bool {
         path(&self.own).exists() || path(&self.hub).exists()
@@ -237,7 +228,7 @@ impl Place {
             delete(name)?;
         }
         let of_this_hub = format!("{}-", self.hub);
-        let mut names = fs::read_dir(NAMES).into_iter().flatten().flatten().map(|entry| entry.file_name());
+        let mut names = fs::read_dir(NAMESPACES).into_iter().flatten().flatten().map(|entry| entry.file_name());
         if names.any(|name| name.to_string_lossy().starts_with(&of_this_hub)) {
             return Ok(());
         }
@@ -290,56 +281,6 @@ impl Place {
     }
 }
 
-/// The stay of this thread in a hub. It ends where it began.
-#[derive(Debug)]
-pub(super) struct Visit {
-    outside: File,
-}
-
-impl Visit {
-    pub(super) fn begin() -> Result<Self, ProviderError> {
-        let outside = File::open(THIS_THREAD).map_err(failed("opened", Path::new(THIS_THREAD)))?;
-        Ok(Visit { outside })
-    }
-
-    /// Goes to the hub of a cluster, if it is there, and outside if not.
-    pub(super) fn go(&self, hub: &str) -> Result<(), ProviderError> {
-        if !is_namespace(hub) {
-            return go_to(&self.outside).map_err(failed("entered", Path::new(THIS_THREAD)));
-        }
-        let hub = path(hub);
-        let there = || -> io::Result<bool> { Ok(fs::metadata(THIS_THREAD)?.ino() == fs::metadata(&hub)?.ino()) };
-        if there().map_err(failed("found", &hub))? {
-            return Ok(());
-        }
-        File::open(&hub).and_then(|namespace| go_to(&namespace)).map_err(|error| match error.kind() {
-            io::ErrorKind::PermissionDenied => needs("root"),
-            _ => failed("entered", &hub)(error),
-        })
-    }
-}
-
-impl Drop for Visit {
-    fn drop(&mut self) {
-        // Whoever could leave can return.
-        let _ = go_to(&self.outside);
-    }
-}
-
-/// Does something on a thread that is in a namespace, so that this one need not go there.
-pub(super) fn within<T: Send + 'static>(
-    namespace: &str,
-    work: impl FnOnce() -> io::Result<T> + Send + 'static,
-) -> io::Result<T> {
-    let namespace = File::open(path(namespace))?;
-    let worker = std::thread::spawn(move || go_to(&namespace).and_then(|()| work()));
-    worker.join().expect("what is done in namespaces does not panic")
-}
-
-fn go_to(namespace: &File) -> io::Result<()> {
-    Ok(move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?)
-}
-
 /// Whether this host and this user can have network namespaces.
 pub(super) fn check() -> Result<(), ProviderError> {
     if !rustix::process::geteuid().is_root() {
@@ -353,11 +294,11 @@ fn needs(what: &str) -> ProviderError {
 }
 
 fn path(name: &str) -> PathBuf {
-    Path::new(NAMES).join(name)
+    Path::new(NAMESPACES).join(name)
 }
 
 pub(super) fn is_namespace(name: &str) -> bool {
-    rustix::fs::statfs(path(name)).is_ok_and(|found| found.f_type == NAMESPACES)
+    rustix::fs::statfs(path(name)).is_ok_and(|found| found.f_type == NAMESPACE_FILES)
 }
 
 fn add(name: &str) -> Result<(), ProviderError> {

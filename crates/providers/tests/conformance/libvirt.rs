@@ -19,7 +19,7 @@ use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, MachineSettings};
 use quorate_core::spec::{self, Mac, Provider as Kind, Size};
-use quorate_providers::{Data, Libvirt, Provider, Reach};
+use quorate_providers::{Data, Dial, Libvirt, Provider};
 
 use crate::suite::{self, Ground};
 
@@ -313,8 +313,8 @@ pub fn trials() -> Vec<Trial> {
             suite::runtime().block_on(async {
                 let provider = place.provider();
                 let seen = provider.machines().await.expect("a look");
-                let reach = provider.reach(&machine.member, &seen[0].1);
-                assert!(matches!(&reach, Reach::Socket(path) if path.exists()), "{reach:?}");
+                let dial = provider.dial(&MachineId::new(&machine.member, 1), &seen[0].1);
+                assert!(matches!(&dial, Dial::Line(path) if path.exists()), "{dial:?}");
             });
             place.removed();
         }),

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -12,20 +12,19 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
 use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::model::{CLIENT_PORT, IssuedCertificate, Ledger, https_url};
+use quorate_core::model::{CLIENT_PORT, IssuedCertificate, Ledger, MachineSeen, MemberName, https_url};
 use quorate_pki::KeyPair;
-use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::run::controller::arch;
 use crate::run::error::ControlError;
-use crate::run::observe::by_name;
+use crate::run::observe::{by_name, dial};
 use crate::secrets;
 use crate::sign::{client_wish, sign};
 use quorate_agent::private_directory;
-use quorate_providers::Provider;
+use quorate_providers::Dial;
 
 /// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
@@ -157,8 +156,8 @@ pub struct Environment {
     pub ca: PathBuf,
     pub certificate: Option<(PathBuf, PathBuf)>,
     pub password: Option<Secret>,
-    /// The network namespace in which a client must run to reach the endpoints.
-    pub netns: Option<String>,
+    /// How a client on this host connects to the endpoints.
+    pub dial: Dial,
 }
 
 /// Puts what a client needs into the home, and says where it is.
@@ -172,31 +171,37 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
     let password = ledger.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
-    let netns = home.provider(ledger).namespace();
-    Ok(Environment { endpoints: endpoints(home, ledger).await?, ca, certificate, password, netns })
+    let serving = serving(home, ledger).await?;
+    let dial = serving.first().map(|(_, dial)| dial.clone()).unwrap_or_default();
+    let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
+    Ok(Environment { endpoints, ca, certificate, password, dial })
 }
 
-async fn endpoints(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
+/// Where clients are answered, and how they connect there.
+async fn serving(home: &Home, ledger: &Ledger) -> Result<Vec<(IpAddr, Dial)>, ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines);
-    let current = ledger.spec.members.iter().filter_map(|m| machines.get(&m.name.as_str().into()));
-    let current: Vec<IpAddr> = current.map(|machine| machine.address).collect();
+    let way = |name: &MemberName, machine: &MachineSeen| {
+        // No client comes over a machine's serial line.
+        let dial = Some(dial(&*provider, name, machine)).filter(|dial| !matches!(dial, Dial::Line(_)));
+        (machine.address, dial.unwrap_or_default())
+    };
+    let current = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
+    let current: Vec<_> = current.filter_map(|name| Some(way(&name, machines.get(&name)?))).collect();
     let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.formation.has_member(name));
-    let former: Vec<IpAddr> = former.map(|(_, machine)| machine.address).collect();
+    let former: Vec<_> = former.map(|(name, machine)| way(name, machine)).collect();
     // While the only member is replaced, its former machine is the one that serves.
-    let addresses = if former.is_empty() || any_serves(&*provider, &current).await? { current } else { former };
-    Ok(addresses.into_iter().map(|address| https_url(address, CLIENT_PORT)).collect())
+    Ok(if former.is_empty() || any_serves(&current).await { current } else { former })
 }
 
 /// Whether a client would be answered at one of these addresses.
-async fn any_serves(provider: &dyn Provider, addresses: &[IpAddr]) -> Result<bool, ClientError> {
-    provider.enter().map_err(ControlError::from)?;
-    let knock = async |address: &IpAddr| {
-        let connected = timeout(KNOCK, TcpStream::connect((*address, CLIENT_PORT))).await;
+async fn any_serves(ways: &[(IpAddr, Dial)]) -> bool {
+    let knock = async |(address, dial): &(IpAddr, Dial)| {
+        let connected = timeout(KNOCK, dial.connect(SocketAddr::new(*address, CLIENT_PORT))).await;
         matches!(connected, Ok(Ok(_)))
     };
-    Ok(join_all(addresses.iter().map(knock)).await.contains(&true))
+    join_all(ways.iter().map(knock)).await.contains(&true)
 }
 
 fn root_certificate(

@@ -62,6 +62,10 @@ impl Settings for LocalSettings {
         self.network == Network::Netns
     }
 
+    fn clients_start_with(&self) -> &'static str {
+        if self.is_isolated() { "ip netns exec \"$QUORATE_NETNS\" " } else { "" }
+    }
+
     fn fixed(&self) -> BTreeMap<String, String> {
         BTreeMap::from([(String::from("provider.local.network"), self.network.name().to_owned())])
     }

@@ -49,8 +49,6 @@ pub enum BackupError {
     Second { source: std::sync::Arc<BackupError> },
     #[error("the credentials file {} cannot be used: {why}", path.display())]
     Credentials { path: PathBuf, why: String },
-    #[error("{place} cannot be reached from inside the network namespaces of cluster {cluster}: give it a directory")]
-    Namespaces { cluster: String, place: String },
     #[error("no member of cluster {cluster} can be read: it is {summary}")]
     NobodyToRead { cluster: String, summary: String },
     #[error("another `quorate backup watch` records cluster {cluster} already")]

@@ -65,14 +65,12 @@ impl Vault {
 /// Opens one of the two places, and does not look at the other: that may be gone.
 pub fn open_store(spec: &ClusterSpec, which: Which) -> Result<Store, BackupError> {
     let backup = settings_of(spec)?;
-    let cluster = || spec.name.to_string();
     let destination = match which {
         Which::First => &backup.to,
-        Which::Second => backup.also_to.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: cluster() })?,
+        Which::Second => {
+            backup.also_to.as_ref().ok_or_else(|| BackupError::NoSecond { cluster: spec.name.to_string() })?
+        }
     };
-    if let (true, Destination::S3(_)) = (spec.provider.settings().is_isolated(), destination) {
-        return Err(BackupError::Namespaces { cluster: cluster(), place: destination.to_string() });
-    }
     Ok(Store::open(&place(destination)?, settings(backup).bandwidth, Patience::default())?)
 }
 

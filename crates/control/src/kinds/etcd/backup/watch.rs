@@ -528,7 +528,7 @@ impl Director<'_> {
 }
 
 fn settings_of(spec: &ClusterSpec) -> impl PartialEq + use<'_> {
-    (&spec.backup, &spec.etcd.binary, spec.provider.settings().is_isolated())
+    (&spec.backup, &spec.etcd.binary)
 }
 
 /// Trouble that is waited out: told when it changes, with growing pauses.
