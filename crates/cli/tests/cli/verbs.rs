@@ -139,11 +139,11 @@ fn the_template_of_init_becomes_a_cluster() {
     );
     sandbox.file("cluster.yaml", &template);
     sandbox.quorate(&["apply", "cluster.yaml", "-y"]).ok();
-    assert_eq!(sandbox.status("demo")["verdict"], "healthy");
+    assert_eq!(sandbox.status("orders")["verdict"], "healthy");
     // What was applied can go on as a file.
-    sandbox.file("again.yaml", &sandbox.quorate(&["spec", "demo"]).ok().stdout);
+    sandbox.file("again.yaml", &sandbox.quorate(&["spec", "orders"]).ok().stdout);
     let again = sandbox.quorate(&["plan", "again.yaml"]).ok().stdout;
-    assert!(again.starts_with("cluster demo: nothing to do\n"), "{again}");
+    assert!(again.starts_with("cluster orders: nothing to do\n"), "{again}");
     sandbox.quorate(&["destroy", "cluster.yaml", "--yes", "--without-backup"]).ok();
     assert_eq!(sandbox.processes(), []);
 }

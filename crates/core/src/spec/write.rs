@@ -19,10 +19,18 @@ pub const SCHEMA_LINE: &str = "\
 # (`quorate schema > quorate.schema.json` writes that file, for editors.)
 ";
 
-/// A commented spec to start from, with every option and its default, for the provider of this name.
+/// How the template is read and changed.
+const HEADER: &str = "
+## A quorate spec: the clusters that should exist. `quorate validate FILE` checks it, `quorate plan FILE` shows what would
+## be done, `quorate apply FILE` does it. Lines with `##` explain. Lines with one `#` are settings: remove `# ` to set one.
+## A setting shows its default, or, after a line that ends with a colon, an example.
+";
+
+/// A commented spec to start from, with every option and its default, for the provider of this name. All lines that show a setting
+/// can be uncommented together; what excludes each other is in the explanations.
 pub fn template(provider: &str) -> Option<String> {
     let (_, machines) = TEMPLATES.iter().find(|(name, _)| *name == provider)?;
-    Some(format!("{SCHEMA_LINE}{machines}{SETTINGS}"))
+    Some(format!("{SCHEMA_LINE}{HEADER}{machines}{SETTINGS}"))
 }
 
 /// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
