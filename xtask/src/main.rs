@@ -4,6 +4,7 @@
 mod bench;
 mod ci;
 mod demo;
+mod dist;
 mod drill;
 mod etcd;
 mod forward;
@@ -74,6 +75,8 @@ enum Verb {
         #[arg(long)]
         dev: bool,
     },
+    /// Build what people install: a tarball, a Debian package, and their checksums, in target/dist
+    Dist(dist::Options),
     /// Build quorate and bring up a cluster named `demo` on this machine
     Demo,
     /// Let every change of a living cluster meet faults, under clients, and judge what they saw
@@ -112,6 +115,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Static { dev } => static_build::run(!dev),
+        Verb::Dist(options) => dist::run(&lab, &options),
         Verb::Demo => demo::run(&lab),
         Verb::Drill(options) => drill::run(&lab, &options),
         Verb::Lab(which) => labs::run(&lab, &which),

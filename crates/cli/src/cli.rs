@@ -12,6 +12,7 @@ use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions::Version;
 use quorate_core::providers::TEMPLATES;
 
+use crate::completion;
 pub use crate::output::terminal::Colour;
 pub use backup::*;
 pub use ledger::*;
@@ -181,9 +182,18 @@ pub enum Verb {
     /// Print the JSON schema of the spec, for editors
     Schema,
     /// Print completions for a shell
+    ///
+    /// They also complete the names of clusters and members. For bash: source <(quorate completions bash)
     Completions {
         /// The shell to complete in
         shell: Shell,
+    },
+    /// Write the man pages
+    #[command(hide = true)]
+    Manual {
+        /// Where to write them
+        #[arg(value_name = "DIR")]
+        directory: PathBuf,
     },
     /// Run the agent of a machine; providers start it, people need not
     #[command(hide = true)]
@@ -217,7 +227,7 @@ pub struct Output {
 #[derive(Args, Debug)]
 pub struct Up {
     /// Name of the cluster
-    #[arg(default_value = "demo")]
+    #[arg(default_value = "demo", add = completion::clusters())]
     pub name: String,
     /// How many members; 3 unless the cluster exists already
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
@@ -273,7 +283,7 @@ pub struct Validate {
 #[derive(Args, Debug)]
 pub struct Plan {
     /// A spec, `-` for stdin, or the name of a known cluster
-    #[arg(value_name = "FILE|NAME")]
+    #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
     /// Exit with 4 when there is something to do
     #[arg(long)]
@@ -304,7 +314,7 @@ pub struct Words {
 #[derive(Args, Debug)]
 pub struct Apply {
     /// A spec, `-` for stdin, or the name of a known cluster
-    #[arg(value_name = "FILE|NAME")]
+    #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
     /// Do not ask
     #[arg(long, short)]
@@ -325,8 +335,10 @@ pub struct Apply {
 #[derive(Args, Debug)]
 pub struct Replace {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// The member to move to a new machine
+    #[arg(add = completion::members())]
     pub member: String,
     /// Start with an empty disk and copy the data from the other members, even if the data could stay
     #[arg(long)]
@@ -342,6 +354,7 @@ pub struct Replace {
 #[derive(Args, Debug)]
 pub struct Recover {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Treat unreachable machines as dead
     #[arg(long)]
@@ -354,6 +367,7 @@ pub struct Recover {
 #[derive(Args, Debug)]
 pub struct History {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Only the last N steps
     #[arg(long, value_name = "N")]
@@ -365,6 +379,7 @@ pub struct History {
 #[derive(Args, Debug)]
 pub struct Status {
     /// The cluster; without it, all clusters known here
+    #[arg(add = completion::clusters())]
     pub name: Option<String>,
     /// Show it again every 2 seconds, until Ctrl-C
     #[arg(long, short, conflicts_with = "format")]
@@ -376,6 +391,7 @@ pub struct Status {
 #[derive(Args, Debug)]
 pub struct Env {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// As this declared user instead of root; with password login etcdctl asks for the password
     #[arg(long)]
@@ -396,6 +412,7 @@ pub enum Cert {
 #[derive(Args, Debug)]
 pub struct CertIssue {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Who the certificate is for
     #[arg(long)]
@@ -414,8 +431,10 @@ pub struct CertIssue {
 #[derive(Args, Debug)]
 pub struct Logs {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// The member
+    #[arg(add = completion::members())]
     pub member: String,
     /// The agent's log instead of etcd's
     #[arg(long)]
@@ -433,7 +452,7 @@ pub struct Logs {
 #[derive(Args, Debug)]
 pub struct Drill {
     /// The cluster
-    #[arg(required_unless_present_any = ["scenarios", "check"])]
+    #[arg(required_unless_present_any = ["scenarios", "check"], add = completion::clusters())]
     pub name: Option<String>,
     /// Which fault; can be repeated, and `list` lists them. By default a few harmless ones
     #[arg(long = "scenario", value_name = "SCENARIO")]
@@ -476,6 +495,7 @@ pub struct Drill {
 #[derive(Args, Debug)]
 pub struct Down {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Do not ask
     #[arg(long, short)]
@@ -485,13 +505,14 @@ pub struct Down {
 #[derive(Args, Debug)]
 pub struct Named {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
 }
 
 #[derive(Args, Debug)]
 pub struct Destroy {
     /// A spec, `-` for stdin, or the name of a known cluster
-    #[arg(value_name = "FILE|NAME")]
+    #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
     /// Do not ask
     #[arg(long, short)]

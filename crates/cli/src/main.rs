@@ -4,6 +4,7 @@
 
 mod cli;
 mod commands;
+mod completion;
 mod error;
 mod exit;
 mod load;
@@ -26,6 +27,7 @@ use crate::exit::Exit;
 fn main() -> ExitCode {
     // Agents and etcds live on, and would hold open whatever the caller had open, such as a lock that a timer takes.
     close_fds::set_fds_cloexec(3, &[]);
+    completion::answer();
     let Cli { global, verb } = command_line();
     output::terminal::want(global.color);
     match run(global, verb) {
@@ -120,6 +122,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),
+        Verb::Manual { directory } => commands::spec::manual(&directory),
         Verb::Agent(options) => commands::agent::run(options),
         Verb::AgentBoot(options) => commands::agent::boot(options),
         Verb::AgentCheck(options) => commands::agent::check(options),

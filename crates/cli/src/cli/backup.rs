@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use quorate_core::spec::Signer;
 
 use super::Output;
+use crate::completion;
 
 #[derive(Subcommand, Debug)]
 pub enum Backup {
@@ -42,7 +43,7 @@ pub enum Backup {
 #[derive(Args, Debug)]
 pub struct BackupOf {
     /// A known cluster, or a spec
-    #[arg(value_name = "NAME|FILE")]
+    #[arg(value_name = "NAME|FILE", add = completion::clusters_or_files())]
     pub target: String,
     /// Of a spec with several clusters, this one
     #[arg(long, value_name = "NAME")]
@@ -78,6 +79,7 @@ pub struct Second {
 #[derive(Args, Debug)]
 pub struct BackupCreate {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Do not verify it now
     #[arg(long)]
@@ -131,6 +133,7 @@ pub struct BackupPrune {
 #[derive(Args, Debug)]
 pub struct BackupWatch {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// After each full backup, also delete what the spec does not keep
     #[arg(long)]
@@ -163,7 +166,7 @@ pub struct BackupExport {
 #[derive(Args, Debug)]
 pub struct Restore {
     /// A spec, `-` for stdin, or the name of a known cluster
-    #[arg(value_name = "FILE|NAME")]
+    #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
     /// Of a spec with several clusters, this one
     #[arg(long, value_name = "NAME")]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::Output;
+use crate::completion;
 
 #[derive(Subcommand, Debug)]
 pub enum Ledger {
@@ -22,6 +23,7 @@ pub enum Ledger {
 #[derive(Args, Debug)]
 pub struct LedgerExport {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     #[command(flatten)]
     pub key: ExportKey,
@@ -111,6 +113,7 @@ pub struct KeyShow {
 #[derive(Args, Debug)]
 pub struct Unlock {
     /// The cluster
+    #[arg(add = completion::clusters())]
     pub name: String,
     /// Do not ask
     #[arg(long, short)]

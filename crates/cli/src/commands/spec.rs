@@ -1,4 +1,6 @@
-//! The verbs about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, and `completions`.
+//! The verbs about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, `completions` and the manual.
+
+use std::path::Path;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -8,6 +10,7 @@ use serde::Serialize;
 
 use super::Context;
 use crate::cli::{self, Cli, Format};
+use crate::completion;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
@@ -17,7 +20,7 @@ pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> 
     let mut text = template(&options.provider).expect("clap accepts known providers alone");
     // The etcd that is there, rather than one to fetch. One that cannot be run is reported when it is needed.
     if let Ok(Some((_, version))) = super::up::found_version(context).await {
-        text = text.replace(&format!("#version: {DEFAULT}"), &format!("version: {version}"));
+        text = text.replace(&format!("# version: {DEFAULT}"), &format!("version: {version}"));
     }
     output::print_exactly(&text)?;
     Ok(Exit::Done)
@@ -66,8 +69,12 @@ pub fn schema() -> Result<Exit, Error> {
 }
 
 pub fn completions(shell: Shell) -> Result<Exit, Error> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "quorate", &mut script);
-    output::print_exactly(&String::from_utf8_lossy(&script))?;
+    output::print_exactly(&String::from_utf8_lossy(&completion::script(shell)))?;
+    Ok(Exit::Done)
+}
+
+/// A page for each command. They are made of the help texts, so nobody has to write or correct them.
+pub fn manual(directory: &Path) -> Result<Exit, Error> {
+    clap_mangen::generate_to(Cli::command(), directory).map_err(Error::file("written", directory))?;
     Ok(Exit::Done)
 }

@@ -1,9 +1,17 @@
 //! The verbs that need no cluster, run as an operator or a script would, each with a home of its own.
 
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use jiff::{SignedDuration, Timestamp};
+use quorate_control::Home;
+use quorate_core::kinds::etcd::spec::ClientAuth;
+use quorate_core::kinds::etcd::versions;
+use quorate_core::model::Ledger;
+use quorate_core::spec::generated;
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -79,6 +87,33 @@ fn the_spec_that_init_prints_is_valid() {
     assert_eq!(code(&operator.run(&["validate", &file])), 0);
 }
 
+/// With every setting uncommented as an editor does it, and the files there that they name.
+#[test]
+fn every_setting_that_init_shows_is_valid() {
+    let operator = Operator::new();
+    let subject = AuthoritySubject { common_name: String::from("ca"), organization: None };
+    let life = SignedDuration::from_hours(24 * 3650);
+    let ca = Authority::generate(&subject, KeyAlgorithm::P256, life, Timestamp::now()).unwrap();
+    for certificate in ["ca.pem", "logs-ca.pem", "config-ca.pem"] {
+        operator.write(certificate, ca.certificate_pem());
+    }
+    for (file, secret) in [("ca-key.pem", ca.key_pem().expose()), ("shared.key", "shared"), ("logs.password", "secret")]
+    {
+        let file = operator.write(file, secret);
+        std::fs::set_permissions(file, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    for provider in ["local", "libvirt"] {
+        let template = out(&operator.run(&["init", "--provider", provider]));
+        let lines = template.lines().skip(2).map(|line| match line.trim_start().starts_with("# ") {
+            true => line.replacen("# ", "", 1) + "\n",
+            false => format!("{line}\n"),
+        });
+        let file = operator.write("all.yaml", &lines.collect::<String>());
+        let checked = operator.run(&["validate", &file]);
+        assert!(code(&checked) == 0 && out(&checked).contains(" is valid: 0 errors, "), "{}", out(&checked));
+    }
+}
+
 #[test]
 fn validate_tells_every_problem_at_its_place() {
     let operator = Operator::new();
@@ -138,14 +173,62 @@ fn the_schema_describes_every_field() {
 #[test]
 fn completions_know_the_verbs_and_wrong_usage_exits_with_2() {
     let operator = Operator::new();
-    for shell in ["bash", "zsh", "fish"] {
-        assert!(out(&operator.run(&["completions", shell])).contains("detailed-exitcode"), "{shell}");
+    assert_eq!(completed(&operator, "quorate pla"), ["plan"]);
+    assert_eq!(completed(&operator, "quorate plan --det"), ["--detailed-exitcode"]);
+    for shell in ["zsh", "fish"] {
+        assert!(out(&operator.run(&["completions", shell])).contains("quorate"), "{shell}");
     }
     assert_eq!(code(&operator.run(&["aply"])), 2);
     assert_eq!(code(&operator.run(&["plan"])), 2);
     assert_eq!(code(&operator.run(&["ledger", "export", "demo"])), 2);
     assert_eq!(code(&operator.run(&["up", "--members", "0"])), 2);
     assert_eq!(code(&operator.run(&["--version"])), 0);
+}
+
+/// What bash offers for the last word of a line, by the script that quorate prints for it.
+fn completed(operator: &Operator, line: &str) -> Vec<String> {
+    let directory = Path::new(env!("CARGO_BIN_EXE_quorate")).parent().unwrap();
+    let path = format!("{}:{}", directory.display(), std::env::var("PATH").unwrap());
+    let press_tab = r#"source <(quorate completions bash); COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_TYPE=9
+        _clap_complete_quorate quorate "${@: -1}" "${@: -2:1}" && printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut bash = Command::new("bash");
+    bash.args(["--norc", "-c", press_tab, "bash"]).args(line.split(' ')).env("PATH", path);
+    // A completion must never ask for a key.
+    bash.env("QUORATE_HOME", operator.home.path().join("state")).env("QUORATE_KEY_COMMAND", "echo asked >&2; false");
+    let output = bash.output().unwrap();
+    assert_eq!((code(&output), err(&output).as_str()), (0, ""), "{line}");
+    out(&output).lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn bash_completes_the_names_of_clusters_and_members() {
+    let operator = Operator::new();
+    for (name, members) in [("orders", 3), ("others", 1)] {
+        let spec = generated(name, members, versions::DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+        let store = Home::new(operator.home.path().join("state")).store(name);
+        store.write(&mut Ledger::new(format!("id-{name}"), spec)).unwrap();
+    }
+    assert_eq!(completed(&operator, "quorate status o"), ["orders", "others"]);
+    assert_eq!(completed(&operator, "quorate backup watch or"), ["orders"]);
+    assert_eq!(completed(&operator, "quorate replace orders e"), ["etcd-1", "etcd-2", "etcd-3"]);
+    assert_eq!(completed(&operator, "quorate logs others etcd"), ["etcd-1"]);
+    std::fs::write(operator.home.path().join("orders.yaml"), "").unwrap();
+    let typed = format!("quorate plan {}/ord", operator.home.path().display());
+    assert_eq!(completed(&operator, &typed), [format!("{}/orders.yaml", operator.home.path().display())]);
+    assert_eq!(completed(&operator, "quorate apply orde"), ["orders"]);
+    let elsewhere = format!("quorate --home {}/none status o", operator.home.path().display());
+    assert_eq!(completed(&operator, &elsewhere), [""; 1]);
+}
+
+#[test]
+fn every_command_has_a_man_page() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_str().unwrap();
+    assert_eq!(code(&Operator::new().run(&["manual", path])), 0);
+    let page = |name: &str| std::fs::read_to_string(directory.path().join(name)).unwrap();
+    assert!(page("quorate.1").contains("Exit codes"));
+    assert!(page("quorate-backup-watch.1").contains("prune"));
+    assert!(!directory.path().join("quorate-agent.1").exists());
 }
 
 #[test]

@@ -1,0 +1,83 @@
+//! What a shell offers for the word under the cursor: cluster and member names, besides what clap knows. The shell's script asks this
+//! program each time, because names change. Nothing here may ask for a key or print an error.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+use clap_complete::engine::{
+    ArgValueCandidates, ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter,
+};
+use clap_complete::env::{CompleteEnv, Shells};
+use quorate_control::Home;
+use quorate_core::model::Ledger;
+
+use crate::cli::Cli;
+
+/// Set by the scripts alone. The usual name, COMPLETE, may be set for something else.
+const VARIABLE: &str = "QUORATE_COMPLETE";
+
+/// Answers a shell and exits, if it is a shell that asks.
+pub fn answer() {
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+}
+
+/// What a shell has to run at its start.
+pub fn script(shell: Shell) -> Vec<u8> {
+    let mut script = Vec::new();
+    let shells = Shells::builtins();
+    let writer = shells.completer(&shell.to_string()).expect("both lists have the same shells");
+    writer.write_registration(VARIABLE, "quorate", "quorate", "quorate", &mut script).expect("memory can be written");
+    script
+}
+
+/// The clusters known here.
+pub fn clusters() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        known().into_iter().map(|ledger| CompletionCandidate::new(ledger.spec.name.as_str())).collect()
+    })
+}
+
+/// The clusters known here, and files.
+pub fn clusters_or_files() -> ArgValueCompleter {
+    ArgValueCompleter::new(|typed: &OsStr| {
+        let starts = |name: &str| typed.to_str().is_some_and(|typed| name.starts_with(typed));
+        let names = known().into_iter().map(|ledger| ledger.spec.name.to_string()).filter(|name| starts(name));
+        names.map(CompletionCandidate::new).chain(PathCompleter::file().complete(typed)).collect()
+    })
+}
+
+/// The members of the cluster that the command line names.
+pub fn members() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let words = words();
+        let is_named = |ledger: &Ledger| words.iter().any(|word| word == ledger.spec.name.as_str());
+        let members = known().into_iter().filter(is_named).flat_map(|ledger| ledger.spec.members);
+        members.map(|member| CompletionCandidate::new(member.name.as_str())).collect()
+    })
+}
+
+fn known() -> Vec<Ledger> {
+    let Some(home) = home() else { return Vec::new() };
+    let entries = std::fs::read_dir(home.clusters()).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let mut ledgers: Vec<Ledger> = names.filter_map(|name| home.store(&name).without_secrets()).collect();
+    ledgers.sort_by(|a, b| a.spec.name.cmp(&b.spec.name));
+    ledgers
+}
+
+/// As the command itself will find it.
+fn home() -> Option<Home> {
+    let words = words();
+    let given = words.iter().enumerate().find_map(|(at, word)| match word.to_str()?.strip_prefix("--home")? {
+        "" => words.get(at + 1).map(PathBuf::from),
+        rest => rest.strip_prefix('=').map(PathBuf::from),
+    });
+    given.map_or_else(Home::from_environment, |root| Some(Home::at(root)))
+}
+
+/// The words of the command line that is being completed: the script puts them behind `--`.
+fn words() -> Vec<OsString> {
+    std::env::args_os().skip_while(|word| word != "--").skip(1).collect()
+}
