@@ -7,11 +7,11 @@ use std::fs;
 use quorate_core::model::CertificateUse;
 use quorate_core::text::hex;
 use quorate_pki::KeyPair;
+use quorate_pki::Sha256;
 use rustls::CertificateError;
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::UnixTime;
 use rustls::server::ParsedCertificate;
-use sha2::{Digest, Sha256};
 
 use crate::agent::Agent;
 use crate::api::{Certificate, Refusal};

@@ -3,11 +3,11 @@
 
 use quorate_core::model::CertificateUse;
 use quorate_core::text::hex;
+use quorate_pki::Sha256;
 use quorate_pki::{KeyAlgorithm, enrolment_proof};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::pki_types::UnixTime;
 use rustls::server::ParsedCertificate;
-use sha2::{Digest, Sha256};
 
 use crate::agent::Agent;
 use crate::api::{EnrolAnswer, EnrolCertificate, EnrolRequest, Refusal};

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use quorate_core::model::{ADDRESS, ROOT};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Layout {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http_body_util::BodyExt;
 use hyper::body::{Bytes, Incoming};
 use quorate_core::text::hex;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use crate::api::{Refusal, UploadRequest};
 use crate::{AgentError, files};

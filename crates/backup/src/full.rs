@@ -9,8 +9,8 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use jiff::Timestamp;
 use quorate_core::text::hex;
+use quorate_pki::Sha256;
 use quorate_pki::SigningKey;
-use sha2::{Digest, Sha256};
 
 use crate::Error;
 use crate::damage::Damage;
@@ -23,6 +23,7 @@ use crate::signed::{self, Kind, Trust};
 use crate::small;
 use crate::source::{About, Source, count_at, newest_revision};
 use crate::store::{Object, SMALL, Store, sha256_hex};
+use crate::throwaway::SnapshotFile;
 
 /// A full backup that is going to be: changes can be recorded on top of it already.
 #[derive(Clone)]
@@ -225,7 +226,7 @@ pub async fn fetch(
     key: Option<BackupKey>,
     into: File,
     at: &Path,
-) -> Result<(), Error> {
+) -> Result<SnapshotFile, Error> {
     let (id, path) = (manifest.id.clone(), Names::new(&manifest.cluster).snapshot(&manifest.id));
     let (found, mut content) = match store.read(&path).await {
         Err(error) if error.is_not_found() => return Err(Damage::Missing { id, path }.into()),
@@ -254,11 +255,10 @@ pub async fn fetch(
         KeyError::Output(source) => Error::file("write", at)(source),
         error => unreadable(&id, &path, &error).into(),
     })?;
-    match check.finish() {
-        Some(checked) if checked.sha256 == manifest.snapshot_sha256 => {}
-        _ => return Err(Damage::Checksum { id, path }.into()),
-    }
-    tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", at))
+    let checked = check.finish().filter(|checked| checked.sha256 == manifest.snapshot_sha256);
+    let Some(checked) = checked else { return Err(Damage::Checksum { id, path }.into()) };
+    tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", at))?;
+    Ok(checked.whole)
 }
 
 pub(crate) fn unreadable(id: &BackupId, path: &str, error: &KeyError) -> Damage {

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
 use quorate_core::text::hex;
+use quorate_pki::Sha256;
 use quorate_pki::SigningKey;
-use sha2::{Digest, Sha256};
 
 use crate::Error;
 use crate::damage::Damage;

@@ -5,12 +5,13 @@ use quorate_core::text::hex;
 use std::io::{self, Read, Write};
 
 use bytes::{Buf, Bytes, BytesMut};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
 use crate::keys::{BackupKey, KeyError, encrypt_to};
 use crate::store::PART;
+use crate::throwaway::SnapshotFile;
 
 /// Pieces as etcd sends them, of some tens of KiB each.
 const WAITING_IN: usize = 32;
@@ -193,6 +194,8 @@ pub(crate) struct CheckedSnapshot {
     /// Of the database alone.
     pub db_bytes: u64,
     pub sha256: String,
+    /// Of the database and the checksum, as the file has them.
+    pub whole: SnapshotFile,
 }
 
 impl SnapshotCheck {
@@ -218,9 +221,12 @@ impl SnapshotCheck {
 
     /// `None` where the bytes and the checksum at their end disagree.
     pub(crate) fn finish(self) -> Option<CheckedSnapshot> {
+        let mut whole = self.sha256.clone();
+        whole.update(&self.held);
         let sum = self.sha256.finalize();
         let fits = self.bytes > SUM as u64 && self.held.as_slice() == sum.as_slice();
-        fits.then(|| CheckedSnapshot { db_bytes: self.bytes - SUM as u64, sha256: hex(&sum) })
+        let whole = || SnapshotFile { bytes: self.bytes, sha256: hex(&whole.finalize()) };
+        fits.then(|| CheckedSnapshot { db_bytes: self.bytes - SUM as u64, sha256: hex(&sum), whole: whole() })
     }
 }
 
@@ -259,6 +265,8 @@ mod tests {
             whole.chunks(size).for_each(|chunk| check.update(chunk));
             let checked = check.finish().unwrap();
             assert_eq!((checked.db_bytes, checked.sha256), (4000, hex(&Sha256::digest(&db))), "{size}");
+            let file = SnapshotFile { bytes: 4032, sha256: hex(&Sha256::digest(&whole)) };
+            assert_eq!(checked.whole, file, "{size}");
         }
     }
 

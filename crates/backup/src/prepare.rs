@@ -1,20 +1,18 @@
 //! Before a restore: whatever is wanted, from backups or a plain snapshot, becomes one plain snapshot file that was restored and looked at.
 //! Nothing that is running is touched. Also the way out: a backup as a plain snapshot for etcd's own tools.
 
-use quorate_core::text::hex;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use futures_util::StreamExt;
-use sha2::{Digest, Sha256};
 
 use crate::Error;
 use crate::catalog::Catalog;
 use crate::choose::Choice;
 use crate::full;
 use crate::keys::BackupKey;
-use crate::manifest::{Hash, Manifest};
+use crate::manifest::{Hash, Manifest, Outcome, Proven};
 use crate::names::is_revision;
 use crate::pipe::SnapshotCheck;
 use crate::replay::replay;
@@ -23,7 +21,7 @@ use crate::store::Store;
 use crate::throwaway::{SnapshotFile, Throwaway, create_private};
 use crate::verify::{Workshop, compare_with_manifest, hash_as, restored};
 
-/// A snapshot that was proven, ready to be given to every member.
+/// A snapshot that was verified, ready to be given to every member.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Prepared {
     /// `DIRECTORY/SHA256.db`, for this user alone.
@@ -32,7 +30,8 @@ pub struct Prepared {
     /// Of the whole file.
     pub sha256: String,
     pub revision: i64,
-    pub keys: i64,
+    /// How many it has; absent where it was verified earlier, and only the number at an older revision is known.
+    pub keys: Option<i64>,
     /// Where it comes from, in words.
     pub source: String,
 }
@@ -55,7 +54,23 @@ pub async fn prepare(
         }
         error => error,
     })?;
-    prove(draft, choice.describe(), workshop, directory).await
+    match verified_earlier(catalog, choice) {
+        Some(proven) => {
+            let keys = (proven.revision == choice.full.revision).then_some(proven.keys);
+            put_in_place(draft.path, draft.file, (proven.revision, keys), choice.describe(), directory)
+        }
+        None => prove(draft, choice.describe(), workshop, directory).await,
+    }
+}
+
+/// What a verification found in these very bytes: the SHA-256 of a signed manifest has been compared with them. Another one would find
+/// the same. Where nobody signed, anyone who can write to the store may have written the verification too.
+fn verified_earlier<'a>(catalog: &Catalog, choice: &'a Choice) -> Option<&'a Proven> {
+    catalog.find(&choice.full.id)?.signed_by.as_ref()?;
+    match &choice.full.verified.last()?.outcome {
+        Outcome::Ok(proven) if choice.segments.is_empty() => Some(proven),
+        _ => None,
+    }
 }
 
 /// A snapshot file that is not in its place yet, and what must come out of it.
@@ -78,8 +93,7 @@ async fn make(
 ) -> Result<Draft, Error> {
     if choice.segments.is_empty() {
         let (path, file) = new_file(directory)?;
-        full::fetch(store, &choice.full, key, file, &path).await?;
-        let file = measure(&path).await?;
+        let file = full::fetch(store, &choice.full, key, file, &path).await?;
         return Ok(Draft { path, file, expected: Some(choice.full.hash), revision: None });
     }
     let throwaway = restored(store, &choice.full, key.clone(), workshop).await?;
@@ -115,6 +129,16 @@ async fn prove(draft: Draft, source: String, workshop: &Workshop<'_>, directory:
     }
     let keys = throwaway.client().range(count_at(revision)).await?.count;
     throwaway.end().await;
+    put_in_place(path, file, (revision, Some(keys)), source, directory)
+}
+
+fn put_in_place(
+    path: tempfile::TempPath,
+    file: SnapshotFile,
+    (revision, keys): (i64, Option<i64>),
+    source: String,
+    directory: &Path,
+) -> Result<Prepared, Error> {
     if !is_revision(revision) {
         return Err(Error::NothingToRestore(format!("{source} is at revision {revision}, where no cluster can come")));
     }
@@ -125,8 +149,8 @@ async fn prove(draft: Draft, source: String, workshop: &Workshop<'_>, directory:
     Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
 }
 
-/// Restores a prepared snapshot with its revision raised, as the members will, and looks at what comes out.
-pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Workshop<'_>) -> Result<(), Error> {
+/// Restores a prepared snapshot with its revision raised, as the members will, and looks at what comes out: so many keys.
+pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Workshop<'_>) -> Result<i64, Error> {
     let raised = Throwaway::start_raised(workshop.programs, &prepared.path, workshop.scratch, bump_revision).await?;
     let found = raised.client().range(count_at(0)).await?;
     raised.end().await;
@@ -139,9 +163,11 @@ pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Wo
     if found.revision < at_least || !is_revision(found.revision) {
         return Err(differs("the revision", format!("more than {at_least}"), found.revision.to_string()));
     }
-    match found.count == prepared.keys {
-        true => Ok(()),
-        false => Err(differs("the number of keys", prepared.keys.to_string(), found.count.to_string())),
+    match prepared.keys {
+        Some(keys) if keys != found.count => {
+            Err(differs("the number of keys", keys.to_string(), found.count.to_string()))
+        }
+        _ => Ok(found.count),
     }
 }
 
@@ -172,13 +198,12 @@ pub async fn prepare_plain(
         }
     };
     file.sync_all().map_err(Error::file("write", &path))?;
-    if !agrees_with_checksum(&path).await? {
+    let Some(file) = checked(&path).await? else {
         return Err(Error::NothingToRestore(format!(
             "{name} is not a whole etcd snapshot: the SHA-256 at its end does not fit. It was cut or damaged, or is a copy of a member's \
              database file, which has none: take one with `etcdctl snapshot save`"
         )));
-    }
-    let file = measure(&path).await?;
+    };
     prove(Draft { path, file, expected: None, revision: None }, format!("snapshot {name}"), workshop, directory).await
 }
 
@@ -208,25 +233,15 @@ fn new_file(directory: &Path) -> Result<(tempfile::TempPath, File), Error> {
     Ok((path, file))
 }
 
-async fn measure(path: &Path) -> Result<SnapshotFile, Error> {
-    let whole = read_through(path, Sha256::new(), |sha256, piece| sha256.update(piece)).await?;
-    let bytes = fs::metadata(path).map_err(Error::file("look at", path))?.len();
-    Ok(SnapshotFile { bytes, sha256: hex(&whole.finalize()) })
-}
-
-async fn agrees_with_checksum(path: &Path) -> Result<bool, Error> {
-    let check = read_through(path, SnapshotCheck::new(), SnapshotCheck::update).await?;
-    Ok(check.finish().is_some())
-}
-
-async fn read_through<T: Send + 'static>(path: &Path, mut into: T, take: fn(&mut T, &[u8])) -> Result<T, Error> {
+/// `None` where it does not agree with its own checksum.
+async fn checked(path: &Path) -> Result<Option<SnapshotFile>, Error> {
     let at = path.to_owned();
     let read = move || {
-        let (mut file, mut buffer) = (File::open(at)?, vec![0; 1 << 20]);
+        let (mut file, mut buffer, mut check) = (File::open(at)?, vec![0; 1 << 20], SnapshotCheck::new());
         loop {
             match file.read(&mut buffer)? {
-                0 => return Ok(into),
-                read => take(&mut into, &buffer[..read]),
+                0 => return Ok(check.finish().map(|checked| checked.whole)),
+                read => check.update(&buffer[..read]),
             }
         }
     };

@@ -18,7 +18,6 @@ use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal};
 use serde::Deserialize;
-use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{Instant, sleep, timeout};
@@ -26,7 +25,6 @@ use tokio::time::{Instant, sleep, timeout};
 use crate::Error;
 use crate::pipe::{Checking, SnapshotCheck};
 use crate::replay::LeasesKept;
-use quorate_core::text::hex;
 
 /// etcd's programs, all of one version.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -70,10 +68,15 @@ pub(crate) struct Place {
 impl Throwaway {
     /// Makes one of a snapshot, under `scratch`, which must have room for it. The snapshot's own checksum is compared on the way.
     pub async fn start(programs: &Programs, snapshot: &Path, scratch: &Path) -> Result<Self, Error> {
-        Self::start_raised(programs, snapshot, scratch, 0).await
+        let place = Place::make(scratch)?;
+        let restored = restore(programs, snapshot, &place, 0);
+        let (revision, ()) = tokio::try_join!(revision_of(programs, snapshot), restored)?;
+        let mut throwaway = Self::start_on(programs, snapshot, place).await?;
+        throwaway.revision = counted(&throwaway.client, revision).await?;
+        Ok(throwaway)
     }
 
-    /// The same, with the revision raised by so much and all before it marked as compacted.
+    /// The same, with the revision raised by so much and all before it marked as compacted. Its revision is the one that etcd tells.
     pub async fn start_raised(
         programs: &Programs,
         snapshot: &Path,
@@ -81,8 +84,14 @@ impl Throwaway {
         bump_revision: u64,
     ) -> Result<Self, Error> {
         let place = Place::make(scratch)?;
-        let revision = revision_of(programs, snapshot).await?;
         restore(programs, snapshot, &place, bump_revision).await?;
+        let mut throwaway = Self::start_on(programs, snapshot, place).await?;
+        throwaway.revision = throwaway.client.status().await?.revision;
+        Ok(throwaway)
+    }
+
+    /// On data that was made of the snapshot.
+    async fn start_on(programs: &Programs, snapshot: &Path, place: Place) -> Result<Self, Error> {
         let bytes = fs::metadata(snapshot).map_err(Error::file("look at", snapshot))?.len();
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
         let credentials = Credentials::make(&place, address)?;
@@ -98,8 +107,7 @@ impl Throwaway {
             match ready(&mut etcd, &client, &place).await {
                 Ok(()) => {
                     let leases = LeasesKept::all_of(&client).await?;
-                    let revision = counted(&client, revision).await?;
-                    return Ok(Throwaway { client, options, etcd, leases, place, revision });
+                    return Ok(Throwaway { client, options, etcd, leases, place, revision: 0 });
                 }
                 Err(_) if tries > 0 && place.last_words().contains("address already in use") => {}
                 Err(error) => return Err(error),
@@ -124,21 +132,17 @@ impl Throwaway {
     pub async fn snapshot(&self, into: &Path) -> Result<SnapshotFile, Error> {
         let file = create_private(into).map_err(Error::file("make", into))?;
         let mut output = Checking { output: file, check: SnapshotCheck::new() };
-        let (mut sha256, mut bytes) = (Sha256::new(), 0);
         let mut snapshot = self.client.snapshot().await?;
         while let Some(chunk) = snapshot.next().await? {
             output.write_all(&chunk.bytes).map_err(Error::file("write", into))?;
-            sha256.update(&chunk.bytes);
-            bytes += chunk.bytes.len() as u64;
         }
         let Checking { output, check } = output;
-        if check.finish().is_none() {
-            return Err(Error::Throwaway {
-                why: String::from("sent a snapshot that does not agree with its checksum"),
-            });
-        }
+        let Some(checked) = check.finish() else {
+            let why = String::from("sent a snapshot that does not agree with its checksum");
+            return Err(Error::Throwaway { why });
+        };
         tokio::task::spawn_blocking(move || output.sync_all()).await?.map_err(Error::file("write", into))?;
-        Ok(SnapshotFile { bytes, sha256: hex(&sha256.finalize()) })
+        Ok(checked.whole)
     }
 
     /// Whether root, as the snapshot knows it, would be let in with this password once authentication is on. A snapshot without root

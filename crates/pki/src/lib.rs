@@ -5,6 +5,7 @@
 mod authority;
 mod certificate;
 mod der;
+mod digest;
 mod enrolment;
 mod error;
 mod given;
@@ -15,6 +16,7 @@ mod random;
 mod signing;
 
 pub use authority::{Authority, AuthoritySubject, LeafWish, request_key_sha256};
+pub use digest::Sha256;
 pub use enrolment::{enrolment_proof, verify_enrolment_proof};
 pub use error::{AuthorityLack, Error};
 pub use given::{GivenLeafProblem, GivenPart, LeafNeed, Usage, check_given_client, check_given_leaf};

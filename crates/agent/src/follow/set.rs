@@ -6,7 +6,7 @@ use std::path::{Component, Path, PathBuf};
 
 use quorate_core::text::hex;
 use quorate_etcd::KeyValue;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 use tokio::process::Command;
 
 use super::allowed;

@@ -12,7 +12,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use quorate_agent::kinds::etcd::binaries::{BinaryError, etcdutl, locate};
 use quorate_core::model::{Archive, BinarySource};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 const VERSION: &str = "3.9.1";
 

@@ -9,8 +9,8 @@ use quorate_agent::client::{AgentClient, Answers, ClientError};
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::NodeConfig;
 use quorate_etcd::wire::{EventType, RangeRequest, WatchResponse};
+use quorate_pki::Sha256;
 use rustix::process::Signal;
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::{Machine, config, config_of, file, order, turn_auth_on, until};

@@ -13,8 +13,8 @@ use quorate_agent::api::{Order, Refusal, UploadRequest};
 use quorate_agent::client::{AgentClient, ClientError};
 use quorate_core::model::{DataSeen, Staged, Stamp};
 use quorate_etcd::{KeyRange, RangeQuery};
+use quorate_pki::Sha256;
 use rustix::process::Signal;
-use sha2::{Digest, Sha256};
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::common::{Machine, config, config_of, facts, order, turn_auth_on, until};

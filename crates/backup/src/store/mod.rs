@@ -16,7 +16,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
 use jiff::Timestamp;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use directory::{Directory, DirectoryUpload};
 pub use error::{StoreError, Trouble};

@@ -86,8 +86,7 @@ impl Shelf {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    use sha2::Digest;
-    sha2::Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    quorate_core::text::hex(&quorate_pki::Sha256::digest(bytes))
 }
 
 fn ago(days: i64) -> Timestamp {

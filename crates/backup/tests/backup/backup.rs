@@ -15,8 +15,8 @@ use quorate_backup::manifest::Outcome;
 use quorate_backup::prepare::{PlainSnapshot, export, prepare, prepare_plain};
 use quorate_backup::settings::{Patience, Place, Settings};
 use quorate_backup::source::{About, ChangeStream, HashKv, SnapshotStream};
-use quorate_backup::throwaway::Throwaway;
-use quorate_backup::verify::verify;
+use quorate_backup::throwaway::{Programs, Throwaway};
+use quorate_backup::verify::{Workshop, verify};
 use quorate_backup::{Error, Names, Source, SourceError, Store, mirror, prune};
 use quorate_core::spec::Keep;
 use quorate_etcd::{RangeQuery, RangeResult};
@@ -44,7 +44,7 @@ async fn taken_verified_and_brought_back(version: &str) {
     let key = full::key_of(&room.store, &choice.full, Some(&operator.identities)).await.unwrap();
     let (workshop, directory) = (room.workshop(), room.prepared());
     let prepared = prepare(&room.store, &catalog, &choice, key, &workshop, &directory, &|_| {}).await.unwrap();
-    assert_eq!((prepared.revision, prepared.keys), (201, 200));
+    assert_eq!((prepared.revision, prepared.keys), (201, Some(200)));
     let restored = Throwaway::start(&room.programs, &prepared.path, &room.scratch).await.unwrap();
     assert_eq!(contents(restored.client(), 0).await.pairs, before.pairs);
     assert!(restored.client().auth_enabled().await.unwrap());
@@ -73,6 +73,29 @@ async fn a_backup_is_taken_verified_and_brought_back_3_7() {
     taken_verified_and_brought_back("3.7.3").await;
 }
 
+/// Who can write to the store can write a verification too, and only a signature tells whose it is.
+#[tokio::test]
+async fn what_was_verified_is_not_verified_again_before_a_restore_unless_nobody_signed() {
+    let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
+    living.fill(20).await;
+    let (_, draft) = room.create(&living, &Settings::default()).await;
+    let without_etcd =
+        Programs { etcd: "/nowhere/etcd".into(), restorer: "/nowhere/etcdutl".into(), ..room.programs.clone() };
+    let without_etcd = Workshop { programs: &without_etcd, scratch: &room.scratch };
+    let directory = room.prepared();
+    let prepared = async |catalog: &Catalog| {
+        let choice = choose(&room.store, catalog, &Wish::Newest).await.unwrap();
+        prepare(&room.store, catalog, &choice, None, &without_etcd, &directory, &|_| {}).await
+    };
+    assert!(prepared(&room.catalog().await).await.is_err(), "nobody has verified it");
+    verify(&room.store, &room.newest().await, draft.key(), &room.workshop(), &[], Some(&signing())).await.unwrap();
+    let ready = prepared(&room.catalog().await).await.unwrap();
+    assert_eq!((ready.revision, ready.keys), (21, Some(20)));
+    let mut unsigned = room.catalog().await;
+    unsigned.fulls.iter_mut().for_each(|full| full.signed_by = None);
+    assert!(prepared(&unsigned).await.is_err(), "nobody signed that it was verified");
+}
+
 #[tokio::test]
 async fn a_backup_leaves_as_a_plain_snapshot_and_comes_in_as_one() {
     let (room, living) = (Room::new(VERSION), Living::start(VERSION).await);
@@ -87,7 +110,7 @@ async fn a_backup_leaves_as_a_plain_snapshot_and_comes_in_as_one() {
 
     let directory = room.prepared();
     let plain = prepare_plain(PlainSnapshot::File(&file), &room.workshop(), &directory).await.unwrap();
-    assert_eq!((plain.revision, plain.keys), (21, 20));
+    assert_eq!((plain.revision, plain.keys), (21, Some(20)));
     let cut = std::fs::read(&file).unwrap();
     std::fs::write(&file, &cut[..cut.len() - 5]).unwrap();
     let refused = prepare_plain(PlainSnapshot::File(&file), &room.workshop(), &directory).await.unwrap_err();

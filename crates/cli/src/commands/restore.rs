@@ -101,14 +101,13 @@ fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
 
 /// What the operator confirms.
 fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
-    let Restore { ready, known, imported, seen, highest, .. } = restore;
+    let Restore { ready, keys, known, imported, seen, highest, .. } = restore;
     let (name, prepared) = (&spec.name, &ready.prepared);
     let mut text = format!("restoring cluster {name} from {}\n", prepared.source);
     let _ = writeln!(
         text,
-        "  prepared locally and verified in a temporary etcd: revision {}, {} keys, {}",
+        "  prepared locally and verified in a temporary etcd: revision {}, {keys} keys, {}",
         prepared.revision,
-        prepared.keys,
         size(prepared.bytes)
     );
     for note in ready.choice.iter().flat_map(|choice| &choice.notes) {

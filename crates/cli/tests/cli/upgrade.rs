@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use quorate_core::text::hex;
+use quorate_pki::Sha256;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 
 use crate::common::intruder::Intruder;
 use crate::common::trio::{Login, MEMBERS, NAME, Trio};

@@ -8,8 +8,8 @@ use std::io::Read;
 use std::path::Path;
 
 use jiff::Timestamp;
+use quorate_pki::Sha256;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 
 use super::{ImageError, Options};
 

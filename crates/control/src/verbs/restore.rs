@@ -39,6 +39,7 @@ pub struct Source {
 /// A restore that can be confirmed: its snapshot is proven, and nothing has changed yet.
 pub struct Restore {
     pub ready: Ready,
+    pub keys: i64,
     pub known: Option<Ledger>,
     /// The ledger from next to the backup, where there is none here.
     pub imported: Option<Exported>,
@@ -79,8 +80,8 @@ impl Restore {
         };
         let highest = highest(&ready, base, seen.as_ref());
         let bump_revision = bump_past(highest, unsigned(ready.prepared.revision));
-        prove_raised(home, &cluster.spec, &ready.prepared, bump_revision).await?;
-        Ok(Restore { ready, known, imported, seen, highest, bump_revision })
+        let keys = prove_raised(home, &cluster.spec, &ready.prepared, bump_revision).await?;
+        Ok(Restore { ready, keys, known, imported, seen, highest, bump_revision })
     }
 
     /// With `now`, machines that are not seen count as dead at once.

@@ -28,7 +28,7 @@ use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineId, MachineSeen, Me
 use quorate_core::providers::Settings;
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, section};
 use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, Dial, Directories, Provider, ProviderError, last_lines};

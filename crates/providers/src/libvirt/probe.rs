@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use quorate_core::providers::libvirt::{Acceleration, LibvirtSettings};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use super::domain::Volume;
 use super::virsh::{LibvirtError, STDIN};

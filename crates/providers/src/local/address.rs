@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
 use quorate_core::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use super::ProviderError;
 use quorate_agent::process;

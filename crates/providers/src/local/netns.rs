@@ -14,7 +14,7 @@ use std::time::Duration;
 use quorate_agent::dial::{NAMESPACES, within};
 use quorate_core::model::{CLIENT_PORT, MemberName};
 use quorate_core::spec::ClusterSpec;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use super::{Mark, failed, line};
 use crate::ProviderError;

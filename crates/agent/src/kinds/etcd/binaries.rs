@@ -15,7 +15,7 @@ use std::time::Duration;
 use quorate_core::kinds::etcd::versions::Version;
 use quorate_core::model::BinarySource;
 use quorate_core::text::hex;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::process::Command;
 

@@ -95,7 +95,16 @@ impl Agent {
             Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256, owner).await?,
         };
         let bump_revision = raised(renewal.bump_revision, database.revision)?;
-        restore_into(&place.made(), &etcdutl, database, renewal, bump_revision, owner).await?;
+        let (made, path) = (place.made(), database.path.clone());
+        let restored = restore_into(&made, &etcdutl, database, renewal, bump_revision, owner);
+        match &renewal.origin {
+            Origin::Survivor => restored.await?,
+            // Both read all of it, so they do it at the same time. Damage says more than that etcdutl failed on it.
+            Origin::Staged { sha256 } => {
+                let (compared, restored) = tokio::join!(restore::compare(&self.layout, path, sha256), restored);
+                compared.and(restored.map_err(Refusal::from))?;
+            }
+        }
         place.take_what_was_made()?;
         let (ready, text) = (place.ready(), serde_json::to_vec(&renewal.stamp).expect("plain data serializes"));
         Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use flate2::read::GzDecoder;
 use quorate_core::model::Archive;
-use sha2::{Digest, Sha256};
+use quorate_pki::Sha256;
 
 use super::{BinaryError, once};
 use quorate_core::text::hex;

@@ -1,6 +1,7 @@
 //! A snapshot that was brought here, taken for a restore: the very bytes that were named, or none.
 
 use std::fs;
+use std::path::PathBuf;
 
 use super::{Database, Place};
 use crate::api::Refusal;
@@ -13,8 +14,7 @@ use crate::{AgentError, blocking, upload};
 const CHECKSUM: u64 = 32;
 const SECTOR: u64 = 512;
 
-/// A link to the snapshot in the place of work, so that nobody takes it away meanwhile. Its bytes are compared once more:
-/// disks forget, and one damaged member is not found until the others are gone.
+/// A link to the snapshot in the place of work, so that nobody takes it away meanwhile.
 pub(super) async fn database(
     layout: &Layout,
     place: &Place,
@@ -36,13 +36,23 @@ async fn linked(layout: &Layout, place: &Place, sha256: &str) -> Result<Database
         }
         let file = staging::file(&layout, &wanted);
         fs::hard_link(&file, &path).map_err(AgentError::file("link", &file))?;
-        let (found, bytes) = upload::file_digest(&path).map_err(AgentError::file("read", &file))?;
-        if found != wanted {
-            staging::clear(&layout)?;
-            let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
-            return Err(Refusal::Failed { why: format!("{why}; it was removed and must be brought again") });
-        }
+        let bytes = fs::metadata(&path).map_err(AgentError::file("look at", &path))?.len();
         Ok(Database { path, has_checksum: bytes % SECTOR == CHECKSUM, revision: None })
+    })
+    .await
+}
+
+/// Compares its bytes once more: disks forget, and one damaged member is not found until the others are gone.
+pub(super) async fn compare(layout: &Layout, path: PathBuf, wanted: &str) -> Result<(), Refusal> {
+    let (layout, wanted) = (layout.clone(), wanted.to_owned());
+    blocking(move || {
+        let (found, _) = upload::file_digest(&path).map_err(AgentError::file("read", &path))?;
+        if found == wanted {
+            return Ok(());
+        }
+        staging::clear(&layout)?;
+        let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
+        Err(Refusal::Failed { why: format!("{why}; it was removed and must be brought again") })
     })
     .await
 }

@@ -136,13 +136,13 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
 }
 
 /// Tries a restore out exactly as the members will do it: with the spec's version, and with the revision raised. It comes before anything
-/// is stopped, as a snapshot that cannot be raised would leave a cluster that never starts.
+/// is stopped, as a snapshot that cannot be raised would leave a cluster that never starts. Returns how many keys it has.
 pub async fn prove_raised(
     home: &Home,
     spec: &ClusterSpec,
     prepared: &Prepared,
     bump_revision: u64,
-) -> Result<(), BackupError> {
+) -> Result<i64, BackupError> {
     let programs = programs::raising(home, spec).await?;
     let scratch = home.scratch(spec.name.as_str());
     Ok(prepare::prove_raised(prepared, bump_revision, &Workshop { programs: &programs, scratch: &scratch }).await?)
@@ -161,7 +161,7 @@ pub async fn root_is_let_in(
         return Ok(());
     }
     let programs = programs::programs(home, spec, &spec.etcd.version.to_string()).await?;
-    let throwaway = Throwaway::start(&programs, &prepared.path, &home.scratch(spec.name.as_str())).await?;
+    let throwaway = Throwaway::start_raised(&programs, &prepared.path, &home.scratch(spec.name.as_str()), 0).await?;
     let unguessable = Secret::new(quorate_pki::random_hex(16));
     let let_in = throwaway.root_is_let_in(password.unwrap_or(&unguessable)).await;
     throwaway.end().await;
