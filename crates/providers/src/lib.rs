@@ -14,8 +14,10 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use quorate_agent::api::Seed;
 pub use quorate_agent::dial::Dial;
+use quorate_core::Secret;
 pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
@@ -47,12 +49,9 @@ pub trait Provider {
     /// The controller with this fencing number makes no more machines.
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError>;
 
-    /// Makes a machine and switches it on. The address must be settled before: see `address`. Where data `Stays`, it gets what
-    /// the member's last machine left.
-    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError>;
-
-    /// The address that a new machine will have: the pinned one when it is free, else one of the provider's choosing.
-    async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError>;
+    /// Makes a machine and switches it on; one that is there already is only switched on. The provider chooses its address, keeps
+    /// it for this machine and puts it into the seed; from then on `machines` shows it, at once or when the machine has it.
+    async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError>;
 
     async fn start(&self, machine: &MachineId) -> Result<(), ProviderError>;
     async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError>;
@@ -70,6 +69,39 @@ pub trait Provider {
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self) -> Result<(), ProviderError>;
+}
+
+/// A machine to be made.
+#[derive(Clone, Debug)]
+pub struct NewMachine<'a> {
+    /// What it is called where the provider shows it to people.
+    pub name: &'a str,
+    pub id: MachineId,
+    /// The address that it must have. None: one of the provider's choosing.
+    pub address: Option<IpAddr>,
+    /// Where it `Stays`, the machine gets what the member's last one left.
+    pub data: Data,
+    /// The fencing number of the controller that makes it.
+    pub fence: u64,
+    pub control_ca: &'a str,
+    pub token: &'a Secret,
+    pub token_expires: Timestamp,
+}
+
+impl NewMachine<'_> {
+    /// What the machine is told, once its address is known.
+    fn seed(&self, cluster: &str, cluster_id: &str, address: IpAddr) -> Seed {
+        Seed {
+            cluster: cluster.to_owned(),
+            cluster_id: cluster_id.to_owned(),
+            member: self.id.member.clone(),
+            incarnation: self.id.incarnation,
+            address,
+            control_ca: self.control_ca.to_owned(),
+            token: self.token.clone(),
+            token_expires: self.token_expires,
+        }
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{
-    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, Seed, UploadRequest, agent_common_name,
+    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, UploadRequest, agent_common_name,
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
@@ -25,6 +25,7 @@ use crate::run::event::{Event, Reporter};
 use crate::secrets;
 use crate::sign::{client_wish, sign};
 use quorate_core::text::with_causes;
+use quorate_providers::NewMachine;
 
 /// How long a new machine has to come up and enrol.
 const ENROLMENT_TIME: SignedDuration = SignedDuration::from_hours(1);
@@ -300,18 +301,17 @@ impl Controller {
         let known = desired.formation.members().and_then(|members| members.get(member));
         let address = known.filter(|_| data == Data::Stays).and_then(|known| known.address()).or(wish.address);
         let machine = ledger.spec.machine_name(member.seat(), incarnation);
-        let salt = format!("{}/{member}/{incarnation}", ledger.cluster_id);
-        let seed = Seed {
-            cluster: desired.cluster.clone(),
-            cluster_id: ledger.cluster_id.clone(),
-            member: member.clone(),
-            incarnation,
-            address: self.sight.provider().address(address, &salt).await?,
-            control_ca: control.certificate.clone(),
-            token: enrolment.token.clone(),
+        let new = NewMachine {
+            name: &machine,
+            id: MachineId::new(member, incarnation),
+            address,
+            data,
+            fence: self.held.fence(),
+            control_ca: &control.certificate,
+            token: &enrolment.token,
             token_expires: enrolment.expires,
         };
-        Ok(self.sight.provider().create(&machine, &seed, data, self.held.fence()).await?)
+        Ok(self.sight.provider().create(&new).await?)
     }
 
     async fn enrol(&self, member: &MemberName, answers: &Answers) -> Result<(), ControlError> {
@@ -341,7 +341,7 @@ impl Controller {
             common_name: agent_common_name(&ledger.cluster_id, member, incarnation),
             organization: None,
             dns: Vec::new(),
-            addresses: self.sight.machine(member).map(|m| m.address).into_iter().collect(),
+            addresses: self.sight.machine(member).and_then(|m| m.address).into_iter().collect(),
             server: true,
             client: false,
             validity: AGENT_VALIDITY,

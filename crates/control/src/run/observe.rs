@@ -10,7 +10,7 @@ use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, Power, Seen,
+    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, PowerState, Seen,
 };
 use quorate_core::planner::{UnsafeBecause, safety};
 
@@ -178,6 +178,7 @@ impl Sight {
             self.knows_more.extend(knows_more);
             agents.insert(member, seen);
         }
+        agents.extend(without_address(ledger, &machines, now));
         let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
         if self.knows_more.is_empty() {
             self.ask_who_reaches(ledger, &mut seen, fence).await?;
@@ -193,7 +194,7 @@ impl Sight {
         fence: Option<u64>,
     ) -> Result<(), ControlError> {
         let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
-        let shown = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address));
+        let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
         // A provider that shows no machine may be wrong.
         let members = ledger.formation.members().into_iter().flatten();
         let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
@@ -240,21 +241,34 @@ impl Sight {
         });
         for (member, machine) in machines {
             let ours = machine.cluster_id == ledger.cluster_id;
-            if !ours || machine.power == Power::Off || self.agents.contains_key(member) {
+            if !ours || !machine.is_up() || self.agents.contains_key(member) {
                 continue;
             }
+            let Some(address) = machine.address else { continue };
             let expected = Identity {
                 cluster_id: ledger.cluster_id.clone(),
                 member: member.seat().into(),
                 incarnation: machine.incarnation,
             };
             let dial = dial(&*self.provider, member, machine);
-            let client = AgentClient::new(machine.address, &control.certificate, shown.identity.clone(), expected)?;
+            let client = AgentClient::new(address, &control.certificate, shown.identity.clone(), expected)?;
             let client = client.by(dial.clone());
             self.agents.insert(member.clone(), Contact { machine: machine.clone(), dial, client });
         }
         Ok(())
     }
+}
+
+/// Agents that nobody can ask yet.
+fn without_address(
+    ledger: &Ledger,
+    machines: &BTreeMap<MemberName, MachineSeen>,
+    now: Timestamp,
+) -> Vec<(MemberName, Seen<AgentSeen>)> {
+    let ours = machines.iter().filter(|(_, machine)| machine.cluster_id == ledger.cluster_id && machine.is_up());
+    let silent = ours.filter(|(_, machine)| machine.address.is_none());
+    let why = || String::from("its machine has no address yet");
+    silent.map(|(member, _)| (member.clone(), Seen::Unreachable { since: now, why: why() })).collect()
 }
 
 /// How to connect to a machine, whatever it is called.
@@ -397,8 +411,8 @@ mod tests {
         let machine = |cluster_id: &str, incarnation| MachineSeen {
             cluster_id: cluster_id.to_owned(),
             incarnation,
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            power: Power::On,
+            address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            power: PowerState::On,
             headless: false,
             outdated: false,
             build: None,
@@ -423,8 +437,8 @@ mod tests {
         let machine = MachineSeen {
             cluster_id: String::from("c"),
             incarnation: 1,
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            power: Power::On,
+            address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            power: PowerState::On,
             headless: false,
             outdated: false,
             build: None,

@@ -160,7 +160,7 @@ mod tests {
     use jiff::Timestamp;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::model::{FormingMember, MachineSeen, Power, Seen};
+    use quorate_core::model::{FormingMember, MachineSeen, Power, PowerState, Seen};
     use quorate_core::providers::local::{KEPT_DATA, LocalSettings};
     use quorate_core::spec::Provider;
     use quorate_core::spec::generated;
@@ -179,14 +179,14 @@ mod tests {
     fn seen(machines: &[&str]) -> Observation {
         let now = Timestamp::UNIX_EPOCH;
         let machine = |name: &&str| {
-            let address = "127.0.0.1".parse().unwrap();
+            let address = Some("127.0.0.1".parse().unwrap());
             let cluster_id = String::from("c");
             (
                 MemberName::from(*name),
                 MachineSeen {
                     cluster_id,
                     incarnation: 1,
-                    power: Power::On,
+                    power: PowerState::On,
                     headless: false,
                     outdated: false,
                     address,

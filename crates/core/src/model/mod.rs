@@ -38,7 +38,7 @@ pub use ledger::{
 pub use name::{MachineId, MemberName};
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
-pub use seen::{MachineSeen, Observation, Seen};
+pub use seen::{MachineSeen, Observation, PowerState, Seen};
 pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};
 
 /// The port on which every agent answers its controller.

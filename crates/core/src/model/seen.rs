@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, Power, ProgramSeen};
+use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, ProgramSeen};
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -57,18 +57,43 @@ impl Observation {
     }
 }
 
+/// Whether a machine runs, as its provider sees it. Most providers know nothing in between on and off.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PowerState {
+    Off,
+    /// It was switched on, and its provider has not finished.
+    Starting,
+    On,
+    /// It was switched off, and something may still run on it.
+    Stopping,
+}
+
+impl MachineSeen {
+    /// Whether its agent answers now or may soon.
+    pub fn is_up(&self) -> bool {
+        matches!(self.power, PowerState::On | PowerState::Starting)
+    }
+
+    /// Whether anything may run on it.
+    pub fn may_run(&self) -> bool {
+        self.power != PowerState::Off || self.headless
+    }
+}
+
 /// A machine as its provider sees it. The mark on it (whose, which incarnation) was put there at its creation.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineSeen {
     pub cluster_id: String,
     pub incarnation: u64,
-    pub power: Power,
+    pub power: PowerState,
     /// Its agent is gone, so that it counts as off, and yet its etcd runs.
     pub headless: bool,
     /// Its agent is an older program than this one, and can be started again with this one.
     #[serde(default)]
     pub outdated: bool,
-    pub address: IpAddr,
+    /// None: it has none yet.
+    pub address: Option<IpAddr>,
     /// What it was made of; not told of all.
     #[serde(default)]
     pub build: Option<Build>,

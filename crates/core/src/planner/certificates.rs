@@ -145,7 +145,7 @@ pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<Me
 /// earlier would take nothing from someone who has one.
 pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: CertificateUse) -> BTreeSet<String> {
     let mut sans = desired.certificates.extra_sans.clone();
-    sans.insert(machine.address.to_string());
+    sans.extend(machine.address.map(|address| address.to_string()));
     sans.insert(String::from("127.0.0.1"));
     sans.insert(String::from("localhost"));
     sans.insert(member.to_string());

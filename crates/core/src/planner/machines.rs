@@ -3,7 +3,7 @@
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::kinds::etcd;
 use crate::kinds::etcd::cluster::Cluster;
-use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, Power, Seen};
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, PowerState, Seen};
 
 pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let machines = match &seen.machines {
@@ -31,7 +31,8 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 },
             ),
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
-            Some(machine) if machine.power == Power::Off => decision
+            Some(machine) if machine.power == PowerState::Stopping => wait_until_off(decision, member),
+            Some(machine) if machine.power == PowerState::Off => decision
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
             Some(machine) if machine.outdated => decision.step(
                 Action::StartMachine { member: member.clone() },
@@ -44,7 +45,9 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
         let needed = desired.formation.has_member(member) && desired.restore.is_none();
-        if needed && (machine.power == Power::Off || machine.outdated) {
+        if needed && machine.power == PowerState::Stopping {
+            wait_until_off(decision, member);
+        } else if needed && (machine.power == PowerState::Off || machine.outdated) {
             let state = if machine.outdated { "its agent is an older program" } else { "does not run" };
             let why = format!("{member} belongs to the cluster until it is removed, and {state}");
             decision.step(Action::StartMachine { member: member.clone() }, why);
@@ -56,7 +59,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     let known = desired.formation.members().and_then(|members| members.get(member));
     let address = known.filter(|_| desired.formation.counts_on(member)).and_then(|known| known.address());
-    let is_free = |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == address);
+    let is_free = |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == Some(address));
     wish.renewing.is_some() && desired.restore.is_none() && address.is_some_and(is_free)
 }
 
@@ -68,7 +71,7 @@ fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish:
     }
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
-    let free = !others.any(|(_, machine)| wish.address == Some(machine.address));
+    let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
     free && (desired.restore.is_some() || (wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()))
 }
 
@@ -114,7 +117,8 @@ fn remove_unformed(
             Action::DestroyMachine { member: member.clone(), data: Data::Goes },
             format!("the spec no longer names {member}, and no client has written to the cluster yet"),
         ),
-        _ if machine.power == Power::Off => decision.step(
+        _ if machine.power == PowerState::Stopping => wait_until_off(decision, member),
+        _ if machine.power == PowerState::Off => decision.step(
             Action::StartMachine { member: member.clone() },
             format!("the spec no longer names {member}: its machine is destroyed once its data is known"),
         ),
@@ -140,11 +144,18 @@ pub(crate) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut D
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
     };
     for (member, machine) in machines {
-        if is_ours(desired, machine) && (machine.power == Power::On || machine.headless) {
+        if is_ours(desired, machine) && machine.power == PowerState::Stopping {
+            wait_until_off(decision, member);
+        } else if is_ours(desired, machine) && machine.may_run() {
             decision
                 .step(Action::StopMachine { member: member.clone() }, "the cluster should be off; its data is kept");
         }
     }
+}
+
+/// What is about to stop neither runs nor can be started.
+fn wait_until_off(decision: &mut Decision, member: &MemberName) {
+    decision.wait(WaitingFor::MachineOff { member: member.clone() });
 }
 
 pub(crate) fn is_ours(desired: &Desired, machine: &MachineSeen) -> bool {

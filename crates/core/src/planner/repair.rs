@@ -8,7 +8,7 @@ use super::{Action, Decision, WaitingFor, renewal};
 use crate::kinds::etcd;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::DataVerdict;
-use crate::model::{Desired, DesiredMember, Formation, MemberName, Observation, Power, Seen};
+use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, Seen};
 
 /// Why a member must have a new machine.
 enum Loss {
@@ -134,7 +134,7 @@ fn loss(
         let what = format!("the machine of {member} is gone{with_it}");
         return Some(Loss::Unseen(what));
     };
-    if machine.cluster_id != desired.cluster_id || machine.power == Power::Off {
+    if machine.cluster_id != desired.cluster_id || !machine.is_up() {
         return None;
     }
     let Some(facts) = seen.facts(member) else {
@@ -142,11 +142,10 @@ fn loss(
         let what = format!("the machine of {member} does not answer: {why}");
         return Some(Loss::Unseen(what));
     };
-    if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
-        return Some(Loss::Known(format!(
-            "the spec gives {member} the address {address}, and it has {}",
-            machine.address
-        )));
+    if let (Some(pinned), Some(has)) = (wish.address, machine.address)
+        && pinned != has
+    {
+        return Some(Loss::Known(format!("the spec gives {member} the address {pinned}, and it has {has}")));
     }
     if let Some(older) = &facts.etcd.older {
         return Some(Loss::Known(format!(
@@ -192,7 +191,7 @@ fn used_up(
 
 /// A new machine that has not had the time to come up: its agent was never heard of.
 fn is_booting(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
-    let is_on = seen.machines.get().and_then(|m| m.get(member)).is_some_and(|machine| machine.power == Power::On);
+    let is_on = seen.machines.get().and_then(|m| m.get(member)).is_some_and(MachineSeen::is_up);
     let is_new = wish.enrolment.as_ref().is_some_and(|enrolment| enrolment.bound_key.is_none());
     let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
     is_on && is_new && unseen < desired.boots_within
@@ -205,7 +204,7 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
     if desired.formation.has_member(member) {
         return None;
     }
-    seen.machines.get()?.get(member).filter(|m| m.power == Power::On)?;
+    seen.machines.get()?.get(member).filter(|machine| machine.is_up())?;
     let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { return None };
     safety::peers_miss(desired, seen, member).ok()?;
     let (unseen, grace) = (seen.now.duration_since(wish.unseen_since?), desired.grace?.max(desired.boots_within));

@@ -19,6 +19,10 @@ pub enum WaitingFor {
         member: MemberName,
         why: String,
     },
+    /// A machine that is being switched off.
+    MachineOff {
+        member: MemberName,
+    },
     /// An order that its agent still carries out: what it changes is not seen yet.
     Order {
         member: MemberName,
@@ -78,6 +82,7 @@ impl WaitingFor {
             | WaitingFor::AuthSight => None,
             WaitingFor::VersionSight { member, .. } => member.as_ref(),
             WaitingFor::Agent { member, .. }
+            | WaitingFor::MachineOff { member }
             | WaitingFor::Order { member, .. }
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
@@ -132,6 +137,7 @@ impl fmt::Display for WaitingFor {
         match self {
             WaitingFor::Provider { why } => write!(f, "the provider to answer: {why}"),
             WaitingFor::Agent { member, why } => write!(f, "the agent of {member} to answer: {why}"),
+            WaitingFor::MachineOff { member } => write!(f, "the machine of {member} to be off: it is stopping"),
             WaitingFor::Order { member, order } => {
                 write!(f, "the agent of {member} to finish an order of an earlier run: {order}")
             }

@@ -9,7 +9,7 @@ use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::model::{
     AgentSeen, AuthLook, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Formation, Ledger,
-    MemberName, Observation, Power, RestoreWish, Seen, ServiceState,
+    MemberName, Observation, Power, PowerState, RestoreWish, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
@@ -136,7 +136,7 @@ impl Scene {
         let members = self.ledger.formation.members().into_iter().flatten();
         let joined = members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address());
         let machines = self.seen.machines.get().into_iter().flatten();
-        let shown = machines.filter(|(m, _)| !answers(m)).map(|(_, machine)| machine.address);
+        let shown = machines.filter(|(m, _)| !answers(m)).filter_map(|(_, machine)| machine.address);
         let silent: BTreeSet<_> = joined.chain(shown).collect();
         for (member, agent) in &mut self.seen.agents {
             if let (Seen::At(_, AgentSeen::Enrolled(facts)), false) = (agent, self.mute.contains(member)) {
@@ -307,7 +307,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert!(matches!(step.expects, Precondition::Data(DataSeen::Empty)));
         }
         Action::DestroyMachine { member, data: Data::Goes } => {
-            let url = format!("https://{}:2380", world.machines[member].seen.address);
+            let url = format!("https://{}:2380", world.machines[member].seen.address.expect("an address"));
             let listed = formed && world.listed.iter().any(|l| l.peer_url == url);
             let never_enrolled = world.machines[member].facts().is_none();
             assert!(
@@ -335,7 +335,7 @@ fn is_renewed(world: &World, member: &MemberName) -> bool {
 
 /// The formations in which an etcd runs.
 fn running_tokens(world: &World) -> BTreeSet<&str> {
-    let on = world.machines.values().filter(|m| m.seen.power == Power::On).filter_map(|m| m.facts());
+    let on = world.machines.values().filter(|m| m.seen.power == PowerState::On).filter_map(|m| m.facts());
     let running = on.filter(|f| f.etcd.service != ServiceState::Stopped);
     running
         .filter_map(|f| if let DataSeen::Stamped(s) = &f.etcd.data { Some(s.token.as_str()) } else { None })
@@ -361,7 +361,7 @@ fn voters(world: &World) -> (usize, usize) {
 }
 
 fn runs(world: &World, peer_url: &str) -> bool {
-    let machine = world.machines.values().find(|m| format!("https://{}:2380", m.seen.address) == peer_url);
+    let machine = world.machines.values().find(|m| m.seen.address.is_some_and(|address| format!("https://{address}:2380") == peer_url));
     let facts = machine.and_then(|m| m.facts());
     facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::Running { .. }))
 }
@@ -446,7 +446,7 @@ fn audit_tokens(outcome: &Outcome) {
 fn audit_settled(scene: &Scene, after: &Scene) {
     let machines = after.seen.machines.get().expect("the provider answers where a cluster is settled");
     if after.ledger.power == Power::Off {
-        assert!(machines.values().all(|m| m.power == Power::Off));
+        assert!(machines.values().all(|m| m.power == PowerState::Off));
         return;
     }
     assert!(matches!(after.ledger.formation, Formation::Formed { .. }), "settled without a formation");

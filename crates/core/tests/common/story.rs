@@ -24,7 +24,7 @@ use quorate_core::model::RecoveryRequest;
 use quorate_core::model::{
     AgentSeen, AuthLook, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen,
     Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry, MemberName,
-    OlderData, Power, Program, ProgramSeen, Seen, ServiceState, Stamp,
+    OlderData, Power, PowerState, Program, ProgramSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::safety::requests;
@@ -191,12 +191,12 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["learner", "added", "at", address] => add_by_hand(scene, address, true),
         ["voter", "added", "at", address] => add_by_hand(scene, address, false),
         ["pin", member] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address;
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
             pin(scene, member, address);
         }
         ["pin", member, "at", address] => pin(scene, member, address.parse().expect("an address")),
         ["removed", "by", "another", "hand:", member] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address;
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
             let url = format!("https://{address}:2380");
             for_each_status(scene, |status| status.members.retain(|m| !m.peer_urls.contains(&url)));
             scene.hide(&member.into(), "it was removed");
@@ -325,12 +325,24 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             scene.seen.agents.remove(member);
         }
         ["off"] => {
-            machines.get_mut(member).expect("a machine").power = Power::Off;
+            machines.get_mut(member).expect("a machine").power = PowerState::Off;
             scene.hide(member, "its machine is off");
+        }
+        ["starting"] => {
+            machines.get_mut(member).expect("a machine").power = PowerState::Starting;
+            scene.hide(member, "its machine is starting");
+        }
+        ["stopping"] => {
+            machines.get_mut(member).expect("a machine").power = PowerState::Stopping;
+            scene.hide(member, "its machine is off");
+        }
+        ["without", "address"] => {
+            machines.get_mut(member).expect("a machine").address = None;
+            scene.hide(member, "its machine has no address yet");
         }
         ["headless"] => {
             let machine = machines.get_mut(member).expect("a machine");
-            (machine.power, machine.headless) = (Power::Off, true);
+            (machine.power, machine.headless) = (PowerState::Off, true);
             scene.hide(member, "its machine is off");
         }
         ["outdated"] => machines.get_mut(member).expect("a machine").outdated = true,
@@ -343,7 +355,7 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             facts.etcd.status = None;
         }
         ["at", address] => {
-            machines.get_mut(member).expect("a machine").address = address.parse().expect("an address");
+            machines.get_mut(member).expect("a machine").address = Some(address.parse().expect("an address"));
         }
         ["of", "cluster", other] => machines.get_mut(member).expect("a machine").cluster_id = (*other).to_owned(),
         _ => panic!("the machine of {member} does not know: {words:?}"),
@@ -363,7 +375,7 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             }
         }
         ["agent", "reaches", other] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address;
+            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address.expect("an address");
             scene.facts_mut(member).reaches.insert(address, true);
         }
         ["agent", "is", "an", "older", "program"] => {

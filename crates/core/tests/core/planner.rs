@@ -7,7 +7,7 @@ use std::path::Path;
 
 use proptest::prelude::*;
 use quorate_core::model::{
-    AgentSeen, AuthLook, CertificateUse, DataSeen, Exit, MemberName, Power, Seen, ServiceState, Stamp,
+    AgentSeen, AuthLook, CertificateUse, DataSeen, Exit, MemberName, PowerState, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::plan;
 use quorate_core::planner::{Action, UnsafeBecause};
@@ -88,7 +88,7 @@ fn happen(scene: &mut Scene, event: Event, member: &MemberName) {
             if let Seen::At(_, machines) = &mut scene.seen.machines
                 && let Some(machine) = machines.get_mut(member)
             {
-                machine.power = Power::Off;
+                machine.power = PowerState::Off;
                 scene.hide(member, "its machine is off");
             }
         }

@@ -1,7 +1,7 @@
 //! What may happen next: the moves of the two controllers, and those of the adversary as far as its budget goes.
 
 use jiff::SignedDuration;
-use quorate_core::model::{DataSeen, Formation, MemberName, OlderData, Power, ServiceState};
+use quorate_core::model::{DataSeen, Formation, MemberName, OlderData, PowerState, ServiceState};
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
 use crate::agent;
@@ -142,7 +142,7 @@ impl ClusterModel {
         }
         for (member, machine) in &state.world.machines {
             let service = machine.facts().map(|f| &f.etcd.service);
-            let on = machine.seen.power == Power::On;
+            let on = machine.seen.power == PowerState::On;
             let empty = machine.facts().is_some_and(|f| f.etcd.data == DataSeen::Empty);
             if let (true, Some(ServiceState::BackingOff { .. })) = (on, service)
                 && (empty || may_run(&state.world, &url_of(machine), machine))
@@ -194,7 +194,7 @@ impl ClusterModel {
 }
 
 fn may_strike(fault: Fault, machine: &SimMachine) -> bool {
-    let on = machine.seen.power == Power::On;
+    let on = machine.seen.power == PowerState::On;
     let facts = machine.facts();
     let holds_kept = matches!(&machine.agent, SimAgent::Fresh { data, .. } if *data != DataSeen::Empty);
     let has_data = holds_kept || facts.is_some_and(|f| f.etcd.data != DataSeen::Empty);
@@ -225,7 +225,7 @@ impl State {
                     }
                 }
                 Fault::Destroy => drop(world.machines.remove(member)),
-                Fault::SwitchOff => machine.seen.power = Power::Off,
+                Fault::SwitchOff => machine.seen.power = PowerState::Off,
                 Fault::Hang => machine.agent = SimAgent::Unknown { since: now, why: String::from("it hangs") },
                 Fault::LoseDisk => with_etcd(machine, |f| {
                     f.etcd.data = DataSeen::Empty;

@@ -194,7 +194,7 @@ fn judge_removal(look: &Look<'_>, id: u64) -> Option<Wrong> {
 fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) -> Option<Wrong> {
     let machine = look.seen.machines.get()?.get(member)?;
     let enrolled = look.seen.facts(member).is_some();
-    let url = https_url(machine.address, PEER_PORT);
+    let url = https_url(machine.address?, PEER_PORT);
     let listed = look.list.iter().any(|m| m.peer_urls.contains(&url));
     let member_of_ours = desired.formation.has_member(member);
     (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)
@@ -230,7 +230,7 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
         let works = is_running(facts) && facts.etcd.status.is_some();
         return works.then_some(Wrong::GivenUpTooEarly);
     }
-    let address = look.seen.machines.get()?.get(member).map(|m| m.address);
+    let address = look.seen.machines.get()?.get(member).and_then(|m| m.address);
     let known_at = address.or_else(|| known?.address());
     let told = |word: bool| {
         let says = |m: &&MemberName| look.facts(m).and_then(|f| f.reaches.get(&known_at?)) == Some(&word);

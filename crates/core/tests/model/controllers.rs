@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 
 use quorate_core::desire::Wish;
 use quorate_core::model::{
-    AgentSeen, Brought, Busy, Data, Desired, Formation, Ledger, MemberName, Observation, Power, Seen,
+    AgentSeen, Brought, Busy, Data, Desired, Formation, Ledger, MemberName, Observation, PowerState, Seen,
 };
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, decide, remember};
@@ -566,13 +566,13 @@ fn hide(seen: &mut Observation, member: &MemberName) {
 /// Those that answer are asked whether they reach the machines of those that do not.
 pub fn tell_reach(seen: &mut Observation, world: &World) {
     let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
-    let shown = silent.filter_map(|m| Some(seen.machines.get()?.get(m)?.address));
+    let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
     // A provider that shows no machine may be wrong.
     let members = world.ledger.formation.members().into_iter().flatten();
     let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
     let lives = |address: IpAddr| {
-        let there = world.machines.values().find(|w| w.seen.address == address);
-        there.is_some_and(|w| w.seen.power == Power::On && !matches!(w.agent, SimAgent::Unknown { .. }))
+        let there = world.machines.values().find(|w| w.seen.address == Some(address));
+        there.is_some_and(|w| w.seen.power == PowerState::On && !matches!(w.agent, SimAgent::Unknown { .. }))
     };
     let reach: Vec<_> = shown.chain(missing).map(|address| (address, lives(address))).collect();
     if reach.is_empty() {

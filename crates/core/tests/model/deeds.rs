@@ -1,6 +1,6 @@
 //! How a step gets into the simulated world: by the ledger, the provider or an agent, and who answers for it.
 
-use quorate_core::model::{Desired, Power};
+use quorate_core::model::{Desired, PowerState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step, remember};
 
@@ -94,7 +94,7 @@ pub fn provide(world: &mut World, desired: &Desired, action: &Action) -> Result<
         Action::StartMachine { member } | Action::Enrol { member } if !world.machines.contains_key(member) => {
             Err(Refusal::Unreachable)
         }
-        Action::Enrol { member } if world.machines[member].seen.power == Power::Off => Err(Refusal::Unreachable),
+        Action::Enrol { member } if world.machines[member].seen.power == PowerState::Off => Err(Refusal::Unreachable),
         _ => {
             world.effect(desired, action);
             Ok(Obeyed::Done)

@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::model::{
-    CertificateUse, DataSeen, Exit, Facts, Formation, PEER_PORT, Power, ServiceState, TrustPlane, https_url,
+    CertificateUse, DataSeen, Exit, Facts, Formation, PEER_PORT, PowerState, ServiceState, TrustPlane, https_url,
 };
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
@@ -47,7 +47,7 @@ pub fn quorum(voters: usize) -> usize {
 }
 
 pub fn url_of(machine: &SimMachine) -> String {
-    https_url(machine.seen.address, PEER_PORT)
+    https_url(machine.seen.address.expect("an address"), PEER_PORT)
 }
 
 pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMachine> {
@@ -76,7 +76,7 @@ pub fn is_kept(world: &World, listed: &SimListed) -> bool {
 pub fn runs(world: &World, listed: &SimListed) -> bool {
     machine_of(world, listed).is_some_and(|m| {
         let service = m.facts().map(|f| &f.etcd.service);
-        m.seen.power == Power::On && holds(world, m) && matches!(service, Some(ServiceState::Running { .. }))
+        m.seen.power == PowerState::On && holds(world, m) && matches!(service, Some(ServiceState::Running { .. }))
     })
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::model::{Data, Desired, Formation, MemberName, Power, ServiceState};
+use quorate_core::model::{Data, Desired, Formation, MemberName, PowerState, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step};
 
@@ -204,7 +204,7 @@ fn running_tokens(world: &World) -> BTreeSet<String> {
     let runs = |name: &&MemberName| {
         let machine = &world.machines[*name];
         let service = machine.facts().map(|f| &f.etcd.service);
-        machine.seen.power == Power::On && matches!(service, Some(ServiceState::Running { .. }))
+        machine.seen.power == PowerState::On && matches!(service, Some(ServiceState::Running { .. }))
     };
     world.machines.keys().filter(runs).filter_map(|name| agent::token_on_disk(world, name)).collect()
 }

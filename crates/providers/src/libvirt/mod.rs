@@ -24,14 +24,14 @@ use futures_util::future::join_all;
 use quorate_agent::api::Seed;
 use quorate_agent::api::boot;
 use quorate_agent::private_directory;
-use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineId, MachineSeen, MemberName, Power};
+use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineId, MachineSeen, MemberName, PowerState};
 use quorate_core::providers::Settings;
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, section};
 use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
 use quorate_pki::Sha256;
 
 use crate::seed_disk::{seed_disk, static_program};
-use crate::{Data, Dial, Directories, Provider, ProviderError, last_lines};
+use crate::{Data, Dial, Directories, NewMachine, Provider, ProviderError, last_lines};
 use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 use quorate_core::text::with_causes;
 pub use virsh::LibvirtError;
@@ -205,6 +205,20 @@ impl Libvirt {
 
     fn mac(&self, member: &MemberSpec, number: usize, interface: &InterfaceSpec) -> String {
         interface.mac.as_ref().map_or_else(|| generated_mac(&self.cluster_id, member, number), ToString::to_string)
+    }
+
+    /// The address that the spec gives to a new machine, if no other machine has it.
+    async fn address(&self, new: &NewMachine<'_>) -> Result<IpAddr, ProviderError> {
+        let wanted = new.address.ok_or_else(|| ProviderError::NoAddress { range: String::from("the spec") })?;
+        let taken = self.domains(PREFIX).await?.into_iter().filter_map(|found| found.mark);
+        let mut taken = taken.filter(|mark| mark.state != State::Draft);
+        match taken.find(|mark| mark.address == wanted) {
+            Some(Mark { cluster, member, .. }) => {
+                let by = Some(format!("{member} of cluster {cluster}"));
+                Err(ProviderError::AddressTaken { address: wanted, port: CLIENT_PORT, by })
+            }
+            None => Ok(wanted),
+        }
     }
 
     /// What is in the way of a new machine, or missing for it, told before anything is made.
@@ -437,8 +451,9 @@ impl Provider for Libvirt {
             if let (true, true, Some(line)) = (mark.line_only, mark.cluster_id == self.cluster_id, found.line) {
                 lines.insert(MachineId::new(&mark.member, mark.incarnation), line);
             }
-            let power = if found.on { Power::On } else { Power::Off };
+            let power = if found.on { PowerState::On } else { PowerState::Off };
             let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
+            let address = Some(address);
             let data = build.as_ref().and_then(Build::data);
             (
                 member,
@@ -466,11 +481,11 @@ impl Provider for Libvirt {
         self.sweep(|mark| mark.fence == fence).await
     }
 
-    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
-        let domain = self.domain_name(machine);
+    async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
+        let domain = self.domain_name(new.name);
         if let Some(found) = self.domain(&domain).await? {
             match &found.mark {
-                Some(mark) if mark.cluster_id != seed.cluster_id => {
+                Some(mark) if mark.cluster_id != self.cluster_id => {
                     return Err(ProviderError::NotOurs { path: domain.into(), found: mark.cluster_id.clone() });
                 }
                 Some(mark) if mark.state == State::Whole => return Ok(self.power_on(&found.uuid).await?),
@@ -478,23 +493,11 @@ impl Provider for Libvirt {
                 None => return Err(LibvirtError::NameTaken { name: domain }.into()),
             }
         }
-        let member = self.spec.members.iter().find(|member| member.name.as_str() == seed.member.seat());
-        let missing = || LibvirtError::NotInSpec { member: seed.member.to_string() };
+        let member = self.spec.members.iter().find(|member| member.name.as_str() == new.id.member.seat());
+        let missing = || LibvirtError::NotInSpec { member: new.id.member.to_string() };
         let member = member.ok_or_else(missing)?;
-        self.make(&domain, machine, member, seed, data, fence).await
-    }
-
-    async fn address(&self, wanted: Option<IpAddr>, _salt: &str) -> Result<IpAddr, ProviderError> {
-        let wanted = wanted.ok_or_else(|| ProviderError::NoAddress { range: String::from("the spec") })?;
-        let taken = self.domains(PREFIX).await?.into_iter().filter_map(|found| found.mark);
-        let taken = taken.filter(|mark| mark.state != State::Draft);
-        match taken.into_iter().find(|mark| mark.address == wanted) {
-            Some(Mark { cluster, member, .. }) => {
-                let by = Some(format!("{member} of cluster {cluster}"));
-                Err(ProviderError::AddressTaken { address: wanted, port: CLIENT_PORT, by })
-            }
-            None => Ok(wanted),
-        }
+        let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, self.address(new).await?);
+        self.make(&domain, new.name, member, &seed, new.data, new.fence).await
     }
 
     async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {

@@ -28,13 +28,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use quorate_agent::api::Seed;
 use quorate_agent::upgrade::kept_program;
-use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, Power};
+use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, PowerState};
 use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
 use serde::Serialize;
 
-use crate::{Data, Dial, Directories, Provider, ProviderError, last_lines};
+use crate::{Data, Dial, Directories, NewMachine, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 use quorate_agent::{one_private_directory, private_directory};
 
@@ -100,35 +99,37 @@ impl Local {
     }
 
     /// The machine's directory, complete with mark and seed, appears all at once.
-    fn lay_out(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<PathBuf, ProviderError> {
-        let parent = self.machines.join(&seed.cluster);
-        let directory = parent.join(machine);
+    fn lay_out(&self, new: &NewMachine<'_>) -> Result<PathBuf, ProviderError> {
+        let directory = self.machines.join(&self.cluster).join(new.name);
         match read_mark(&directory)? {
-            Some(mark) if mark.cluster_id == seed.cluster_id => return Ok(directory),
+            Some(mark) if mark.cluster_id == self.cluster_id => return Ok(directory),
             Some(mark) => return Err(ProviderError::NotOurs { path: directory, found: mark.cluster_id }),
             None if directory.exists() => {
                 return Err(ProviderError::NotOurs { path: directory, found: String::from("nobody") });
             }
             None => {}
         }
-        let draft = self.drafts(fence).join(machine);
+        // Nothing else of this process chooses one before the machine is there.
+        let address = self.address(new)?;
+        let MachineId { member, incarnation } = &new.id;
+        let draft = self.drafts(new.fence).join(new.name);
         remove(&draft)?;
         for path in [&draft, &draft.join("root")] {
             one_private_directory(path).map_err(failed("made", path))?;
         }
         let mark = Mark {
-            cluster: seed.cluster.clone(),
-            cluster_id: seed.cluster_id.clone(),
-            member: seed.member.clone(),
-            incarnation: seed.incarnation,
-            address: seed.address,
+            cluster: self.cluster.clone(),
+            cluster_id: self.cluster_id.clone(),
+            member: member.clone(),
+            incarnation: *incarnation,
+            address,
         };
         write_private(&draft.join(MARK_FILE), &mark)?;
-        write_private(&draft.join("seed.json"), seed)?;
+        write_private(&draft.join("seed.json"), &new.seed(&self.cluster, &self.cluster_id, address))?;
         // Of the machine before it, or of itself, should it have been made once already. What is older would take its member back in time.
-        let incarnations = [seed.incarnation, seed.incarnation.saturating_sub(1)];
-        let mut kept = incarnations.map(|n| self.kept(&seed.member, n)).into_iter().filter(|k| k.exists());
-        let kept = kept.next().filter(|_| data == Data::Stays);
+        let incarnations = [*incarnation, incarnation.saturating_sub(1)];
+        let mut kept = incarnations.map(|n| self.kept(member, n)).into_iter().filter(|k| k.exists());
+        let kept = kept.next().filter(|_| new.data == Data::Stays);
         if let Some(kept) = &kept {
             link_data(&kept.join(DATA_DIRECTORY), &draft.join(DATA_DIRECTORY))?;
         }
@@ -136,6 +137,33 @@ impl Local {
         // It is the machine's own from here on.
         kept.map_or(Ok(()), |kept| remove(&kept))?;
         Ok(directory)
+    }
+
+    /// The address of a new machine: the pinned one when it is free, else any that is.
+    fn address(&self, new: &NewMachine<'_>) -> Result<IpAddr, ProviderError> {
+        let salt = format!("{}/{}/{}", self.cluster_id, new.id.member, new.id.incarnation);
+        let mut known = Vec::new();
+        for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
+            let marked = marked(&self.machines, &cluster.file_name().to_string_lossy())?;
+            known.extend(marked.into_iter().map(|(_, mark)| mark));
+        }
+        let ours: Vec<Mark> = known.iter().filter(|mark| mark.cluster_id == self.cluster_id).cloned().collect();
+        if ours.iter().any(|mark| mark.network() != self.network) {
+            return Err(ProviderError::OtherNetwork);
+        }
+        if self.network == Network::Netns {
+            let range = ours.first().and_then(|mark| netns::Range::of(mark.address)).unwrap_or(self.range);
+            return range.choose(new.address, &salt, &ours);
+        }
+        let Some(pinned) = new.address else {
+            return address::choose(&salt, &known.into_iter().map(|mark| mark.address).collect::<Vec<_>>());
+        };
+        // A machine that is switched off keeps its address.
+        if let Some(Mark { cluster, member, .. }) = known.into_iter().find(|mark| mark.address == pinned) {
+            let by = Some(format!("{member} of cluster {cluster}"));
+            return Err(ProviderError::AddressTaken { address: pinned, port: CLIENT_PORT, by });
+        }
+        address::check(pinned).map(|()| pinned)
     }
 
     fn kept(&self, member: &MemberName, incarnation: u64) -> PathBuf {
@@ -258,18 +286,18 @@ impl Local {
 impl Provider for Local {
     async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
-            let power = if is_running(&directory) { Power::On } else { Power::Off };
-            let headless = power == Power::Off && !processes(&directory.join("root")).is_empty();
-            let outdated = power == Power::On && is_outdated(&directory);
+            let power = if is_running(&directory) { PowerState::On } else { PowerState::Off };
+            let headless = power == PowerState::Off && !processes(&directory.join("root")).is_empty();
+            let outdated = power == PowerState::On && is_outdated(&directory);
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
-            let data = Some(KEPT_DATA.to_owned());
+            let (address, data) = (Some(address), Some(KEPT_DATA.to_owned()));
             (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
         };
         Ok(self.marked()?.into_iter().map(seen).collect())
     }
 
     fn dial(&self, _: &MachineId, machine: &MachineSeen) -> Dial {
-        match netns::Range::of(machine.address) {
+        match machine.address.and_then(netns::Range::of) {
             Some(_) => Dial::Namespace(netns::hub(&machine.cluster_id)),
             None => Dial::Address,
         }
@@ -293,35 +321,10 @@ impl Provider for Local {
         self.sweep(|name| name.strip_suffix(DRAFTS).is_some_and(|n| n == fence.to_string()))
     }
 
-    async fn create(&self, machine: &str, seed: &Seed, data: Data, fence: u64) -> Result<(), ProviderError> {
-        let directory = self.lay_out(machine, seed, data, fence)?;
-        self.remove_kept_before(&seed.member, seed.incarnation)?;
+    async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
+        let directory = self.lay_out(new)?;
+        self.remove_kept_before(&new.id.member, new.id.incarnation)?;
         self.switch_on(&directory).await
-    }
-
-    async fn address(&self, wanted: Option<IpAddr>, salt: &str) -> Result<IpAddr, ProviderError> {
-        let mut known = Vec::new();
-        for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
-            let marked = marked(&self.machines, &cluster.file_name().to_string_lossy())?;
-            known.extend(marked.into_iter().map(|(_, mark)| mark));
-        }
-        let ours: Vec<Mark> = known.iter().filter(|mark| mark.cluster_id == self.cluster_id).cloned().collect();
-        if ours.iter().any(|mark| mark.network() != self.network) {
-            return Err(ProviderError::OtherNetwork);
-        }
-        if self.network == Network::Netns {
-            let range = ours.first().and_then(|mark| netns::Range::of(mark.address)).unwrap_or(self.range);
-            return range.choose(wanted, salt, &ours);
-        }
-        let Some(pinned) = wanted else {
-            return address::choose(salt, &known.into_iter().map(|mark| mark.address).collect::<Vec<_>>());
-        };
-        // A machine that is switched off keeps its address.
-        if let Some(Mark { cluster, member, .. }) = known.into_iter().find(|mark| mark.address == pinned) {
-            let by = Some(format!("{member} of cluster {cluster}"));
-            return Err(ProviderError::AddressTaken { address: pinned, port: CLIENT_PORT, by });
-        }
-        address::check(pinned).map(|()| pinned)
     }
 
     async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {

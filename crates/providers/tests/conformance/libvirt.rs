@@ -19,9 +19,9 @@ use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, MachineSettings};
 use quorate_core::spec::{self, Mac, Provider as Kind, Size};
-use quorate_providers::{Data, Dial, Libvirt, Provider};
+use quorate_providers::{Data, Dial, Libvirt, NewMachine, Provider, ProviderError};
 
-use crate::suite::{self, Ground};
+use crate::suite::{self, Enrolment, Ground};
 
 /// How libvirt is reached; without it there is no such ground.
 const URI: &str = "QUORATE_LAB_LIBVIRT_URI";
@@ -118,6 +118,10 @@ impl Place {
     }
 }
 
+fn first() -> MachineId {
+    MachineId::new(&"etcd-1".into(), 1)
+}
+
 fn virsh(words: &[&str]) -> String {
     let uri = std::env::var(URI).expect("the lab says where libvirt is");
     let output = Command::new("virsh").args(["--quiet", "--connect", &uri]).args(words).output().expect("virsh");
@@ -174,9 +178,9 @@ impl Ground for Place {
         found.chain(logs).filter(|name| words.iter().any(|word| name.contains(*word))).collect()
     }
 
-    async fn interrupt_create(&self, machine: &str, seed: &Seed, fence: u64, after: usize) -> bool {
+    async fn interrupt_create(&self, new: &NewMachine<'_>, after: usize) -> bool {
         let (provider, counter) = self.mortal(after);
-        let _ = provider.create(machine, seed, Data::Goes, fence).await;
+        let _ = provider.create(new).await;
         Self::was_killed(&counter)
     }
 
@@ -291,7 +295,7 @@ pub fn trials() -> Vec<Trial> {
             place.refuses_with(place.settings(), to, mac, "is already that of the machine `quorate-");
         }),
         ("the_seed_disk_is_read_by_other_programs_and_holds_what_the_machine_is_told", |place| {
-            let machine = place.made(Attachment::Network(NETWORK.to_owned()));
+            place.made(Attachment::Network(NETWORK.to_owned()));
             let file = place.directory.path().join("seed.img");
             let volume = format!("quorate-{}-etcd-1-cloud-init.iso", place.cluster);
             virsh(&["vol-download", "--pool", POOL, &volume, &file.to_string_lossy()]);
@@ -299,7 +303,7 @@ pub fn trials() -> Vec<Trial> {
             said("fsck.vfat", &["-n", &file]);
             assert_eq!(said("blkid", &["-o", "value", "-s", "LABEL", &file]).trim(), "cidata");
             let told: boot::Machine = serde_json::from_str(&said("mtype", &["-i", &file, "::machine.json"])).unwrap();
-            assert_eq!((told.hostname.as_str(), told.interfaces[0].address), ("etcd-1", machine.address));
+            assert_eq!((told.hostname.as_str(), Some(told.interfaces[0].address)), ("etcd-1", place.pinned("etcd-1")));
             assert_eq!(told.data_disk.map(|disk| disk.serial).as_deref(), Some("quorate-data"));
             let seed: Seed = serde_json::from_str(&said("mtype", &["-i", &file, "::seed.json"])).unwrap();
             assert_eq!(seed.cluster_id, place.cluster_id);
@@ -309,24 +313,24 @@ pub fn trials() -> Vec<Trial> {
             place.removed();
         }),
         ("an_agent_behind_macvtap_is_reached_over_its_line", |place| {
-            let machine = place.made(Attachment::Macvtap(MACVTAP.to_owned()));
+            place.made(Attachment::Macvtap(MACVTAP.to_owned()));
             suite::runtime().block_on(async {
                 let provider = place.provider();
                 let seen = provider.machines().await.expect("a look");
-                let dial = provider.dial(&MachineId::new(&machine.member, 1), &seen[0].1);
+                let dial = provider.dial(&first(), &seen[0].1);
                 assert!(matches!(&dial, Dial::Line(path) if path.exists()), "{dial:?}");
             });
             place.removed();
         }),
         ("a_machine_comes_up_with_its_host_unless_it_was_switched_off", |place| {
-            let machine = place.made(Attachment::Network(NETWORK.to_owned()));
+            place.made(Attachment::Network(NETWORK.to_owned()));
             let domain = format!("quorate-{}-etcd-1", place.cluster);
             let starts = || virsh(&["list", "--all", "--autostart", "--name"]).lines().any(|name| name == domain);
             assert!(starts(), "it is on");
             let provider = place.provider();
-            suite::runtime().block_on(provider.stop(&MachineId::new(&machine.member, 1))).expect("stopped");
+            suite::runtime().block_on(provider.stop(&first())).expect("stopped");
             assert!(!starts(), "it was switched off");
-            suite::runtime().block_on(provider.start(&MachineId::new(&machine.member, 1))).expect("started");
+            suite::runtime().block_on(provider.start(&first())).expect("started");
             virsh(&["autostart", &domain, "--disable"]);
             suite::runtime().block_on(provider.admit(2)).expect("admitted");
             assert!(starts(), "one that an earlier version made");
@@ -336,7 +340,7 @@ pub fn trials() -> Vec<Trial> {
             let volume = format!("quorate-{}-etcd-1-data.qcow2", place.cluster_id);
             virsh(&["vol-create-as", POOL, &volume, "1M", "--format", "qcow2"]);
             let provider = place.provider();
-            suite::runtime().block_on(provider.create("etcd-1", &place.seed(), Data::Stays, 1)).expect("a machine");
+            suite::runtime().block_on(place.create(&*provider, Data::Stays)).expect("a machine");
             let described = virsh(&["dumpxml", &format!("quorate-{}-etcd-1", place.cluster)]);
             assert!(described.contains(&volume), "{described}");
             place.removed();
@@ -347,8 +351,8 @@ pub fn trials() -> Vec<Trial> {
             suite::runtime().block_on(async {
                 let before = place.inventory().await;
                 let provider = place.libvirt(&place.cluster_id, settings);
-                provider.create("etcd-1", &place.seed(), Data::Goes, 1).await.expect("a machine");
-                provider.destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Goes).await.expect("destroyed");
+                place.create(&provider, Data::Goes).await.expect("a machine");
+                provider.destroy(&first(), Data::Goes).await.expect("destroyed");
                 assert_eq!(place.inventory().await, before);
             });
             let memory = fs::read_dir(place.directory.path().join("cache/libvirt")).expect("a memory of it");
@@ -365,20 +369,18 @@ pub fn trials() -> Vec<Trial> {
 }
 
 impl Place {
-    fn seed(&self) -> Seed {
-        let address = self.pinned("etcd-1").expect("an address");
-        suite::seed(&self.cluster, &self.cluster_id, "etcd-1", 1, address)
+    async fn create(&self, provider: &dyn Provider, data: Data) -> Result<(), ProviderError> {
+        let enrolment = Enrolment::new();
+        provider.create(&enrolment.machine("etcd-1", first(), self.pinned("etcd-1"), data, 1)).await
     }
 
-    fn made(&self, to: Attachment) -> Seed {
-        let seed = self.seed();
+    fn made(&self, to: Attachment) {
         let provider = self.attached(&self.cluster_id, self.settings(), to, None);
-        suite::runtime().block_on(provider.create("etcd-1", &seed, Data::Goes, 1)).expect("a machine");
-        seed
+        suite::runtime().block_on(self.create(&provider, Data::Goes)).expect("a machine");
     }
 
     fn removed(&self) {
-        let destroyed = async { self.provider().destroy(&MachineId::new(&"etcd-1".into(), 1), Data::Goes).await };
+        let destroyed = async { self.provider().destroy(&first(), Data::Goes).await };
         suite::runtime().block_on(destroyed).expect("destroyed");
     }
 
@@ -392,7 +394,7 @@ impl Place {
             let before = self.inventory().await;
             let mac = mac.map(|mac| mac.parse().expect("a MAC"));
             let provider = self.attached(&self.cluster_id, settings, to, mac);
-            let refused = provider.create("etcd-1", &self.seed(), Data::Goes, 1).await.expect_err("it is refused");
+            let refused = self.create(&provider, Data::Goes).await.expect_err("it is refused");
             assert!(refused.to_string().contains(expected), "{refused}");
             assert_eq!(self.inventory().await, before);
         });

@@ -7,13 +7,12 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use async_trait::async_trait;
-use quorate_agent::api::Seed;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::{Ledger, MachineId, MemberName};
 use quorate_core::providers::local::LocalSettings;
 use quorate_core::spec;
-use quorate_providers::{Data, Local, Provider};
+use quorate_providers::{Data, Local, NewMachine, Provider};
 
 use crate::suite::{self, Ground};
 
@@ -84,17 +83,17 @@ impl Ground for Place {
     }
 
     /// Each is what a kill after that many of them leaves.
-    async fn interrupt_create(&self, machine: &str, seed: &Seed, fence: u64, after: usize) -> bool {
-        let draft = self.machines().join(format!(".{fence}.new")).join(machine);
+    async fn interrupt_create(&self, new: &NewMachine<'_>, after: usize) -> bool {
+        let draft = self.machines().join(format!(".{}.new", new.fence)).join(new.name);
         let mark = serde_json::json!({
-            "cluster": seed.cluster, "cluster_id": seed.cluster_id, "member": seed.member,
-            "incarnation": seed.incarnation, "address": seed.address,
+            "cluster": CLUSTER, "cluster_id": self.cluster_id, "member": new.id.member,
+            "incarnation": new.id.incarnation, "address": "127.64.0.1",
         });
         if after >= 3 {
             let provider = self.provider();
-            provider.create(machine, seed, Data::Goes, fence).await.expect("a machine");
+            provider.create(new).await.expect("a machine");
             if after == 3 {
-                provider.stop(&MachineId::new(&seed.member, seed.incarnation)).await.expect("stopped");
+                provider.stop(&new.id).await.expect("stopped");
             }
             return after == 3;
         }

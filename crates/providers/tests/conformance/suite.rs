@@ -8,11 +8,10 @@ use std::rc::Rc;
 use async_trait::async_trait;
 use jiff::{SignedDuration, Timestamp};
 use libtest_mimic::Trial;
-use quorate_agent::api::Seed;
 use quorate_core::Secret;
-use quorate_core::model::{MachineId, MachineSeen, MemberName, Power};
+use quorate_core::model::{MachineId, MachineSeen, MemberName, PowerState};
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm};
-use quorate_providers::{Data, Directories, Provider, ProviderError};
+use quorate_providers::{Data, Directories, NewMachine, Provider, ProviderError};
 
 /// A place of one provider that belongs to one test alone: a cluster, another of the same name, and other people's things.
 #[async_trait(?Send)]
@@ -33,7 +32,7 @@ pub trait Ground {
     async fn inventory(&self) -> BTreeSet<String>;
 
     /// Begins to make a machine and is killed after so many of the things that it does; `false` when that was all.
-    async fn interrupt_create(&self, machine: &str, seed: &Seed, fence: u64, after: usize) -> bool;
+    async fn interrupt_create(&self, new: &NewMachine<'_>, after: usize) -> bool;
 
     /// The same for removing one.
     async fn interrupt_destroy(&self, machine: &str, member: &MemberName, incarnation: u64, after: usize) -> bool;
@@ -109,19 +108,35 @@ fn machine(member: &str, incarnation: u64) -> String {
     if incarnation == 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
 }
 
-pub fn seed(cluster: &str, cluster_id: &str, member: &str, incarnation: u64, address: IpAddr) -> Seed {
-    let subject = AuthoritySubject { common_name: String::from("control"), organization: None };
-    let year = SignedDuration::from_hours(24 * 365);
-    let authority = Authority::generate(&subject, KeyAlgorithm::P256, year, Timestamp::now()).expect("a CA");
-    Seed {
-        cluster: cluster.to_owned(),
-        cluster_id: cluster_id.to_owned(),
-        member: member.into(),
-        incarnation,
-        address,
-        control_ca: authority.certificate_pem().to_owned(),
-        token: Secret::new("token"),
-        token_expires: Timestamp::now() + SignedDuration::from_hours(1),
+/// What every machine of a run is told.
+pub struct Enrolment {
+    control_ca: String,
+    token: Secret,
+    token_expires: Timestamp,
+}
+
+impl Enrolment {
+    pub fn new() -> Self {
+        let subject = AuthoritySubject { common_name: String::from("control"), organization: None };
+        let year = SignedDuration::from_hours(24 * 365);
+        let authority = Authority::generate(&subject, KeyAlgorithm::P256, year, Timestamp::now()).expect("a CA");
+        Enrolment {
+            control_ca: authority.certificate_pem().to_owned(),
+            token: Secret::new("token"),
+            token_expires: Timestamp::now() + SignedDuration::from_hours(1),
+        }
+    }
+
+    pub fn machine<'a>(
+        &'a self,
+        name: &'a str,
+        id: MachineId,
+        address: Option<IpAddr>,
+        data: Data,
+        fence: u64,
+    ) -> NewMachine<'a> {
+        let (control_ca, token, token_expires) = (self.control_ca.as_str(), &self.token, self.token_expires);
+        NewMachine { name, id, address, data, fence, control_ca, token, token_expires }
     }
 }
 
@@ -130,29 +145,44 @@ struct Run {
     ground: Rc<dyn Ground>,
     provider: Rc<dyn Provider>,
     fence: u64,
+    enrolment: Enrolment,
+}
+
+/// A machine that was made.
+#[derive(Clone)]
+struct Made {
+    cluster_id: String,
+    member: MemberName,
+    incarnation: u64,
+    address: IpAddr,
 }
 
 impl Run {
     async fn begin(ground: &Rc<dyn Ground>, fence: u64) -> Self {
-        let run = Run { ground: ground.clone(), provider: ground.provider(), fence };
+        let enrolment = Enrolment::new();
+        let run = Run { ground: ground.clone(), provider: ground.provider(), fence, enrolment };
         run.provider.admit(fence).await.expect("admitted");
         run
     }
 
-    async fn seed(&self, member: &str, incarnation: u64) -> Result<Seed, ProviderError> {
-        let salt = format!("{}/{member}/{incarnation}", self.ground.cluster_id());
-        let address = self.provider.address(self.ground.pinned(member), &salt).await?;
-        Ok(seed(self.ground.cluster(), self.ground.cluster_id(), member, incarnation, address))
+    /// Makes a machine, and tells how it is seen then.
+    async fn create(&self, member: &str, incarnation: u64, data: Data) -> Made {
+        self.create_at(member, incarnation, self.ground.pinned(member), data).await.expect("a machine");
+        let made = self.ours().await.into_iter().find(|(m, seen)| m.as_str() == member && seen.incarnation == incarnation);
+        let (member, seen) = made.expect("it is shown");
+        Made { cluster_id: seen.cluster_id, member, incarnation, address: seen.address.expect("an address") }
     }
 
-    async fn create(&self, member: &str, incarnation: u64, data: Data) -> Seed {
-        let seed = self.seed(member, incarnation).await.expect("an address");
-        self.create_with(&seed, data).await.expect("a machine");
-        seed
-    }
-
-    async fn create_with(&self, seed: &Seed, data: Data) -> Result<(), ProviderError> {
-        self.provider.create(&machine(seed.member.seat(), seed.incarnation), seed, data, self.fence).await
+    async fn create_at(
+        &self,
+        member: &str,
+        incarnation: u64,
+        address: Option<IpAddr>,
+        data: Data,
+    ) -> Result<(), ProviderError> {
+        let name = machine(member, incarnation);
+        let id = id(&member.into(), incarnation);
+        self.provider.create(&self.enrolment.machine(&name, id, address, data, self.fence)).await
     }
 
     async fn destroy(&self, member: &str, incarnation: u64, data: Data) {
@@ -180,8 +210,8 @@ impl Run {
     }
 }
 
-fn seen(seed: &Seed, power: Power) -> (MemberName, MachineSeen) {
-    let Seed { cluster_id, member, incarnation, address, .. } = seed.clone();
+fn seen(made: &Made, power: Power) -> (MemberName, MachineSeen) {
+    let Made { cluster_id, member, incarnation, address } = made.clone();
     (
         member,
         MachineSeen {
@@ -190,7 +220,7 @@ fn seen(seed: &Seed, power: Power) -> (MemberName, MachineSeen) {
             power,
             headless: false,
             outdated: false,
-            address,
+            address: Some(address),
             build: None,
             data: None,
         },
@@ -201,8 +231,8 @@ async fn a_machine_is_made_found_and_removed(ground: Rc<dyn Ground>) {
     let before = ground.inventory().await;
     let run = Run::begin(&ground, 1).await;
     assert_eq!(run.machines().await, []);
-    let seed = run.create(MEMBER, 1, Data::Goes).await;
-    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    let made = run.create(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.machines().await, [seen(&made, PowerState::On)]);
     assert_ne!(ground.inventory().await, before);
     run.destroy(MEMBER, 1, Data::Goes).await;
     assert_eq!(run.machines().await, []);
@@ -214,21 +244,22 @@ async fn every_call_may_be_repeated(ground: Rc<dyn Ground>) {
     let before = ground.inventory().await;
     let run = Run::begin(&ground, 1).await;
     run.provider.admit(1).await.expect("admitted again");
-    let seed = run.create(MEMBER, 1, Data::Goes).await;
-    let made = ground.inventory().await;
-    run.create_with(&seed, Data::Goes).await.expect("made again");
-    assert_eq!(ground.inventory().await, made);
+    let made = run.create(MEMBER, 1, Data::Goes).await;
+    let there = ground.inventory().await;
+    let again = async || run.create_at(MEMBER, 1, ground.pinned(MEMBER), Data::Goes).await;
+    again().await.expect("made again");
+    assert_eq!(ground.inventory().await, there);
     for _ in 0..2 {
-        run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
-        assert_eq!(run.machines().await, [seen(&seed, Power::Off)]);
+        run.provider.stop(&id(&made.member, 1)).await.expect("stopped");
+        assert_eq!(run.machines().await, [seen(&made, PowerState::Off)]);
     }
     for _ in 0..2 {
-        run.provider.start(&id(&seed.member, 1)).await.expect("started");
-        assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+        run.provider.start(&id(&made.member, 1)).await.expect("started");
+        assert_eq!(run.machines().await, [seen(&made, PowerState::On)]);
     }
-    run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
-    run.create_with(&seed, Data::Goes).await.expect("one that is off is switched on");
-    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    run.provider.stop(&id(&made.member, 1)).await.expect("stopped");
+    again().await.expect("one that is off is switched on");
+    assert_eq!(run.machines().await, [seen(&made, PowerState::On)]);
     run.destroy(MEMBER, 1, Data::Goes).await;
     run.destroy(MEMBER, 1, Data::Goes).await;
     run.forget().await;
@@ -238,8 +269,8 @@ async fn every_call_may_be_repeated(ground: Rc<dyn Ground>) {
 
 async fn a_machine_is_switched_off_and_on(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
-    let seed = run.create(MEMBER, 1, Data::Goes).await;
-    let words = || async { run.provider.console(&id(&seed.member, 1)).await.expect("a console") };
+    let made = run.create(MEMBER, 1, Data::Goes).await;
+    let words = || async { run.provider.console(&id(&made.member, 1)).await.expect("a console") };
     for _ in 0..100 {
         if !words().await.is_empty() {
             break;
@@ -247,12 +278,12 @@ async fn a_machine_is_switched_off_and_on(ground: Rc<dyn Ground>) {
         tokio::time::sleep(std::time::Duration::from_millis(100)).await;
     }
     assert!(!words().await.is_empty(), "it said nothing on its console");
-    run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
+    run.provider.stop(&id(&made.member, 1)).await.expect("stopped");
     // Another run finds it as it is.
     let next = Run::begin(&ground, 2).await;
-    assert_eq!(next.machines().await, [seen(&seed, Power::Off)]);
-    next.provider.start(&id(&seed.member, 1)).await.expect("started");
-    assert_eq!(next.machines().await, [seen(&seed, Power::On)]);
+    assert_eq!(next.machines().await, [seen(&made, PowerState::Off)]);
+    next.provider.start(&id(&made.member, 1)).await.expect("started");
+    assert_eq!(next.machines().await, [seen(&made, PowerState::On)]);
     next.destroy(MEMBER, 1, Data::Goes).await;
     next.forget().await;
 }
@@ -263,9 +294,9 @@ async fn machines_stand_side_by_side(ground: Rc<dyn Ground>) {
     let first = run.create(MEMBER, 1, Data::Goes).await;
     let second = run.create("etcd-2", 1, Data::Goes).await;
     assert_ne!(first.address, second.address);
-    assert_eq!(run.machines().await, [seen(&first, Power::On), seen(&second, Power::On)]);
+    assert_eq!(run.machines().await, [seen(&first, PowerState::On), seen(&second, PowerState::On)]);
     run.destroy(MEMBER, 1, Data::Goes).await;
-    assert_eq!(run.machines().await, [seen(&second, Power::On)]);
+    assert_eq!(run.machines().await, [seen(&second, PowerState::On)]);
     run.destroy("etcd-2", 1, Data::Goes).await;
     run.forget().await;
     assert_eq!(ground.inventory().await, before);
@@ -277,11 +308,11 @@ async fn what_is_not_there_is_told_or_left(ground: Rc<dyn Ground>) {
     let missing = run.provider.start(&id(&member, 1)).await;
     assert!(matches!(missing, Err(ProviderError::NoSuchMachine { .. })), "{missing:?}");
     run.provider.stop(&id(&member, 1)).await.expect("nothing to stop");
-    let seed = run.create(MEMBER, 2, Data::Goes).await;
+    let made = run.create(MEMBER, 2, Data::Goes).await;
     // Another incarnation is another machine.
     run.destroy(MEMBER, 1, Data::Goes).await;
     run.provider.stop(&id(&member, 1)).await.expect("nothing to stop");
-    assert_eq!(run.machines().await, [seen(&seed, Power::On)]);
+    assert_eq!(run.machines().await, [seen(&made, PowerState::On)]);
     assert_eq!(run.provider.console(&id(&member, 1)).await.expect("no console"), "");
     run.destroy(MEMBER, 2, Data::Goes).await;
     run.forget().await;
@@ -297,16 +328,17 @@ async fn a_crash_while_a_machine_is_made_leaves_nothing_unfound(ground: Rc<dyn G
         }
         let fence = 2 * after as u64 + 1;
         let run = Run::begin(&ground, fence).await;
-        let seed = run.seed(MEMBER, 1).await.expect("an address");
-        cut_short = ground.interrupt_create(&machine(MEMBER, 1), &seed, fence, after).await;
+        let (name, id) = (machine(MEMBER, 1), id(&MEMBER.into(), 1));
+        let new = run.enrolment.machine(&name, id, ground.pinned(MEMBER), Data::Goes, fence);
+        cut_short = ground.interrupt_create(&new, after).await;
         let next = Run::begin(&ground, fence + 1).await;
         if next.machines().await.is_empty() {
             next.provider.dismiss(fence + 1).await.expect("dismissed");
             assert_eq!(ground.inventory().await, before, "after {after}");
             next.provider.admit(fence + 1).await.expect("admitted");
         }
-        next.create_with(&seed, Data::Goes).await.unwrap_or_else(|e| panic!("made after {after}: {e}"));
-        assert_eq!(next.machines().await, [seen(&seed, Power::On)], "after {after}");
+        let made = next.create(MEMBER, 1, Data::Goes).await;
+        assert_eq!(next.machines().await, [seen(&made, PowerState::On)], "after {after}");
         next.destroy(MEMBER, 1, Data::Goes).await;
         next.forget().await;
         assert_eq!(ground.inventory().await, before, "after {after}");
@@ -323,8 +355,8 @@ async fn a_crash_while_a_machine_is_removed_leaves_nothing_unfound(ground: Rc<dy
         }
         let fence = 2 * after as u64 + 1;
         let run = Run::begin(&ground, fence).await;
-        let seed = run.create(MEMBER, 1, Data::Goes).await;
-        cut_short = ground.interrupt_destroy(&machine(MEMBER, 1), &seed.member, 1, after).await;
+        let made = run.create(MEMBER, 1, Data::Goes).await;
+        cut_short = ground.interrupt_destroy(&machine(MEMBER, 1), &made.member, 1, after).await;
         let next = Run::begin(&ground, fence + 1).await;
         let left = next.machines().await;
         assert!(left.is_empty() || left[0].1.incarnation == 1, "after {after}: {left:?}");
@@ -338,18 +370,21 @@ async fn a_crash_while_a_machine_is_removed_leaves_nothing_unfound(ground: Rc<dy
 async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
     let (stranger, strange_id) = ground.stranger();
     stranger.admit(7).await.expect("admitted");
-    let address = stranger.address(ground.pinned("etcd-2"), "strange").await.expect("an address");
-    let theirs = seed(ground.cluster(), &strange_id, "etcd-2", 1, address);
-    stranger.create("etcd-2", &theirs, Data::Goes, 7).await.expect("a machine");
+    let enrolment = Enrolment::new();
+    let theirs = id(&"etcd-2".into(), 1);
+    let new = enrolment.machine("etcd-2", theirs.clone(), ground.pinned("etcd-2"), Data::Goes, 7);
+    stranger.create(&new).await.expect("a machine");
+    let (_, shown) = stranger.machines().await.expect("a look").remove(0);
+    let address = shown.address.expect("an address");
+    let theirs = Made { cluster_id: strange_id, member: theirs.member, incarnation: 1, address };
     ground.plant("etcd-3").await;
     let before = ground.inventory().await;
 
     let run = Run::begin(&ground, 1).await;
-    assert_eq!(run.machines().await, [seen(&theirs, Power::On)], "a look shows whose it is");
-    let own = run.create(MEMBER, 1, Data::Goes).await;
+    assert_eq!(run.machines().await, [seen(&theirs, PowerState::On)], "a look shows whose it is");
+    run.create(MEMBER, 1, Data::Goes).await;
     for member in ["etcd-2", "etcd-3"] {
-        let ours = Seed { member: member.into(), ..own.clone() };
-        let refused = run.create_with(&ours, Data::Goes).await;
+        let refused = run.create_at(member, 1, ground.pinned(member), Data::Goes).await;
         assert!(refused.is_err(), "{member} is somebody else's");
         let member = MemberName::from(member);
         let _ = run.provider.stop(&id(&member, 1)).await;
@@ -358,7 +393,7 @@ async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
     run.destroy(MEMBER, 1, Data::Goes).await;
     run.forget().await;
     assert_eq!(ground.inventory().await, before);
-    assert_eq!(run.machines().await, [seen(&theirs, Power::On)]);
+    assert_eq!(run.machines().await, [seen(&theirs, PowerState::On)]);
     stranger.destroy(&id(&theirs.member, 1), Data::Goes).await.expect("destroyed");
     stranger.dismiss(7).await.expect("dismissed");
     stranger.forget().await.expect("forgotten");
@@ -366,19 +401,19 @@ async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
 
 async fn an_address_that_is_taken_is_refused(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
-    let seed = run.create(MEMBER, 1, Data::Goes).await;
+    let made = run.create(MEMBER, 1, Data::Goes).await;
     // A machine that is off keeps its address.
     for _ in 0..2 {
-        match run.provider.address(Some(seed.address), "salt").await {
+        match run.create_at("etcd-2", 1, Some(made.address), Data::Goes).await {
             Err(ProviderError::AddressTaken { address, by: Some(by), .. }) => {
-                assert!(address == seed.address && by.contains(MEMBER), "{by}");
+                assert!(address == made.address && by.contains(MEMBER), "{by}");
             }
             other => panic!("{other:?}"),
         }
-        run.provider.stop(&id(&seed.member, 1)).await.expect("stopped");
+        assert_eq!(run.ours().await.len(), 1);
+        run.provider.stop(&id(&made.member, 1)).await.expect("stopped");
     }
     run.destroy(MEMBER, 1, Data::Goes).await;
-    assert_eq!(run.provider.address(Some(seed.address), "salt").await.expect("free again"), seed.address);
     run.forget().await;
 }
 
@@ -387,10 +422,9 @@ async fn a_successor_gets_the_same_address(ground: Rc<dyn Ground>) {
     let run = Run::begin(&ground, 1).await;
     let first = run.create(MEMBER, 1, Data::Goes).await;
     run.destroy(MEMBER, 1, Data::Goes).await;
-    let address = run.provider.address(Some(first.address), "salt").await.expect("free again");
-    let second = Seed { incarnation: 2, address, ..first };
-    run.create_with(&second, Data::Goes).await.expect("a machine");
-    assert_eq!(run.machines().await, [seen(&second, Power::On)]);
+    run.create_at(MEMBER, 2, Some(first.address), Data::Goes).await.expect("a machine");
+    let second = Made { incarnation: 2, ..first };
+    assert_eq!(run.machines().await, [seen(&second, PowerState::On)]);
     run.destroy(MEMBER, 2, Data::Goes).await;
     run.forget().await;
     assert_eq!(ground.inventory().await, before);
@@ -430,8 +464,8 @@ async fn what_does_not_fit_is_refused_and_leaves_nothing(ground: Rc<dyn Ground>)
     let before = ground.inventory().await;
     let greedy = ground.greedy().expect("a bound");
     let run = Run { provider: greedy, ..Run::begin(&ground, 1).await };
-    let seed = run.seed(MEMBER, 1).await.expect("an address");
-    let refused = run.create_with(&seed, Data::Goes).await.expect_err("there is no room").to_string();
+    let refused = run.create_at(MEMBER, 1, ground.pinned(MEMBER), Data::Goes).await;
+    let refused = refused.expect_err("there is no room").to_string();
     assert!(refused.contains(" left, and ") && refused.contains(MEMBER), "{refused}");
     run.forget().await;
     assert_eq!(ground.inventory().await, before);

@@ -185,12 +185,12 @@ async fn serving(home: &Home, ledger: &Ledger) -> Result<Vec<(IpAddr, Dial)>, Cl
     let way = |name: &MemberName, machine: &MachineSeen| {
         // No client comes over a machine's serial line.
         let dial = Some(dial(&*provider, name, machine)).filter(|dial| !matches!(dial, Dial::Line(_)));
-        (machine.address, dial.unwrap_or_default())
+        Some((machine.address?, dial.unwrap_or_default()))
     };
     let current = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
-    let current: Vec<_> = current.filter_map(|name| Some(way(&name, machines.get(&name)?))).collect();
+    let current: Vec<_> = current.filter_map(|name| way(&name, machines.get(&name)?)).collect();
     let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.formation.has_member(name));
-    let former: Vec<_> = former.map(|(name, machine)| way(name, machine)).collect();
+    let former: Vec<_> = former.filter_map(|(name, machine)| way(name, machine)).collect();
     // While the only member is replaced, its former machine is the one that serves.
     Ok(if former.is_empty() || any_serves(&current).await { current } else { former })
 }

@@ -8,7 +8,7 @@ use quorate_core::kinds::etcd::planner::is_silent;
 use quorate_core::kinds::etcd::safety;
 use quorate_core::model::{
     AgentSeen, Authorities, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen,
-    MemberName, Observation, Power, Program, Seen, ServiceState, https_url,
+    MemberName, Observation, Power, PowerState, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
 use serde::Serialize;
@@ -322,8 +322,8 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
     MemberStatus {
         machine: machine_name(ledger, &member, machine),
         leaving: !spec.members.iter().any(|m| m.name.as_str() == member.as_str()),
-        address: machine.map(|m| m.address.to_string()),
-        endpoint: machine.map(|m| https_url(m.address, CLIENT_PORT)),
+        address: machine.and_then(|m| m.address).map(|address| address.to_string()),
+        endpoint: machine.and_then(|m| m.address).map(|address| https_url(address, CLIENT_PORT)),
         role: status.map(role),
         health,
         why,
@@ -372,7 +372,11 @@ fn health(
     let Some(facts) = facts else {
         return match (machine, seen.agents.get(member)) {
             (None, _) => ("absent", Some(String::from("it has no machine"))),
-            (Some(m), _) if m.power == Power::Off => ("off", Some(String::from("its machine does not run"))),
+            (Some(m), _) if m.power == PowerState::Off => ("off", Some(String::from("its machine does not run"))),
+            (Some(m), _) if m.power == PowerState::Stopping => ("off", Some(String::from("its machine is stopping"))),
+            (Some(m), Some(Seen::Unreachable { .. }) | None) if m.power == PowerState::Starting => {
+                ("starting", Some(String::from("its machine is starting")))
+            }
             (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
             (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
                 let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };

@@ -116,6 +116,6 @@ fn answer(seen: &Seen<AgentSeen>) -> Option<(Timestamp, &EtcdStatus)> {
 
 /// Where a machine's etcd serves its peers.
 pub fn peer_url(seen: &Observation, member: &MemberName) -> Option<String> {
-    let address = seen.machines.get()?.get(member)?.address;
+    let address = seen.machines.get()?.get(member)?.address?;
     Some(https_url(address, PEER_PORT))
 }

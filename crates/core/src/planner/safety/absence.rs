@@ -106,6 +106,6 @@ impl Peers {
 
 /// Where its machine is, or was when it joined.
 fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
-    let machine = seen.machines.get()?.get(member).map(|machine| machine.address);
+    let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);
     machine.or_else(|| desired.formation.members()?.get(member)?.address())
 }

@@ -2,7 +2,7 @@
 
 use jiff::SignedDuration;
 
-use crate::model::{Desired, MemberName, Observation, Power, Seen};
+use crate::model::{Desired, MemberName, Observation, Seen};
 
 /// Rule 9 for agents: while another agent is away that may come back, no agent is upgraded. It may be the one upgraded before, and what
 /// keeps it away may keep all others away too. One that counts as dead is not waited for.
@@ -13,7 +13,7 @@ pub fn another_agent_is_away<'a>(
 ) -> Option<(&'a MemberName, &'a str)> {
     let machines = seen.machines.get()?;
     desired.members.iter().filter(|(other, _)| *other != member).find_map(|(other, wish)| {
-        machines.get(other).filter(|machine| machine.power == Power::On)?;
+        machines.get(other).filter(|machine| machine.is_up())?;
         let Seen::Unreachable { why, .. } = seen.agents.get(other)? else { return None };
         let unseen = wish.unseen_since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
         let may_come_back = desired.grace.is_some_and(|grace| unseen < grace);

@@ -6,7 +6,7 @@ use super::certificates::{certificate, trusted};
 use super::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running, take_up_trust};
 use crate::Secret;
 use crate::model::{
-    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, Formation, MachineSeen, MemberName, Power,
+    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, Formation, MachineSeen, MemberName, PowerState,
     Program, ProgramSeen, Stamp,
 };
 
@@ -21,10 +21,10 @@ impl World {
         let seen = MachineSeen {
             cluster_id: desired.cluster_id.clone(),
             incarnation,
-            power: Power::On,
+            power: PowerState::On,
             headless: false,
             outdated: false,
-            address: pinned.unwrap_or(imagined_address(number)),
+            address: Some(pinned.unwrap_or(imagined_address(number))),
             build: wish.and_then(|m| m.build.clone()),
             data: wish.and_then(|m| m.data.clone()),
         };
@@ -63,7 +63,7 @@ impl World {
     fn free_number(&mut self) -> u8 {
         let begun = self.ledger.formation.members();
         let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
-        let there = |n: u8| self.machines.values().any(|m| m.seen.address == imagined_address(n));
+        let there = |n: u8| self.machines.values().any(|m| m.seen.address == Some(imagined_address(n)));
         self.made = (self.made.saturating_add(1)..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX);
         self.made
     }
@@ -71,7 +71,7 @@ impl World {
     /// A machine that was off comes up as it was left; where that was not seen, as the ledger remembers it.
     pub(super) fn start(&mut self, desired: &Desired, member: &MemberName) {
         self.touched = true;
-        self.power(member, Power::On);
+        self.power(member, PowerState::On);
         // An agent of this program has a key for peers.
         self.on(member, |facts| {
             facts.requests.entry(CertificateUse::Peer).or_default();
@@ -128,7 +128,7 @@ impl World {
         facts
     }
 
-    pub(super) fn power(&mut self, member: &MemberName, power: Power) {
+    pub(super) fn power(&mut self, member: &MemberName, power: PowerState) {
         if let Some(machine) = self.machines.get_mut(member) {
             machine.seen.power = power;
             (machine.seen.headless, machine.seen.outdated) = (false, false);

@@ -22,7 +22,7 @@ use crate::kinds::etcd::{self, AuthSeen};
 use crate::model::{
     AgentSeen, AuthLook, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data, DataSeen,
     Desired, Distrust, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT, Plane,
-    Power, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
+    PowerState, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
 };
 use crate::spec::Signer;
 
@@ -146,7 +146,7 @@ impl World {
     }
 
     fn look(&self, member: &MemberName, machine: &SimMachine) -> Seen<AgentSeen> {
-        if machine.seen.power == Power::Off {
+        if !machine.seen.is_up() {
             return Seen::Unreachable { since: self.now, why: String::from("its machine is off") };
         }
         match &machine.agent {
@@ -208,7 +208,7 @@ impl World {
             Action::StartMachine { member } => self.start(desired, member),
             Action::StopMachine { member } => {
                 self.touched = true;
-                self.power(member, Power::Off);
+                self.power(member, PowerState::Off);
             }
             Action::DestroyMachine { member, data } => {
                 self.touched = true;
@@ -406,7 +406,7 @@ impl World {
 
 impl SimMachine {
     pub(crate) fn peer_url(&self) -> String {
-        https_url(self.seen.address, PEER_PORT)
+        self.seen.address.map(|address| https_url(address, PEER_PORT)).unwrap_or_default()
     }
 
     pub fn facts(&self) -> Option<&Facts> {

@@ -80,7 +80,7 @@ fn about(ledger: &Ledger, seen: &Observation, from: &MemberName) -> Option<About
     let status = seen.facts(from)?.etcd.status.as_ref()?;
     let client_urls = |name: &str| {
         let machine: Option<&MachineSeen> = seen.machines.get().and_then(|machines| machines.get(&name.into()));
-        machine.map(|machine| https_url(machine.address, CLIENT_PORT)).into_iter().collect()
+        machine.and_then(|machine| machine.address).map(|address| https_url(address, CLIENT_PORT)).into_iter().collect()
     };
     let members = status.members.iter().map(|entry| Member {
         name: entry.name.clone(),

@@ -308,7 +308,7 @@ pub(crate) fn forming_member(
     member: &MemberName,
     facts: &Facts,
 ) -> Option<(MemberName, FormingMember)> {
-    let address = seen.machines.get()?.get(member)?.address;
+    let address = seen.machines.get()?.get(member)?.address?;
     let peer_url = https_url(address, PEER_PORT);
     Some((member.clone(), FormingMember { machine_id: facts.machine_id.clone(), peer_url, learner: false }))
 }

@@ -98,7 +98,7 @@ fn is_wanted(desired: &Desired, member: &Listed<'_>) -> bool {
 /// Whether a member that is to come needs the address that this one has.
 fn holds_a_place(desired: &Desired, seen: &Observation, member: &Listed<'_>) -> bool {
     let machines = seen.machines.get();
-    let Some(address) = machines.and_then(|m| m.get(&member.name)).map(|m| m.address) else { return false };
+    let Some(address) = machines.and_then(|m| m.get(&member.name)).and_then(|m| m.address) else { return false };
     desired.members.iter().any(|(name, wish)| {
         wish.address == Some(address) && machines.is_some_and(|machines| !machines.contains_key(name))
     })
@@ -284,7 +284,7 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
 fn may_come(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
     let wanted = desired.members[member].address;
     let machines = seen.machines.get().into_iter().flatten();
-    wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| Some(machine.address) == wanted)
+    wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| machine.address == wanted)
 }
 
 /// Whether a machine has all that it needs to join.

@@ -10,7 +10,7 @@ use super::version;
 use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::kinds::etcd::versions::Path;
 use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation, Power,
+    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation,
     Restore, Seen, Stamp,
 };
 use crate::planner::safety::{Absence, judge_absence};
@@ -106,8 +106,10 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
             }
             continue;
         };
-        if let Some(address) = wish.address.filter(|pinned| *pinned != machine.address) {
-            let why = format!("the spec gives {member} the address {address}, and it has {}", machine.address);
+        if let (Some(pinned), Some(has)) = (wish.address, machine.address)
+            && pinned != has
+        {
+            let why = format!("the spec gives {member} the address {pinned}, and it has {has}");
             replace(decision, member, wish, why);
             continue;
         }
@@ -129,7 +131,7 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
 fn holder_of_its_address(seen: &Observation, wish: &DesiredMember) -> Option<(MemberName, String)> {
     let address = wish.address?;
     let mut machines = seen.machines.get()?.iter();
-    machines.find(|(_, machine)| machine.address == address).map(|(by, _)| (by.clone(), address.to_string()))
+    machines.find(|(_, machine)| machine.address == Some(address)).map(|(by, _)| (by.clone(), address.to_string()))
 }
 
 fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, why: String) {
@@ -220,7 +222,7 @@ fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mu
 fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) -> bool {
     let ours = seen.machines.get().into_iter().flatten().filter(|(_, machine)| machines::is_ours(desired, machine));
     let mut stopped = false;
-    for (member, _) in ours.filter(|(_, machine)| machine.power == Power::On || machine.headless) {
+    for (member, _) in ours.filter(|(_, machine)| machine.may_run()) {
         let wanted = desired.members.contains_key(member);
         match seen.agents.get(member).and_then(Seen::get) {
             Some(AgentSeen::Enrolled(facts)) => {

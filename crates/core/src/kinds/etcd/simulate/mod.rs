@@ -9,7 +9,7 @@ use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::versions::Version;
 use crate::model::{
-    AuthLook, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, Power, ServiceState,
+    AuthLook, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, PowerState, ServiceState,
 };
 use crate::planner::simulate::{SimAgent, SimMachine, World};
 
@@ -140,7 +140,7 @@ impl World {
     fn runs(&self, member: &SimListed, token: &str) -> bool {
         let machine = self.machines.values().find(|m| m.peer_url() == member.peer_url);
         machine.is_some_and(|m| {
-            m.seen.power == Power::On
+            m.seen.power == PowerState::On
                 && m.facts().is_some_and(|f| {
                     matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
                         && matches!(f.etcd.service, ServiceState::Running { .. })
