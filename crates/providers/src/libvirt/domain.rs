@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use quorate_agent::api::boot::CHANNEL_PORT;
 use quorate_core::model::{Build, MemberName};
 use quorate_core::providers::libvirt::Attachment;
+use roxmltree::{Document, Node};
 use serde::{Deserialize, Serialize};
 
 /// The name space of the mark, and the prefix that stands for it.
@@ -72,10 +73,10 @@ impl Mark {
         format!("<metadata><{name} xmlns:{MARK_KEY}='{MARK_URI}'>{}</{name}></metadata>", escaped(&mark))
     }
 
-    fn read(description: &str) -> Option<Self> {
-        let (_, rest) = description.split_once(MARK_URI)?;
-        let (text, _) = rest.split_once('>')?.1.split_once('<')?;
-        serde_json::from_str(&unescaped(text)).ok()
+    fn read(domain: Node<'_, '_>) -> Option<Self> {
+        let marked = |node: &Node<'_, '_>| node.has_tag_name((MARK_URI, MARK_ELEMENT));
+        let element = child(domain, "metadata")?.children().find(marked)?;
+        serde_json::from_str(element.text()?).ok()
     }
 }
 
@@ -93,34 +94,36 @@ pub(super) struct Found {
 
 impl Found {
     pub(super) fn read(description: &str) -> Option<Self> {
-        let head = description.split_once("<domain")?.1.split_once('>')?.0;
-        let text = |tag: &str| {
-            let rest = description.split_once(&format!("<{tag}>"))?.1;
-            Some(unescaped(rest.split_once('<')?.0))
+        let document = Document::parse(description).ok()?;
+        let domain = document.root_element();
+        let text = |tag: &str| Some(child(domain, tag)?.text()?.to_owned());
+        let devices = |tag: &'static str| {
+            let of_its_own = child(domain, "devices").into_iter().flat_map(|devices| devices.children());
+            of_its_own.filter(move |device| device.has_tag_name(tag))
         };
-        let macs = description.split("<mac ").skip(1).filter_map(|rest| attribute(rest, "address"));
-        let channel = description.split("<channel").skip(1).find(|rest| {
-            let element = rest.split("</channel>").next().unwrap_or_default();
-            element.contains(&format!("name='{CHANNEL_PORT}'"))
-        });
-        let line = channel.and_then(|rest| attribute(rest.split_once("<source")?.1, "path")).map(PathBuf::from);
+        let macs = devices("interface").filter_map(|interface| attribute(child(interface, "mac")?, "address"));
+        let is_ours = |channel: &Node<'_, '_>| {
+            child(*channel, "target").is_some_and(|target| target.attribute("name") == Some(CHANNEL_PORT))
+        };
+        let line = devices("channel").find(is_ours).and_then(|channel| attribute(child(channel, "source")?, "path"));
         Some(Found {
             name: text("name")?,
             uuid: text("uuid")?,
-            on: head.contains(" id="),
+            on: domain.has_attribute("id"),
             macs: macs.collect(),
-            mark: Mark::read(description),
-            line,
+            mark: Mark::read(domain),
+            line: line.map(PathBuf::from),
         })
     }
 }
 
-/// An attribute of the element that the text begins in.
-pub(super) fn attribute(element: &str, name: &str) -> Option<String> {
-    let inside = element.split_once('>')?.0;
-    let rest = inside.split_once(&format!("{name}="))?.1;
-    let quote = rest.chars().next()?;
-    Some(unescaped(rest[quote.len_utf8()..].split(quote).next()?))
+/// The first element of this name directly below another.
+pub(super) fn child<'a, 'input>(parent: Node<'a, 'input>, tag: &str) -> Option<Node<'a, 'input>> {
+    parent.children().find(|node| node.has_tag_name(tag))
+}
+
+pub(super) fn attribute(element: Node<'_, '_>, name: &str) -> Option<String> {
+    element.attribute(name).map(str::to_owned)
 }
 
 /// What a machine is to be.
@@ -203,10 +206,6 @@ pub(super) fn escaped(text: &str) -> String {
     ESCAPES.iter().fold(text.to_owned(), |text, (plain, escape)| text.replace(plain, escape))
 }
 
-fn unescaped(text: &str) -> String {
-    ESCAPES.iter().rev().fold(text.to_owned(), |text, (plain, escape)| text.replace(escape, plain))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -251,12 +250,23 @@ mod tests {
 
     #[test]
     fn a_running_domain_tells_its_line() {
-        let description = "<domain type='qemu' id='7'>\n  <name>a</name>\n  <uuid>u</uuid>\n<channel type='unix'>\
+        let description = "<domain type='qemu' id='7'>\n  <name>a</name>\n  <uuid>u</uuid>\n<devices><channel type='unix'>\
             <source mode='bind' path='/run/x'/><target type='virtio' name='org.qemu.guest_agent.0'/></channel>\n\
-            <channel type='unix'><source mode='bind' path='/run/y'/><target type='virtio' name='io.quorate.agent'/></channel>";
+            <channel type='unix'><source mode='bind' path='/run/y'/><target type='virtio' name='io.quorate.agent'/></channel>\
+            </devices></domain>";
         let found = Found::read(description).unwrap();
         assert!(found.on && found.mark.is_none());
         assert_eq!(found.line, Some(PathBuf::from("/run/y")));
+    }
+
+    #[test]
+    fn what_others_wrote_into_a_domain_is_not_taken_for_its_own() {
+        let description = "<!-- <domain id='7'> --><domain type='kvm'><metadata><a:b xmlns:a='urn:quorate:machine:2'>{}</a:b>\
+            <note>&lt;mac address='52:54:00:00:00:01'/></note></metadata>\
+            <name>a &amp; b</name><uuid>u</uuid><title><![CDATA[<name>other</name>]]></title></domain>";
+        let found = Found::read(description).unwrap();
+        assert_eq!((found.name.as_str(), found.on, found.macs.len()), ("a & b", false, 0));
+        assert!(found.mark.is_none() && Found::read("<domain><name>a</name>").is_none());
     }
 
     /// Descriptions of domains that others have made.
@@ -269,7 +279,7 @@ mod tests {
             mark().metadata()
         );
         assert!(Found::read(&description).unwrap().mark.is_some(), "the sample is good");
-        let foreign = String::from("<domain><name>é</name><uuid>1</uuid><mac address=é/></domain>");
+        let foreign = String::from("<domain><name>é</name><uuid>1</uuid><devices><interface><mac address='é'/></interface></devices></domain>");
         quorate_fuzz::campaign(&[description.into_bytes(), foreign.into_bytes()], |input| {
             if let Some(found) = Found::read(&String::from_utf8_lossy(input)) {
                 let _ = found.mark.map(|mark| mark.element());

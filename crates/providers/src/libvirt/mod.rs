@@ -99,7 +99,10 @@ impl Libvirt {
     /// One that vanishes meanwhile is not there.
     async fn domain(&self, name: &str) -> Result<Option<Found>, LibvirtError> {
         match self.virsh.run(&["dumpxml", name]).await {
-            Ok(description) => Ok(Found::read(&description)),
+            Ok(description) => match Found::read(&description) {
+                Some(found) => Ok(Some(found)),
+                None => Err(LibvirtError::Unreadable { name: name.to_owned() }),
+            },
             Err(error) if error.is_absent() => Ok(None),
             Err(error) => Err(error),
         }

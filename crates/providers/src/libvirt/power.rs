@@ -11,8 +11,11 @@ const PAUSE: Duration = Duration::from_millis(200);
 impl Libvirt {
     pub(super) async fn power_off(&self, found: &Found) -> Result<(), LibvirtError> {
         match self.virsh.run(&["destroy", &found.uuid]).await {
-            Err(LibvirtError::Failed { said, .. }) if said.contains("domain is not running") => Ok(()),
             Err(error) if error.is_absent() => Ok(()),
+            Err(error @ LibvirtError::Failed { .. }) => match self.domain(&found.uuid).await? {
+                Some(now) if now.on => Err(error),
+                _ => Ok(()),
+            },
             done => done.map(drop),
         }
     }
@@ -20,7 +23,10 @@ impl Libvirt {
     /// From now on it also comes up with its host.
     pub(super) async fn power_on(&self, found_by: &str) -> Result<(), LibvirtError> {
         match self.virsh.run(&["start", found_by]).await {
-            Err(LibvirtError::Failed { said, .. }) if said.contains("already active") => {}
+            Err(error @ LibvirtError::Failed { .. }) => match self.domain(found_by).await? {
+                Some(now) if now.on => {}
+                _ => return Err(error),
+            },
             done => drop(done?),
         }
         self.virsh.run(&["autostart", found_by]).await.map(drop)

@@ -38,6 +38,8 @@ pub enum LibvirtError {
     NameTaken { name: String },
     #[error("the spec says nothing of {member} any more, so its machine cannot be made")]
     NotInSpec { member: String },
+    #[error("libvirt describes `{name}` in a way that is not understood")]
+    Unreadable { name: String },
     #[error("libvirt did not answer `virsh {command}` within {} s", PATIENCE.as_secs())]
     Silent { command: String },
     #[error("`virsh {command}` failed: {said}")]
@@ -111,40 +113,62 @@ impl Virsh {
         Ok(printed.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect())
     }
 
-    /// What virsh's complaint is about. libvirt gives it no number on the command line, so its words must do.
+    /// What virsh's complaint is about. virsh prints libvirt's text for an error and not its number, so the text must do: in English
+    /// (`LC_ALL=C`), and only where a line begins with it, since names that people chose follow it.
     fn understand(&self, arguments: &[&str], complaint: &str) -> LibvirtError {
         let lines = complaint.lines().map(|line| line.trim().trim_start_matches("error: "));
         let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
-        let said = lines.join("; ");
-        let has = |words: &[&str]| words.iter().any(|word| said.contains(word));
-        let uri = self.uri.clone();
-        let missing = |what| LibvirtError::Missing { what, name: quoted(&said), known: Vec::new() };
-        // Without a system bus libvirt cannot ask polkit, and lets nobody in of whom it would have to ask.
-        let refusals = [
-            "Permission denied",
-            "authentication unavailable",
-            "authentication failed",
-            "access denied",
-            "polkit",
-            "system bus connection",
-        ];
-        if has(&refusals) && has(&["failed to connect", "authentication"]) {
-            LibvirtError::Denied { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
-        } else if has(&["failed to connect to the hypervisor", "client socket is closed", "Connection refused"]) {
-            LibvirtError::Unreachable { uri, said: lines.last().copied().unwrap_or_default().to_owned() }
-        } else if has(&["Storage pool not found", "no storage pool with matching name"]) {
-            missing("storage pool")
-        } else if has(&["Storage volume not found", "no storage vol with matching"]) {
-            missing("volume")
-        } else if has(&["Network not found", "no network with matching"]) {
-            missing("network")
-        } else if has(&["Domain not found", "no domain with matching", "failed to get domain"]) {
-            missing("machine")
-        } else {
-            LibvirtError::Failed { command: arguments.join(" "), said }
+        let begins = |words: &[&str]| lines.iter().any(|line| words.iter().any(|word| line.starts_with(word)));
+        let (uri, last) = (self.uri.clone(), || lines.last().copied().unwrap_or_default().to_owned());
+        if begins(&UNREACHABLE) {
+            // Without a system bus libvirt cannot ask polkit, and lets nobody in of whom it would have to ask.
+            let denied = REFUSALS.iter().any(|refusal| last().contains(refusal));
+            return if denied {
+                LibvirtError::Denied { uri, said: last() }
+            } else {
+                LibvirtError::Unreachable { uri, said: last() }
+            };
+        }
+        let missing = MISSING.iter().find(|(text, _)| begins(&[text]));
+        match missing {
+            Some((_, what)) => {
+                LibvirtError::Missing { what, name: quoted(&lines.join("; ")), known: Vec::new() }
+            }
+            None => LibvirtError::Failed { command: arguments.join(" "), said: lines.join("; ") },
         }
     }
 }
+
+/// How virsh begins to say that it has no connection, or has lost it.
+const UNREACHABLE: [&str; 7] = [
+    "failed to connect to the hypervisor",
+    "Failed to connect socket",
+    "authentication unavailable",
+    "authentication failed",
+    "Disconnected from",
+    "Cannot recv data",
+    "internal error: client socket is closed",
+];
+
+/// What libvirt says to somebody whom it does not let in.
+const REFUSALS: [&str; 6] = [
+    "Permission denied",
+    "authentication unavailable",
+    "authentication failed",
+    "access denied",
+    "polkit",
+    "system bus connection",
+];
+
+/// libvirt's texts for `VIR_ERR_NO_STORAGE_POOL`, `VIR_ERR_NO_STORAGE_VOL`, `VIR_ERR_NO_NETWORK` and `VIR_ERR_NO_DOMAIN`; and what
+/// virsh says of a domain that it was given by name.
+const MISSING: [(&str, &str); 5] = [
+    ("Storage pool not found", "storage pool"),
+    ("Storage volume not found", "volume"),
+    ("Network not found", "network"),
+    ("Domain not found", "machine"),
+    ("failed to get domain", "machine"),
+];
 
 /// The last word in quotes, which is what a complaint is about.
 fn quoted(said: &str) -> String {
@@ -172,6 +196,10 @@ mod tests {
         let pool =
             "error: failed to get pool 'x'\nerror: Storage pool not found: no storage pool with matching name 'x'\n";
         assert_eq!(understood(pool).to_string(), "libvirt has no storage pool `x`");
+        let gone = "error: Disconnected from qemu:///system due to end of file\nerror: Cannot recv data\n";
+        assert!(matches!(understood(gone), LibvirtError::Unreachable { .. }));
+        let named = "error: Failed to start domain 'Domain not found'\nerror: internal error: no\n";
+        assert!(matches!(understood(named), LibvirtError::Failed { .. }), "a name is no message");
         let other = "error: Failed to start domain 'a'\nerror: internal error: qemu unexpectedly closed the monitor\n";
         assert_eq!(
             understood(other).to_string(),

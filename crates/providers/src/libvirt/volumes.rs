@@ -2,7 +2,9 @@
 
 use std::io::Write;
 
-use super::domain::{Volume, attribute, escaped};
+use roxmltree::Document;
+
+use super::domain::{Volume, attribute, child, escaped};
 use super::virsh::{LibvirtError, STDIN, Virsh};
 use crate::ProviderError;
 
@@ -11,6 +13,19 @@ pub(super) struct Details {
     pub(super) path: String,
     pub(super) format: String,
     pub(super) capacity: u64,
+}
+
+impl Details {
+    fn read(description: &str) -> Option<Self> {
+        let document = Document::parse(description).ok()?;
+        let (volume, target) = (document.root_element(), child(document.root_element(), "target")?);
+        let format = child(target, "format").and_then(|format| attribute(format, "type"));
+        Some(Details {
+            path: child(target, "path")?.text()?.to_owned(),
+            format: format.unwrap_or_else(|| String::from("raw")),
+            capacity: child(volume, "capacity")?.text()?.trim().parse().ok()?,
+        })
+    }
 }
 
 impl Virsh {
@@ -31,14 +46,7 @@ impl Virsh {
             Err(LibvirtError::Missing { what: "volume", .. }) => return Ok(None),
             Err(error) => return Err(error),
         };
-        // What stands after it is about the image below.
-        let own = description.split("<backingStore").next().unwrap_or_default();
-        let text = |tag: &str| own.split_once(&format!("<{tag}"))?.1.split_once('>')?.1.split_once('<').map(|(t, _)| t);
-        Ok(Some(Details {
-            path: text("path").unwrap_or_default().to_owned(),
-            format: own.split_once("<format").and_then(|(_, rest)| attribute(rest, "type")).unwrap_or("raw".into()),
-            capacity: text("capacity").and_then(|bytes| bytes.trim().parse().ok()).unwrap_or_default(),
-        }))
+        Details::read(&description).map(Some).ok_or_else(|| LibvirtError::Unreadable { name: volume.name.clone() })
     }
 
     /// A disk that begins as a copy of an image, and shares with it what stays the same.
@@ -107,9 +115,10 @@ impl Virsh {
         if field(&info, "State") != Some("running") {
             return Err(LibvirtError::Inactive { what: "storage pool", name: pool.to_owned(), verb: "pool-start" });
         }
-        // Somebody may have put files there since. While volumes are made there, which may be our own, libvirt refuses to look.
+        // Somebody may have put files there since. libvirt refuses to look while volumes are made there, which may be our own; what
+        // is missing then is found out by whoever needs it.
         match self.run(&["pool-refresh", pool]).await {
-            Err(LibvirtError::Failed { said, .. }) if said.contains("asynchronous jobs") => {}
+            Err(LibvirtError::Failed { .. }) => {}
             refreshed => drop(refreshed?),
         }
         Ok(field(&info, "Available").and_then(|bytes| bytes.parse().ok()).unwrap_or(u64::MAX))
@@ -135,4 +144,19 @@ impl Virsh {
 /// The value in a line such as `State:          running`.
 fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| Some(line.strip_prefix(name)?.strip_prefix(':')?.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Details;
+
+    #[test]
+    fn a_volume_is_not_mistaken_for_the_image_below_it() {
+        let description = "<volume type='file'><name>a</name><key>/p/a</key><capacity unit='bytes'>2048</capacity>\
+            <backingStore><path>/p/image</path><format type='raw'/></backingStore>\
+            <target><path>/p/a &amp; b</path><format type='qcow2'/><permissions><mode>0600</mode></permissions></target></volume>";
+        let Details { path, format, capacity } = Details::read(description).unwrap();
+        assert_eq!((path.as_str(), format.as_str(), capacity), ("/p/a & b", "qcow2", 2048));
+        assert!(Details::read("<volume/>").is_none());
+    }
 }
