@@ -112,10 +112,14 @@ impl Home {
         self.root.join("machines")
     }
 
+    /// Where providers keep their files.
+    pub fn directories(&self) -> Directories {
+        Directories { machines: self.machines(), programs: self.programs(), cache: self.root.join("cache") }
+    }
+
     /// The provider of a cluster's machines.
     pub fn provider(&self, ledger: &Ledger) -> Rc<dyn Provider> {
-        let (machines, programs, cache) = (self.machines(), self.programs(), self.root.join("cache"));
-        quorate_providers::provider(ledger, &Directories { machines, programs, cache })
+        quorate_providers::provider(ledger, &self.directories())
     }
 
     /// etcd programs, shared by all machines here.

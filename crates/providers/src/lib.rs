@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use jiff::Timestamp;
-use quorate_agent::api::Seed;
+use quorate_agent::api::{LogOf, Seed};
 pub use quorate_agent::dial::Dial;
 use quorate_core::Secret;
 pub use quorate_core::model::Data;
@@ -61,6 +61,11 @@ pub trait Provider {
 
     /// The end of a machine's console, for people: all that there is to see of one whose agent never answers.
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
+
+    /// Where a log of a machine is on this host, for people whom its agent does not answer. None: on the machine alone.
+    fn log_file(&self, _machine: &MachineId, _of: LogOf) -> Option<PathBuf> {
+        None
+    }
 
     /// How this host connects to a machine that `machines` has shown.
     fn dial(&self, _id: &MachineId, _machine: &MachineSeen) -> Dial {
@@ -158,6 +163,11 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
         spec::Provider::Local(settings) => Rc::new(Local::new(directories, ledger, settings)),
         spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
     }
+}
+
+/// Where this host has machines of a cluster whose ledger is gone. Providers that cannot tell without a spec say nothing.
+pub fn machines_without_ledger(directories: &Directories, cluster: &str) -> Option<PathBuf> {
+    local::machines_of(directories, cluster)
 }
 
 /// The end of a log, if there is any.

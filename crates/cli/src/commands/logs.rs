@@ -1,10 +1,11 @@
 //! `quorate logs`: a member's log, through its agent, which is the only one that reads there.
 
+use std::path::Path;
 use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
 use quorate_control::run::observe::Sight;
-use quorate_core::model::{Ledger, MemberName, Observation, Seen};
+use quorate_core::model::{MachineId, MemberName, Observation, Seen};
 
 use super::Context;
 use crate::cli::{self, Format};
@@ -23,12 +24,15 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
         return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
     }
     let member = MemberName::from(options.member.as_str());
-    let mut sight = Sight::new(context.home.provider(&ledger));
+    let of = if options.agent { LogOf::Agent } else { LogOf::Etcd };
+    let provider = context.home.provider(&ledger);
+    let mut sight = Sight::new(provider.clone());
     let seen = sight.glance(&ledger, None).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
-        return Err(no_answer(context, &ledger, &seen, &member, options.agent));
+        let incarnation = ledger.members.get(&member).map_or(1, |record| record.incarnation.max(1));
+        let file = provider.log_file(&MachineId::new(&member, incarnation), of);
+        return Err(no_answer(&seen, &member, of, file.as_deref()));
     };
-    let of = if options.agent { LogOf::Agent } else { LogOf::Etcd };
     let mut request = LogRequest { of, from: None, lines: options.lines };
     loop {
         let answer = agent.logs(&request).await?;
@@ -61,15 +65,18 @@ fn answered(seen: &Observation, member: &MemberName) -> bool {
     seen.agents.get(member).is_some_and(|agent| agent.get().is_some())
 }
 
-fn no_answer(context: &Context, ledger: &Ledger, seen: &Observation, member: &MemberName, agent: bool) -> Error {
+fn no_answer(seen: &Observation, member: &MemberName, of: LogOf, file: Option<&Path>) -> Error {
     let why = match seen.agents.get(member) {
         Some(Seen::Unreachable { why, .. }) => why.clone(),
         _ => String::from("its machine is off or not there"),
     };
-    let incarnation = ledger.members.get(member).map_or(1, |r| r.incarnation);
-    let machine = ledger.spec.machine_name(member.seat(), incarnation);
-    let directory = context.home.machines().join(ledger.spec.name.as_str()).join(machine);
-    let file = if agent { directory.join("agent.log") } else { directory.join("root/var/log/etcd.log") };
-    let what = format!("the agent of {member} does not answer: {why}");
-    Error::refused(what, format!("its log is the file {}", file.display()))
+    let unit = match of {
+        LogOf::Agent => "quorate-agent",
+        LogOf::Etcd => "etcd",
+    };
+    let hint = match file {
+        Some(file) => format!("its log is the file {}", file.display()),
+        None => format!("its log is on its machine: log in there and run `journalctl -u {unit}`"),
+    };
+    Error::refused(format!("the agent of {member} does not answer: {why}"), hint)
 }

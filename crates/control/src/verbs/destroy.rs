@@ -6,6 +6,7 @@ use std::io;
 use quorate_core::model::{Consent, Ledger};
 use quorate_core::planner::Plan;
 use quorate_core::spec::Name;
+use quorate_providers::machines_without_ledger;
 
 use super::{VerbError, consent};
 use crate::brought::BroughtFiles;
@@ -71,8 +72,7 @@ pub fn remove_rest(home: &Home, name: &str) -> Result<bool, VerbError> {
     if name.parse::<Name>().is_err() {
         return Ok(false);
     }
-    let machines = home.machines().join(name);
-    if machines.exists() {
+    if let Some(machines) = machines_without_ledger(&home.directories(), name) {
         let what = format!("cluster {name} has no ledger, but machines in {}", machines.display());
         let hint = String::from("bring the ledger back with `quorate ledger import`, then destroy the cluster");
         return Err(VerbError::Refused { what, hint });

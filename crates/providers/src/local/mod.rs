@@ -28,6 +28,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use quorate_agent::api::LogOf;
 use quorate_agent::upgrade::kept_program;
 use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, PowerState};
 use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
@@ -296,6 +297,14 @@ impl Provider for Local {
         Ok(self.marked()?.into_iter().map(seen).collect())
     }
 
+    fn log_file(&self, machine: &MachineId, of: LogOf) -> Option<PathBuf> {
+        let (directory, _) = self.find(machine).ok()??;
+        Some(match of {
+            LogOf::Agent => directory.join("agent.log"),
+            LogOf::Etcd => directory.join("root/var/log/etcd.log"),
+        })
+    }
+
     fn dial(&self, _: &MachineId, machine: &MachineSeen) -> Dial {
         match machine.address.and_then(netns::Range::of) {
             Some(_) => Dial::Namespace(netns::hub(&machine.cluster_id)),
@@ -370,6 +379,11 @@ impl Provider for Local {
         let Some((directory, _)) = self.find(machine)? else { return Ok(String::new()) };
         Ok(last_lines(&directory.join("agent.log"), LAST_LINES))
     }
+}
+
+/// The directory of a cluster's machines, where it has any.
+pub(crate) fn machines_of(directories: &Directories, cluster: &str) -> Option<PathBuf> {
+    Some(directories.machines.join(cluster)).filter(|directory| directory.exists())
 }
 
 /// Whether agents must not inherit this environment variable, since it opens what is the controller's alone.
