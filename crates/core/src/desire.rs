@@ -210,6 +210,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         etcd_digest,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
+        place: spec.provider.settings().place(member),
         build: spec.provider.settings().build(member),
         data: spec.provider.settings().kept_data(member),
         renewing: record.renewing,

@@ -6,6 +6,7 @@ mod libvirt;
 mod local;
 mod seed_disk;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{IpAddr, SocketAddr};
@@ -39,7 +40,7 @@ pub trait Provider {
     }
 
     /// Every machine of this cluster's name, whoever made it: the mark on each tells.
-    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError>;
+    async fn machines(&self) -> Result<Machines, ProviderError>;
 
     /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have
     /// half made is removed, and what machines that are off have left. Called at the beginning of a run, before the lock is confirmed,
@@ -74,6 +75,14 @@ pub trait Provider {
 
     /// The cluster has no machine any more: removes what interrupted calls left of them, and data that was kept.
     async fn forget(&self) -> Result<(), ProviderError>;
+}
+
+/// The machines that a provider has.
+#[derive(Clone, Debug, Default)]
+pub struct Machines {
+    pub found: Vec<(MemberName, MachineSeen)>,
+    /// Places that could not be looked at, and why. What is there was not found, and may be there all the same.
+    pub away: BTreeMap<String, String>,
 }
 
 /// A machine to be made.

@@ -45,6 +45,9 @@ pub const NEEDS: [Need; 14] = [
 const URI: &str = "qemu:///system";
 /// Where the suite looks for it, and the names that it expects there.
 const URI_VARIABLE: &str = "QUORATE_LAB_LIBVIRT_URI";
+/// The same for a second one.
+const SECOND_URI_VARIABLE: &str = "QUORATE_LAB_LIBVIRT_SECOND_URI";
+const SECOND_URI: &str = "qemu+unix:///system?socket=/var/cache/libvirt/second/libvirt-sock";
 /// Of the pool and of the network.
 pub const NAME: &str = "quorate-lab";
 const IMAGE: &str = "boot.img";
@@ -144,8 +147,9 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
+    start_second()?;
     for (arguments, suite) in suites(options)? {
-        host::run({ suite }.env(URI_VARIABLE, URI).args(arguments))?;
+        host::run({ suite }.env(URI_VARIABLE, URI).env(SECOND_URI_VARIABLE, SECOND_URI).args(arguments))?;
         nothing_is_left()?;
     }
     Ok(())
@@ -159,9 +163,42 @@ pub fn start() -> Result<()> {
         // Not where that of another lab lies.
         host::run(Command::new(daemon).args(["--daemon", "--pid-file", &format!("/run/libvirt/{daemon}.pid")]))?;
     }
-    wait_for_libvirt()?;
+    wait_for(virsh)?;
     make_pool()?;
     make_network()
+}
+
+/// A second libvirt, with its own domains, pool and network, for clusters on several hosts. All of it that others must see is in a
+/// directory that both share.
+fn start_second() -> Result<()> {
+    const SHARED: &str = "/var/cache/libvirt/second";
+    let images = format!("{SHARED}/images");
+    fs::create_dir_all(&images).with_context(|| format!("cannot create {images}"))?;
+    fs::write(Path::new(&images).join(IMAGE), image()).context("cannot write the image")?;
+    let settings = format!("unix_sock_dir = \"{SHARED}\"\nauth_unix_rw = \"none\"\n");
+    fs::write(format!("{SHARED}/libvirtd.conf"), settings).context("cannot write libvirtd.conf")?;
+    // Its machines write their consoles themselves: virtlogd is the first one's.
+    fs::write(format!("{SHARED}/qemu.conf"), format!("{QEMU_CONF}stdio_handler = \"file\"\n"))
+        .context("cannot write qemu.conf")?;
+    let begin = format!(
+        "for d in /etc/libvirt /run/libvirt /var/lib/libvirt; do mount -t tmpfs tmpfs $d || exit 1; done; \
+         mkdir -p /var/lib/libvirt/qemu && cp {SHARED}/qemu.conf /etc/libvirt/ && \
+         exec libvirtd --daemon --config {SHARED}/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid"
+    );
+    host::run(Command::new("unshare").args(["--mount", "sh", "-c", &begin]))?;
+    let virsh = || {
+        let mut virsh = Command::new("virsh");
+        virsh.args(["--quiet", "--connect", SECOND_URI]);
+        virsh
+    };
+    wait_for(virsh)?;
+    host::read(virsh().args(["pool-define-as", NAME, "dir", "--target", &images]))?;
+    host::read(virsh().args(["pool-start", NAME]))?;
+    let network = format!("<network><name>{NAME}</name><bridge name='quorate-lab2' stp='off' delay='0'/></network>");
+    let file = format!("{SHARED}/network.xml");
+    fs::write(&file, network).context("cannot write the network")?;
+    host::read(virsh().args(["net-define", &file]))?;
+    host::read(virsh().args(["net-start", NAME])).map(drop)
 }
 
 fn prepare_directories() -> Result<()> {
@@ -194,7 +231,7 @@ pub fn virsh() -> Command {
     virsh
 }
 
-fn wait_for_libvirt() -> Result<()> {
+fn wait_for(virsh: impl Fn() -> Command) -> Result<()> {
     let begun = Instant::now();
     loop {
         match host::read(virsh().arg("list")) {

@@ -1,7 +1,7 @@
 //! The loop: look, decide, act, look again, until the cluster is settled or what remains is refused.
 
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::rc::Rc;
@@ -245,6 +245,9 @@ impl Controller {
             if blocked.is_empty() {
                 ledger.spec_before = None;
             }
+            if blocked.is_empty() && self.sight.saw_every_place() {
+                forget_places(ledger, &seen);
+            }
         })?;
         self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
@@ -419,6 +422,14 @@ fn changes_nothing_seen(formation: &Formation, steps: &[Step]) -> bool {
 fn pause(waited: Duration, look: Duration) -> Duration {
     let by_time = (waited / 10).clamp(Duration::from_millis(5), Duration::from_millis(100));
     by_time.max(look.min(Duration::from_millis(250)))
+}
+
+/// Nobody looks any more where no machine is left and none is to be.
+fn forget_places(ledger: &mut Ledger, seen: &Observation) {
+    let settings = ledger.spec.provider.settings();
+    let mut used: BTreeSet<String> = ledger.spec.members.iter().filter_map(|member| settings.place(member)).collect();
+    used.extend(seen.machines.get().into_iter().flatten().filter_map(|(_, machine)| machine.place.clone()));
+    ledger.places.retain(|place| used.contains(place));
 }
 
 #[cfg(test)]

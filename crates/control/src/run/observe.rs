@@ -10,13 +10,14 @@ use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
 use quorate_core::model::{
-    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, PowerState, Seen,
+    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, PowerState,
+    Seen,
 };
 use quorate_core::planner::{UnsafeBecause, safety};
 
 use crate::run::error::ControlError;
 use crate::secrets;
-use quorate_providers::{Dial, Provider, ProviderError};
+use quorate_providers::{Dial, Machines, Provider, ProviderError};
 
 /// The eyes of a controller. It keeps one connection to each agent between looks.
 pub struct Sight {
@@ -27,6 +28,8 @@ pub struct Sight {
     asked: RefCell<BTreeSet<(String, u64)>>,
     /// Agents that remember our number, or a higher one, though nobody told it.
     knows_more: Vec<UnsafeBecause>,
+    /// Whether the provider could look everywhere, the last time.
+    saw_every_place: bool,
 }
 
 /// What this controller shows to agents: certificate chain and key. It ends, and whoever stays longer makes another before.
@@ -56,7 +59,14 @@ struct Contact {
 
 impl Sight {
     pub fn new(provider: Rc<dyn Provider>) -> Self {
-        Sight { provider, identity: None, agents: BTreeMap::new(), asked: RefCell::default(), knows_more: Vec::new() }
+        Sight {
+            provider,
+            identity: None,
+            agents: BTreeMap::new(),
+            asked: RefCell::default(),
+            knows_more: Vec::new(),
+            saw_every_place: false,
+        }
     }
 
     pub fn provider(&self) -> Rc<dyn Provider> {
@@ -111,6 +121,11 @@ impl Sight {
         Ok(seen)
     }
 
+    /// Whether no machine can be where the provider could not look.
+    pub fn saw_every_place(&self) -> bool {
+        self.saw_every_place
+    }
+
     /// What shows that the ledger is not the latest, where anything does.
     pub fn knows_more(&self) -> &[UnsafeBecause] {
         &self.knows_more
@@ -147,14 +162,17 @@ impl Sight {
 
     async fn ask(&mut self, ledger: &Ledger, fence: Option<u64>) -> Result<Observation, ControlError> {
         let now = Timestamp::now();
-        let machines = match self.provider.machines().await {
-            Ok(machines) => by_name(ledger, machines),
+        let Machines { found, away } = match self.provider.machines().await {
+            Ok(machines) => machines,
             Err(e @ ProviderError::Io { .. }) => return Err(e.into()),
             Err(e) => {
                 let machines = Seen::Unreachable { since: now, why: e.to_string() };
                 return Ok(Observation { now, machines, agents: BTreeMap::new() });
             }
         };
+        let mut machines = by_name(ledger, found);
+        let hidden = add_hidden(ledger, &mut machines, &away);
+        self.saw_every_place = away.is_empty();
         self.meet(ledger, &machines, now)?;
         let asked = self.asked.borrow().clone();
         let looks = self.agents.iter().map(async |(member, contact)| {
@@ -179,6 +197,13 @@ impl Sight {
             agents.insert(member, seen);
         }
         agents.extend(without_address(ledger, &machines, now));
+        for (member, away) in hidden {
+            match agents.get_mut(&member) {
+                Some(Seen::Unreachable { why, .. }) => *why = format!("{away}; {why}"),
+                Some(Seen::At(..)) => {}
+                None => drop(agents.insert(member, Seen::Unreachable { since: now, why: away })),
+            }
+        }
         let mut seen = Observation { now, machines: Seen::At(now, machines), agents };
         if self.knows_more.is_empty() {
             self.ask_who_reaches(ledger, &mut seen, fence).await?;
@@ -259,6 +284,41 @@ impl Sight {
     }
 }
 
+/// Adds the machines of members that were made where the provider could not look, with what kept it from looking. They count as there:
+/// nothing may be made in their place.
+fn add_hidden(
+    ledger: &Ledger,
+    machines: &mut BTreeMap<MemberName, MachineSeen>,
+    away: &BTreeMap<String, String>,
+) -> Vec<(MemberName, String)> {
+    let settings = ledger.spec.provider.settings();
+    let mut hidden = Vec::new();
+    for member in &ledger.spec.members {
+        let name = MemberName::from(member.name.as_str());
+        let record = ledger.members.get(&name);
+        let place = record.and_then(|record| record.place.clone()).or_else(|| settings.place(member));
+        let is_found = machines.get(&name).is_some_and(|machine| machine.cluster_id == ledger.cluster_id);
+        let Some((place, why)) = place.and_then(|place| away.get_key_value(&place)).filter(|_| !is_found) else {
+            continue;
+        };
+        let known = ledger.formation.members().and_then(|members| members.get(&name)?.address());
+        let machine = MachineSeen {
+            cluster_id: ledger.cluster_id.clone(),
+            incarnation: record.map_or(1, |record| record.incarnation.max(1)),
+            power: PowerState::Unknown,
+            headless: false,
+            outdated: false,
+            address: known.or_else(|| settings.pinned(member)),
+            build: None,
+            data: None,
+            place: Some(place.clone()),
+        };
+        machines.insert(name.clone(), machine);
+        hidden.push((name, why.clone()));
+    }
+    hidden
+}
+
 /// Agents that nobody can ask yet.
 fn without_address(
     ledger: &Ledger,
@@ -266,7 +326,7 @@ fn without_address(
     now: Timestamp,
 ) -> Vec<(MemberName, Seen<AgentSeen>)> {
     let ours = machines.iter().filter(|(_, machine)| machine.cluster_id == ledger.cluster_id && machine.is_up());
-    let silent = ours.filter(|(_, machine)| machine.address.is_none());
+    let silent = ours.filter(|(_, machine)| machine.address.is_none() && machine.power != PowerState::Unknown);
     let why = || String::from("its machine has no address yet");
     silent.map(|(member, _)| (member.clone(), Seen::Unreachable { since: now, why: why() })).collect()
 }
@@ -390,7 +450,7 @@ mod tests {
     use jiff::SignedDuration;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::model::SecretKind;
+    use quorate_core::model::{MemberRecord, SecretKind};
     use quorate_core::spec::generated;
 
     use super::*;
@@ -417,6 +477,7 @@ mod tests {
             outdated: false,
             build: None,
             data: None,
+            place: None,
         };
         let etcd_1 = || MemberName::from("etcd-1");
         let both = [(etcd_1(), machine("c", 1)), (etcd_1(), machine("other", 7))];
@@ -427,6 +488,44 @@ mod tests {
         }
         let alone = by_name(&ledger, vec![(etcd_1(), machine("other", 7))]);
         assert_eq!(alone[&etcd_1()].cluster_id, "other", "it is told about where it is in the place of ours");
+    }
+
+    #[test]
+    fn a_machine_whose_host_is_out_of_reach_counts_as_there() {
+        let mut ledger = ledger(Timestamp::now());
+        let settings = serde_json::json!({"libvirt": {"pool": "etcd"}});
+        ledger.spec.provider = serde_json::from_value(settings).unwrap();
+        let names: Vec<MemberName> = ["etcd-1", "etcd-2", "etcd-3"].map(MemberName::from).into();
+        let hosts = ["qemu+ssh://a/system", "qemu+ssh://b/system", "qemu+ssh://b/system"];
+        ledger.spec.members = names
+            .iter()
+            .zip(hosts)
+            .zip(1..)
+            .map(|((name, uri), n)| {
+                let interface = serde_json::json!({"network": "n", "address": format!("192.0.2.{n}"), "prefix": 24});
+                serde_json::from_value(
+                    serde_json::json!({"name": name, "libvirt": {"uri": uri, "interfaces": [interface]}}),
+                )
+                .unwrap()
+            })
+            .collect();
+        // Its machine was made on the first host, before the spec moved it to the second.
+        let record = MemberRecord { incarnation: 4, place: Some(hosts[0].to_owned()), ..MemberRecord::default() };
+        ledger.members.insert(names[2].clone(), record);
+        let hidden = |away: &[&str]| {
+            let away = away.iter().map(|place| ((*place).to_owned(), String::from("no route"))).collect();
+            let mut machines = BTreeMap::new();
+            let hidden = add_hidden(&ledger, &mut machines, &away);
+            assert!(hidden.iter().all(|(name, why)| machines.contains_key(name) && why == "no route"));
+            machines
+        };
+        assert!(hidden(&[]).is_empty());
+        assert_eq!(hidden(&[hosts[1]]).into_keys().collect::<Vec<_>>(), [names[1].clone()]);
+        let machines = hidden(&[hosts[0]]);
+        assert_eq!(machines.keys().collect::<Vec<_>>(), [&names[0], &names[2]]);
+        let moved = &machines[&names[2]];
+        assert_eq!((moved.power, moved.incarnation, moved.place.as_deref()), (PowerState::Unknown, 4, Some(hosts[0])));
+        assert_eq!(moved.address, Some("192.0.2.3".parse().unwrap()), "its agent may answer all the same");
     }
 
     #[tokio::test]
@@ -443,6 +542,7 @@ mod tests {
             outdated: false,
             build: None,
             data: None,
+            place: None,
         };
         let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine)]);
         let mut shown = |hours: i64| {

@@ -192,6 +192,7 @@ mod tests {
                     address,
                     build: None,
                     data: Some(KEPT_DATA.to_owned()),
+                    place: None,
                 },
             )
         };

@@ -21,14 +21,28 @@ pub struct Build(BTreeMap<String, String>);
 /// The part whose content may outlive the machine.
 pub const DATA_VOLUME: &str = "data volume";
 
+/// The part that says where the machine is, if not where most of its cluster are. Data stays behind when it changes.
+pub const HYPERVISOR: &str = "hypervisor";
+
 impl Build {
     pub fn new<const N: usize>(parts: [(&str, Option<String>); N]) -> Self {
         Build(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
     }
 
-    /// The data volume that outlives the machine.
+    /// Where the data is that outlives the machine.
     pub fn data(&self) -> Option<String> {
-        self.0.get(DATA_VOLUME).cloned()
+        let volume = self.0.get(DATA_VOLUME)?;
+        Some(match self.0.get(HYPERVISOR) {
+            Some(place) => format!("{volume} at {place}"),
+            None => volume.clone(),
+        })
+    }
+
+    /// The same, of a machine that was found there.
+    pub fn found_at(mut self, place: Option<String>) -> Self {
+        self.0.remove(HYPERVISOR);
+        self.0.extend(place.map(|place| (HYPERVISOR.to_owned(), place)));
+        self
     }
 
     /// What a machine has, and what it should have instead. Nothing where it is as it should be.

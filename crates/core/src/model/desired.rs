@@ -112,6 +112,8 @@ pub struct DesiredMember {
     pub etcd_digest: String,
     pub enrolment: Option<Enrolment>,
     pub unseen_since: Option<Timestamp>,
+    /// Where its machine is to be, for providers with several such places.
+    pub place: Option<String>,
     /// What its machine is to be made of; absent where that makes no difference.
     pub build: Option<Build>,
     /// Where its data lies that its next machine can have too.

@@ -82,6 +82,9 @@ pub struct Ledger {
     /// What was settled when the cluster was formed.
     pub formed_with: Option<FormedWith>,
     pub members: BTreeMap<MemberName, MemberRecord>,
+    /// Where the provider has made machines, for providers with several such places: it looks there until nothing is left.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub places: BTreeSet<String>,
     pub authorities: Authorities,
     pub auth: AuthRecord,
     /// The key that signs the cluster's backups.
@@ -338,6 +341,9 @@ pub struct MemberRecord {
     /// Why it did not become a voter when that was last tried. The next run tries again.
     #[serde(default)]
     pub join_failed: Option<String>,
+    /// Where its machine was made, or was about to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub place: Option<String>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -445,6 +451,7 @@ impl Ledger {
             abandoned: _,
             formed_with: _,
             members,
+            places: _,
             authorities: Authorities { etcd, control, peer },
             auth: AuthRecord { root_password, jwt, users, roles: _, certificates: _, machines: _, crl: _, peer_crl: _ },
             backup_signing,
@@ -463,6 +470,7 @@ impl Ledger {
                 unseen_since: _,
                 unseen_at: _,
                 join_failed: _,
+                place: _,
             } = member;
             if let Some(Enrolment { token, expires: _, bound_key: _ }) = enrolment {
                 visit(token.expose_mut());
@@ -508,6 +516,7 @@ impl Ledger {
             abandoned: BTreeSet::new(),
             formed_with: None,
             members: BTreeMap::new(),
+            places: BTreeSet::new(),
             authorities: Authorities::default(),
             auth: AuthRecord::default(),
             backup_signing: None,

@@ -15,7 +15,7 @@ mod program;
 mod seen;
 mod trust;
 
-pub use build::{Build, DATA_VOLUME, Data};
+pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR};
 pub use desired::{
     AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, Revocable, UserWish,
 };

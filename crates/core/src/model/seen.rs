@@ -67,12 +67,14 @@ pub enum PowerState {
     On,
     /// It was switched off, and something may still run on it.
     Stopping,
+    /// Its provider cannot be asked about it now. It was made, so it may be there and may run.
+    Unknown,
 }
 
 impl MachineSeen {
     /// Whether its agent answers now or may soon.
     pub fn is_up(&self) -> bool {
-        matches!(self.power, PowerState::On | PowerState::Starting)
+        matches!(self.power, PowerState::On | PowerState::Starting | PowerState::Unknown)
     }
 
     /// Whether anything may run on it.
@@ -100,4 +102,7 @@ pub struct MachineSeen {
     /// Where its data lies, where that can outlive it.
     #[serde(default)]
     pub data: Option<String>,
+    /// Where its provider has it, for providers with several such places.
+    #[serde(default)]
+    pub place: Option<String>,
 }

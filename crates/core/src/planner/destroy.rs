@@ -2,7 +2,7 @@
 
 use super::{Action, Decision, WaitingFor, machines};
 use crate::kinds::etcd;
-use crate::model::{Data, Desired, Destruction, Observation, Seen};
+use crate::model::{Data, Desired, Destruction, Observation, PowerState, Seen};
 
 pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, decision: &mut Decision) {
     if let Err(because) = etcd::safety::may_destroy(desired, seen, word) {
@@ -13,14 +13,16 @@ pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, 
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
     };
     for (member, machine) in found {
-        if machines::is_ours(desired, machine) {
+        if machines::is_ours(desired, machine) && machine.power == PowerState::Unknown {
+            machines::wait_for_its_place(decision, member, machine);
+        } else if machines::is_ours(desired, machine) {
             decision.step(
                 Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                 "the operator confirmed that this cluster and its data are deleted",
             );
         }
     }
-    if decision.steps.is_empty() {
+    if decision.steps.is_empty() && decision.waiting.is_empty() {
         decision.step(Action::ForgetCluster, "no machine of it is left");
     }
 }

@@ -31,6 +31,10 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 },
             ),
             Some(machine) if !is_ours(desired, machine) => decision.block(foreign(desired, member, machine)),
+            // The next one is made elsewhere, and this one must be destroyed first or count as dead (`repair`).
+            Some(machine) if machine.power == PowerState::Unknown && machine.place != wish.place => {
+                wait_for_its_place(decision, member, machine);
+            }
             Some(machine) if machine.power == PowerState::Stopping => wait_until_off(decision, member),
             Some(machine) if machine.power == PowerState::Off => decision
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
@@ -59,7 +63,8 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
     let known = desired.formation.members().and_then(|members| members.get(member));
     let address = known.filter(|_| desired.formation.counts_on(member)).and_then(|known| known.address());
-    let is_free = |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == Some(address));
+    let is_free =
+        |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == Some(address));
     wish.renewing.is_some() && desired.restore.is_none() && address.is_some_and(is_free)
 }
 
@@ -82,6 +87,10 @@ pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
     let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
         if decision.has_business_with(member) {
+            continue;
+        }
+        if machine.power == PowerState::Unknown {
+            wait_for_its_place(decision, member, machine);
             continue;
         }
         if !etcd::safety::may_wipe_leftover(&desired.formation) {
@@ -146,6 +155,8 @@ pub(crate) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut D
     for (member, machine) in machines {
         if is_ours(desired, machine) && machine.power == PowerState::Stopping {
             wait_until_off(decision, member);
+        } else if is_ours(desired, machine) && machine.power == PowerState::Unknown {
+            wait_for_its_place(decision, member, machine);
         } else if is_ours(desired, machine) && machine.may_run() {
             decision
                 .step(Action::StopMachine { member: member.clone() }, "the cluster should be off; its data is kept");
@@ -156,6 +167,13 @@ pub(crate) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut D
 /// What is about to stop neither runs nor can be started.
 fn wait_until_off(decision: &mut Decision, member: &MemberName) {
     decision.wait(WaitingFor::MachineOff { member: member.clone() });
+}
+
+/// Nothing can be done to a machine that its provider cannot be asked about.
+pub(super) fn wait_for_its_place(decision: &mut Decision, member: &MemberName, machine: &MachineSeen) {
+    let place = machine.place.as_deref().unwrap_or("its place");
+    decision
+        .wait(WaitingFor::Provider { why: format!("the machine of {member} is at {place}, which cannot be reached") });
 }
 
 pub(crate) fn is_ours(desired: &Desired, machine: &MachineSeen) -> bool {

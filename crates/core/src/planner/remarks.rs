@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::{Action, Step};
-use crate::model::{AGENT_PORT, CLIENT_PORT, CertificateUse, MemberName, Observation};
+use crate::model::{AGENT_PORT, CLIENT_PORT, CertificateUse, MemberName, Observation, PowerState};
 use crate::providers::MachineKind;
 use crate::spec::{AddressRange, ClusterSpec, Firewall, MemberSpec};
 
@@ -27,6 +27,8 @@ pub enum RemarkKind {
     Versions,
     /// Which agents are older than what is asked of them.
     Agents,
+    /// Which machines the provider cannot be asked about.
+    Places,
 }
 
 /// What is around the cluster and only the controller can tell.
@@ -51,7 +53,24 @@ pub fn remarks(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &
     }
     remarks.extend(versions(spec, steps, seen).map(|text| Remark { kind: RemarkKind::Versions, text }));
     remarks.extend(older_agents(seen).map(|text| Remark { kind: RemarkKind::Agents, text }));
+    remarks.extend(out_of_reach(seen).map(|text| Remark { kind: RemarkKind::Places, text }));
     remarks
+}
+
+/// Nothing can be done to such machines, though their agents may answer.
+fn out_of_reach(seen: &Observation) -> impl Iterator<Item = String> {
+    let machines = seen.machines.get().into_iter().flatten();
+    let hidden = machines.filter(|(_, machine)| machine.power == PowerState::Unknown);
+    let mut places: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (member, machine) in hidden {
+        places.entry(machine.place.as_deref().unwrap_or_default()).or_default().push(member.as_str());
+    }
+    places.into_iter().map(|(place, members)| {
+        let members = members.join(", ");
+        format!(
+            "{place} cannot be reached: machines there ({members}) cannot be created, started, stopped or destroyed"
+        )
+    })
 }
 
 /// A machine that is made starts with the version of the spec, also where the others may not go there.

@@ -10,8 +10,8 @@ use crate::kinds::etcd::cluster::Cluster;
 use crate::kinds::etcd::safety::DataVerdict;
 use crate::kinds::etcd::{self, AuthOp};
 use crate::model::{
-    Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, Seen,
-    TrustPlane,
+    Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, PowerState,
+    Seen, TrustPlane,
 };
 
 /// A machine that was last found unseen longer ago than this is counted anew.
@@ -75,6 +75,8 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
                     ..MemberRecord::default()
                 };
             }
+            record.place = desired.members.get(member).and_then(|wish| wish.place.clone());
+            ledger.places.extend(record.place.clone());
             true
         }
         Action::PushConfig { member, generation } => {
@@ -181,6 +183,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
             note_absence(record, matches!(seen.agents.get(member), Some(Seen::At(..))), desired.grace, seen.now);
         }
     }
+    note_places(ledger, seen);
     end_renewals(ledger, desired, seen);
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
@@ -253,6 +256,20 @@ fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
         if etcd::safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
             record.renewing = None;
             known.machine_id.clone_from(&facts.machine_id);
+        }
+    }
+}
+
+/// Where machines are. They may have been made before the ledger knew of places, or be reached by another name now.
+fn note_places(ledger: &mut Ledger, seen: &Observation) {
+    let Ledger { members, places, cluster_id, .. } = ledger;
+    for (member, record) in members {
+        let machine = seen.machines.get().and_then(|machines| machines.get(member));
+        let found = machine.filter(|machine| machine.cluster_id == *cluster_id && machine.power != PowerState::Unknown);
+        let place = found.filter(|machine| machine.incarnation == record.incarnation).and_then(|m| m.place.clone());
+        if place.is_some() {
+            places.extend(place.clone());
+            record.place = place;
         }
     }
 }

@@ -7,7 +7,7 @@ use super::machines::is_ours;
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
 use crate::kinds::etcd;
 use crate::kinds::etcd::cluster::Cluster;
-use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, ServiceState};
+use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, PowerState, ServiceState};
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
@@ -20,7 +20,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         return;
     }
     let another = |member: &MemberName, wish: &DesiredMember| {
-        let difference = machine(desired, seen, member)?.build.as_ref()?.difference(wish.build.as_ref()?)?;
+        let known = machine(desired, seen, member).filter(|machine| machine.power != PowerState::Unknown);
+        let difference = known?.build.as_ref()?.difference(wish.build.as_ref()?)?;
         Some(format!("{member}'s machine {difference}"))
     };
     let recorded = in_turn(desired, seen, |member, wish| {

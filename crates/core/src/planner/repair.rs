@@ -8,7 +8,7 @@ use super::{Action, Decision, WaitingFor, renewal};
 use crate::kinds::etcd;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::DataVerdict;
-use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, Seen};
+use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, PowerState, Seen};
 
 /// Why a member must have a new machine.
 enum Loss {
@@ -34,7 +34,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             decision.block(because);
             continue;
         }
-        let never_came = never_came(desired, seen, member, wish).filter(|_| cluster.is_some());
+        let may_be_made = cluster.is_some() && !is_out_of_reach(seen, member, wish);
+        let never_came = never_came(desired, seen, member, wish).filter(|_| may_be_made);
         if let Some(why) = never_came {
             let incarnation = wish.incarnation + 1;
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
@@ -46,6 +47,10 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             // It is about to go in any case (`renewal`).
             Some(Loss::Unseen(_)) if renewal::is_recorded(seen, member, wish) => {}
             Some(Loss::Unseen(why)) if is_booting(desired, seen, member, wish) => {
+                decision.wait(WaitingFor::Agent { member: member.clone(), why });
+            }
+            // Its next machine could not be made either: it is where this one is.
+            Some(Loss::Unseen(why)) if is_out_of_reach(seen, member, wish) => {
                 decision.wait(WaitingFor::Agent { member: member.clone(), why });
             }
             Some(Loss::Unseen(what)) => match safety::judge_absence(desired, seen, member, &what) {
@@ -187,6 +192,12 @@ fn used_up(
             "the machine of {member} was a member before, and etcd does not take its data back"
         ))),
     }
+}
+
+/// Whether the provider cannot be asked about its machine, nor make another one.
+fn is_out_of_reach(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    machine.is_some_and(|machine| machine.power == PowerState::Unknown && machine.place == wish.place)
 }
 
 /// A new machine that has not had the time to come up: its agent was never heard of.

@@ -110,6 +110,11 @@ pub trait Settings {
         None
     }
 
+    /// Where the provider makes a member's machine, for providers that have several such places, each of which may be out of reach.
+    fn place(&self, _: &MemberSpec) -> Option<String> {
+        None
+    }
+
     /// Where a member's data is stored that its next machine can have too.
     fn kept_data(&self, member: &MemberSpec) -> Option<String> {
         self.build(member)?.data()

@@ -361,7 +361,10 @@ fn voters(world: &World) -> (usize, usize) {
 }
 
 fn runs(world: &World, peer_url: &str) -> bool {
-    let machine = world.machines.values().find(|m| m.seen.address.is_some_and(|address| format!("https://{address}:2380") == peer_url));
+    let machine = world
+        .machines
+        .values()
+        .find(|m| m.seen.address.is_some_and(|address| format!("https://{address}:2380") == peer_url));
     let facts = machine.and_then(|m| m.facts());
     facts.is_some_and(|f| matches!(f.etcd.service, ServiceState::Running { .. }))
 }

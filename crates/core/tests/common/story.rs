@@ -191,12 +191,19 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["learner", "added", "at", address] => add_by_hand(scene, address, true),
         ["voter", "added", "at", address] => add_by_hand(scene, address, false),
         ["pin", member] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
+            let address =
+                scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
             pin(scene, member, address);
+        }
+        ["host", member, uri] => {
+            let member = scene.spec.members.iter_mut().find(|m| m.name.as_str() == member);
+            let section = member.and_then(|member| member.libvirt.as_mut());
+            section.expect("a member of libvirt's").uri = Some(uri.to_owned());
         }
         ["pin", member, "at", address] => pin(scene, member, address.parse().expect("an address")),
         ["removed", "by", "another", "hand:", member] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
+            let address =
+                scene.seen.machines.get().expect("a provider")[&MemberName::from(member)].address.expect("an address");
             let url = format!("https://{address}:2380");
             for_each_status(scene, |status| status.members.retain(|m| !m.peer_urls.contains(&url)));
             scene.hide(&member.into(), "it was removed");
@@ -336,6 +343,10 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             machines.get_mut(member).expect("a machine").power = PowerState::Stopping;
             scene.hide(member, "its machine is off");
         }
+        ["out", "of", "reach"] => {
+            machines.get_mut(member).expect("a machine").power = PowerState::Unknown;
+            scene.hide(member, "libvirt at qemu+ssh://b/system cannot be reached: no route to host");
+        }
         ["without", "address"] => {
             machines.get_mut(member).expect("a machine").address = None;
             scene.hide(member, "its machine has no address yet");
@@ -375,7 +386,8 @@ fn agent(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             }
         }
         ["agent", "reaches", other] => {
-            let address = scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address.expect("an address");
+            let address =
+                scene.seen.machines.get().expect("a provider")[&MemberName::from(*other)].address.expect("an address");
             scene.facts_mut(member).reaches.insert(address, true);
         }
         ["agent", "is", "an", "older", "program"] => {

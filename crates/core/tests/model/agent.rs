@@ -51,7 +51,8 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
 
 /// Whoever looks or orders tells its fencing number first; a lower one than was obeyed before is refused.
 pub fn learn_fence<'a>(world: &'a mut World, member: &MemberName, fence: u64) -> Result<&'a mut Facts, Refusal> {
-    let machine = world.machines.get_mut(member).filter(|m| m.seen.power == PowerState::On).ok_or(Refusal::Unreachable)?;
+    let machine =
+        world.machines.get_mut(member).filter(|m| m.seen.power == PowerState::On).ok_or(Refusal::Unreachable)?;
     let SimAgent::Enrolled(facts) = &mut machine.agent else { return Err(Refusal::Unreachable) };
     if fence < facts.fence {
         return Err(Refusal::StaleFence);

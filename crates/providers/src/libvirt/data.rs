@@ -3,11 +3,11 @@
 //! then delete only what it has meant, and never what its successor has made.
 
 use super::domain::Volume;
+use super::hypervisor::{DATA_SUFFIX, Hypervisor, PREFIX};
 use super::virsh::LibvirtError;
-use super::{DATA_SUFFIX, Libvirt, PREFIX};
 use crate::ProviderError;
 
-impl Libvirt {
+impl Hypervisor {
     /// The volume to be made for a machine.
     pub(super) fn new_data(&self, member: &str, incarnation: u64, fence: u64) -> Volume {
         let name = format!("{PREFIX}{}-{member}.{incarnation}.{fence}{DATA_SUFFIX}", self.cluster_id);

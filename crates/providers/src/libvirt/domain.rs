@@ -279,7 +279,9 @@ mod tests {
             mark().metadata()
         );
         assert!(Found::read(&description).unwrap().mark.is_some(), "the sample is good");
-        let foreign = String::from("<domain><name>é</name><uuid>1</uuid><devices><interface><mac address='é'/></interface></devices></domain>");
+        let foreign = String::from(
+            "<domain><name>é</name><uuid>1</uuid><devices><interface><mac address='é'/></interface></devices></domain>",
+        );
         quorate_fuzz::campaign(&[description.into_bytes(), foreign.into_bytes()], |input| {
             if let Some(found) = Found::read(&String::from_utf8_lossy(input)) {
                 let _ = found.mark.map(|mark| mark.element());

@@ -1,11 +1,9 @@
-//! The provider `libvirt`: a machine is a domain with a root disk, a seed disk and perhaps a data disk.
-//!
-//! The domain comes first and goes last, and its mark names every volume that was made for it. While disks are made it is a
-//! draft, which is nobody's machine; whoever is admitted next removes it with all that is its own. Only volumes that bear the
-//! cluster's id, or that such a mark names, are ever removed; what an operator brought never is.
+//! The provider `libvirt`: virtual machines on one host or on several, each with its own libvirt. A host that cannot be reached
+//! hides its machines, and none of the others.
 
 mod data;
 mod domain;
+mod hypervisor;
 mod orphans;
 mod power;
 mod probe;
@@ -13,415 +11,148 @@ mod virsh;
 mod volumes;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
-use std::fs;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
-use quorate_agent::api::Seed;
-use quorate_agent::api::boot;
-use quorate_agent::private_directory;
-use quorate_core::model::{Build, CLIENT_PORT, Ledger, MachineId, MachineSeen, MemberName, PowerState};
-use quorate_core::providers::Settings;
-use quorate_core::providers::libvirt::{Acceleration, Attachment, InterfaceSpec, LibvirtSettings, section};
-use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
-use quorate_pki::Sha256;
+use quorate_core::model::{Ledger, MachineId, MachineSeen};
+use quorate_core::providers::libvirt::LibvirtSettings;
+use quorate_core::spec::ClusterSpec;
 
-use crate::seed_disk::{seed_disk, static_program};
-use crate::{Data, Dial, Directories, NewMachine, Provider, ProviderError, last_lines};
-use domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
-use quorate_core::text::with_causes;
+use crate::{Data, Dial, Directories, Machines, NewMachine, Provider, ProviderError};
+use hypervisor::Hypervisor;
 pub use virsh::LibvirtError;
-use virsh::{STDIN, Virsh};
 
-/// How the names of all our domains and volumes begin.
-const PREFIX: &str = "quorate-";
-const ROOT_SUFFIX: &str = "-root.qcow2";
-const DATA_SUFFIX: &str = "-data.qcow2";
-/// How long a machine may take to shut down before its plug is pulled.
-const STOP_PATIENCE: Duration = Duration::from_secs(60);
-/// How much of a console is shown when there is nothing else to show.
-const LAST_LINES: usize = 20;
+/// How long a host among several may take to list its machines.
+const LOOK: Duration = Duration::from_secs(20);
+/// A host that did not answer is not asked again before this time, so that it does not hold up every look.
+const PAUSE: Duration = Duration::from_secs(15);
 
 pub struct Libvirt {
-    virsh: Virsh,
+    /// Those that the spec names come first.
+    hypervisors: Vec<Hypervisor>,
     settings: LibvirtSettings,
     spec: ClusterSpec,
     cluster_id: String,
-    cache: PathBuf,
-    /// Where consoles are written that libvirt's own log directory is not for.
-    logs: PathBuf,
-    stop_patience: Duration,
-    /// Serial ports of machines that no network leads to, as `machines` last saw them.
-    lines: RefCell<BTreeMap<MachineId, PathBuf>>,
+    /// Hosts that did not answer, when, and what they said instead.
+    away: RefCell<BTreeMap<String, (Instant, String)>>,
+    /// Hosts that were out of reach when this controller was admitted.
+    missed: RefCell<BTreeSet<String>>,
 }
 
 impl Libvirt {
     pub fn new(directories: &Directories, ledger: &Ledger, settings: &LibvirtSettings) -> Self {
+        let named = ledger.spec.members.iter().map(|member| settings.uri_of(member));
+        let mut uris: Vec<&str> = Vec::new();
+        // Machines may be left where the spec has none any more.
+        for uri in named.chain(ledger.places.iter().map(String::as_str)) {
+            if !uris.contains(&uri) {
+                uris.push(uri);
+            }
+        }
         Libvirt {
-            virsh: Virsh::new(PathBuf::from("virsh"), settings.uri.clone()),
+            hypervisors: uris.into_iter().map(|uri| Hypervisor::new(directories, ledger, settings, uri)).collect(),
             settings: settings.clone(),
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
-            cache: directories.cache.join("libvirt"),
-            logs: directories.cache.join("consoles"),
-            stop_patience: STOP_PATIENCE,
-            lines: RefCell::default(),
+            away: RefCell::default(),
+            missed: RefCell::default(),
         }
     }
 
     /// Speaks to libvirt through another program than the `virsh` of the PATH.
-    pub fn through(self, program: PathBuf) -> Self {
-        let uri = self.settings.uri.clone();
-        Libvirt { virsh: Virsh::new(program, uri), ..self }
+    pub fn through(mut self, program: PathBuf) -> Self {
+        self.hypervisors = self.hypervisors.into_iter().map(|h| h.through(program.clone())).collect();
+        self
     }
 
     /// Pulls the plug earlier of machines that do not shut down.
-    pub fn stopping_within(self, stop_patience: Duration) -> Self {
-        Libvirt { stop_patience, ..self }
+    pub fn stopping_within(mut self, patience: Duration) -> Self {
+        self.hypervisors = self.hypervisors.into_iter().map(|h| h.stopping_within(patience)).collect();
+        self
     }
 
-    fn domain_name(&self, machine: &str) -> String {
-        format!("{PREFIX}{}-{machine}", self.spec.name)
+    fn is_alone(&self) -> bool {
+        self.hypervisors.len() == 1
     }
 
-    /// Every domain with this beginning of its name.
-    async fn domains(&self, beginning: &str) -> Result<Vec<Found>, LibvirtError> {
-        let names = self.virsh.names(&["list", "--all", "--name"]).await?;
-        let looks = names.iter().filter(|name| name.starts_with(beginning)).map(async |name| self.domain(name).await);
-        let found: Result<Vec<_>, _> = join_all(looks).await.into_iter().collect();
-        Ok(found?.into_iter().flatten().collect())
-    }
-
-    /// One that vanishes meanwhile is not there.
-    async fn domain(&self, name: &str) -> Result<Option<Found>, LibvirtError> {
-        match self.virsh.run(&["dumpxml", name]).await {
-            Ok(description) => match Found::read(&description) {
-                Some(found) => Ok(Some(found)),
-                None => Err(LibvirtError::Unreadable { name: name.to_owned() }),
-            },
-            Err(error) if error.is_absent() => Ok(None),
-            Err(error) => Err(error),
+    /// The host on which a machine is. What is out of reach may have it: then nobody is told that it is nowhere.
+    async fn host_of(&self, machine: &MachineId) -> Result<Option<&Hypervisor>, ProviderError> {
+        if let [only] = &self.hypervisors[..] {
+            return Ok(Some(only));
         }
-    }
-
-    /// Those of this cluster's name, with their marks.
-    async fn marked(&self) -> Result<Vec<(Found, Mark)>, LibvirtError> {
-        let cluster = self.spec.name.as_str();
-        let found = self.domains(&format!("{PREFIX}{cluster}-")).await?;
-        let marked = found.into_iter().filter_map(|found| Some((found.clone(), found.mark?)));
-        Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
-    }
-
-    /// Those that this very cluster has made or begun.
-    async fn ours(&self) -> Result<Vec<(Found, Mark)>, LibvirtError> {
-        let marked = self.marked().await?;
-        Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
-    }
-
-    async fn find(&self, machine: &MachineId) -> Result<Option<(Found, Mark)>, LibvirtError> {
-        let meant = |mark: &Mark| mark.member == machine.member && mark.incarnation == machine.incarnation;
-        Ok(self.ours().await?.into_iter().find(|(_, mark)| meant(mark) && mark.state == State::Whole))
-    }
-
-    /// Changes a mark, of exactly the domain that was seen: one that has its name by now is another.
-    async fn set_mark(&self, found: &Found, mark: &Mark) -> Result<(), LibvirtError> {
-        let element = mark.element();
-        let mut words =
-            vec!["metadata", &found.uuid, "--uri", MARK_URI, "--key", MARK_KEY, "--set", &element, "--config"];
-        if found.on {
-            words.push("--live");
-        }
-        self.virsh.run(&words).await.map(drop)
-    }
-
-    /// Removes a domain with all that was made for it.
-    async fn clear(&self, found: &Found, mark: &Mark, data: Data) -> Result<(), ProviderError> {
-        let doomed = mark.data.clone().filter(|_| data == Data::Goes);
-        if mark.state == State::Whole {
-            // From now on it is nobody's machine, wherever this may be interrupted.
-            self.set_mark(found, &Mark { state: State::Going, data: doomed.clone(), ..mark.clone() }).await?;
-        }
-        self.power_off(found).await?;
-        for volume in mark.volumes.iter().chain(&doomed) {
-            self.virsh.delete_volume(volume).await?;
-        }
-        self.undefine(found).await?;
-        self.remove_console(&mark.console)
-    }
-
-    fn remove_console(&self, console: &Path) -> Result<(), ProviderError> {
-        if !self.settings.is_here() {
-            return Ok(());
-        }
-        match fs::remove_file(console) {
-            Err(source) if source.kind() != std::io::ErrorKind::NotFound => {
-                Err(ProviderError::Io { what: "removed", path: console.to_owned(), source })
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Removes what is half made or half removed, where these words fit its mark, and disks that belong to no domain any more.
-    async fn sweep(&self, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
-        // Looked for before the domains: who makes a disk has defined its domain by then.
-        let mut roots = self.volumes_of_cluster(ROOT_SUFFIX).await?;
-        let mut seeds = self.seeds_by_name().await?;
-        for (found, mark) in self.ours().await? {
-            if mark.state == State::Going || mark.state == State::Draft && doomed(&mark) {
-                // Data that is to stay is not in such a mark.
-                self.clear(&found, &mark, Data::Goes).await?;
-            }
-            roots.retain(|root| !mark.volumes.contains(root));
-            seeds.retain(|(seed, _)| !mark.volumes.contains(seed));
-        }
-        for root in roots {
-            self.virsh.delete_volume(&root).await?;
-        }
-        for (seed, domain) in seeds {
-            self.remove_orphan(&seed, &domain).await?;
-        }
-        Ok(())
-    }
-
-    async fn volumes_of_cluster(&self, suffix: &str) -> Result<Vec<Volume>, LibvirtError> {
-        let pool = &self.settings.pool;
-        let names = match self.virsh.volumes(pool).await {
-            // A spec that names a wrong pool is told about when a machine is made.
-            Err(error) if error.is_absent() => Vec::new(),
-            names => names?,
+        let is_it = |(_, member, seen): &Found| {
+            seen.cluster_id == self.cluster_id && MachineId::new(member, seen.incarnation) == *machine
         };
-        let beginning = format!("{PREFIX}{}-", self.cluster_id);
-        let ours = names.into_iter().filter(|name| name.starts_with(&beginning) && name.ends_with(suffix));
-        Ok(ours.map(|name| Volume { pool: pool.clone(), name }).collect())
-    }
-
-    fn console_file(&self, domain: &str) -> PathBuf {
-        // Confined as it may be, libvirt can always write here.
-        let system = Path::new("/var/log/libvirt/qemu");
-        let directory = if self.settings.uri.ends_with("/session") { &self.logs } else { system };
-        directory.join(format!("{domain}-console.log"))
-    }
-
-    fn mac(&self, member: &MemberSpec, number: usize, interface: &InterfaceSpec) -> String {
-        interface.mac.as_ref().map_or_else(|| generated_mac(&self.cluster_id, member, number), ToString::to_string)
-    }
-
-    /// The address that the spec gives to a new machine, if no other machine has it.
-    async fn address(&self, new: &NewMachine<'_>) -> Result<IpAddr, ProviderError> {
-        let wanted = new.address.ok_or_else(|| ProviderError::NoAddress { range: String::from("the spec") })?;
-        let taken = self.domains(PREFIX).await?.into_iter().filter_map(|found| found.mark);
-        let mut taken = taken.filter(|mark| mark.state != State::Draft);
-        match taken.find(|mark| mark.address == wanted) {
-            Some(Mark { cluster, member, .. }) => {
-                let by = Some(format!("{member} of cluster {cluster}"));
-                Err(ProviderError::AddressTaken { address: wanted, port: CLIENT_PORT, by })
-            }
-            None => Ok(wanted),
-        }
-    }
-
-    /// What is in the way of a new machine, or missing for it, told before anything is made.
-    async fn prepare(&self, domain: &str, member: &MemberSpec, draft: &Mark) -> Result<Prepared, ProviderError> {
-        let name = member.name.to_string();
-        let pool = self.settings.pool.clone();
-        let left = self.virsh.left_in(&pool).await?;
-        let image = match (&section(member).root_volume, &self.settings.image) {
-            (None, Some(image)) => Some(self.virsh.volume(&self.volume(&image.volume)).await?),
-            _ => None,
-        };
-        let root = image.as_ref().map_or(Ok(0), |image| self.root_size(image))?;
-        let needed = root + draft.data.as_ref().and(self.settings.data_size_of(member)).map_or(0, |size| size.0);
-        if needed > left {
-            return Err(
-                LibvirtError::NoSpace { pool, member: name, needed: rounded(needed), left: rounded(left) }.into()
-            );
-        }
-        let mut interfaces = Vec::new();
-        for (number, interface) in section(member).interfaces.iter().enumerate() {
-            let to = match &interface.to {
-                Attachment::Network(name) => Attachment::Network(self.virsh.network(name).await?),
-                Attachment::NetworkId(id) => Attachment::Network(self.virsh.network(id.as_str()).await?),
-                Attachment::Macvtap(device) => {
-                    if self.settings.is_here() && !Path::new("/sys/class/net").join(device).exists() {
-                        return Err(LibvirtError::NoDevice { name: device.clone() }.into());
-                    }
-                    interface.to.clone()
-                }
-            };
-            interfaces.push((to, self.mac(member, number, interface)));
-        }
-        for other in self.domains("").await?.into_iter().filter(|other| other.name != domain) {
-            if let Some((_, mac)) = interfaces.iter().find(|(_, mac)| other.macs.contains(mac)) {
-                return Err(LibvirtError::MacTaken { mac: mac.clone(), member: name, by: other.name }.into());
+        let mut unseen = None;
+        for hypervisor in &self.hypervisors {
+            match self.look_at(hypervisor).await {
+                Ok(found) if found.iter().any(is_it) => return Ok(Some(hypervisor)),
+                Ok(_) => {}
+                Err(error) if error.is_away() => unseen = Some(error),
+                Err(error) => return Err(error.into()),
             }
         }
-        let seed = draft.volumes.last().expect("every machine has a seed disk").clone();
-        if seed.pool != self.settings.pool {
-            self.virsh.left_in(&seed.pool).await?;
-        }
-        if self.virsh.find_volume(&seed).await?.is_some() {
-            return Err(LibvirtError::VolumeTaken { pool: seed.pool, name: seed.name }.into());
-        }
-        Ok(Prepared { interfaces, seed, image })
+        unseen.map_or(Ok(None), |error| Err(error.into()))
     }
 
-    /// As the spec has it, or that of the image.
-    fn root_size(&self, image: &volumes::Details) -> Result<u64, LibvirtError> {
-        let wanted = self.settings.image.as_ref().and_then(|image| image.root_size);
-        match wanted {
-            Some(wanted) if wanted.0 < image.capacity => Err(LibvirtError::ImageLarger {
-                image: image.path.clone(),
-                has: rounded(image.capacity),
-                wanted: wanted.to_string(),
-            }),
-            Some(wanted) => Ok(wanted.0),
-            None => Ok(image.capacity),
+    /// Whether a host among several can be spoken to now. One that is alone is spoken to in any case.
+    async fn answers(&self, hypervisor: &Hypervisor) -> Result<bool, ProviderError> {
+        if self.is_alone() {
+            return Ok(true);
+        }
+        match self.look_at(hypervisor).await {
+            Ok(_) => Ok(true),
+            Err(error) if error.is_away() => Ok(false),
+            Err(error) => Err(error.into()),
         }
     }
 
-    fn volume(&self, name: &quorate_core::spec::VolumeName) -> Volume {
-        let (pool, name) = name.within(&self.settings.pool);
-        Volume { pool: pool.to_owned(), name: name.to_owned() }
+    /// The machines on one host. One that did not answer a moment ago is not asked again yet.
+    async fn look_at(&self, hypervisor: &Hypervisor) -> Result<Vec<Found>, LibvirtError> {
+        if self.is_alone() {
+            return hypervisor.machines().await;
+        }
+        let uri = hypervisor.uri().to_owned();
+        if let Some((since, said)) = self.away.borrow().get(&uri)
+            && since.elapsed() < PAUSE
+        {
+            return Err(LibvirtError::Unreachable { uri, said: said.clone() });
+        }
+        let silent =
+            |_| LibvirtError::Unreachable { uri: uri.clone(), said: format!("no answer within {} s", LOOK.as_secs()) };
+        let looked = tokio::time::timeout(LOOK, hypervisor.machines()).await.map_err(silent).flatten();
+        match &looked {
+            Err(error) if error.is_away() => {
+                let said = match error {
+                    LibvirtError::Unreachable { said, .. } => said.clone(),
+                    error => error.to_string(),
+                };
+                self.away.borrow_mut().insert(uri, (Instant::now(), said));
+            }
+            _ => drop(self.away.borrow_mut().remove(&uri)),
+        }
+        looked
     }
 
-    /// The disk of an operator's own volume.
-    async fn brought(&self, name: &quorate_core::spec::VolumeName) -> Result<Disk, LibvirtError> {
-        let volume = self.volume(name);
-        let format = self.virsh.volume(&volume).await?.format;
-        Ok(Disk { volume, format })
-    }
-
-    fn mark(&self, domain: &str, machine: &str, member: &MemberSpec, seed: &Seed, fence: u64) -> Mark {
-        let own = |name: String| Volume { pool: self.settings.pool.clone(), name };
-        let named = |what: &str, suffix: &str| own(format!("{PREFIX}{}-{what}{suffix}", self.cluster_id));
-        let cloud_init = &self.settings.cloud_init;
-        let mut volumes = Vec::new();
-        if section(member).root_volume.is_none() {
-            volumes.push(named(machine, ROOT_SUFFIX));
+    /// Who has an address on another host, as far as those can be asked.
+    async fn held_elsewhere(&self, host: &Hypervisor, address: IpAddr) -> Result<Option<String>, ProviderError> {
+        for other in self.hypervisors.iter().filter(|other| other.uri() != host.uri()) {
+            if self.answers(other).await?
+                && let Some(by) = other.holder_of(address).await?
+            {
+                return Ok(Some(by));
+            }
         }
-        volumes.push(Volume {
-            pool: cloud_init.pool.clone().unwrap_or_else(|| self.settings.pool.clone()),
-            name: cloud_init.name.replace("<name>", domain),
-        });
-        let makes_data = section(member).data_volume.is_none() && self.settings.data_size_of(member).is_some();
-        Mark {
-            cluster: seed.cluster.clone(),
-            cluster_id: seed.cluster_id.clone(),
-            member: seed.member.clone(),
-            incarnation: seed.incarnation,
-            address: seed.address,
-            fence,
-            state: State::Draft,
-            volumes,
-            data: makes_data.then(|| self.new_data(member.name.as_str(), seed.incarnation, fence)),
-            build: self.settings.build(member),
-            console: self.console_file(domain),
-            line_only: section(member).is_on_macvtap_alone(),
-        }
-    }
-
-    /// Makes the disks of a draft, and only then lets it be a machine.
-    async fn make(
-        &self,
-        domain: &str,
-        machine: &str,
-        member: &MemberSpec,
-        seed: &Seed,
-        data: Data,
-        fence: u64,
-    ) -> Result<(), ProviderError> {
-        let mut mark = self.mark(domain, machine, member, seed, fence);
-        let kept = match data {
-            Data::Stays if mark.data.is_some() => self.kept_data(member.name.as_str()).await?,
-            _ => None,
-        };
-        // Data that is to stay is not the draft's to lose.
-        let draft = Mark { data: mark.data.take().filter(|_| kept.is_none()), ..mark.clone() };
-        mark.data = kept.or_else(|| draft.data.clone());
-        let prepared = self.prepare(domain, member, &draft).await?;
-        let brings_program = self.settings.image.as_ref().is_none_or(|image| !image.has_agent);
-        let program = if brings_program { Some(static_program()?) } else { None };
-        let root = match &section(member).root_volume {
-            Some(name) => self.brought(name).await?,
-            None => Disk { volume: mark.volumes[0].clone(), format: String::from("qcow2") },
-        };
-        let data_disk = match (&section(member).data_volume, &mark.data) {
-            (Some(name), _) => Some(self.brought(name).await?),
-            (None, Some(volume)) => Some(Disk { volume: volume.clone(), format: String::from("qcow2") }),
-            (None, None) => None,
-        };
-        let described = self.machine(machine, member, data_disk.is_some());
-        let uuid = uuid();
-        let wanted = Wanted {
-            name: domain,
-            uuid: &uuid,
-            mark: &draft,
-            kvm: self.uses_kvm(&self.settings).await?,
-            vcpus: self.settings.vcpus_of(member),
-            memory: self.settings.memory_of(member).0,
-            root,
-            data: data_disk,
-            seed: prepared.seed.clone(),
-            interfaces: prepared.interfaces,
-        };
-        if let Some(directory) = mark.console.parent().filter(|directory| *directory == self.logs) {
-            private_directory(directory).map_err(|source| ProviderError::Io {
-                what: "made",
-                path: directory.to_owned(),
-                source,
-            })?;
-        }
-        self.virsh.tell(&["define", STDIN], &wanted.description()).await?;
-        if let Some(image) = &prepared.image {
-            // An interrupted attempt may have left one that no mark names any more.
-            self.virsh.delete_volume(&mark.volumes[0]).await?;
-            self.virsh.make_root(&mark.volumes[0], image, self.root_size(image)?).await?;
-        }
-        if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size_of(member)) {
-            self.virsh.make_empty(volume, size.0).await?;
-        }
-        self.virsh.make_raw(&prepared.seed, &seed_disk(seed, &described, program.as_deref())).await?;
-        let found = Found { uuid, name: domain.to_owned(), on: false, macs: Vec::new(), mark: None, line: None };
-        self.set_mark(&found, &Mark { state: State::Whole, ..mark }).await?;
-        self.power_on(&found.uuid).await?;
-        self.remove_left_data(member.name.as_str()).await
-    }
-
-    /// What the machine is told that it is.
-    fn machine(&self, machine: &str, member: &MemberSpec, data_disk: bool) -> boot::Machine {
-        let admin = &self.settings.admin;
-        let interfaces = section(member).interfaces.iter().enumerate().map(|(number, interface)| boot::Interface {
-            mac: self.mac(member, number, interface),
-            address: interface.address,
-            prefix: u8::try_from(interface.prefix).unwrap_or(u8::MAX),
-            gateway: interface.gateway,
-            dns: interface.dns.clone(),
-        });
-        boot::Machine {
-            // A dot would begin a domain.
-            hostname: machine.replace('.', "-"),
-            interfaces: interfaces.collect(),
-            admin: Some(boot::Admin {
-                user: admin.user.clone(),
-                ssh_keys: admin.ssh_keys.clone(),
-                console_password_hash: admin.console_password_hash.clone(),
-            }),
-            data_disk: data_disk.then(|| boot::DataDisk { serial: DATA_SERIAL.to_owned() }),
-            channel: section(member).is_on_macvtap_alone(),
-        }
+        Ok(None)
     }
 }
 
-struct Prepared {
-    interfaces: Vec<(Attachment, String)>,
-    seed: Volume,
-    /// What the root disk is made of.
-    image: Option<volumes::Details>,
-}
+/// A machine that was found, with the UUID of its domain.
+type Found = (String, quorate_core::model::MemberName, MachineSeen);
 
 #[async_trait(?Send)]
 impl Provider for Libvirt {
@@ -430,82 +161,81 @@ impl Provider for Libvirt {
     }
 
     async fn how_machines_run(&self) -> Option<String> {
-        let how = match (self.settings.acceleration, self.uses_kvm(&self.settings).await) {
-            (Acceleration::Kvm, _) => String::from("machines run on the processor itself (KVM), as the spec says"),
-            (Acceleration::Emulation, _) => String::from("machines are emulated, as the spec says: many times slower"),
-            (Acceleration::Probe, Ok(true)) => {
-                String::from("machines run on the processor itself (KVM): a trial machine booted so")
-            }
-            (Acceleration::Probe, Ok(false)) => format!(
-                "machines are emulated, many times slower: a trial machine did not boot on the processor itself (KVM), {}",
-                self.why_no_kvm()
-            ),
-            (Acceleration::Probe, Err(error)) => {
-                format!("whether machines can run on the processor itself (KVM) is not known: {}", with_causes(&error))
-            }
-        };
-        Some(how)
+        if let [only] = &self.hypervisors[..] {
+            return Some(only.how_machines_run().await);
+        }
+        let each = self.hypervisors.iter().map(async |h| format!("{}: {}", h.uri(), h.how_machines_run().await));
+        Some(join_all(each).await.join("; "))
     }
 
-    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
-        let whole = self.marked().await?.into_iter().filter(|(_, mark)| mark.state == State::Whole);
-        let mut lines = BTreeMap::new();
-        let machines = whole.map(|(found, mark)| {
-            if let (true, true, Some(line)) = (mark.line_only, mark.cluster_id == self.cluster_id, found.line) {
-                lines.insert(MachineId::new(&mark.member, mark.incarnation), line);
+    async fn machines(&self) -> Result<Machines, ProviderError> {
+        let looks = join_all(self.hypervisors.iter().map(|hypervisor| self.look_at(hypervisor))).await;
+        let (mut machines, mut domains) = (Machines::default(), BTreeSet::new());
+        let mut unseen = None;
+        for (hypervisor, looked) in self.hypervisors.iter().zip(looks) {
+            match looked {
+                // Two URIs may lead to the same host.
+                Ok(found) => machines.found.extend(
+                    found.into_iter().filter(|(uuid, ..)| domains.insert(uuid.clone())).map(|(_, m, seen)| (m, seen)),
+                ),
+                Err(error) if error.is_away() => {
+                    machines.away.insert(hypervisor.uri().to_owned(), error.to_string());
+                    unseen = Some(error);
+                }
+                Err(error) => return Err(error.into()),
             }
-            let power = if found.on { PowerState::On } else { PowerState::Off };
-            let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
-            let address = Some(address);
-            let data = build.as_ref().and_then(Build::data);
-            (
-                member,
-                MachineSeen { cluster_id, incarnation, power, headless: false, outdated: false, address, build, data },
-            )
-        });
-        let machines = machines.collect();
-        *self.lines.borrow_mut() = lines;
-        Ok(machines)
+        }
+        match unseen {
+            Some(error) if machines.away.len() == self.hypervisors.len() => Err(error.into()),
+            _ => Ok(machines),
+        }
     }
 
     fn dial(&self, id: &MachineId, _: &MachineSeen) -> Dial {
-        match self.lines.borrow().get(id) {
-            Some(line) => Dial::Line(line.clone()),
-            None => Dial::Address,
-        }
+        self.hypervisors.iter().find_map(|hypervisor| hypervisor.line(id)).map_or(Dial::Address, Dial::Line)
     }
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|mark| mark.fence < fence).await?;
-        Ok(self.let_start_with_host().await?)
+        self.missed.borrow_mut().clear();
+        for hypervisor in &self.hypervisors {
+            if self.answers(hypervisor).await? {
+                hypervisor.admit(fence).await?;
+            } else {
+                self.missed.borrow_mut().insert(hypervisor.uri().to_owned());
+            }
+        }
+        Ok(())
     }
 
     async fn dismiss(&self, fence: u64) -> Result<(), ProviderError> {
-        self.sweep(|mark| mark.fence == fence).await
+        for hypervisor in &self.hypervisors {
+            if self.answers(hypervisor).await? {
+                hypervisor.dismiss(fence).await?;
+            }
+        }
+        Ok(())
     }
 
     async fn create(&self, new: &NewMachine<'_>) -> Result<(), ProviderError> {
-        let domain = self.domain_name(new.name);
-        if let Some(found) = self.domain(&domain).await? {
-            match &found.mark {
-                Some(mark) if mark.cluster_id != self.cluster_id => {
-                    return Err(ProviderError::NotOurs { path: domain.into(), found: mark.cluster_id.clone() });
-                }
-                Some(mark) if mark.state == State::Whole => return Ok(self.power_on(&found.uuid).await?),
-                Some(mark) => self.clear(&found, mark, Data::Goes).await?,
-                None => return Err(LibvirtError::NameTaken { name: domain }.into()),
-            }
-        }
         let member = self.spec.members.iter().find(|member| member.name.as_str() == new.id.member.seat());
         let missing = || LibvirtError::NotInSpec { member: new.id.member.to_string() };
-        let member = member.ok_or_else(missing)?;
-        let seed = new.seed(self.spec.name.as_str(), &self.cluster_id, self.address(new).await?);
-        self.make(&domain, new.name, member, &seed, new.data, new.fence).await
+        let uri = self.settings.uri_of(member.ok_or_else(missing)?);
+        let host = self.hypervisors.iter().find(|hypervisor| hypervisor.uri() == uri).ok_or_else(missing)?;
+        // What earlier controllers left half made there goes first.
+        if self.missed.borrow().contains(uri) {
+            host.admit(new.fence).await?;
+            self.missed.borrow_mut().remove(uri);
+        }
+        let elsewhere = match new.address {
+            Some(address) => self.held_elsewhere(host, address).await?,
+            None => None,
+        };
+        host.create(new, elsewhere).await
     }
 
     async fn start(&self, machine: &MachineId) -> Result<(), ProviderError> {
-        match self.find(machine).await? {
-            Some((found, _)) => Ok(self.power_on(&found.uuid).await?),
+        match self.host_of(machine).await? {
+            Some(host) => host.start(machine).await,
             None => {
                 Err(ProviderError::NoSuchMachine { cluster: self.spec.name.to_string(), machine: machine.to_string() })
             }
@@ -513,56 +243,33 @@ impl Provider for Libvirt {
     }
 
     async fn stop(&self, machine: &MachineId) -> Result<(), ProviderError> {
-        match self.find(machine).await? {
-            Some((found, _)) => Ok(self.keep_off(&found).await?),
+        match self.host_of(machine).await? {
+            Some(host) => host.stop(machine).await,
             None => Ok(()),
         }
     }
 
     async fn destroy(&self, machine: &MachineId, data: Data) -> Result<(), ProviderError> {
-        let Some((mut found, mark)) = self.find(machine).await? else {
-            return self.sweep(|_| false).await;
-        };
-        if data == Data::Stays && found.on {
-            self.shut_down(&found).await?;
-            found.on = false;
+        if let Some(host) = self.host_of(machine).await? {
+            return host.destroy(machine, data).await;
         }
-        self.clear(&found, &mark, data).await
+        for hypervisor in &self.hypervisors {
+            hypervisor.destroy(machine, data).await?;
+        }
+        Ok(())
     }
 
     async fn forget(&self) -> Result<(), ProviderError> {
-        self.sweep(|_| true).await?;
-        let still_used: Vec<Volume> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
-        for volume in self.volumes_of_cluster(DATA_SUFFIX).await? {
-            if !still_used.contains(&volume) {
-                self.virsh.delete_volume(&volume).await?;
-            }
+        for hypervisor in &self.hypervisors {
+            hypervisor.forget().await?;
         }
         Ok(())
     }
 
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError> {
-        let Some((_, mark)) = self.find(machine).await? else { return Ok(String::new()) };
-        if !self.settings.is_here() {
-            return Ok(format!("(its console is in {} on the host of {})", mark.console.display(), self.settings.uri));
+        match self.host_of(machine).await? {
+            Some(host) => host.console(machine).await,
+            None => Ok(String::new()),
         }
-        Ok(last_lines(&mark.console, LAST_LINES))
     }
-}
-
-/// A MAC in the range that is QEMU's own. It follows from cluster, member and place, so that a member's next machine has it too.
-fn generated_mac(cluster_id: &str, member: &MemberSpec, number: usize) -> String {
-    let hash = Sha256::digest(format!("{cluster_id}/{}/{number}", member.name));
-    format!("52:54:00:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
-}
-
-fn uuid() -> String {
-    let hex = quorate_pki::random_hex(16);
-    // The bits that say that it is random.
-    format!("{}-{}-4{}-a{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..])
-}
-
-/// In whole mebibytes, which read better than bytes.
-fn rounded(bytes: u64) -> String {
-    Size(((bytes >> 20).max(1)) << 20).to_string()
 }

@@ -2,8 +2,8 @@
 //! choice, so what is on them decides whose they are.
 
 use super::domain::Volume;
+use super::hypervisor::{Hypervisor, PREFIX};
 use super::virsh::LibvirtError;
-use super::{Libvirt, PREFIX};
 use crate::ProviderError;
 
 /// Where a domain's name stands in a seed disk's.
@@ -11,7 +11,7 @@ const DOMAIN: &str = "<name>";
 /// The first file begins within, however large the disk is.
 const HEAD: &str = "1048576";
 
-impl Libvirt {
+impl Hypervisor {
     /// Volumes that are named as seed disks of this cluster are, and the domains that they would be of.
     pub(super) async fn seeds_by_name(&self) -> Result<Vec<(Volume, String)>, LibvirtError> {
         let Some((before, after)) = self.settings.cloud_init.name.split_once(DOMAIN) else { return Ok(Vec::new()) };

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use super::Libvirt;
 use super::domain::{Found, Mark, State};
+use super::hypervisor::Hypervisor;
 use super::virsh::LibvirtError;
 
 const PAUSE: Duration = Duration::from_millis(200);
 
-impl Libvirt {
+impl Hypervisor {
     pub(super) async fn power_off(&self, found: &Found) -> Result<(), LibvirtError> {
         match self.virsh.run(&["destroy", &found.uuid]).await {
             Err(error) if error.is_absent() => Ok(()),

@@ -4,12 +4,12 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
-use quorate_core::providers::libvirt::{Acceleration, LibvirtSettings};
+use quorate_core::providers::libvirt::{Acceleration, LibvirtSettings, is_here};
 use quorate_pki::Sha256;
 
 use super::domain::Volume;
+use super::hypervisor::{Hypervisor, uuid};
 use super::virsh::{LibvirtError, STDIN};
-use super::{Libvirt, uuid};
 use crate::ProviderError;
 use quorate_agent::private_directory;
 use quorate_agent::process;
@@ -20,7 +20,7 @@ const DISK_BYTES: usize = 1 << 20;
 /// It takes a tenth of a second where it works.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-impl Libvirt {
+impl Hypervisor {
     /// Whether machines are made with KVM. Found out once for each boot of this host.
     pub(super) async fn uses_kvm(&self, settings: &LibvirtSettings) -> Result<bool, ProviderError> {
         match settings.acceleration {
@@ -45,8 +45,8 @@ impl Libvirt {
     /// What can be told of it from here.
     pub(super) fn why_no_kvm(&self) -> &'static str {
         match fs::File::open("/dev/kvm") {
-            Ok(_) if self.settings.is_here() => "though /dev/kvm opens on this host",
-            Err(_) if self.settings.is_here() => "and /dev/kvm does not open on this host",
+            Ok(_) if is_here(&self.settings.uri) => "though /dev/kvm opens on this host",
+            Err(_) if is_here(&self.settings.uri) => "and /dev/kvm does not open on this host",
             _ => "on the host of libvirt",
         }
     }

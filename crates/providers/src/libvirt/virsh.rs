@@ -51,6 +51,11 @@ fn listed(known: &[String]) -> String {
 }
 
 impl LibvirtError {
+    /// Whether libvirt itself did not answer, or not to us.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self, LibvirtError::Unreachable { .. } | LibvirtError::Denied { .. } | LibvirtError::Silent { .. })
+    }
+
     /// Whether what was asked about is not there.
     pub(super) fn is_absent(&self) -> bool {
         matches!(self, LibvirtError::Missing { .. })
@@ -131,9 +136,7 @@ impl Virsh {
         }
         let missing = MISSING.iter().find(|(text, _)| begins(&[text]));
         match missing {
-            Some((_, what)) => {
-                LibvirtError::Missing { what, name: quoted(&lines.join("; ")), known: Vec::new() }
-            }
+            Some((_, what)) => LibvirtError::Missing { what, name: quoted(&lines.join("; ")), known: Vec::new() },
             None => LibvirtError::Failed { command: arguments.join(" "), said: lines.join("; ") },
         }
     }

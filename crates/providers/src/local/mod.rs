@@ -18,6 +18,7 @@ mod line;
 pub mod mark;
 pub mod netns;
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Write};
@@ -30,11 +31,13 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use quorate_agent::api::LogOf;
 use quorate_agent::upgrade::kept_program;
-use quorate_core::model::{CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, PowerState};
+use quorate_core::model::{
+    CLIENT_PORT, FIRST_UPGRADABLE, Ledger, MachineId, MachineSeen, MemberName, PROTOCOL, PowerState,
+};
 use quorate_core::providers::local::{KEPT_DATA, LocalSettings, Network};
 use serde::Serialize;
 
-use crate::{Data, Dial, Directories, NewMachine, Provider, ProviderError, last_lines};
+use crate::{Data, Dial, Directories, Machines, NewMachine, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 use quorate_agent::{one_private_directory, private_directory};
 
@@ -285,16 +288,29 @@ impl Local {
 
 #[async_trait(?Send)]
 impl Provider for Local {
-    async fn machines(&self) -> Result<Vec<(MemberName, MachineSeen)>, ProviderError> {
+    async fn machines(&self) -> Result<Machines, ProviderError> {
         let seen = |(directory, mark): (PathBuf, Mark)| {
             let power = if is_running(&directory) { PowerState::On } else { PowerState::Off };
             let headless = power == PowerState::Off && !processes(&directory.join("root")).is_empty();
             let outdated = power == PowerState::On && is_outdated(&directory);
             let Mark { cluster_id, member, incarnation, address, .. } = mark;
             let (address, data) = (Some(address), Some(KEPT_DATA.to_owned()));
-            (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build: None, data })
+            (
+                member,
+                MachineSeen {
+                    cluster_id,
+                    incarnation,
+                    power,
+                    headless,
+                    outdated,
+                    address,
+                    build: None,
+                    data,
+                    place: None,
+                },
+            )
         };
-        Ok(self.marked()?.into_iter().map(seen).collect())
+        Ok(Machines { found: self.marked()?.into_iter().map(seen).collect(), away: BTreeMap::new() })
     }
 
     fn log_file(&self, machine: &MachineId, of: LogOf) -> Option<PathBuf> {

@@ -25,6 +25,8 @@ use crate::suite::{self, Enrolment, Ground};
 
 /// How libvirt is reached; without it there is no such ground.
 const URI: &str = "QUORATE_LAB_LIBVIRT_URI";
+/// How a second libvirt is reached, which has a socket of its own.
+const SECOND_URI: &str = "QUORATE_LAB_LIBVIRT_SECOND_URI";
 /// Names that the lab gives to its pool, its network and the image in the pool.
 const POOL: &str = "quorate-lab";
 const NETWORK: &str = "quorate-lab";
@@ -72,6 +74,27 @@ impl Place {
     }
 
     fn attached(&self, cluster_id: &str, settings: LibvirtSettings, to: Attachment, mac: Option<Mac>) -> Libvirt {
+        self.provider_of(&self.ledger(cluster_id, &settings, to, mac), &settings)
+    }
+
+    /// Of a cluster whose members are on these hosts, and that has been on others.
+    fn spread(&self, uris: &[(&str, &str)], places: &[&str]) -> Libvirt {
+        let settings = self.settings();
+        let mut ledger = self.ledger(&self.cluster_id, &settings, Attachment::Network(NETWORK.to_owned()), None);
+        for (member, uri) in uris {
+            let spec = ledger.spec.members.iter_mut().find(|spec| spec.name.as_str() == *member);
+            spec.and_then(|spec| spec.libvirt.as_mut()).expect("a section").uri = Some((*uri).to_owned());
+        }
+        ledger.places = places.iter().map(|place| (*place).to_owned()).collect();
+        self.provider_of(&ledger, &settings)
+    }
+
+    fn provider_of(&self, ledger: &Ledger, settings: &LibvirtSettings) -> Libvirt {
+        Libvirt::new(&suite::directories(self.directory.path()), ledger, settings)
+            .stopping_within(Duration::from_secs(1))
+    }
+
+    fn ledger(&self, cluster_id: &str, settings: &LibvirtSettings, to: Attachment, mac: Option<Mac>) -> Ledger {
         let spec = spec::generated(&self.cluster, 3, versions::DEFAULT, ClientAuth::Certificate).expect("a spec");
         let mut spec = spec.clusters.into_iter().next().expect("a cluster");
         for member in &mut spec.members {
@@ -81,9 +104,7 @@ impl Place {
             member.libvirt = Some(MachineSettings { interfaces: vec![interface], ..MachineSettings::default() });
         }
         spec.provider = Kind::Libvirt(Box::new(settings.clone()));
-        let ledger = Ledger::new(cluster_id.to_owned(), spec);
-        Libvirt::new(&suite::directories(self.directory.path()), &ledger, &settings)
-            .stopping_within(Duration::from_secs(1))
+        Ledger::new(cluster_id.to_owned(), spec)
     }
 
     /// A provider whose calls that change anything fail once there were so many of them, as if it had been killed.
@@ -144,10 +165,6 @@ fn qemu_io(command: &str, file: &PathBuf) -> bool {
 
 #[async_trait(?Send)]
 impl Ground for Place {
-    fn cluster(&self) -> &str {
-        &self.cluster
-    }
-
     fn cluster_id(&self) -> &str {
         &self.cluster_id
     }
@@ -247,7 +264,23 @@ type Case = (&'static str, fn(&Place));
 
 /// What only libvirt can get wrong.
 pub fn trials() -> Vec<Trial> {
-    let cases: [Case; 14] = [
+    let cases: [Case; 16] = [
+        ("a_host_that_is_out_of_reach_hides_its_machines_and_no_others", |place| {
+            let second = SecondHost::new();
+            suite::runtime().block_on(second.is_lost_and_found(place));
+        }),
+        ("a_host_that_two_uris_lead_to_has_each_machine_once", |place| {
+            let socket = "qemu+unix:///system?socket=/run/libvirt/libvirt-sock";
+            suite::runtime().block_on(async {
+                let provider = place.spread(&[("etcd-1", socket)], &[]);
+                place.create(&provider, Data::Goes).await.expect("a machine");
+                let uri = std::env::var(URI).expect("the lab says where libvirt is");
+                let moved = place.spread(&[], &[socket]).machines().await.expect("a look").found;
+                assert_eq!(moved.len(), 1, "{moved:?}");
+                assert_eq!(moved[0].1.place, Some(uri), "it is where the spec says");
+            });
+            place.removed();
+        }),
         ("an_unknown_pool_is_told_with_those_that_are_there", |place| {
             let settings = LibvirtSettings { pool: String::from("nowhere"), ..place.settings() };
             place.refuses(settings, "libvirt has no storage pool `nowhere`; it has quorate-lab");
@@ -316,7 +349,7 @@ pub fn trials() -> Vec<Trial> {
             place.made(Attachment::Macvtap(MACVTAP.to_owned()));
             suite::runtime().block_on(async {
                 let provider = place.provider();
-                let seen = provider.machines().await.expect("a look");
+                let seen = provider.machines().await.expect("a look").found;
                 let dial = provider.dial(&first(), &seen[0].1);
                 assert!(matches!(&dial, Dial::Line(path) if path.exists()), "{dial:?}");
             });
@@ -366,6 +399,100 @@ pub fn trials() -> Vec<Trial> {
         })
     };
     cases.into_iter().map(trial).collect()
+}
+
+/// The libvirt of another host, as far as anybody can tell: it has its own socket, domains, pool and network.
+struct SecondHost {
+    uri: String,
+    socket: PathBuf,
+}
+
+impl SecondHost {
+    fn new() -> Self {
+        let uri = std::env::var(SECOND_URI).expect("the lab says where the second libvirt is");
+        let socket = PathBuf::from(uri.split_once("socket=").expect("a socket").1);
+        SecondHost { uri, socket }
+    }
+
+    fn away(&self) -> PathBuf {
+        self.socket.with_extension("away")
+    }
+
+    fn goes_away(&self) {
+        fs::rename(&self.socket, self.away()).expect("a socket");
+    }
+
+    fn comes_back(&self) {
+        fs::rename(self.away(), &self.socket).expect("a socket");
+    }
+
+    fn domains(&self, place: &Place) -> usize {
+        let words = ["--quiet", "--connect", &self.uri, "list", "--all", "--name"];
+        said("virsh", &words).lines().filter(|name| name.contains(&format!("-{}-", place.cluster))).count()
+    }
+
+    async fn is_lost_and_found(&self, place: &Place) {
+        let before = place.inventory().await;
+        let enrolment = Enrolment::new();
+        let id = |member: &str| MachineId::new(&member.into(), 1);
+        let new = |member: &'static str, fence| {
+            enrolment.machine(member, id(member), place.pinned(member), Data::Goes, fence)
+        };
+        let spread = || place.spread(&[("etcd-2", &self.uri)], &[]);
+        let provider = spread();
+        provider.admit(1).await.expect("admitted");
+        for member in ["etcd-1", "etcd-2"] {
+            provider.create(&new(member, 1)).await.expect("a machine");
+        }
+        assert_eq!(self.domains(place), 1);
+        let twice = Some(place.pinned("etcd-2").expect("an address"));
+        let refused = provider.create(&enrolment.machine("etcd-3", id("etcd-3"), twice, Data::Goes, 1)).await;
+        assert!(matches!(refused, Err(ProviderError::AddressTaken { .. })), "hosts share a network: {refused:?}");
+        let machines = provider.machines().await.expect("a look");
+        assert!(machines.found.len() == 2 && machines.away.is_empty(), "{machines:?}");
+        let second = machines.found.iter().find(|(member, _)| member.as_str() == "etcd-2").expect("it is shown");
+        assert_eq!(second.1.place.as_ref(), Some(&self.uri));
+        let told = second.1.data.as_deref().expect("a data volume");
+        assert!(told.contains(&self.uri), "its data is nowhere else: {told}");
+
+        self.goes_away();
+        let provider = spread();
+        provider.admit(2).await.expect("the other host admits it");
+        let machines = provider.machines().await.expect("a look");
+        assert_eq!(machines.found.iter().map(|(member, _)| member.as_str()).collect::<Vec<_>>(), ["etcd-1"]);
+        assert!(machines.away[&self.uri].contains("cannot be reached"), "{machines:?}");
+        for done in [
+            provider.start(&id("etcd-2")).await,
+            provider.stop(&id("etcd-2")).await,
+            provider.destroy(&id("etcd-2"), Data::Goes).await,
+            provider.create(&new("etcd-2", 2)).await,
+            provider.forget().await,
+        ] {
+            assert!(done.expect_err("nothing can be done there").to_string().contains("cannot be reached"));
+        }
+        provider.create(&new("etcd-3", 2)).await.expect("the other host makes machines");
+        provider.stop(&id("etcd-1")).await.expect("and stops them");
+        provider.dismiss(2).await.expect("dismissed");
+
+        self.comes_back();
+        // The spec has no member there any more, and the ledger remembers that there was one.
+        let provider = place.spread(&[], &[&self.uri]);
+        let machines = provider.machines().await.expect("a look");
+        assert!(machines.found.len() == 3 && machines.away.is_empty(), "{machines:?}");
+        for member in ["etcd-1", "etcd-2", "etcd-3"] {
+            provider.destroy(&id(member), Data::Goes).await.expect("destroyed");
+        }
+        provider.forget().await.expect("forgotten");
+        assert_eq!((self.domains(place), place.inventory().await), (0, before));
+    }
+}
+
+impl Drop for SecondHost {
+    fn drop(&mut self) {
+        if self.away().exists() {
+            self.comes_back();
+        }
+    }
 }
 
 impl Place {

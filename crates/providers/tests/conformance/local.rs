@@ -50,10 +50,6 @@ fn write(path: &Path, content: &str) {
 
 #[async_trait(?Send)]
 impl Ground for Place {
-    fn cluster(&self) -> &str {
-        CLUSTER
-    }
-
     fn cluster_id(&self) -> &str {
         &self.cluster_id
     }

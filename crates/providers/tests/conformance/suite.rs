@@ -16,7 +16,6 @@ use quorate_providers::{Data, Directories, NewMachine, Provider, ProviderError};
 /// A place of one provider that belongs to one test alone: a cluster, another of the same name, and other people's things.
 #[async_trait(?Send)]
 pub trait Ground {
-    fn cluster(&self) -> &str;
     fn cluster_id(&self) -> &str;
 
     /// The provider of the cluster, as the next run of quorate would have it.
@@ -168,7 +167,8 @@ impl Run {
     /// Makes a machine, and tells how it is seen then.
     async fn create(&self, member: &str, incarnation: u64, data: Data) -> Made {
         self.create_at(member, incarnation, self.ground.pinned(member), data).await.expect("a machine");
-        let made = self.ours().await.into_iter().find(|(m, seen)| m.as_str() == member && seen.incarnation == incarnation);
+        let made =
+            self.ours().await.into_iter().find(|(m, seen)| m.as_str() == member && seen.incarnation == incarnation);
         let (member, seen) = made.expect("it is shown");
         Made { cluster_id: seen.cluster_id, member, incarnation, address: seen.address.expect("an address") }
     }
@@ -190,9 +190,11 @@ impl Run {
     }
 
     async fn machines(&self) -> Vec<(MemberName, MachineSeen)> {
-        let mut machines = self.provider.machines().await.expect("a look");
+        let mut machines = self.provider.machines().await.expect("a look").found;
         // What each was made of is told in words of its provider's own.
-        machines.iter_mut().for_each(|(_, machine)| (machine.build, machine.data) = (None, None));
+        machines.iter_mut().for_each(|(_, machine)| {
+            (machine.build, machine.data, machine.place) = (None, None, None);
+        });
         machines.sort_by(|a, b| (&a.0, a.1.incarnation).cmp(&(&b.0, b.1.incarnation)));
         machines
     }
@@ -210,7 +212,7 @@ impl Run {
     }
 }
 
-fn seen(made: &Made, power: Power) -> (MemberName, MachineSeen) {
+fn seen(made: &Made, power: PowerState) -> (MemberName, MachineSeen) {
     let Made { cluster_id, member, incarnation, address } = made.clone();
     (
         member,
@@ -223,6 +225,7 @@ fn seen(made: &Made, power: Power) -> (MemberName, MachineSeen) {
             address: Some(address),
             build: None,
             data: None,
+            place: None,
         },
     )
 }
@@ -374,7 +377,7 @@ async fn what_belongs_to_others_is_not_touched(ground: Rc<dyn Ground>) {
     let theirs = id(&"etcd-2".into(), 1);
     let new = enrolment.machine("etcd-2", theirs.clone(), ground.pinned("etcd-2"), Data::Goes, 7);
     stranger.create(&new).await.expect("a machine");
-    let (_, shown) = stranger.machines().await.expect("a look").remove(0);
+    let (_, shown) = stranger.machines().await.expect("a look").found.remove(0);
     let address = shown.address.expect("an address");
     let theirs = Made { cluster_id: strange_id, member: theirs.member, incarnation: 1, address };
     ground.plant("etcd-3").await;

@@ -181,7 +181,7 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
 async fn serving(home: &Home, ledger: &Ledger) -> Result<Vec<(IpAddr, Dial)>, ClientError> {
     let provider = home.provider(ledger);
     let machines = provider.machines().await.map_err(ControlError::from)?;
-    let machines = by_name(ledger, machines);
+    let machines = by_name(ledger, machines.found);
     let way = |name: &MemberName, machine: &MachineSeen| {
         // No client comes over a machine's serial line.
         let dial = Some(dial(&*provider, name, machine)).filter(|dial| !matches!(dial, Dial::Line(_)));

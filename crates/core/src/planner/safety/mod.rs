@@ -99,7 +99,8 @@ pub fn address_is_free(
     let Some(address) = wish.address else { return Ok(()) };
     let machines = seen.machines.get().into_iter().flatten();
     let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));
-    let holder = machines.filter(|(m, machine)| *m != member && machine.address == Some(address)).find(|(m, _)| stays(m));
+    let holder =
+        machines.filter(|(m, machine)| *m != member && machine.address == Some(address)).find(|(m, _)| stays(m));
     match holder {
         None => Ok(()),
         Some((by, _)) => {

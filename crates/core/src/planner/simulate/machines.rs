@@ -6,8 +6,8 @@ use super::certificates::{certificate, trusted};
 use super::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running, take_up_trust};
 use crate::Secret;
 use crate::model::{
-    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, Formation, MachineSeen, MemberName, PowerState,
-    Program, ProgramSeen, Stamp,
+    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, Formation, MachineSeen, MemberName,
+    PowerState, Program, ProgramSeen, Stamp,
 };
 
 impl World {
@@ -27,6 +27,7 @@ impl World {
             address: Some(pinned.unwrap_or(imagined_address(number))),
             build: wish.and_then(|m| m.build.clone()),
             data: wish.and_then(|m| m.data.clone()),
+            place: wish.and_then(|m| m.place.clone()),
         };
         let agent = SimAgent::Fresh { public_key: format!("key-{number}"), data: kept.unwrap_or(DataSeen::Empty) };
         self.machines.insert(member.clone(), SimMachine { seen, agent });

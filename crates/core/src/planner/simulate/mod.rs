@@ -187,11 +187,13 @@ impl World {
         let machines = std::mem::take(&mut self.machines);
         self.machines = machines
             .into_iter()
-            .map(|(name, machine)| {
+            .filter_map(|(name, machine)| {
                 let seat = MemberName::from(name.seat());
                 let incarnation = machine.seen.incarnation;
                 let current = incarnation == wanted(&seat) || machine.seen.cluster_id != self.ledger.cluster_id;
-                (if current { seat } else { seat.former(incarnation) }, machine)
+                // Of machines that its provider cannot look at, only those that members have are known of.
+                let is_shown = current || machine.seen.power != PowerState::Unknown;
+                is_shown.then(|| (if current { seat } else { seat.former(incarnation) }, machine))
             })
             .collect();
         self.agree();

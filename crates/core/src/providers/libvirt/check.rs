@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::{AdminSettings, Attachment, InterfaceSpec, LibvirtSettings, MemberSpec, section};
+use super::{AdminSettings, Attachment, InterfaceSpec, LibvirtSettings, MemberSpec, is_here, section};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{ClusterSpec, Millis, Size, Spec};
 
@@ -32,6 +32,7 @@ pub(super) fn check(settings: &LibvirtSettings, cluster: &Cluster, found: &mut F
         processors(machine.vcpus, at("vcpus"), found);
         memory(machine.memory, at("memory"), found);
         disks(settings, member, &at, found);
+        hypervisor(machine.uri.as_deref(), at("uri"), found);
         interfaces(settings, member, &at, found);
     }
     brought_volumes(cluster, settings, found);
@@ -68,6 +69,7 @@ fn all_of(index: usize, cluster: &ClusterSpec) -> impl Iterator<Item = (String, 
 
 fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("provider.libvirt.{field}"));
+    hypervisor(Some(&settings.uri), at("uri"), found);
     processors(Some(settings.vcpus), at("vcpus"), found);
     memory(Some(settings.memory), at("memory"), found);
     if settings.boot_patience < LEAST_PATIENCE {
@@ -75,6 +77,18 @@ fn size(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {
             at("boot_patience"),
             format!("no machine boots within {}", settings.boot_patience),
             format!("give them at least {LEAST_PATIENCE}; 10m is the default"),
+        );
+    }
+}
+
+/// What `virsh` would not even try. Whether it is reached shows when machines are looked for.
+fn hypervisor(uri: Option<&str>, at: String, found: &mut Findings) {
+    let Some(uri) = uri else { return };
+    if !uri.contains("://") || uri.contains(char::is_whitespace) || uri.starts_with('-') {
+        found.error(
+            at,
+            format!("`{uri}` is not the URI of a libvirt"),
+            "write `qemu:///system` for this host, or `qemu+ssh://HOST/system` for another",
         );
     }
 }
@@ -176,11 +190,13 @@ fn brought_volumes(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Fi
         .flat_map(|(index, member)| {
             let machine = section(member);
             let both = [("root_volume", &machine.root_volume), ("data_volume", &machine.data_volume)];
-            both.into_iter().filter_map(move |(field, volume)| Some((index, field, volume.as_ref()?)))
+            let uri = settings.uri_of(member);
+            both.into_iter().filter_map(move |(field, volume)| Some((index, field, uri, volume.as_ref()?)))
         })
-        .map(|(index, field, volume)| {
+        .map(|(index, field, uri, volume)| {
             let (pool, name) = volume.within(&settings.pool);
-            (cluster.at(&format!("members[{index}].libvirt.{field}")), format!("{pool}/{name}"))
+            let at = if uri == settings.uri { String::new() } else { format!(" at {uri}") };
+            (cluster.at(&format!("members[{index}].libvirt.{field}")), format!("{pool}/{name}{at}"))
         })
         .collect();
     found.repeated(
@@ -199,7 +215,7 @@ fn interfaces(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str
             "give it `libvirt: {interfaces: [{network: default, address: 192.168.122.11, prefix: 24}]}`",
         );
     }
-    if !settings.is_here() && machine.is_on_macvtap_alone() {
+    if !is_here(settings.uri_of(member)) && machine.is_on_macvtap_alone() {
         found.error(
             at("interfaces"),
             format!(

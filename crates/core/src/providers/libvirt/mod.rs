@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{MachineKind, MemberSpec, Settings};
-use crate::model::{Build, DATA_VOLUME};
+use crate::model::{Build, DATA_VOLUME, HYPERVISOR};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Mac, Malformed, Millis, Size, Uuid, VolumeName};
 pub(super) use check::check_all;
@@ -20,7 +20,7 @@ pub(super) const TEMPLATE: &str = include_str!("template.yaml");
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LibvirtSettings {
-    /// How libvirt is reached, as `virsh --connect` takes it.
+    /// How libvirt is reached, as `virsh --connect` takes it. A member may have its own.
     #[serde(default = "default_uri")]
     #[schemars(length(min = 1))]
     pub uri: String,
@@ -70,18 +70,21 @@ fn default_boot_patience() -> Millis {
     Millis(600_000)
 }
 
-impl LibvirtSettings {
-    /// Whether libvirt runs on this very host: its URI names no other.
-    pub fn is_here(&self) -> bool {
-        let Some((_, rest)) = self.uri.split_once("://") else { return true };
-        rest.starts_with('/') || rest.is_empty()
-    }
+/// Whether a libvirt runs on this very host: its URI names no other.
+pub fn is_here(uri: &str) -> bool {
+    let Some((_, rest)) = uri.split_once("://") else { return true };
+    rest.starts_with('/') || rest.is_empty()
 }
 
 /// The machine of one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct MachineSettings {
+    /// How the libvirt is reached that its machine is on. When absent, that of the provider. A member whose `uri` changes gets a new
+    /// machine there and copies its data from the others.
+    #[schemars(length(min = 1))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uri: Option<String>,
     /// Its network interfaces, in order. etcd is at the address of the first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub interfaces: Vec<InterfaceSpec>,
@@ -103,6 +106,7 @@ pub struct MachineSettings {
 }
 
 static NO_SECTION: MachineSettings = MachineSettings {
+    uri: None,
     interfaces: Vec::new(),
     root_volume: None,
     data_volume: None,
@@ -124,6 +128,10 @@ impl MachineSettings {
 }
 
 impl LibvirtSettings {
+    pub fn uri_of<'a>(&'a self, member: &'a MemberSpec) -> &'a str {
+        section(member).uri.as_deref().unwrap_or(&self.uri)
+    }
+
     pub fn vcpus_of(&self, member: &MemberSpec) -> u32 {
         section(member).vcpus.unwrap_or(self.vcpus)
     }
@@ -168,8 +176,13 @@ impl Settings for LibvirtSettings {
             ("root volume", machine.root_volume.as_ref().map(ToString::to_string)),
             ("vcpus", Some(self.vcpus_of(member).to_string())),
             ("memory", Some(self.memory_of(member).to_string())),
+            (HYPERVISOR, Some(self.uri_of(member)).filter(|uri| *uri != self.uri).map(str::to_owned)),
             (DATA_VOLUME, data.or_else(|| self.data_size_of(member).map(|size| size.to_string()))),
         ]))
+    }
+
+    fn place(&self, member: &MemberSpec) -> Option<String> {
+        Some(self.uri_of(member).to_owned())
     }
 
     fn reaches_by_network(&self, member: &MemberSpec) -> bool {
@@ -338,5 +351,31 @@ impl From<InterfaceSpec> for InterfaceFields {
             Attachment::Macvtap(device) => (None, None, Some(device)),
         };
         Self { network, network_id, macvtap, address, prefix, gateway, dns, mac }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(uri: Option<&str>) -> MemberSpec {
+        let mut member = MemberSpec::named("a".parse().unwrap());
+        member.libvirt = Some(MachineSettings { uri: uri.map(str::to_owned), ..MachineSettings::default() });
+        member
+    }
+
+    #[test]
+    fn a_machine_on_another_host_is_another_one_and_its_data_stays_behind() {
+        let settings: LibvirtSettings =
+            serde_json::from_value(serde_json::json!({"pool": "etcd", "data_size": "1GiB"})).unwrap();
+        let build = |uri| settings.build(&member(uri)).unwrap();
+        let (here, there) = (build(None), build(Some("qemu+ssh://b/system")));
+        assert_eq!(build(Some("qemu:///system")), here, "the same host in other words is no difference");
+        let difference = here.difference(&there).unwrap();
+        assert_eq!(difference, "has no hypervisor, and the spec says hypervisor qemu+ssh://b/system");
+        assert_eq!(here.data().as_deref(), Some("1GiB"));
+        assert_eq!(there.data().as_deref(), Some("1GiB at qemu+ssh://b/system"));
+        assert_eq!(here.found_at(Some(String::from("qemu+ssh://b/system"))), there);
+        assert_eq!(settings.place(&member(None)).as_deref(), Some("qemu:///system"));
     }
 }

@@ -10,8 +10,8 @@ use super::version;
 use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::kinds::etcd::versions::Path;
 use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation,
-    Restore, Seen, Stamp,
+    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation, Restore,
+    Seen, Stamp,
 };
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines};

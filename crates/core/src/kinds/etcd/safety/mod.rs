@@ -434,7 +434,10 @@ pub fn may_join_at_this_version(
 pub fn may_clear_away(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
     let Some(cluster) = Cluster::see(desired, seen).filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
-    let listed = cluster.listed.iter().any(|l| l.name == *member || machine.address.is_some_and(|a| address_in(&l.peer_url) == Some(a)));
+    let listed = cluster
+        .listed
+        .iter()
+        .any(|l| l.name == *member || machine.address.is_some_and(|a| address_in(&l.peer_url) == Some(a)));
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
     let in_the_way = desired.members.values().any(|wish| wish.address.is_some() && wish.address == machine.address);
     !listed && (complete || in_the_way)
