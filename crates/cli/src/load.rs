@@ -146,7 +146,7 @@ pub fn file(target: &str) -> Result<CheckedFile, Error> {
     let mut problems = checked.problems;
     let mut clusters = Vec::new();
     let now = Timestamp::now();
-    for (index, mut spec) in checked.spec.into_iter().flat_map(|s| s.clusters).enumerate() {
+    for (index, mut spec) in checked.spec.or(checked.draft).into_iter().flat_map(|s| s.clusters).enumerate() {
         brought::resolve_paths(&mut spec, &base);
         match brought::read(&spec, now) {
             Ok(brought) => clusters.push(Cluster { spec, brought }),

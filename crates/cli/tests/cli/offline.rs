@@ -160,6 +160,44 @@ fn files_that_a_spec_names_are_checked_where_they_are_named() {
     assert!(err(&applied).contains(&format!("error: {file} has 2 errors\n")), "{}", err(&applied));
 }
 
+/// Shape, meaning and files: nobody mends one kind of problem to be shown the next.
+#[test]
+fn all_problems_of_a_spec_are_reported_in_one_pass() {
+    let operator = Operator::new();
+    let spec = "\
+quorate: 1
+clusters:
+  - name: orders
+    members: [{name: etcd-1}, {name: etcd-1}, {name: etcd-3, adress: 127.0.0.9}]
+    etcd: {quota: 8GoB, client_auth: password}
+    tls: {ca: {certificate: nowhere.pem, key: nowhere-key.pem}}
+    auth: {root_password_file: nowhere.password}
+  - name: orders
+    members: [{name: etcd-1}]
+    tls: {ca_validity: 1d, leaf_validity: 1y}
+    etcd: {election: 100ms}
+";
+    let file = operator.write("faulty.yaml", spec);
+    let checked = operator.run(&["validate", &file]);
+    let text = out(&checked);
+    assert_eq!(code(&checked), 1);
+    for (line, field) in [
+        (4, "`etcd-1` is given twice"),
+        (4, "adress"),
+        (5, "8GoB"),
+        (6, "nowhere.pem"),
+        (6, "nowhere-key.pem"),
+        (7, "nowhere.password"),
+        (8, "`orders` is given twice"),
+        (10, "would outlive their CA"),
+        (11, "election"),
+    ] {
+        let place = format!("{file}:{line}:");
+        assert!(text.lines().any(|told| told.starts_with(&place) && told.contains(field)), "{line} {field}\n{text}");
+    }
+    assert!(text.ends_with("is not valid: 9 errors, 0 warnings\n"), "{text}");
+}
+
 #[test]
 fn the_schema_describes_every_field() {
     let schema = Operator::new().json(&["schema"]);

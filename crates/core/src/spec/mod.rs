@@ -1,6 +1,6 @@
 //! The spec: what the operator wrote. A file is read into a tree that knows its lines, its shape is checked against
-//! the schema of the types, then the meaning of the types is checked; each stage tells every problem it finds at
-//! once. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
+//! the schema of the types, then the meaning of the types is checked. All problems are reported at once: what has the
+//! wrong shape is left out, and the meaning of the rest is checked as far as it does not depend on that. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
 
 mod backup;
 pub(crate) mod check;
@@ -57,6 +57,8 @@ pub struct Document {
 pub struct Checked {
     /// There when no problem is an error.
     pub spec: Option<Spec>,
+    /// There when one is, and the rest can be read: for finding more problems, not for use.
+    pub draft: Option<Spec>,
     /// In the order of the file.
     pub problems: Vec<Problem>,
 }
@@ -82,23 +84,28 @@ impl Document {
     /// The spec, if nothing is wrong with it, and everything that is.
     pub fn spec(&self, host: &HostFacts) -> Checked {
         if let Some(problem) = self.other_format() {
-            return Checked { spec: None, problems: vec![problem] };
+            return Checked { spec: None, draft: None, problems: vec![problem] };
         }
-        let (value, mut problems) = shape::read(self);
+        let shape::Reading { value, mut problems, left_out } = shape::read(self);
         problems.extend(self.findings.iter().map(|finding| from_finding(&self.file, finding)));
-        let mut spec = None;
-        if problems.is_empty() {
-            match serde_json::from_value::<Spec>(value) {
-                Ok(read) => {
-                    problems = check::check(self, &read, host);
-                    spec = Some(read);
+        let has_its_shape = problems.is_empty();
+        let read = value.and_then(|value| match serde_json::from_value::<Spec>(value) {
+            Ok(read) => Some(read),
+            Err(error) => {
+                if has_its_shape {
+                    problems.push(self.problem(Severity::Error, "", error.to_string(), None));
                 }
-                Err(error) => problems.push(self.problem(Severity::Error, "", error.to_string(), None)),
+                None
             }
+        });
+        if let Some(read) = &read {
+            let meant = check::check(self, read, host).into_iter();
+            problems.extend(meant.filter(|problem| !left_out.iter().any(|path| may_depend_on(&problem.path, path))));
         }
         problems.sort_by_key(|problem| problem.span);
-        let spec = spec.filter(|_| problems.iter().all(|problem| problem.severity == Severity::Warning));
-        Checked { spec, problems }
+        let is_valid = problems.iter().all(|problem| problem.severity == Severity::Warning);
+        let (spec, draft) = if is_valid { (read, None) } else { (None, read) };
+        Checked { spec, draft, problems }
     }
 
     /// The stretch that a path such as `clusters[0].tls.ca.key` names, or of its deepest part that is there.
@@ -136,6 +143,21 @@ impl Document {
             false => format!("write `quorate: {FORMAT}`"),
         };
         Some(self.problem(Severity::Error, "quorate", message, Some(hint)))
+    }
+}
+
+/// Whether a problem at a path may be there only because what `left_out` names was left out. Settings of etcd decide about users too,
+/// members and their provider about everything in their cluster.
+fn may_depend_on(path: &str, left_out: &str) -> bool {
+    let mut parts = left_out.splitn(3, '.');
+    let (Some(cluster), Some(section)) = (parts.next(), parts.next()) else { return true };
+    let within =
+        |section: &str| path.strip_prefix(cluster).is_some_and(|rest| rest.starts_with(&format!(".{section}")));
+    match section {
+        "etcd" => within("etcd") || within("auth"),
+        "tls" | "auth" | "backup" | "host" | "replace_after" | "initial_token" | "kind" => within(section),
+        // No other setting decides whether a name is fine.
+        _ => path.starts_with(cluster) && !path.ends_with(".name"),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Checks the tree of a file against the schema of the types, and gives the same content as JSON on the way. The
 //! schema is boiled down once to the few shapes that the types use; what they mean together is not judged here.
+//! What has the wrong shape is left out of the JSON, so the rest can be checked further in the same run.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -123,17 +124,26 @@ fn names(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(Value::as_str).map(str::to_owned).collect()
 }
 
-/// The file's content as JSON for the types, and every way in which its shape is wrong. With problems, the JSON is
-/// of no use.
-pub(super) fn read(document: &Document) -> (Value, Vec<Problem>) {
-    let mut walk = Walk { document, path: String::new(), problems: Vec::new() };
+/// A file's content for the types.
+pub(super) struct Reading {
+    /// As JSON, without what has the wrong shape. None: too little is left.
+    pub value: Option<Value>,
+    /// Every way in which its shape is wrong.
+    pub problems: Vec<Problem>,
+    /// The paths that were left out, or that a misspelt field probably means.
+    pub left_out: Vec<String>,
+}
+
+pub(super) fn read(document: &Document) -> Reading {
+    let mut walk = Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new() };
+    let mut value = None;
     if document.root.is_null() {
         let hint = "`quorate init` prints a spec to start from";
         walk.report(document.root.span, "the file is empty", Some(hint.to_owned()));
-        return (Value::Null, walk.problems);
+    } else {
+        value = walk.node(&document.root, document.root.span, &SPEC);
     }
-    let value = walk.node(&document.root, document.root.span, &SPEC);
-    (value, walk.problems)
+    Reading { value, problems: walk.problems, left_out: walk.left_out }
 }
 
 struct Walk<'a> {
@@ -141,6 +151,7 @@ struct Walk<'a> {
     /// Of the node at hand; grows and shrinks along the way.
     path: String,
     problems: Vec<Problem>,
+    left_out: Vec<String>,
 }
 
 impl Walk<'_> {
@@ -155,17 +166,20 @@ impl Walk<'_> {
         });
     }
 
-    /// `shown` is where a complaint about the whole node goes.
-    fn node(&mut self, node: &Node, shown: Span, shape: &Shape) -> Value {
+    /// `shown` is where a complaint about the whole node goes. None: it has the wrong shape, which is reported.
+    fn node(&mut self, node: &Node, shown: Span, shape: &Shape) -> Option<Value> {
         match (&node.content, shape) {
-            (Content::Refused, _) => Value::Null,
+            (Content::Refused, _) => None,
             (Content::Scalar { text, plain }, _) if !node.is_null() => self.scalar(text, *plain, node, shape),
             (Content::Sequence(items), Shape::List(item_shape)) => {
-                Value::Array(items.iter().enumerate().map(|(index, item)| self.item(index, item, item_shape)).collect())
+                // All of them are read. One that is wrong cannot be left out, because it would move the others.
+                let items = items.iter().enumerate().map(|(index, item)| self.item(index, item, item_shape));
+                let items: Vec<Option<Value>> = items.collect();
+                items.into_iter().collect::<Option<Vec<Value>>>().map(Value::Array)
             }
             (Content::Mapping(entries), Shape::Map(value_shape)) => {
-                let value = |entry: &Entry| (entry.key.clone(), self.entry(entry, value_shape));
-                Value::Object(entries.iter().map(value).collect())
+                let value = |entry: &Entry| Some((entry.key.clone(), self.entry(entry, value_shape)?));
+                Some(Value::Object(entries.iter().filter_map(value).collect()))
             }
             (Content::Mapping(entries), Shape::Fields(fields) | Shape::WordOr(_, fields)) => {
                 self.fields(entries, fields, shown)
@@ -174,7 +188,7 @@ impl Walk<'_> {
         }
     }
 
-    fn item(&mut self, index: usize, item: &Node, shape: &Shape) -> Value {
+    fn item(&mut self, index: usize, item: &Node, shape: &Shape) -> Option<Value> {
         let outer = self.path.len();
         self.path.push_str(&format!("[{index}]"));
         let value = self.node(item, item.span, shape);
@@ -182,8 +196,14 @@ impl Walk<'_> {
         value
     }
 
-    fn entry(&mut self, entry: &Entry, shape: &Shape) -> Value {
-        self.inside(&entry.key, |walk| walk.node(&entry.value, super::tree::shown_at(entry), shape))
+    fn entry(&mut self, entry: &Entry, shape: &Shape) -> Option<Value> {
+        self.inside(&entry.key, |walk| {
+            let value = walk.node(&entry.value, super::tree::shown_at(entry), shape);
+            if value.is_none() {
+                walk.left_out.push(walk.path.clone());
+            }
+            value
+        })
     }
 
     fn inside<T>(&mut self, key: &str, act: impl FnOnce(&mut Self) -> T) -> T {
@@ -197,30 +217,32 @@ impl Walk<'_> {
         result
     }
 
-    fn fields(&mut self, entries: &[Entry], fields: &Fields, shown: Span) -> Value {
+    fn fields(&mut self, entries: &[Entry], fields: &Fields, shown: Span) -> Option<Value> {
         let mut object = Map::new();
         for entry in entries {
             match fields.known.get(&entry.key) {
                 // A key with nothing after it counts as absent, so that everything below it may be commented out.
                 Some(_) if entry.value.is_null() => {}
-                Some(shape) => {
-                    let value = self.entry(entry, shape);
-                    object.insert(entry.key.clone(), value);
-                }
+                Some(shape) => object.extend(self.entry(entry, shape).map(|value| (entry.key.clone(), value))),
                 None => self.unknown_field(entry, fields),
             }
         }
-        for name in fields.required.iter().filter(|name| !object.contains_key(*name)) {
+        let is_given = |name: &String| entries.iter().any(|entry| entry.key == *name && !entry.value.is_null());
+        for name in fields.required.iter().filter(|name| !is_given(name)) {
             let empty = entries.iter().find(|entry| entry.key == **name);
             let span = empty.map_or(start_of(shown), |entry| entry.key_span);
             self.inside(name, |walk| walk.report(span, format!("`{name}` is missing"), hint_for_missing(name)));
         }
-        self.one_of(&object, &fields.one_of, shown);
-        Value::Object(object)
+        let chosen = self.one_of(is_given, &fields.one_of, shown)?;
+        let complete = fields.required.iter().chain(chosen).all(|name| object.contains_key(name));
+        complete.then_some(Value::Object(object))
     }
 
     fn unknown_field(&mut self, entry: &Entry, fields: &Fields) {
         let known = fields.known.keys().map(String::as_str);
+        if let Some(meant) = nearest(&entry.key, known.clone()) {
+            self.inside(meant, |walk| walk.left_out.push(walk.path.clone()));
+        }
         let hint = suggestion(&entry.key, known, "fields here are");
         self.inside(&entry.key, |walk| {
             let (message, hint) = match crate::providers::moved(&walk.path) {
@@ -231,13 +253,21 @@ impl Walk<'_> {
         });
     }
 
-    fn one_of(&mut self, object: &Map<String, Value>, groups: &[Vec<String>], shown: Span) {
-        let all = groups.iter().flatten().filter(|name| object.contains_key(*name));
-        let present: Vec<&String> = all.collect();
+    /// The fields of the one group that is given. None: that is not exactly one.
+    fn one_of<'g>(
+        &mut self,
+        is_given: impl Fn(&String) -> bool,
+        groups: &'g [Vec<String>],
+        shown: Span,
+    ) -> Option<&'g [String]> {
+        let present: Vec<&String> = groups.iter().flatten().filter(|name| is_given(name)).collect();
         let fits =
-            |group: &Vec<String>| group.len() == present.len() && group.iter().all(|name| present.contains(&name));
-        if groups.is_empty() || groups.iter().any(fits) {
-            return;
+            |group: &&Vec<String>| group.len() == present.len() && group.iter().all(|name| present.contains(&name));
+        if groups.is_empty() {
+            return Some(&[]);
+        }
+        if let Some(group) = groups.iter().find(fits) {
+            return Some(group);
         }
         let wanted = groups.iter().map(|group| format!("`{}`", group.join("` with `")));
         let wanted = wanted.collect::<Vec<_>>().join(", or ");
@@ -246,28 +276,33 @@ impl Walk<'_> {
             several => several.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" and "),
         };
         self.report(start_of(shown), format!("expected {wanted}, found {found}"), None);
+        None
     }
 
-    fn scalar(&mut self, text: &str, plain: bool, node: &Node, shape: &Shape) -> Value {
+    fn scalar(&mut self, text: &str, plain: bool, node: &Node, shape: &Shape) -> Option<Value> {
         let meaning = if plain { plain_meaning(text) } else { Meaning::Text };
         match shape {
             Shape::Formatted(format) => {
                 if let Err(message) = check_format(format, text) {
                     self.report(node.span, message, None);
+                    return None;
                 }
             }
             Shape::Text { not_empty: true } if text.is_empty() => {
                 self.report(node.span, "this must not be empty", None);
+                return None;
             }
             Shape::Text { .. } if meaning == Meaning::Text => {}
             Shape::Text { .. } => {
                 let hint = Some(format!("put it in quotes: \"{text}\""));
                 self.report(node.span, format!("expected text, found {}", found(node)), hint);
+                return None;
             }
             Shape::Choice(known) | Shape::WordOr(known, _) if known.iter().any(|choice| choice == text) => {}
             Shape::WordOr(_, fields) if fields.known.contains_key(text) => {
                 let hint = format!("give them below it: `{text}: …`");
                 self.report(node.span, format!("`{text}` needs settings"), Some(hint));
+                return None;
             }
             Shape::Choice(known) | Shape::WordOr(known, _) => {
                 let mappings = match shape {
@@ -277,26 +312,27 @@ impl Walk<'_> {
                 let known = known.iter().chain(mappings.into_iter().flatten()).map(String::as_str);
                 let hint = suggestion(text, known, "known are");
                 self.report(node.span, format!("unknown value `{text}`"), Some(hint));
+                return None;
             }
             Shape::Whole => match text.parse::<u64>().ok().filter(|_| meaning == Meaning::Number) {
-                Some(number) => return number.into(),
+                Some(number) => return Some(number.into()),
                 None => return self.wrong_type(node, node.span, shape),
             },
             Shape::Truth => match meaning {
-                Meaning::Truth(truth) => return truth.into(),
+                Meaning::Truth(truth) => return Some(truth.into()),
                 _ => return self.wrong_type(node, node.span, shape),
             },
             Shape::Scalar => {
                 if let Meaning::Truth(truth) = meaning {
-                    return truth.to_string().into();
+                    return Some(truth.to_string().into());
                 }
             }
             Shape::List(_) | Shape::Map(_) | Shape::Fields(_) => return self.wrong_type(node, node.span, shape),
         }
-        text.into()
+        Some(text.into())
     }
 
-    fn wrong_type(&mut self, node: &Node, shown: Span, shape: &Shape) -> Value {
+    fn wrong_type(&mut self, node: &Node, shown: Span, shape: &Shape) -> Option<Value> {
         let (expected, hint) = match shape {
             Shape::Text { .. } | Shape::Formatted(_) => ("text", None),
             Shape::Choice(known) => ("text", Some(format!("known are {}", known.join(", ")))),
@@ -318,7 +354,7 @@ impl Walk<'_> {
             }
         };
         self.report(shown, format!("expected {expected}, found {}", found(node)), hint);
-        Value::Null
+        None
     }
 }
 
