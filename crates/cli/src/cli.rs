@@ -102,7 +102,8 @@ pub enum Verb {
     /// the worst result decides the exit code.
     ///
     /// With a saved plan it does not ask, and begins only if the steps are still those of the plan. It observes before each
-    /// step as always: what becomes necessary on the way, for example because a member dies, is done too.
+    /// step as always: what becomes necessary on the way is done too. A step that destroys something and was not in the plan
+    /// needs another confirmation: it asks, or stops if there is no terminal. With --yes it does such steps without asking.
     Apply(Apply),
     /// Move a member to a new machine without downtime
     ///
@@ -316,7 +317,7 @@ pub struct Apply {
     /// A spec, `-` for stdin, or the name of a known cluster
     #[arg(value_name = "FILE|NAME", add = completion::clusters_or_files())]
     pub target: String,
-    /// Do not ask
+    /// Do not ask, also not before steps that become necessary on the way
     #[arg(long, short)]
     pub yes: bool,
     /// Carry out the plan in FILE without asking; refused if other steps are needed by now

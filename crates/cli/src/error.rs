@@ -107,6 +107,7 @@ impl Error {
             Error::Stopped { signal: SignalKind::Terminate } => Exit::Terminated,
             Error::Control(ControlError::Ledger(e)) | Error::Ledger(e) if locked(e) => Exit::Locked,
             Error::Control(e) if e.is_taken_over() => Exit::Locked,
+            Error::Control(ControlError::NotAgreed { .. }) => Exit::Blocked,
             Error::Backup(e) => match &**e {
                 BackupError::Ledger(e) if locked(e) => Exit::Locked,
                 BackupError::Control(e) if e.is_taken_over() => Exit::Locked,
@@ -145,6 +146,9 @@ impl Error {
             // A ledger that cannot be read or written has a way back of its own.
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
+            Error::Control(ControlError::NotAgreed { .. }) => Some(String::from(
+                "`quorate plan` shows what is needed now; `apply` without a saved plan asks, and with --yes it does what is necessary",
+            )),
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
                 "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; re-run the same command to continue",
             )),

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_agent::process;
 use quorate_control::kinds::etcd::clients::write_private;
-use quorate_core::planner::{Plan, Step};
+use quorate_core::planner::{Action, Plan, Step};
 use quorate_core::spec::{Change, ClusterSpec};
 use serde::{Deserialize, Serialize};
 
@@ -67,11 +67,21 @@ impl SavedCluster {
 }
 
 impl SavedStep {
-    /// What is done. Through which member matters to nobody.
     fn deed(&self) -> &str {
-        let through = self.member.as_ref().map(|member| format!(", through {member}"));
-        through.and_then(|through| self.action.strip_suffix(&through)).unwrap_or(&self.action)
+        without_route(&self.action, self.member.as_deref())
     }
+}
+
+/// What a step does, in words that are the same in a plan and in its execution.
+pub fn deed(action: &Action) -> String {
+    let member = action.member().map(ToString::to_string);
+    without_route(&action.to_string(), member.as_deref()).to_owned()
+}
+
+/// Through which member a change is made matters to nobody.
+fn without_route<'a>(action: &'a str, member: Option<&str>) -> &'a str {
+    let through = member.map(|member| format!(", through {member}"));
+    through.and_then(|through| action.strip_suffix(&through)).unwrap_or(action)
 }
 
 pub fn write(path: &Path, clusters: Vec<SavedCluster>) -> Result<(), Error> {

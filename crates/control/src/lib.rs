@@ -16,4 +16,4 @@ pub mod verbs;
 pub use home::Home;
 pub use run::controller::{Controller, Outcome};
 pub use run::error::ControlError;
-pub use run::event::{Event, Reporter};
+pub use run::event::{Agreed, Answer, Event, Reporter};

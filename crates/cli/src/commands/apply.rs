@@ -38,7 +38,7 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
         output::print(&summary.line())?;
     }
     match &reviewed {
-        None => agree(options.yes, summary.steps)?,
+        None => agree(context, options.yes, summary.steps)?,
         Some(reviewed) => {
             let names: Vec<&str> = planned.iter().map(|(cluster, _)| cluster.spec.name.as_str()).collect();
             if options.clusters.is_empty() {
@@ -47,6 +47,7 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
             if !differences.is_empty() {
                 return Ok(refuse(context, reviewed, &differences));
             }
+            context.as_shown.set(!options.yes);
             output::talk(&format!("{}\n", reviewed.accepted()));
         }
     }

@@ -22,8 +22,8 @@ pub mod status;
 pub mod unlock;
 pub mod up;
 
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::kinds::etcd::status::{Status, summarize};
@@ -31,7 +31,7 @@ use quorate_control::ledger::LEASE;
 use quorate_control::verbs::{self, VerbError};
 use quorate_control::{Controller, Home, Outcome};
 use quorate_core::model::{Ledger, Lock};
-use quorate_core::planner::{Decision, Plan, UnsafeBecause};
+use quorate_core::planner::{Decision, Effect, Plan, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 use tokio::signal::unix::{self, signal};
 
@@ -41,6 +41,7 @@ use crate::load;
 use crate::output::plan::Detail;
 use crate::output::progress::Progress;
 use crate::output::{self, block};
+use crate::saved_plan::deed;
 
 /// What every verb is given.
 #[derive(Debug)]
@@ -48,18 +49,30 @@ pub struct Context {
     pub home: Home,
     /// Whether the home was named on the command line: then it is part of every command that is shown.
     home_given: bool,
-    /// How many steps the plan of each cluster had that was shown.
-    planned: RefCell<BTreeMap<String, usize>>,
+    /// The plan of each cluster that was shown.
+    shown: RefCell<BTreeMap<String, Shown>>,
+    /// Whether somebody agreed to the plans shown and to nothing else. With `--yes` quorate also does what becomes necessary later.
+    as_shown: Cell<bool>,
+}
+
+/// What is kept of a plan that was shown.
+#[derive(Clone, Debug)]
+struct Shown {
+    steps: usize,
+    /// The steps that destroy something.
+    destroys: BTreeSet<String>,
 }
 
 impl Context {
     pub fn new(home: Home, home_given: bool) -> Self {
-        Context { home, home_given, planned: RefCell::default() }
+        Context { home, home_given, shown: RefCell::default(), as_shown: Cell::new(false) }
     }
 
     /// Shows a plan that is about to be carried out.
     pub fn show_plan(&self, cluster: &str, plan: &Plan) -> Result<(), Error> {
-        self.planned.borrow_mut().insert(cluster.to_owned(), plan.steps.len());
+        let destroys = plan.steps.iter().filter(|step| step.action.effect() == Effect::Destroys);
+        let destroys = destroys.map(|step| deed(&step.action)).collect();
+        self.shown.borrow_mut().insert(cluster.to_owned(), Shown { steps: plan.steps.len(), destroys });
         output::show(&output::plan::page(cluster, plan, Detail::Reasons))
     }
 
@@ -100,7 +113,8 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// Asks whether the steps that were shown are to be done.
-fn agree(yes: bool, steps: usize) -> Result<(), Error> {
+fn agree(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
+    context.as_shown.set(!yes);
     if yes || steps == 0 {
         return Ok(());
     }
@@ -139,8 +153,11 @@ async fn run_loop(
     change: impl FnOnce(&mut Ledger),
 ) -> Result<Outcome, Error> {
     free_lapsed(context, spec.name.as_str()).await?;
-    let planned = context.planned.borrow().get(spec.name.as_str()).copied();
-    let progress = Progress::new(spec.name.as_str(), spec.members.iter().map(|m| m.name.as_str()), planned);
+    let shown = context.shown.borrow().get(spec.name.as_str()).cloned();
+    let planned = shown.as_ref().map(|shown| shown.steps);
+    let agreed = shown.map(|shown| shown.destroys).filter(|_| context.as_shown.get());
+    let members = spec.members.iter().map(|m| m.name.as_str());
+    let progress = Progress::new(spec.name.as_str(), members, planned, agreed);
     let had_key =
         load::remembered(&context.home, spec.name.as_str())?.is_some_and(|ledger| ledger.backup_signing.is_some());
     let stopped = stop_signal();

@@ -23,7 +23,7 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
         return Ok(refused(&replace.refused));
     }
     context.show_plan(&options.name, &replace.plan)?;
-    agree(options.yes, replace.plan.steps.len())?;
+    agree(context, options.yes, replace.plan.steps.len())?;
     let change = |ledger: &mut _| replace.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "replace", change).await?;
     conclude(context, outcome)

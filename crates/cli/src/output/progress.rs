@@ -1,20 +1,21 @@
 //! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place with its stage; elsewhere
 //! a line is written when a step begins and when it is done. It never holds up the loop that it tells of.
 
-use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
-use quorate_control::{ControlError, Event, Reporter};
+use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Action, Decision, Step, WaitingFor};
+use quorate_core::planner::{Action, Decision, Effect, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
-use super::{count, draw, talk, talk_page, terminal};
+use super::{ask, can_ask, count, draw, talk, talk_page, terminal};
+use crate::saved_plan::deed;
 
 /// Twenty times a second is fluent, and costs nothing.
 const REDRAW: Duration = Duration::from_millis(50);
@@ -22,6 +23,10 @@ const REDRAW: Duration = Duration::from_millis(50);
 pub struct Progress {
     terminal: bool,
     state: RefCell<State>,
+    /// The steps that destroy something and that somebody has agreed to. None: to whatever is necessary.
+    agreed: Option<RefCell<BTreeSet<String>>>,
+    /// Nothing is drawn over a question.
+    asking: Cell<bool>,
 }
 
 struct State {
@@ -46,7 +51,12 @@ struct Row {
 }
 
 impl Progress {
-    pub fn new<'a>(cluster: &str, members: impl Iterator<Item = &'a str>, planned: Option<usize>) -> Self {
+    pub fn new<'a>(
+        cluster: &str,
+        members: impl Iterator<Item = &'a str>,
+        planned: Option<usize>,
+        agreed: Option<BTreeSet<String>>,
+    ) -> Self {
         let row = |name: &str| (MemberName::from(name), Row { stage: "", arrived: None });
         let state = State {
             cluster: cluster.to_owned(),
@@ -59,7 +69,12 @@ impl Progress {
             lines_drawn: 0,
             drawn_at: None,
         };
-        Progress { terminal: std::io::stderr().is_terminal(), state: RefCell::new(state) }
+        Progress {
+            terminal: std::io::stderr().is_terminal(),
+            state: RefCell::new(state),
+            agreed: agreed.map(RefCell::new),
+            asking: Cell::new(false),
+        }
     }
 
     /// Keeps the seconds running while a step takes its time.
@@ -93,7 +108,7 @@ impl Progress {
     fn redraw(&self, at_once: bool) {
         let mut state = self.state.borrow_mut();
         let fresh = state.drawn_at.is_some_and(|at| at.elapsed() < REDRAW);
-        if !self.terminal || (fresh && !at_once) {
+        if !self.terminal || self.asking.get() || (fresh && !at_once) {
             return;
         }
         let lines = state.lines();
@@ -154,9 +169,45 @@ impl Reporter for Progress {
         }
         self.redraw(false);
     }
+
+    fn agrees<'a>(&'a self, steps: &'a [Step]) -> Answer<'a> {
+        Box::pin(self.ask_about(steps))
+    }
 }
 
 impl Progress {
+    /// Asks about steps that destroy something and were not in the plan shown.
+    async fn ask_about(&self, steps: &[Step]) -> Result<Agreed, ControlError> {
+        let Some(agreed) = &self.agreed else { return Ok(Agreed::Before) };
+        let destroys = steps.iter().filter(|step| step.action.effect() == Effect::Destroys);
+        let new: Vec<&Step> = destroys.filter(|step| !agreed.borrow().contains(&deed(&step.action))).collect();
+        if new.is_empty() {
+            return Ok(Agreed::Before);
+        }
+        self.clear();
+        let mut page = Page::new();
+        page.line(0, [(Style::Plain, "This was not in the plan shown, and it destroys something:")]);
+        for step in &new {
+            page.line(2, [(Style::Plain, "  "), (style_of(step), step.action.to_string().as_str())]);
+            page.line(6, [(Style::Dim, format!("      because {}", step.why).as_str())]);
+        }
+        talk_page(&page);
+        let refused = || ControlError::NotAgreed { steps: new.iter().map(|step| step.action.to_string()).collect() };
+        if !can_ask() {
+            return Err(refused());
+        }
+        self.asking.set(true);
+        // On a thread, because the lock must be renewed however long the answer takes.
+        let answer = tokio::task::spawn_blocking(|| ask("continue? [y/N] ")).await;
+        self.asking.set(false);
+        let answer = answer.ok().and_then(Result::ok).unwrap_or_default().to_ascii_lowercase();
+        if !matches!(answer.as_str(), "y" | "yes") {
+            return Err(refused());
+        }
+        agreed.borrow_mut().extend(new.iter().map(|step| deed(&step.action)));
+        Ok(Agreed::Now)
+    }
+
     fn subject(&self, step: &Step) -> String {
         match step.action.member() {
             Some(member) => format!("{member}: {}", step.action),
@@ -323,7 +374,7 @@ mod tests {
 
     #[test]
     fn each_member_shows_its_stage_and_the_cluster_its_own() {
-        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(2));
+        let progress = Progress::new("demo", ["etcd-1", "etcd-2"].into_iter(), Some(2), None);
         let mut state = progress.state.borrow_mut();
         state.begins(&step(Action::Enrol { member: "etcd-1".into() }));
         state.done(&step(Action::StartEtcd { member: "etcd-2".into(), bootstrap: None }));
@@ -341,7 +392,7 @@ mod tests {
 
     #[test]
     fn each_wait_is_told_once_until_a_step_is_done() {
-        let progress = Progress::new("demo", ["etcd-1"].into_iter(), None);
+        let progress = Progress::new("demo", ["etcd-1"].into_iter(), None, None);
         let mut state = progress.state.borrow_mut();
         let decision = |waiting: Vec<WaitingFor>| Decision { waiting, ..Decision::default() };
         let crash = |restarts, last_words: &str| WaitingFor::EtcdToStay {

@@ -9,6 +9,7 @@ mod certificates;
 mod changes;
 mod clocks;
 mod clusters;
+mod consent;
 mod common;
 mod crashes;
 mod drill;

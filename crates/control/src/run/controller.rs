@@ -23,7 +23,7 @@ use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::ledger::{Held, LedgerError, Store};
 use crate::run::error::ControlError;
-use crate::run::event::{Event, Reporter};
+use crate::run::event::{Agreed, Event, Reporter};
 use crate::run::history::{History, Recorder};
 use crate::run::observe::Sight;
 use quorate_agent::process;
@@ -179,6 +179,9 @@ impl Controller {
             }
             if decision.steps.iter().any(|s| s.action == Action::ForgetCluster) {
                 return self.forget(spent.steps + 1, seen).await;
+            }
+            if reporter.agrees(&decision.steps).await? == Agreed::Now {
+                continue;
             }
             let went = if decision.steps.is_empty() {
                 match spent.wait(decision.waiting, self.sight.provider().patience(), took).await {

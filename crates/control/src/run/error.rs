@@ -34,6 +34,8 @@ pub enum ControlError {
     FormationFails { times: u32, why: String },
     #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
     NeverSettles { rounds: u32, step: String },
+    #[error("a step that was not in the plan shown needs confirmation: {}", steps.join("; "))]
+    NotAgreed { steps: Vec<String> },
     #[error("no progress for {} seconds; still waiting for {}{}", waited.as_secs(), texts(waiting).join("; "), consoles(last_words))]
     OutOfPatience {
         waited: Duration,

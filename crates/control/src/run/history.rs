@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ledger::LedgerError;
 use crate::run::error::ControlError;
-use crate::run::event::{Event, Reporter};
+use crate::run::event::{Answer, Event, Reporter};
 use quorate_agent::process;
 use quorate_core::text::with_causes;
 
@@ -324,6 +324,10 @@ impl Reporter for Recording<'_> {
             }
         }
         self.inner.report(event);
+    }
+
+    fn agrees<'a>(&'a self, steps: &'a [Step]) -> Answer<'a> {
+        self.inner.agrees(steps)
     }
 }
 
