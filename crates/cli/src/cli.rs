@@ -172,6 +172,11 @@ pub enum Verb {
     /// Show or rotate the key that encrypts the secrets in ledgers
     #[command(subcommand)]
     Key(Key),
+    /// List requests that are not carried out yet, or withdraw one
+    ///
+    /// A run that was interrupted leaves what was confirmed in the ledger, and the next run continues it. A request that has not
+    /// begun can be withdrawn while no controller is at work.
+    Requests(Requests),
     /// Break the lock of a dead controller
     ///
     /// The lock of a dead process on this host is free at once. Any other lock is watched for 10 seconds by the next command that needs it,

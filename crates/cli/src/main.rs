@@ -116,6 +116,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Restore(options) => commands::restore::run(&context, options).await,
         Verb::Ledger(cli::Ledger::Export(options)) => commands::ledger::export(&context, options),
         Verb::Ledger(cli::Ledger::Import(options)) => commands::ledger::import(&context, options).await,
+        Verb::Requests(options) => commands::requests::run(&context, options),
         Verb::Unlock(options) => commands::unlock::run(&context, options),
         Verb::Key(cli::Key::Show(options)) => commands::key::show(&context, options),
         Verb::Key(cli::Key::Rotate(options)) => commands::key::rotate(&context, options).await,

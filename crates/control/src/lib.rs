@@ -8,6 +8,7 @@ pub mod image;
 pub mod key;
 pub mod kinds;
 pub mod ledger;
+pub mod requests;
 pub mod run;
 mod secrets;
 mod sign;

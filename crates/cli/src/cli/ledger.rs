@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
+use quorate_control::requests::Kind;
 
 use super::Output;
 use crate::completion;
@@ -108,6 +109,41 @@ pub struct KeyRotate {
 pub struct KeyShow {
     #[command(flatten)]
     pub output: Output,
+}
+
+#[derive(Args, Debug)]
+pub struct Requests {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// Withdraw this request
+    #[arg(long, value_enum, value_name = "REQUEST", conflicts_with = "format")]
+    pub withdraw: Option<Withdrawn>,
+    #[command(flatten)]
+    pub output: Output,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum Withdrawn {
+    /// To rebuild the cluster from a survivor
+    Recover,
+    /// To restore a backup or a snapshot
+    Restore,
+    /// Consent to downtime
+    Downtime,
+    /// Consent to treat unreachable machines as dead
+    Now,
+}
+
+impl Withdrawn {
+    pub fn kind(self) -> Kind {
+        match self {
+            Withdrawn::Recover => Kind::Recover,
+            Withdrawn::Restore => Kind::Restore,
+            Withdrawn::Downtime => Kind::Downtime,
+            Withdrawn::Now => Kind::Now,
+        }
+    }
 }
 
 #[derive(Args, Debug)]

@@ -16,6 +16,7 @@ pub mod plan;
 pub mod power;
 pub mod recover;
 pub mod replace;
+pub mod requests;
 pub mod restore;
 pub mod spec;
 pub mod status;

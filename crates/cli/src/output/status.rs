@@ -45,6 +45,10 @@ pub fn page(status: &Status, look: Look) -> Page {
         }
     }
     pending(&mut page, status);
+    for request in &status.requests {
+        let text = format!("{} (`quorate requests {}`)", request.what, status.cluster);
+        page.line(2, [(Style::Yellow, "open request: "), (Style::Plain, &text)]);
+    }
     if let Some(signer) = status.backup.as_ref().and_then(|backup| backup.signed_by.as_ref()) {
         page.plain(2, &format!("backups are signed by {signer}"));
     }
@@ -224,6 +228,7 @@ mod tests {
             failures_survived: 0,
             members: vec![member("etcd-1", "healthy", None), member("etcd-2", "off", Some("its machine does not run"))],
             alarms: vec![AlarmStatus { member: String::from("etcd-1"), kind: String::from("NOSPACE") }],
+            requests: Vec::new(),
             pending: Pending { steps: 1, ..Pending::default() },
             renew_by: None,
             ca_expires: Some("2036-11-13T00:00:00Z".parse().unwrap()),

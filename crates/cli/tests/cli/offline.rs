@@ -7,6 +7,8 @@ use std::process::{Command, Output, Stdio};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
+use quorate_control::ledger::Held;
+use quorate_control::verbs::consent;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Ledger;
@@ -256,6 +258,34 @@ fn bash_completes_the_names_of_clusters_and_members() {
     assert_eq!(completed(&operator, "quorate apply orde"), ["orders"]);
     let elsewhere = format!("quorate --home {}/none status o", operator.home.path().display());
     assert_eq!(completed(&operator, &elsewhere), [""; 1]);
+}
+
+#[test]
+fn open_requests_are_listed_and_withdrawn_unless_they_have_begun_or_somebody_is_at_work() {
+    let operator = Operator::new();
+    let spec = generated("orders", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap().clusters.remove(0);
+    let store = Home::new(operator.home.path().join("state")).store("orders");
+    let mut ledger = Ledger::new(String::from("id"), spec);
+    let none = operator.run(&["requests", "orders"]);
+    assert_eq!(code(&none), 1, "it is not known yet");
+    ledger.downtime = Some(consent(String::from("a restart")));
+    ledger.destroy = Some(consent(String::new()));
+    store.write(&mut ledger).unwrap();
+    let listed = out(&operator.run(&["requests", "orders"]));
+    assert!(listed.contains("allow downtime, confirmed by ") && listed.contains("--withdraw downtime"), "{listed}");
+    assert!(listed.contains("`quorate destroy orders` completes it"), "{listed}");
+    let json = operator.json(&["requests", "orders", "--output", "json"]);
+    assert_eq!((&json[0]["request"], &json[0]["begun"]), (&Value::from("destroy"), &Value::from(true)));
+
+    // This test is the controller that is at work.
+    let held = Held::take(store, ledger, "a test", Timestamp::now()).unwrap();
+    let refused = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
+    assert!(code(&refused) == 7 && err(&refused).contains("`a test`"), "{}", err(&refused));
+    held.release(|_| {}).unwrap();
+    let done = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
+    assert_eq!((code(&done), err(&done).as_str()), (0, "withdrawn: allow downtime\n"));
+    let again = operator.run(&["requests", "orders", "--withdraw", "downtime"]);
+    assert!(err(&again).contains("has no such request"), "{}", err(&again));
 }
 
 #[test]

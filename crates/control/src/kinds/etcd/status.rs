@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, BackupStatus};
+use crate::requests;
 use crate::run::controller::{arch, latest_fence};
 use crate::run::error::ControlError;
 use crate::run::observe::Sight;
@@ -38,6 +39,8 @@ pub struct Status {
     pub alarms: Vec<AlarmStatus>,
     /// What an `apply` would have to deal with.
     pub pending: Pending,
+    /// What was confirmed and is not carried out yet.
+    pub requests: Vec<requests::Open>,
     /// By when the next `apply` must renew certificates.
     pub renew_by: Option<Timestamp>,
     /// When the first of the CAs expires.
@@ -226,6 +229,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
                 .collect(),
             blocked: decision.blocked.iter().map(ToString::to_string).collect(),
         },
+        requests: requests::open(ledger),
         renew_by: renew_by(ledger, seen),
         ca_expires: ca_expires(ledger),
         backup: backup::standing(ledger, seen.now),

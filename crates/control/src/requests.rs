@@ -1,0 +1,127 @@
+//! Requests in a ledger that no run has answered yet: what was confirmed, by whom, and whether it can still be withdrawn. A request
+//! that has begun to change the cluster cannot: half of it would stay.
+
+use jiff::Timestamp;
+use quorate_core::model::{Consent, Formation, Ledger};
+use serde::Serialize;
+
+use crate::home::Home;
+use crate::ledger::LedgerError;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    Destroy,
+    Recover,
+    Restore,
+    Replace,
+    /// Consent to restarts that cause downtime.
+    Downtime,
+    /// Consent to treat unreachable machines as dead.
+    Now,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Open {
+    pub request: Kind,
+    /// What was asked for, in words.
+    pub what: String,
+    /// Who confirmed it. Absent for a replacement, whose ledger entry names nobody; the history does.
+    pub by: Option<String>,
+    pub at: Option<Timestamp>,
+    /// Whether it has begun: then it can be completed and not withdrawn.
+    pub begun: bool,
+}
+
+/// The requests of a ledger that are open, those with the largest effect first.
+pub fn open(ledger: &Ledger) -> Vec<Open> {
+    let confirmed = |request, what: &str, consent: &Consent, begun| Open {
+        request,
+        what: what.to_owned(),
+        by: Some(consent.by.clone()),
+        at: Some(consent.at),
+        begun,
+    };
+    let recovering = matches!(ledger.formation, Formation::Recovering { .. });
+    let restoring = matches!(ledger.formation, Formation::Restoring { .. });
+    let mut open = Vec::new();
+    // Machines may be gone already: only the run that destroys knows.
+    open.extend(ledger.destroy.iter().map(|c| confirmed(Kind::Destroy, "delete the cluster and its data", c, true)));
+    let recovery = ledger.recovery.iter();
+    open.extend(recovery.map(|r| confirmed(Kind::Recover, "rebuild it from a survivor", &r.consent, recovering)));
+    let restore = ledger.restore.iter();
+    open.extend(restore.map(|r| confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, restoring)));
+    let replaced = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
+    open.extend(replaced.map(|(member, _)| Open {
+        request: Kind::Replace,
+        what: format!("move {member} to a new machine with its data"),
+        by: None,
+        at: None,
+        begun: true,
+    }));
+    open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));
+    let now = ledger.without_grace.iter();
+    open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
+    open
+}
+
+/// Withdraws a request that has not begun, where no controller is at work.
+pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(), LedgerError> {
+    let store = home.store(name);
+    let done = store.amend(now, |ledger| match kind {
+        Kind::Recover if !matches!(ledger.formation, Formation::Recovering { .. }) => ledger.recovery = None,
+        Kind::Restore if !matches!(ledger.formation, Formation::Restoring { .. }) => ledger.restore = None,
+        Kind::Downtime => ledger.downtime = None,
+        Kind::Now => ledger.without_grace = None,
+        Kind::Destroy | Kind::Replace | Kind::Recover | Kind::Restore => {}
+    })?;
+    match (done, store.read()?.and_then(|ledger| ledger.lock)) {
+        (false, Some(lock)) => Err(LedgerError::Locked { holder: Box::new(lock) }),
+        (false, None) => Err(LedgerError::Lost { by: None }),
+        (true, _) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::model::{RecoveryRequest, RestoreWish};
+    use quorate_core::spec::generated;
+
+    use super::*;
+    use crate::verbs::consent;
+
+    fn ledger() -> Ledger {
+        let mut spec = generated("demo", 3, DEFAULT, ClientAuth::Certificate).unwrap();
+        let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
+        ledger.recovery = Some(RecoveryRequest { consent: consent(String::new()), of: None });
+        ledger.restore = Some(RestoreWish {
+            consent: consent(String::new()),
+            sha256: String::new(),
+            bytes: 1,
+            revision: 1,
+            source: String::from("snapshot s.db"),
+            epoch: 1,
+            bump_revision: None,
+        });
+        ledger.downtime = Some(consent(String::new()));
+        ledger
+    }
+
+    #[test]
+    fn a_request_is_withdrawn_until_it_has_begun() {
+        let directory = tempfile::tempdir().unwrap();
+        let home = Home::new(directory.path());
+        let mut ledger = ledger();
+        home.store("demo").write(&mut ledger).unwrap();
+        let kinds = |ledger: &Ledger| open(ledger).iter().map(|open| open.request).collect::<Vec<_>>();
+        assert_eq!(kinds(&ledger), [Kind::Recover, Kind::Restore, Kind::Downtime]);
+        for kind in [Kind::Restore, Kind::Downtime] {
+            withdraw(&home, "demo", kind, Timestamp::now()).unwrap();
+        }
+        let left = home.store("demo").read().unwrap().unwrap();
+        assert_eq!(kinds(&left), [Kind::Recover]);
+        assert!(open(&left)[0].by.is_some() && !open(&left)[0].begun);
+    }
+}
