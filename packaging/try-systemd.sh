@@ -19,11 +19,12 @@ man -P cat --warnings=w quorate 2>&1 >/dev/null | { ! grep .; }
 
 # A cluster survives the removal of the package, and is still known when it is installed again.
 as_quorate quorate up try
-ledger=$(as_quorate sh -c 'sha256sum /var/lib/quorate/clusters/try/ledger' || true)
+state() { find /var/lib/quorate/clusters /var/lib/quorate/key -type f | sort | xargs sha256sum; }
+before=$(state)
 dpkg -r quorate
 dpkg --purge quorate
 test ! -e /usr/bin/quorate
-expect "ledger after the purge" "$ledger" "$(sha256sum /var/lib/quorate/clusters/try/ledger)"
+expect "ledger and keys after the purge" "$before" "$(state)"
 dpkg -i /tmp/quorate.deb
 as_quorate quorate status try
 as_quorate quorate destroy try --yes --without-backup
