@@ -6,9 +6,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use jiff::Timestamp;
-use quorate_core::model::{
-    Busy, ConfigAttempt, DataSeen, EtcdFacts, Exit, Facts, Host, OlderData, Program, ProgramSeen, ServiceState,
-};
+use quorate_core::kinds::etcd::{EtcdFacts, OlderData};
+use quorate_core::model::{Busy, ConfigAttempt, DataSeen, Exit, Facts, Host, Program, ProgramSeen, ServiceState};
 use tokio::sync::{OnceCell, Semaphore};
 
 use crate::api::{Envelope, FactsRequest, Order, Refusal, Seed};

@@ -14,7 +14,8 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthOp;
-use quorate_core::model::{CertificateUse, DataSeen, MemberName, Membership, NodeConfig, Stamp};
+use quorate_core::kinds::etcd::Membership;
+use quorate_core::model::{CertificateUse, DataSeen, MemberName, NodeConfig, Stamp};
 use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 

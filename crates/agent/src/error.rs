@@ -4,7 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use quorate_core::model::{OlderData, Program};
+use quorate_core::kinds::etcd::OlderData;
+use quorate_core::model::Program;
 use quorate_core::text::with_causes;
 
 use crate::api::Refusal;

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, OlderData, PROTOCOL, Program, Stamp, TrustPlane};
+use quorate_core::kinds::etcd::OlderData;
+use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, PROTOCOL, Program, Stamp, TrustPlane};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 

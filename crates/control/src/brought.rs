@@ -9,10 +9,9 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
+use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::spec::Binary;
-use quorate_core::model::{
-    Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, RestoreWish, SourceLogin, SourceSecrets,
-};
+use quorate_core::model::{Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, SourceLogin, SourceSecrets};
 use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
@@ -74,7 +73,7 @@ impl BroughtFiles {
 
 /// Its bytes are compared where they arrive.
 fn snapshot_at_hand(home: &Home, ledger: &Ledger) -> Option<String> {
-    let RestoreWish { sha256, bytes, .. } = ledger.restore.as_ref()?;
+    let RestoreWish { sha256, bytes, .. } = ledger.etcd.restore.as_ref()?;
     let found = fs::metadata(home.snapshot(ledger.spec.name.as_str(), sha256)).ok()?;
     (found.is_file() && found.len() == *bytes).then(|| sha256.clone())
 }

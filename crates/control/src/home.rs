@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-use quorate_core::model::{Ledger, RestoreWish};
+use quorate_core::kinds::etcd::RestoreWish;
+use quorate_core::model::Ledger;
 use quorate_providers::{Directories, Provider};
 
 use crate::key::Keys;

@@ -2,7 +2,8 @@
 //! that has begun to change the cluster cannot: half of it would stay.
 
 use jiff::Timestamp;
-use quorate_core::model::{Consent, Formation, Ledger};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{Consent, Ledger};
 use serde::Serialize;
 
 use crate::home::Home;
@@ -42,14 +43,14 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
         at: Some(consent.at),
         begun,
     };
-    let recovering = matches!(ledger.formation, Formation::Recovering { .. });
-    let restoring = matches!(ledger.formation, Formation::Restoring { .. });
+    let recovering = matches!(ledger.etcd.formation, Formation::Recovering { .. });
+    let restoring = matches!(ledger.etcd.formation, Formation::Restoring { .. });
     let mut open = Vec::new();
     // Machines may be gone already: only the run that destroys knows.
     open.extend(ledger.destroy.iter().map(|c| confirmed(Kind::Destroy, "delete the cluster and its data", c, true)));
-    let recovery = ledger.recovery.iter();
+    let recovery = ledger.etcd.recovery.iter();
     open.extend(recovery.map(|r| confirmed(Kind::Recover, "rebuild it from a survivor", &r.consent, recovering)));
-    let restore = ledger.restore.iter();
+    let restore = ledger.etcd.restore.iter();
     open.extend(restore.map(|r| confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, restoring)));
     let replaced = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
     open.extend(replaced.map(|(member, _)| Open {
@@ -69,8 +70,8 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
 pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(), LedgerError> {
     let store = home.store(name);
     let done = store.amend(now, |ledger| match kind {
-        Kind::Recover if !matches!(ledger.formation, Formation::Recovering { .. }) => ledger.recovery = None,
-        Kind::Restore if !matches!(ledger.formation, Formation::Restoring { .. }) => ledger.restore = None,
+        Kind::Recover if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) => ledger.etcd.recovery = None,
+        Kind::Restore if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) => ledger.etcd.restore = None,
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
         Kind::Destroy | Kind::Replace | Kind::Recover | Kind::Restore => {}
@@ -86,7 +87,7 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
 mod tests {
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::model::{RecoveryRequest, RestoreWish};
+    use quorate_core::kinds::etcd::{RecoveryRequest, RestoreWish};
     use quorate_core::spec::generated;
 
     use super::*;
@@ -95,8 +96,8 @@ mod tests {
     fn ledger() -> Ledger {
         let mut spec = generated("demo", 3, DEFAULT, ClientAuth::Certificate).unwrap();
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
-        ledger.recovery = Some(RecoveryRequest { consent: consent(String::new()), of: None });
-        ledger.restore = Some(RestoreWish {
+        ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(String::new()), of: None });
+        ledger.etcd.restore = Some(RestoreWish {
             consent: consent(String::new()),
             sha256: String::new(),
             bytes: 1,

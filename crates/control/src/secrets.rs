@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
-use quorate_core::model::{Authorities, AuthorityRecord, JwtKeys, Ledger, Plane, SecretKind};
+use quorate_core::kinds::etcd::JwtKeys;
+use quorate_core::model::{Authorities, AuthorityRecord, Ledger, Plane, SecretKind};
 use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
@@ -23,19 +24,19 @@ pub(crate) fn make(
     brought: &BroughtFiles,
     now: Timestamp,
 ) -> Result<(), quorate_pki::Error> {
-    let shared = ledger.authorities.etcd.clone();
+    let shared = ledger.authorities.client.clone();
     for kind in kinds {
         match kind {
             SecretKind::PeerAuthority => ledger.authorities.peer = Some(peer_plane(spec, shared.as_ref(), now)?),
-            SecretKind::EtcdAuthority => ledger.authorities.etcd = Some(etcd_authority(spec, brought, now)?),
+            SecretKind::ClientAuthority => ledger.authorities.client = Some(client_authority(spec, brought, now)?),
             SecretKind::ControlAuthority => ledger.authorities.control = Some(control_authority(spec, now)?),
             SecretKind::RootPassword => {
                 let password = brought.root_password.clone().unwrap_or_else(quorate_pki::random_token);
-                ledger.auth.root_password = Some(password);
+                ledger.etcd.auth.root_password = Some(password);
             }
             SecretKind::JwtKeys => {
                 let (private, public) = quorate_pki::jwt_keypair(JwtAlgorithm::Es256)?;
-                ledger.auth.jwt = Some(JwtKeys { private, public });
+                ledger.etcd.auth.jwt = Some(JwtKeys { private, public });
             }
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::kinds::etcd::backup::signing::record(now)),
             SecretKind::Revocations => sign_lists(ledger, now)?,
@@ -44,7 +45,7 @@ pub(crate) fn make(
     Ok(())
 }
 
-fn etcd_authority(
+fn client_authority(
     spec: &ClusterSpec,
     brought: &BroughtFiles,
     now: Timestamp,
@@ -92,12 +93,12 @@ fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
 /// Signs the lists of certificates that etcd is to refuse: of its clients, where they are signed here, and of its peers. None
 /// ever leaves them: whether a certificate has ended is judged by a clock, which may be wrong, and a serial number is short.
 pub(crate) fn sign_lists(ledger: &mut Ledger, now: Timestamp) -> Result<(), quorate_pki::Error> {
-    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    let Authorities { client, peer, .. } = &ledger.authorities;
     // etcd checks no signature of a list. Where the CA that signs for peers is brought, their own is there already.
     let peers = peer.iter().flat_map(|peers| peers.signing().into_iter().chain(&peers.trusted));
-    let crl = list(etcd, ledger.auth.refused_of_clients(), now)?;
-    let peer_crl = list(peers, ledger.auth.refused_of_peers(), now)?;
-    (ledger.auth.crl, ledger.auth.peer_crl) = (crl, peer_crl);
+    let crl = list(client, ledger.issued.refused_of_clients(), now)?;
+    let peer_crl = list(peers, ledger.issued.refused_of_peers(), now)?;
+    (ledger.issued.client_crl, ledger.issued.peer_crl) = (crl, peer_crl);
     Ok(())
 }
 
@@ -178,13 +179,13 @@ mod tests {
         let not_after = now + SignedDuration::from_hours(24 * 365);
         let user = String::from("app");
         let issued = IssuedCertificate { user, serial: serial.clone(), not_after, recorded: None, revoked: false };
-        ledger.auth.certificates.push(issued);
-        ledger.auth.revoke_user("app");
+        ledger.issued.users.push(issued);
+        ledger.issued.revoke_user("app");
         let mut make = |kind: SecretKind, now: Timestamp| {
             make(&mut ledger, &[kind].into(), &spec, &BroughtFiles::default(), now).unwrap();
-            ledger.auth.crl.clone().unwrap_or_default()
+            ledger.issued.client_crl.clone().unwrap_or_default()
         };
-        make(SecretKind::EtcdAuthority, now);
+        make(SecretKind::ClientAuthority, now);
         assert!(make(SecretKind::Revocations, now).contains(&serial));
         assert!(make(SecretKind::Revocations, now + SignedDuration::from_hours(24 * 400)).contains(&serial));
         assert!(make(SecretKind::Revocations, now).contains(&serial));

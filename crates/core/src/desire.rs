@@ -13,10 +13,11 @@ use sha2::{Digest, Sha256};
 
 use crate::Secret;
 use crate::kinds::etcd;
+use crate::kinds::etcd::JwtKeys;
 use crate::kinds::etcd::spec::TokenKind;
 use crate::model::{
-    Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, JwtKeys, Ledger,
-    MemberName, NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
+    Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, Ledger, MemberName,
+    NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
 };
 use crate::spec::{self, Change, ClusterSpec, MemberSpec, Millis};
 
@@ -57,10 +58,10 @@ impl Configs {
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
         });
         let members = rendered.collect();
-        let formed_token = ledger.formed_with.as_ref().map(|formed| formed.token.clone());
-        let (jwt, root_password) = (ledger.auth.jwt.clone(), ledger.auth.root_password.clone());
+        let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| formed.token.clone());
+        let (jwt, root_password) = (ledger.etcd.auth.jwt.clone(), ledger.etcd.auth.root_password.clone());
         let trust = etcd::desire::Trust::of(ledger);
-        let (crl, peer_crl) = (ledger.auth.crl.clone(), ledger.auth.peer_crl.clone());
+        let (crl, peer_crl) = (ledger.issued.client_crl.clone(), ledger.issued.peer_crl.clone());
         let changes = ledger.spec_before.as_ref().map_or_else(Vec::new, |before| spec::changes(before, spec));
         Configs {
             members,
@@ -77,13 +78,13 @@ impl Configs {
 
     /// Whether they would be rendered the same for this ledger.
     pub fn are_current(&self, ledger: &Ledger) -> bool {
-        let formed_token = ledger.formed_with.as_ref().map(|formed| &formed.token);
-        self.jwt == ledger.auth.jwt
-            && self.root_password == ledger.auth.root_password
+        let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| &formed.token);
+        self.jwt == ledger.etcd.auth.jwt
+            && self.root_password == ledger.etcd.auth.root_password
             && self.formed_token.as_ref() == formed_token
             && self.trust == etcd::desire::Trust::of(ledger)
-            && self.crl == ledger.auth.crl
-            && self.peer_crl == ledger.auth.peer_crl
+            && self.crl == ledger.issued.client_crl
+            && self.peer_crl == ledger.issued.peer_crl
             && self.listed == host::listed(ledger)
     }
 }
@@ -122,32 +123,21 @@ impl Wish<'_> {
             grace: ledger.without_grace.is_none().then(|| grace(spec)),
             boots_within: spec.provider.settings().boots_within(),
             machines: spec.provider.settings().machines(),
-            recovery: ledger.recovery.is_some(),
-            recovery_of: ledger.recovery.as_ref().and_then(|request| request.of.clone()),
-            restore: etcd::desire::restore(ledger, brought),
-            last_change: ledger.last_change,
-            highest_revision: ledger.highest_revision,
-            formation: ledger.formation.clone(),
-            abandoned: ledger.abandoned.clone(),
-            form_with: form_with(spec, ledger),
-            formed_with: formed_with(ledger),
-            next_token: format!("{}-{token_suffix}", spec.initial_token),
+            form_with: form_with(spec),
+            formed_with: ledger.formed_with.clone(),
             secrets_missing: secrets_missing(spec, ledger),
             fence: ledger.fence,
             members,
             certificates: certificates(spec, ledger, brought),
-            auth: spec.auth.bootstrap.then(|| etcd::desire::auth(spec, ledger, brought)),
             revocable: revocable(spec, ledger),
             changes: configs.changes.clone(),
+            etcd: etcd::desire::wish(spec, ledger, brought, token_suffix),
         }
     }
 }
 
-fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
+fn form_with(spec: &ClusterSpec) -> FormedWith {
     FormedWith {
-        etcd_version: spec.etcd.version.to_string(),
-        client_auth: spec.etcd.client_auth.name().to_owned(),
-        bootstrap: spec.auth.bootstrap.to_string(),
         namespace: spec.namespace.as_ref().map_or_else(|| String::from("none"), ToString::to_string),
         key_algorithm: match spec.tls.key_algorithm {
             spec::KeyAlgorithm::P256 => String::from("p256"),
@@ -156,20 +146,7 @@ fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
         },
         provider: spec.provider.settings().name().to_owned(),
         machines: spec.provider.settings().fixed(),
-        token: match etcd::desire::token_kind(spec, ledger) {
-            TokenKind::Simple => String::from(etcd::desire::SIMPLE),
-            TokenKind::Jwt => String::from("jwt"),
-        },
     }
-}
-
-/// As it was settled at formation; authentication that was turned on later counts as well.
-fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
-    let mut formed_with = ledger.formed_with.clone()?;
-    if ledger.auth.users.contains_key("root") {
-        formed_with.bootstrap = true.to_string();
-    }
-    Some(formed_with)
 }
 
 fn grace(spec: &ClusterSpec) -> SignedDuration {
@@ -221,41 +198,41 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
 /// Where users log in with certificates that are signed here. In a cluster whose peers share the CA of clients, the list
 /// comes with their own: both are taken up by one restart.
 fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
-    let Authorities { etcd, peer, .. } = &ledger.authorities;
-    let signs = etcd.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
+    let Authorities { client, peer, .. } = &ledger.authorities;
+    let signs = client.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
     spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none() && signs
 }
 
 /// Where peers have a CA of their own, which is always signed for here.
 fn wants_peer_list(ledger: &Ledger) -> bool {
-    let Authorities { etcd, peer, .. } = &ledger.authorities;
-    etcd.is_none() || peer.as_ref().is_some_and(|peers| peers.trusted.iter().any(|authority| authority.key.is_some()))
+    let Authorities { client, peer, .. } = &ledger.authorities;
+    client.is_none() || peer.as_ref().is_some_and(|peers| peers.trusted.iter().any(|authority| authority.key.is_some()))
 }
 
 fn revocable(spec: &ClusterSpec, ledger: &Ledger) -> Revocable {
     let mut revocable = Revocable::default();
     let is_declared = |name: &str| spec.auth.users.iter().any(|user| user.name.as_str() == name);
-    let issued = ledger.auth.certificates.iter().filter(|c| !c.revoked && !is_declared(&c.user));
+    let issued = ledger.issued.users.iter().filter(|c| !c.revoked && !is_declared(&c.user));
     for certificate in issued.filter(|_| wants_client_list(spec, ledger)) {
         *revocable.users.entry(certificate.user.clone()).or_default() += 1;
     }
-    for given in ledger.auth.machines.iter().filter(|given| !given.revoked) {
+    for given in ledger.issued.machines.iter().filter(|given| !given.revoked) {
         *revocable.machines.entry((given.member.clone(), given.incarnation)).or_default() += 1;
     }
     revocable
 }
 
 fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> {
-    let Authorities { etcd, peer, .. } = &ledger.authorities;
+    let Authorities { client, peer, .. } = &ledger.authorities;
     let (of_clients, of_peers) = (wants_client_list(spec, ledger), wants_peer_list(ledger));
-    let listed = (!of_clients || ledger.auth.crl.is_some()) && (!of_peers || ledger.auth.peer_crl.is_some());
+    let listed = (!of_clients || ledger.issued.client_crl.is_some()) && (!of_peers || ledger.issued.peer_crl.is_some());
     let wanted = [
-        (SecretKind::EtcdAuthority, true, etcd.is_some()),
+        (SecretKind::ClientAuthority, true, client.is_some()),
         // Where clients have a CA and peers have none, peers share it: whether they can have their own, `trust` decides.
-        (SecretKind::PeerAuthority, etcd.is_none(), peer.is_some()),
+        (SecretKind::PeerAuthority, client.is_none(), peer.is_some()),
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
-        (SecretKind::RootPassword, etcd::desire::wants_root_password(spec), ledger.auth.root_password.is_some()),
-        (SecretKind::JwtKeys, etcd::desire::token_kind(spec, ledger) == TokenKind::Jwt, ledger.auth.jwt.is_some()),
+        (SecretKind::RootPassword, etcd::desire::wants_root_password(spec), ledger.etcd.auth.root_password.is_some()),
+        (SecretKind::JwtKeys, etcd::desire::token_kind(spec, ledger) == TokenKind::Jwt, ledger.etcd.auth.jwt.is_some()),
         (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
         (SecretKind::Revocations, of_clients || of_peers, listed),
     ];
@@ -265,9 +242,9 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
 fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> CertificateWish {
     let hours = |v: spec::Validity| SignedDuration::from_hours(i64::try_from(v.as_hours()).unwrap_or(i64::MAX / 3600));
     CertificateWish {
-        etcd_authority: ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone()),
+        client_authority: ledger.authorities.client.as_ref().map(|a| a.key_id.clone()),
         control_authority: ledger.authorities.control.as_ref().map(|a| a.key_id.clone()),
-        etcd_authority_ends: ledger.authorities.etcd.as_ref().map(|a| a.not_after),
+        client_authority_ends: ledger.authorities.client.as_ref().map(|a| a.not_after),
         control_authority_ends: ledger.authorities.control.as_ref().map(|a| a.not_after),
         peer: ledger.authorities.peer.as_ref().and_then(plane),
         organization: spec.tls.organization.clone(),

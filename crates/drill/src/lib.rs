@@ -25,7 +25,8 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use quorate_core::model::{Formation, Ledger};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::Ledger;
 use quorate_etcd::Login;
 use serde::Serialize;
 
@@ -119,7 +120,7 @@ pub(crate) struct Site {
 impl Site {
     async fn new(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Self, DrillError> {
         let cluster = ledger.spec.name.to_string();
-        if !matches!(ledger.formation, Formation::Formed { .. }) {
+        if !matches!(ledger.etcd.formation, Formation::Formed { .. }) {
             return Err(DrillError::NotFormed(cluster));
         }
         let access = access(&clients::environment(home, ledger, brought).await?)?;

@@ -5,8 +5,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use quorate_core::kinds::etcd::Formation;
 use quorate_core::kinds::etcd::safety::restore::MARGIN;
-use quorate_core::model::{Formation, address_in};
+use quorate_core::model::address_in;
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;
 
@@ -52,7 +53,7 @@ impl<'a> Stage<'a> {
         options: &'a Options,
         tell: &'a dyn Fn(&str),
     ) -> Result<Self, DrillError> {
-        let formation = site.ledger()?.formation;
+        let formation = site.ledger()?.etcd.formation;
         let clients = RefCell::default();
         let mut stage = Stage { site, scenario, options, tell, formation, backed_up: None, disk: None, clients };
         for machine in every_machine(&site.home, &site.cluster) {
@@ -110,11 +111,12 @@ impl<'a> Stage<'a> {
 
     fn is_another_formation(&self) -> bool {
         let ledger = self.site.ledger();
-        ledger.is_ok_and(|l| matches!(&l.formation, Formation::Formed { .. }) && l.formation != self.formation)
+        ledger
+            .is_ok_and(|l| matches!(&l.etcd.formation, Formation::Formed { .. }) && l.etcd.formation != self.formation)
     }
 
     fn restore_is_noted(&self) -> bool {
-        self.site.ledger().is_ok_and(|ledger| ledger.restore.is_some())
+        self.site.ledger().is_ok_and(|ledger| ledger.etcd.restore.is_some())
     }
 
     /// What the restore took back: all after the backup. It counts on so far above that nothing of before comes near.

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 use quorate_agent::api::{FactsRequest, LogOf, LogRequest, Order, Refusal};
 use quorate_agent::client::{AgentClient, Look};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::AuthLook;
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::kinds::etcd::{Access, AuthOp, AuthSeen, Permission};
-use quorate_core::model::{AuthLook, DataSeen, HEALTH_PORT, ServiceState};
+use quorate_core::model::{DataSeen, HEALTH_PORT, ServiceState};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 

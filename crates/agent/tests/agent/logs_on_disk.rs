@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use quorate_agent::api::Order;
 use quorate_agent::client::AgentClient;
-use quorate_core::model::{DataSeen, EtcdStatus, LogEnd, ServiceState};
+use quorate_core::kinds::etcd::{EtcdStatus, LogEnd};
+use quorate_core::model::{DataSeen, ServiceState};
 use rustix::process::Signal;
 
 use crate::common::{Machine, VERSIONS, config, config_of, copy, facts, membership, order, until};

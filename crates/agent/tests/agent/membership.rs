@@ -7,7 +7,8 @@ use quorate_agent::client::AgentClient;
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
-use quorate_core::model::{DataSeen, EtcdStatus, Facts, Membership, NodeConfig};
+use quorate_core::kinds::etcd::{EtcdStatus, Membership};
+use quorate_core::model::{DataSeen, Facts, NodeConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::common::{Machine, VERSIONS, config, config_of, facts, file, membership, order, until};

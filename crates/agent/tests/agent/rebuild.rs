@@ -5,7 +5,8 @@ use std::fs;
 
 use quorate_agent::api::{Order, Refusal};
 use quorate_agent::client::AgentClient;
-use quorate_core::model::{DataSeen, EtcdStatus, Stamp};
+use quorate_core::kinds::etcd::EtcdStatus;
+use quorate_core::model::{DataSeen, Stamp};
 use quorate_etcd::Error;
 use rustix::process::Signal;
 

@@ -118,7 +118,7 @@ pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> 
         written.push(("key", path));
     }
     write_private(&certificate, &issued.certificate)?;
-    if let Some(authority) = &ledger.authorities.etcd {
+    if let Some(authority) = &ledger.authorities.client {
         let path = directory.join("ca.crt");
         write_private(&path, &authority.certificate)?;
         written.push(("CA", path));
@@ -135,7 +135,7 @@ fn validity(ledger: &Ledger, user: &str, days: u16) -> Result<SignedDuration, Er
         return Err(Error::refused(what, "leave out --days, or declare another user"));
     }
     let validity = SignedDuration::from_hours(24 * i64::from(days));
-    let left = ledger.authorities.etcd.as_ref().map(|ca| ca.not_after.duration_since(Timestamp::now()));
+    let left = ledger.authorities.client.as_ref().map(|ca| ca.not_after.duration_since(Timestamp::now()));
     match left.filter(|left| *left < validity) {
         None => Ok(validity),
         Some(left) => Err(Error::refused(

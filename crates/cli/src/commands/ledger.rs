@@ -136,7 +136,7 @@ pub fn what_is_taken_over(ledger: &Ledger) -> String {
         ledger.spec.name,
         ledger.version,
         ledger.cluster_id,
-        fingerprint(&ledger.authorities.etcd),
+        fingerprint(&ledger.authorities.client),
         fingerprint(&ledger.authorities.control),
         ledger.backup_signing.as_ref().map_or_else(|| String::from("no key yet"), |signing| signing.public.to_string()),
     )
@@ -222,9 +222,11 @@ mod tests {
         let store = quorate_control::Home::new(home.path()).store("demo");
         let mut existing = Ledger { fence: 9, ..ledger("a", 3) };
         store.write(&mut existing).unwrap();
-        replace(store.clone(), existing, Ledger { highest_revision: 42, ..ledger("a", 1) }, true).unwrap();
+        let mut imported = ledger("a", 1);
+        imported.etcd.highest_revision = 42;
+        replace(store.clone(), existing, imported, true).unwrap();
         let now = store.read().unwrap().unwrap();
-        assert_eq!((now.highest_revision, now.fence, now.lock), (42, 9, None));
+        assert_eq!((now.etcd.highest_revision, now.fence, now.lock), (42, 9, None));
         assert!(now.version > 4);
     }
 }

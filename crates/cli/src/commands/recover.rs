@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 use quorate_control::kinds::etcd::status::summarize;
 use quorate_control::verbs::recover::{self, Recover};
 use quorate_control::verbs::{self, Cluster};
-use quorate_core::model::{DataSeen, Facts, Formation, FormingMember, Ledger, MemberName, Observation};
+use quorate_core::kinds::etcd::{Formation, FormingMember};
+use quorate_core::model::{DataSeen, Facts, Ledger, MemberName, Observation};
 use quorate_core::planner::Decision;
 
 use super::{Context, agree_by_name, conclude, refused, run_loop};
@@ -28,7 +29,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     }
     let seen = verbs::observe(&context.home, &ledger).await?;
     let standing = standing(&ledger, &seen);
-    let begun = matches!(ledger.formation, Formation::Recovering { .. });
+    let begun = matches!(ledger.etcd.formation, Formation::Recovering { .. });
     let shown = format!("{standing}{}", if begun { "" } else { WHAT_MAY_BE_LOST });
     let recover = Recover::prepare(&context.home, &cluster, (&ledger, &seen), shown.clone(), options.now).await?;
     if !recover.succeeds() {
@@ -55,7 +56,7 @@ clients must restart their watches: revisions continue far above the last one, a
 fn standing(ledger: &Ledger, seen: &Observation) -> String {
     let status = summarize(ledger, seen, &Decision::default());
     let mut rows = vec![["MEMBER", "HEALTH", "DATA", "LOG ENDS AT", "COMMITTED UP TO"].map(String::from).to_vec()];
-    let (token, members) = lost_formation(&ledger.formation);
+    let (token, members) = lost_formation(&ledger.etcd.formation);
     for member in members.into_iter().flat_map(|members| members.keys()) {
         let told = status.members.iter().find(|m| m.member == *member);
         let health = told.map_or_else(String::new, |m| m.health.to_owned());

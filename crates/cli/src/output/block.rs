@@ -76,7 +76,8 @@ mod tests {
     use quorate_control::Home;
     use quorate_control::kinds::etcd::status::summarize;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::model::{Formation, FormingMember, Observation, Power, Seen};
+    use quorate_core::kinds::etcd::{Formation, FormingMember};
+    use quorate_core::model::{Observation, Power, Seen};
     use quorate_core::planner::Decision;
     use quorate_core::spec::generated;
 
@@ -88,7 +89,7 @@ mod tests {
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
         let member = FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
         let members = BTreeMap::from([("etcd-1".into(), member)]);
-        ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+        ledger.etcd.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
         ledger
     }
 

@@ -247,7 +247,7 @@ fn assert_settled(cluster: &BackedUp) {
     let plan = cluster.sandbox.quorate(&["plan", "c.yaml", "--output", "json"]).ok().json();
     assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
     let ledger = cluster.sandbox.ledger(NAME);
-    assert_eq!((&ledger["restore"], &ledger["lock"]), (&Value::Null, &Value::Null));
+    assert_eq!((&ledger["etcd"]["restore"], &ledger["lock"]), (&Value::Null, &Value::Null));
     let left = files_below(&cluster.sandbox.home().join("clusters").join(NAME).join("restore"));
     assert_eq!(left, Vec::<std::path::PathBuf>::new(), "snapshots that nobody waits for");
     let mut on_machines = files_below(&cluster.sandbox.home().join("machines").join(NAME));

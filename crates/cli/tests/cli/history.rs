@@ -96,7 +96,7 @@ fn assert_no_secret(trio: &Trio) {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     let (text, ledger) = (fs::read_to_string(&path).unwrap(), trio.ledger());
     let mut secrets = vec![crate::common::trio::APP_PASSWORD.to_owned()];
-    secrets.push(ledger["auth"]["root_password"].as_str().expect("a password").to_owned());
+    secrets.push(ledger["etcd"]["auth"]["root_password"].as_str().expect("a password").to_owned());
     let tokens = ledger["members"].as_object().unwrap().values();
     secrets.extend(tokens.filter_map(|m| m["enrolment"]["token"].as_str().map(str::to_owned)));
     assert!(secrets.len() > 2);
@@ -193,7 +193,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
         refused.stderr
     );
     assert_eq!(of_verb(&history(&trio.sandbox, NAME), "recover"), [], "nothing was recorded");
-    assert_eq!(trio.ledger()["recovery"], Value::Null);
+    assert_eq!(trio.ledger()["etcd"]["recovery"], Value::Null);
 
     for lost in ["etcd-1", "etcd-2"] {
         for pid in [trio.agent_of(lost), trio.etcd_of(lost)].into_iter().flatten() {

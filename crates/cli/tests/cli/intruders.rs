@@ -33,14 +33,14 @@ fn secrets(trio: &Trio) -> Vec<(String, String)> {
         (String::from("the password of app"), APP_PASSWORD.to_owned()),
     ];
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    for ca in ["etcd", "control"] {
+    for ca in ["client", "control"] {
         let key = text(&ledger["authorities"][ca]["key"]).expect("a CA's key");
         secrets.push((format!("the key of the {ca} CA"), core_of_key(&key)));
     }
-    if let Some(password) = text(&ledger["auth"]["root_password"]) {
+    if let Some(password) = text(&ledger["etcd"]["auth"]["root_password"]) {
         secrets.push((String::from("root's password"), password));
     }
-    if let Some(key) = text(&ledger["auth"]["jwt"]["private"]) {
+    if let Some(key) = text(&ledger["etcd"]["auth"]["jwt"]["private"]) {
         secrets.push((String::from("the key of tokens"), core_of_key(&key)));
     }
     for member in MEMBERS {
@@ -152,7 +152,7 @@ fn whoever_is_not_the_controller_is_refused_at_the_agents_port() {
         ("etcd's root", Intruder::from_files(&environment["ETCDCTL_CERT"], &environment["ETCDCTL_KEY"])),
         ("a self-signed controller", Intruder::self_signed("controller")),
         ("a controller of another CA", Intruder::of_another_authority("controller")),
-        ("a controller of the etcd CA", Intruder::signed_by(&ledger["authorities"]["etcd"], "controller")),
+        ("a controller of the etcd CA", Intruder::signed_by(&ledger["authorities"]["client"], "controller")),
         ("a sibling with its own certificate", Intruder::agent(&trio.root("etcd-2"))),
         ("a sibling with a client's certificate", {
             let name = format!("agent:{}:etcd-2:1", ledger["cluster_id"].as_str().expect("an id"));

@@ -28,8 +28,8 @@ fn with_a_shared_ca() -> Trio {
         assert!(part.remove(field).is_some(), "{field}");
     };
     without(&mut ledger, "authorities", "peer");
-    without(&mut ledger, "auth", "crl");
-    without(&mut ledger, "auth", "peer_crl");
+    without(&mut ledger, "issued", "client_crl");
+    without(&mut ledger, "issued", "peer_crl");
     fs::write(&newest, serde_json::to_vec(&ledger).expect("JSON")).expect("written");
     // Whatever that run had begun was made for another ledger.
     trio.destroy_machines_by_hand();

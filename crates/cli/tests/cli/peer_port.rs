@@ -203,7 +203,7 @@ fn no_certificate_but_a_peers_is_good_at_the_peer_port() {
             ("what etcd shows its clients", intruder(&pki, "member")),
             ("an agent", Intruder::agent(&root)),
             ("a controller", Intruder::controller(&ledger)),
-            ("a peer that the clients' CA signed", Intruder::signed_by(&ledger["authorities"]["etcd"], "etcd-1")),
+            ("a peer that the clients' CA signed", Intruder::signed_by(&ledger["authorities"]["client"], "etcd-1")),
         ];
         for (who, stranger) in &strangers {
             for refused in [members(stranger, at(2380)).map(|_| 0), forge(stranger, at(2380), &version, &known)] {

@@ -20,8 +20,8 @@ fn secrets(ledger: &Value) -> Vec<String> {
     let second_line = |value: &Value| text(value).lines().nth(1).expect("a key").to_owned();
     let authorities = &ledger["authorities"];
     vec![
-        text(&ledger["auth"]["root_password"]),
-        second_line(&authorities["etcd"]["key"]),
+        text(&ledger["etcd"]["auth"]["root_password"]),
+        second_line(&authorities["client"]["key"]),
         second_line(&authorities["control"]["key"]),
         text(&ledger["members"]["etcd-1"]["enrolment"]["token"]),
     ]

@@ -16,7 +16,8 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use quorate_core::Secret;
-use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, LEDGER_FORMAT, Ledger, migrate_ledger};
+use quorate_core::kinds::etcd::JwtKeys;
+use quorate_core::model::{AuthorityRecord, BackupSigning, LEDGER_FORMAT, Ledger, migrate_ledger};
 use quorate_pki::SigningKey;
 
 pub use error::LedgerError;
@@ -321,12 +322,12 @@ fn check_keys(path: &Path, ledger: &Ledger) -> Result<(), LedgerError> {
             quorate_pki::key_fits(certificate, key).map_err(|e| of_authority(what, e))
         })
     };
-    fits(&ledger.authorities.etcd, "etcd CA")?;
+    fits(&ledger.authorities.client, "etcd CA")?;
     for authority in ledger.authorities.peer.iter().flat_map(|peers| &peers.trusted) {
         fits(&Some(authority.clone()), "peer CA")?;
     }
     fits(&ledger.authorities.control, "control CA")?;
-    if let Some(JwtKeys { private, public }) = &ledger.auth.jwt
+    if let Some(JwtKeys { private, public }) = &ledger.etcd.auth.jwt
         && !quorate_pki::is_pair(private, public)
     {
         return Err(damaged(String::from("the two keys of etcd's tokens do not belong together")));

@@ -11,9 +11,10 @@ use quorate_agent::api::{
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::kinds::etcd::AuthOp;
+use quorate_core::kinds::etcd::{Formation, Membership};
 use quorate_core::model::{
-    AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Formation, Ledger,
-    MachineCertificate, MachineId, MemberName, Membership, NodeConfig, Observation, Stamp, https_url,
+    AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Ledger, MachineCertificate,
+    MachineId, MemberName, NodeConfig, Observation, Stamp, https_url,
 };
 use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
 use quorate_core::providers::MachineKind;
@@ -205,7 +206,7 @@ impl Controller {
                 let order = self.start_etcd(member, &step.expects, bootstrap.as_ref());
                 self.order(member, order).await
             }
-            Action::StopEtcd { member } => self.order(member, stop_order(&desired.formation)).await,
+            Action::StopEtcd { member } => self.order(member, stop_order(&desired.etcd.formation)).await,
             Action::RestartEtcd { member } => self.order(member, Order::RestartEtcd).await,
             Action::WipeData { member, stamp } => self.order(member, Order::WipeData { stamp: stamp.clone() }).await,
             Action::MoveLeader { member, to_id, .. } => self.order(member, Order::MoveLeader { to: *to_id }).await,
@@ -298,7 +299,7 @@ impl Controller {
         };
         let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
         // Who keeps its seat is at the address where the others know it.
-        let known = desired.formation.members().and_then(|members| members.get(member));
+        let known = desired.etcd.formation.members().and_then(|members| members.get(member));
         let address = known.filter(|_| data == Data::Stays).and_then(|known| known.address()).or(wish.address);
         let machine = ledger.spec.machine_name(member.seat(), incarnation);
         let new = NewMachine {
@@ -374,7 +375,7 @@ impl Controller {
         }
         let now = Timestamp::now();
         if !given.is_empty() {
-            self.held.write(now, |ledger| ledger.auth.record_machine(given, now))?;
+            self.held.write(now, |ledger| ledger.issued.record_machine(given, now))?;
         }
         Ok(signed)
     }
@@ -415,7 +416,7 @@ impl Controller {
             Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
             None => {
                 let wish = self.member_wish(desired, member, CertificateUse::Member);
-                let chain = sign(ledger.authorities.etcd.as_ref(), request(CertificateUse::Member)?, &wish)?;
+                let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Member)?, &wish)?;
                 Certificate { chain, key: None }
             }
         };
@@ -437,7 +438,7 @@ impl Controller {
                 Some(pair) => Certificate { chain: pair.chain.clone(), key: Some(pair.key.clone()) },
                 None => {
                     let wish = client_wish("root", desired);
-                    let chain = sign(ledger.authorities.etcd.as_ref(), request(CertificateUse::Root)?, &wish)?;
+                    let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Root)?, &wish)?;
                     Certificate { chain, key: None }
                 }
             };
@@ -445,7 +446,7 @@ impl Controller {
         }
         let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
         certificates.insert(CertificateUse::Agent, Certificate { chain: own, key: None });
-        let trust = ledger.authorities.etcd.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
+        let trust = ledger.authorities.client.as_ref().map(|a| a.certificate.clone()).unwrap_or_default();
         Ok(Order::InstallCertificates { trust, certificates })
     }
 
@@ -469,7 +470,7 @@ impl Controller {
             Precondition::Data(data) => data.clone(),
             Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
         };
-        let members = self.held.ledger().formation.members().cloned();
+        let members = self.held.ledger().etcd.formation.members().cloned();
         let others = members.iter().flatten().filter(|(other, _)| *other != member);
         let peers = others.filter_map(|(_, known)| Some(https_url(known.address()?, CLIENT_PORT))).collect();
         let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
@@ -480,7 +481,7 @@ impl Controller {
     fn password(&self, op: &AuthOp) -> Option<Secret> {
         let (AuthOp::AddUser { user } | AuthOp::SetPassword { user }) = op else { return None };
         if user == "root" {
-            return self.held.ledger().auth.root_password.clone();
+            return self.held.ledger().etcd.auth.root_password.clone();
         }
         self.brought.passwords.get(user).cloned()
     }

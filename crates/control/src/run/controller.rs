@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::Formation;
 use quorate_core::kinds::etcd::safety::revision;
-use quorate_core::model::{AGENT_PORT, Desired, Formation, Ledger, MachineId, MemberName, Observation};
+use quorate_core::model::{AGENT_PORT, Desired, Ledger, MachineId, MemberName, Observation};
 use quorate_core::planner;
 use quorate_core::planner::remember;
 use quorate_core::planner::safety::requests;
@@ -191,8 +192,8 @@ impl Controller {
             } else {
                 let done = self.act(&desired, &seen, &decision.steps, reporter).await;
                 let went = spent.round(&decision.steps, done).await;
-                still_true =
-                    Some(seen).filter(|_| went.is_ok() && changes_nothing_seen(&desired.formation, &decision.steps));
+                still_true = Some(seen)
+                    .filter(|_| went.is_ok() && changes_nothing_seen(&desired.etcd.formation, &decision.steps));
                 went
             };
             went?;
@@ -244,7 +245,7 @@ impl Controller {
         let highest = revision::told(statuses).unwrap_or(0);
         let ledger = self.held.release(|ledger| {
             remember::answered(ledger);
-            ledger.highest_revision = revision::remembered(ledger.highest_revision).max(highest);
+            ledger.etcd.highest_revision = revision::remembered(ledger.etcd.highest_revision).max(highest);
             if blocked.is_empty() {
                 ledger.spec_before = None;
             }
@@ -252,7 +253,7 @@ impl Controller {
                 forget_places(ledger, &seen);
             }
         })?;
-        self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.restore.as_ref())?;
+        self.home.forget_snapshots(ledger.spec.name.as_str(), ledger.etcd.restore.as_ref())?;
         Ok(Outcome { steps_done, blocked, seen, ledger, forgotten: false })
     }
 

@@ -365,9 +365,9 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
             word("replace", Some(member.to_string()), action, "the operator said so");
         }
     }
-    let asked = |ledger: &Ledger| ledger.restore.as_ref().map(|wish| wish.consent.clone());
+    let asked = |ledger: &Ledger| ledger.etcd.restore.as_ref().map(|wish| wish.consent.clone());
     let (restore_before, restore_after) = (asked(before), asked(after));
-    let recovers = |ledger: &Ledger| ledger.recovery.as_ref().map(|request| request.consent.clone());
+    let recovers = |ledger: &Ledger| ledger.etcd.recovery.as_ref().map(|request| request.consent.clone());
     let (recovery_before, recovery_after) = (recovers(before), recovers(after));
     let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
         ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
@@ -391,9 +391,9 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
+    use quorate_core::kinds::etcd::RecoveryRequest;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions;
-    use quorate_core::model::RecoveryRequest;
     use quorate_core::planner::{Action, Precondition, Reason};
     use quorate_core::spec::generated;
 
@@ -497,7 +497,7 @@ mod tests {
         quorate_core::planner::remember::raise_incarnation(&mut after, &"etcd-2".into());
         let shown = String::from("1 of 3 voters");
         let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::from("me"), shown };
-        after.recovery = Some(RecoveryRequest { consent, of: None });
+        after.etcd.recovery = Some(RecoveryRequest { consent, of: None });
         Recorder::begin(history.clone(), "recover", 1, Some(&ledger()), &after).unwrap();
         let told = history.entries(None).unwrap();
         let actions: Vec<&str> = told.iter().map(|e| e.step.action.as_str()).collect();

@@ -9,9 +9,9 @@ use jiff::Timestamp;
 use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::Formation;
 use quorate_core::model::{
-    AgentSeen, Distrust, Facts, Formation, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, PowerState,
-    Seen,
+    AgentSeen, Distrust, Facts, Ledger, MachineId, MachineSeen, MemberName, Number, Observation, PowerState, Seen,
 };
 use quorate_core::planner::{UnsafeBecause, safety};
 
@@ -143,7 +143,7 @@ impl Sight {
 
     /// Every such question goes through etcd's log, so only one member is asked: the leader, where it answers.
     pub async fn ask_for_auth(&self, ledger: &Ledger, seen: &mut Observation, fence: Option<u64>) {
-        if !ledger.spec.auth.bootstrap || !matches!(ledger.formation, Formation::Formed { .. }) {
+        if !ledger.spec.auth.bootstrap || !matches!(ledger.etcd.formation, Formation::Formed { .. }) {
             return;
         }
         let healthy = seen.agents.keys().filter_map(|m| Some((m, seen.facts(m)?.etcd.status.as_ref()?)));
@@ -221,7 +221,7 @@ impl Sight {
         let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
         let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
         // A provider that shows no machine may be wrong.
-        let members = ledger.formation.members().into_iter().flatten();
+        let members = ledger.etcd.formation.members().into_iter().flatten();
         let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
         let reach: BTreeSet<_> = shown.chain(missing).collect();
         if reach.is_empty() {
@@ -301,7 +301,7 @@ fn add_hidden(
         let Some((place, why)) = place.and_then(|place| away.get_key_value(&place)).filter(|_| !is_found) else {
             continue;
         };
-        let known = ledger.formation.members().and_then(|members| members.get(&name)?.address());
+        let known = ledger.etcd.formation.members().and_then(|members| members.get(&name)?.address());
         let machine = MachineSeen {
             cluster_id: ledger.cluster_id.clone(),
             incarnation: record.map_or(1, |record| record.incarnation.max(1)),

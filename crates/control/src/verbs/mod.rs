@@ -10,7 +10,8 @@ pub mod restore;
 
 use jiff::Timestamp;
 use quorate_agent::process;
-use quorate_core::model::{Consent, Formation, Ledger, Observation, Power};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{Consent, Ledger, Observation, Power};
 use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
@@ -96,10 +97,10 @@ fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
 /// Refuses a cluster whose formation has not come to where a command can do something.
 fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence: &str) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
-    if fits(&ledger.formation) {
+    if fits(&ledger.etcd.formation) {
         return Ok(());
     }
-    let (state, command, does) = match &ledger.formation {
+    let (state, command, does) = match &ledger.etcd.formation {
         Formation::Recovering { .. } => ("is being recovered", "recover", "continues that"),
         Formation::Restoring { .. } => ("is being restored", "apply", "continues that"),
         _ => ("is not bootstrapped yet", "apply", "bootstraps it"),

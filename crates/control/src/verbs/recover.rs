@@ -1,6 +1,7 @@
 //! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
 
-use quorate_core::model::{Formation, Ledger, MemberName, Observation, RecoveryRequest};
+use quorate_core::kinds::etcd::{Formation, RecoveryRequest};
+use quorate_core::model::{Ledger, MemberName, Observation};
 use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Action, Plan};
 
@@ -20,7 +21,7 @@ pub fn check(ledger: &Ledger) -> Result<(), VerbError> {
 /// The rest of a recovery that was interrupted after the survivor served again: its other members come back, and all that was
 /// consented to is done. None: there is no such recovery, or the survivor was lost too.
 pub async fn rest(home: &Home, cluster: &Cluster, ledger: &Ledger) -> Result<Option<Plan>, ControlError> {
-    if ledger.recovered.is_none() {
+    if ledger.etcd.recovered.is_none() {
         return Ok(None);
     }
     let plan = controller::plan(home, &cluster.spec, &cluster.brought, |_| {}).await?;
@@ -50,7 +51,7 @@ impl Recover {
     ) -> Result<Self, ControlError> {
         let recovery = RecoveryRequest { consent: consent(shown), of: requests::what_is_left(ledger, seen) };
         let has_machine = |from: &MemberName| seen.machines.get().is_some_and(|machines| machines.contains_key(from));
-        let continues = match &ledger.formation {
+        let continues = match &ledger.etcd.formation {
             Formation::Recovering { from, .. } => Some(from.clone()).filter(has_machine),
             _ => None,
         };
@@ -75,10 +76,9 @@ impl Request {
     /// The confirmation under which a recovery has begun is kept while its survivor is there.
     fn note(&self, ledger: &mut Ledger) {
         super::add(&mut ledger.without_grace, &self.now.then(|| self.recovery.consent.clone()));
-        let begun =
-            matches!(&ledger.formation, Formation::Recovering { from, .. } if self.continues.as_ref() == Some(from));
-        if !begun || ledger.recovery.is_none() {
-            ledger.recovery = Some(self.recovery.clone());
+        let begun = matches!(&ledger.etcd.formation, Formation::Recovering { from, .. } if self.continues.as_ref() == Some(from));
+        if !begun || ledger.etcd.recovery.is_none() {
+            ledger.etcd.recovery = Some(self.recovery.clone());
         }
     }
 }

@@ -1,7 +1,8 @@
 //! `replace`: a member gets another machine, with its data where that can be kept. A replacement that is under way is continued; one
 //! that could not be completed is not begun.
 
-use quorate_core::model::{Consent, Formation, Ledger, MemberName, Observation};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{Consent, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
 use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
@@ -147,10 +148,10 @@ fn is_under_way(ledger: &Ledger, seen: &Observation, member: &MemberName) -> boo
     let recorded = ledger.members.get(member).is_some_and(|record| record.renewing.is_some());
     let renewed = recorded && keeps_data(ledger, seen, member);
     let former = |name: &MemberName| name.is_former() && name.seat() == member.as_str();
-    let listed = ledger.formation.members().is_some_and(|members| members.keys().any(former));
+    let listed = ledger.etcd.formation.members().is_some_and(|members| members.keys().any(former));
     let machines = seen.machines.get().is_some_and(|machines| machines.keys().any(former));
     let learns = seen.facts(member).and_then(|f| f.etcd.status.as_ref()).is_some_and(|status| status.is_learner);
-    renewed || listed || machines || learns || !ledger.formation.has_member(member)
+    renewed || listed || machines || learns || !ledger.etcd.formation.has_member(member)
 }
 
 #[cfg(test)]
@@ -158,9 +159,10 @@ mod tests {
     use std::collections::BTreeMap;
 
     use jiff::Timestamp;
+    use quorate_core::kinds::etcd::FormingMember;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
-    use quorate_core::model::{FormingMember, MachineSeen, Power, PowerState, Seen};
+    use quorate_core::model::{MachineSeen, Power, PowerState, Seen};
     use quorate_core::providers::local::{KEPT_DATA, LocalSettings};
     use quorate_core::spec::Provider;
     use quorate_core::spec::generated;
@@ -172,7 +174,8 @@ mod tests {
         let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
         let known = || FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
         let members = ["etcd-1", "etcd-2", "etcd-3"].map(|name| (name.into(), known()));
-        ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members: members.into() };
+        ledger.etcd.formation =
+            Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members: members.into() };
         ledger
     }
 
@@ -208,7 +211,7 @@ mod tests {
         assert!(!is_under_way(&ledger, &seen(&["etcd-2", "etcd-1.1"]), &member));
         remember::raise_incarnation(&mut ledger, &member);
         assert!(is_under_way(&ledger, &seen(&[]), &member));
-        let Formation::Formed { members, .. } = &mut ledger.formation else { unreachable!() };
+        let Formation::Formed { members, .. } = &mut ledger.etcd.formation else { unreachable!() };
         members.remove(&member.former(1));
         assert!(is_under_way(&ledger, &seen(&["etcd-2"]), &member));
     }
@@ -253,7 +256,7 @@ mod tests {
         let VerbError::NotNow { what, command, .. } = check(&ledger, "etcd-1").unwrap_err() else { panic!() };
         assert_eq!((what.as_str(), command.as_str()), ("cluster demo is off", "start demo"));
         ledger.power = Power::On;
-        ledger.formation = Formation::Unformed;
+        ledger.etcd.formation = Formation::Unformed;
         assert!(check(&ledger, "etcd-1").is_err());
     }
 }

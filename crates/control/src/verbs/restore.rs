@@ -4,9 +4,10 @@ use quorate_backup::Trust;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::keys::Identities;
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::safety::restore::bump_past;
 use quorate_core::kinds::etcd::safety::revision;
-use quorate_core::model::{Consent, Ledger, Observation, RestoreWish};
+use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::{Action, Plan, remember};
 use quorate_core::spec::Signer;
 use quorate_core::text::with_causes;
@@ -56,7 +57,7 @@ pub fn check(known: Option<&Ledger>) -> Result<(), VerbError> {
 
 /// Removes snapshots that no restore in the ledger waits for: a restore was not wanted after all, or failed before the ledger knew.
 pub fn forget_unwanted(home: &Home, name: &str) -> Result<(), LedgerError> {
-    let waits = home.store(name).read()?.and_then(|ledger| ledger.restore);
+    let waits = home.store(name).read()?.and_then(|ledger| ledger.etcd.restore);
     home.forget_snapshots(name, waits.as_ref())
 }
 
@@ -71,7 +72,7 @@ impl Restore {
         let (ready, imported) = snapshot(home, cluster, known.as_ref(), source, teller).await?;
         let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
         // Members that log in by password must be let in by what is restored; later would be too late.
-        let remembered = base.and_then(|ledger| ledger.auth.root_password.as_ref());
+        let remembered = base.and_then(|ledger| ledger.etcd.auth.root_password.as_ref());
         let password = remembered.or(cluster.brought.root_password.as_ref());
         root_is_let_in(home, &cluster.spec, &ready.prepared, password).await?;
         let seen = match base {
@@ -133,9 +134,10 @@ impl Request<'_> {
             ledger.older_accepted = Some(self.confirmed.clone());
         }
         // Clients may have seen what only the backups still know of.
-        ledger.highest_revision = revision::remembered(ledger.highest_revision).max(unsigned(ready.highest_revision));
-        let epoch = ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
-        ledger.restore = Some(RestoreWish {
+        ledger.etcd.highest_revision =
+            revision::remembered(ledger.etcd.highest_revision).max(unsigned(ready.highest_revision));
+        let epoch = ledger.etcd.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
+        ledger.etcd.restore = Some(RestoreWish {
             consent: self.confirmed.clone(),
             sha256: prepared.sha256.clone(),
             bytes: prepared.bytes,
@@ -155,7 +157,7 @@ pub fn succeeds(plan: &Plan) -> bool {
 
 /// What was requested when the backup was taken is long done, or was given up.
 fn without_requests(ledger: &mut Ledger) {
-    (ledger.restore, ledger.recovery, ledger.destroy, ledger.without_backup) = (None, None, None, None);
+    (ledger.etcd.restore, ledger.etcd.recovery, ledger.destroy, ledger.without_backup) = (None, None, None, None);
 }
 
 /// One proven snapshot, and the ledger where there is none here.
@@ -241,7 +243,7 @@ fn highest(ready: &Ready, ledger: Option<&Ledger>, seen: Option<&Observation>) -
     let statuses =
         seen.into_iter().flat_map(|seen| seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref()));
     let told = revision::told(statuses).unwrap_or(0);
-    let remembered = ledger.map_or(0, |ledger| revision::remembered(ledger.highest_revision));
+    let remembered = ledger.map_or(0, |ledger| revision::remembered(ledger.etcd.highest_revision));
     told.max(remembered).max(unsigned(ready.highest_revision))
 }
 

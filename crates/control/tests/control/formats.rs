@@ -1,4 +1,5 @@
-//! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places.
+//! Ledgers that an earlier quorate has written. Those of format 2 have settings of providers at their old places, those of format 3 what
+//! only etcd has.
 
 use std::fs;
 use std::path::Path;
@@ -10,10 +11,14 @@ use quorate_core::planner::safety::fixed_at_formation;
 use quorate_core::providers::local::{LocalSettings, Network};
 use quorate_core::spec::Provider;
 
-/// A home with one ledger of format 2, as it was written, and the key that opens it.
 fn home_of_format_2(cluster: &str, ledger: &str, version: u64) -> (tempfile::TempDir, Store) {
+    home_of("format-2", cluster, ledger, version)
+}
+
+/// A home with one ledger of an older format, as it was written, and the key that opens it.
+fn home_of(format: &str, cluster: &str, ledger: &str, version: u64) -> (tempfile::TempDir, Store) {
     let directory = tempfile::tempdir().expect("a directory");
-    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control/format-2");
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/control").join(format);
     let store = Home::new(directory.path()).store(cluster);
     fs::create_dir_all(store.directory()).expect("made");
     fs::copy(files.join("key"), directory.path().join("key")).expect("copied");
@@ -38,6 +43,8 @@ fn a_ledger_of_format_2_is_migrated_and_its_old_file_is_kept() {
     assert_eq!(ledger.spec.provider, Provider::Local(settings));
     assert!(ledger.authorities.control.as_ref().is_some_and(|a| a.key.is_some()), "its secrets are opened");
     assert_eq!(ledger.formed_with.as_ref().unwrap().machines["provider.local.network"], "loopback");
+
+    assert!(ledger.etcd.formation.is_formed() && ledger.issued.machines.len() == 3);
 
     store.write(&mut ledger).expect("it is written");
     assert_eq!(names(&store), ["0000000011.format-2.json", "0000000011.json", "0000000012.json"]);
@@ -77,4 +84,31 @@ fn members_of_format_2_get_a_section_of_their_provider() {
     let data: Vec<_> = spec.members.iter().map(|m| settings.kept_data(m).unwrap()).collect();
     assert_eq!(data, ["own", "20GiB", "20GiB"], "data volumes are the same to the planner as before");
     assert!(settings.build(&spec.members[1]).is_some_and(|build| format!("{build:?}").contains("own-root")));
+}
+
+#[test]
+fn a_ledger_of_format_3_has_what_only_etcd_has_in_a_section_of_its_own_afterwards() {
+    let (_directory, store) = home_of("format-3", "today", "local.json", 11);
+    let original = fs::read(store.directory().join("0000000011.json")).unwrap();
+    let mut ledger = store.read().expect("it is read").expect("it exists");
+    assert_eq!(ledger.format, 3);
+    let formed = ledger.formed_with.as_ref().unwrap();
+    assert_eq!((formed.namespace.as_str(), formed.machines.len()), ("x", 1));
+    let etcd = &ledger.etcd;
+    assert_eq!(etcd.formation.token(), Some("etcd-cluster-2ce0ef5a98a2"));
+    let settled = etcd.formed_with.as_ref().unwrap();
+    let settled = [&settled.version, &settled.client_auth, &settled.bootstrap, &settled.token];
+    assert_eq!(settled, ["3.6.16", "certificate_and_password", "true", "jwt"]);
+    assert!(etcd.auth.users["app"].password.is_some() && etcd.auth.roles.contains("reader"));
+    assert!(etcd.auth.jwt.as_ref().is_some_and(|keys| keys.private.expose().contains("PRIVATE KEY")), "it is opened");
+    assert!(ledger.authorities.client.as_ref().is_some_and(|a| a.key.is_some()));
+    assert_eq!(ledger.issued.machines.len(), 3);
+    assert!(ledger.issued.client_crl.is_some() && ledger.issued.peer_crl.is_some());
+
+    store.write(&mut ledger).expect("it is written");
+    assert_eq!(fs::read(store.directory().join("0000000011.format-3.json")).unwrap(), original);
+    let written: serde_json::Value =
+        serde_json::from_slice(&fs::read(store.directory().join("0000000012.json")).unwrap()).unwrap();
+    assert!(["formation", "auth", "highest_revision"].iter().all(|moved| written.get(moved).is_none()), "{written}");
+    assert_eq!(store.read().unwrap().unwrap(), ledger);
 }

@@ -7,6 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_control::Home;
 use quorate_control::ledger::{Exported, Held, LEASE, LedgerError, OpenWith, SealFor, Store, export, import};
 use quorate_core::Secret;
+use quorate_core::kinds::etcd::Record;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
 use quorate_core::model::Ledger;
@@ -116,8 +117,8 @@ async fn a_holder_that_sleeps_past_its_lease_is_taken_over_and_finds_out() {
     assert_eq!(taker.fence(), sleeper.fence());
     assert!(matches!(sleeper.announce(now), Err(LedgerError::Lost { .. })));
     assert!(matches!(sleeper.confirm(now), Err(LedgerError::Lost { .. })));
-    assert!(matches!(sleeper.write(now, |l| l.highest_revision = 7), Err(LedgerError::Lost { .. })));
-    assert_eq!(taker.ledger().highest_revision, 0);
+    assert!(matches!(sleeper.write(now, |l| l.etcd.highest_revision = 7), Err(LedgerError::Lost { .. })));
+    assert_eq!(taker.ledger().etcd.highest_revision, 0);
 }
 
 #[test]
@@ -140,16 +141,16 @@ fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
     let now = Timestamp::now();
     let mut before = ledger();
     store.write(&mut before).unwrap();
-    let changed = Ledger { highest_revision: 7, ..before.clone() };
+    let changed = Ledger { etcd: Record { highest_revision: 7, ..before.etcd.clone() }, ..before.clone() };
     let held = Held::take(store.clone(), changed, "quorate replace", now).unwrap();
     let left = held.stand_back(Some(before.clone())).unwrap();
     assert_eq!(Ledger { version: before.version, ..left.clone() }, before);
     // Also where the number was told to some before an agent came up that knew more.
     let held = Held::take(store.clone(), left, "quorate apply", now).unwrap();
     held.announce(now).unwrap();
-    held.write(now, |ledger| ledger.highest_revision = 7).unwrap();
+    held.write(now, |ledger| ledger.etcd.highest_revision = 7).unwrap();
     let left = held.stand_back(None).unwrap();
-    assert_eq!((left.fence, left.highest_revision, left.lock), (0, 7, None));
+    assert_eq!((left.fence, left.etcd.highest_revision, left.lock), (0, 7, None));
 }
 
 #[tokio::test]
@@ -160,10 +161,10 @@ async fn a_living_holder_keeps_its_lock_whatever_the_clock_of_another_says() {
     for clock in [now + SignedDuration::from_secs(30), now - SignedDuration::from_hours(1)] {
         let current = store.read().unwrap().unwrap();
         assert!(matches!(Held::take(store.clone(), current, "quorate up", clock), Err(LedgerError::Locked { .. })));
-        assert!(!store.amend(clock, |ledger| ledger.highest_revision = 7).unwrap());
+        assert!(!store.amend(clock, |ledger| ledger.etcd.highest_revision = 7).unwrap());
     }
     held.confirm(now).unwrap();
-    assert_eq!(store.read().unwrap().unwrap().highest_revision, 0);
+    assert_eq!(store.read().unwrap().unwrap().etcd.highest_revision, 0);
 }
 
 #[tokio::test]
@@ -249,7 +250,7 @@ fn the_ledger_is_readable_by_its_owner_alone() {
 #[test]
 fn an_export_is_sealed_and_comes_back_whole() {
     let mut kept = ledger();
-    kept.auth.root_password = Some(Secret::new("correct horse"));
+    kept.etcd.auth.root_password = Some(Secret::new("correct horse"));
     let words = Secret::new("battery staple");
     let (whom, key) = (SealFor::Passphrase(words.clone()), OpenWith::Passphrase(words));
     let history = "{\"at\":1}\n";
@@ -282,9 +283,9 @@ fn a_failed_prune_after_a_good_write_is_not_a_lost_lock() {
     let held = Held::take(store.clone(), ledger(), "quorate apply", now).unwrap();
     // A directory in the place of an old draft cannot be removed as a file.
     std::fs::create_dir(store.directory().join(".1.stuck")).unwrap();
-    held.write(now, |l| l.highest_revision = 7).unwrap();
-    held.write(now, |l| l.highest_revision = 8).unwrap();
-    assert_eq!(store.read().unwrap().unwrap().highest_revision, 8);
+    held.write(now, |l| l.etcd.highest_revision = 7).unwrap();
+    held.write(now, |l| l.etcd.highest_revision = 8).unwrap();
+    assert_eq!(store.read().unwrap().unwrap().etcd.highest_revision, 8);
 }
 
 #[test]

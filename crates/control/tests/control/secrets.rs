@@ -10,7 +10,8 @@ use quorate_control::ledger::{Held, LedgerError, Store};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{AuthorityRecord, BackupSigning, JwtKeys, Ledger, OwnedUser};
+use quorate_core::kinds::etcd::{JwtKeys, OwnedUser};
+use quorate_core::model::{AuthorityRecord, BackupSigning, Ledger};
 use quorate_core::spec::generated;
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, SigningKey};
 
@@ -33,9 +34,13 @@ fn authority() -> AuthorityRecord {
 fn ledger(name: &str) -> Ledger {
     let spec = generated(name, 3, versions::DEFAULT, ClientAuth::Password).unwrap();
     let mut ledger = Ledger::new(String::from("0123456789abcdef"), spec.clusters[0].clone());
-    ledger.auth.root_password = Some(Secret::new(PASSWORD));
-    ledger.auth.users.insert(String::from("app"), OwnedUser { password: Some(FINGERPRINT.into()), adopted: false });
-    ledger.authorities.etcd = Some(authority());
+    ledger.etcd.auth.root_password = Some(Secret::new(PASSWORD));
+    ledger
+        .etcd
+        .auth
+        .users
+        .insert(String::from("app"), OwnedUser { password: Some(FINGERPRINT.into()), adopted: false });
+    ledger.authorities.client = Some(authority());
     ledger.authorities.control = Some(authority());
     ledger
 }
@@ -55,7 +60,7 @@ fn versions_of(store: &Store) -> Vec<PathBuf> {
 #[track_caller]
 fn assert_opens_nothing(store: &Store, ledger: &Ledger) {
     let key = |a: &Option<AuthorityRecord>| a.as_ref().unwrap().key.as_ref().unwrap().expose().to_owned();
-    let keys = [key(&ledger.authorities.etcd), key(&ledger.authorities.control)];
+    let keys = [key(&ledger.authorities.client), key(&ledger.authorities.control)];
     let lines = keys.iter().map(|pem| pem.lines().nth(1).unwrap());
     let secrets: Vec<&str> = lines.chain([PASSWORD, FINGERPRINT]).collect();
     for file in versions_of(store) {
@@ -67,9 +72,16 @@ fn assert_opens_nothing(store: &Store, ledger: &Ledger) {
     }
 }
 
-/// As the version before wrote it: everything as it is, under the first format.
+/// As the first format had it: everything as it is, and what only etcd has among the rest.
 fn in_clear(store: &Store, ledger: &Ledger) {
-    let plain = Ledger { format: 1, ..ledger.clone() };
+    let mut plain = serde_json::to_value(Ledger { format: 1, ..ledger.clone() }).unwrap();
+    let fields = plain.as_object_mut().unwrap();
+    let Some(serde_json::Value::Object(mut etcd)) = fields.remove("etcd") else { panic!("{fields:?}") };
+    etcd.remove("formed_with");
+    fields.extend(etcd);
+    let authorities = fields["authorities"].as_object_mut().unwrap();
+    let authority = authorities.remove("client").unwrap();
+    authorities.insert(String::from("etcd"), authority);
     let file = store.directory().join(format!("{:010}.json", ledger.version));
     fs::create_dir_all(store.directory()).unwrap();
     fs::write(file, serde_json::to_vec_pretty(&plain).unwrap()).unwrap();
@@ -94,7 +106,7 @@ fn what_is_stored_opens_with_the_key_alone() {
     };
     let files = versions_of(&store);
     assert_eq!(part(&files[0]), part(&files[1]));
-    written.auth.root_password = Some(Secret::new("another"));
+    written.etcd.auth.root_password = Some(Secret::new("another"));
     store.write(&mut written).unwrap();
     assert_ne!(part(&files[1]), part(versions_of(&store).last().unwrap()));
 }
@@ -107,11 +119,11 @@ fn a_ledger_in_clear_is_encrypted_in_place_with_all_its_versions() {
     for version in 4..=7 {
         in_clear(&store, &Ledger { version, ..old.clone() });
     }
-    assert_eq!(store.read().unwrap().unwrap().auth, old.auth);
+    assert_eq!(store.read().unwrap().unwrap().etcd.auth, old.etcd.auth);
     let held = Held::take(store.clone(), store.read().unwrap().unwrap(), "quorate apply", Timestamp::now()).unwrap();
     assert_eq!(versions_of(&store).len(), 5, "none is lost");
     assert_opens_nothing(&store, &old);
-    assert_eq!(held.ledger().auth, old.auth);
+    assert_eq!(held.ledger().etcd.auth, old.etcd.auth);
     for file in versions_of(&store) {
         assert!(fs::read_to_string(&file).unwrap().contains("AGE ENCRYPTED FILE"), "{}", file.display());
     }
@@ -235,7 +247,7 @@ fn a_key_that_does_not_fit_its_certificate_is_found_while_an_intact_version_is_t
     let mut good = ledger("demo");
     store.write(&mut good).unwrap();
     let mut bad = good.clone();
-    bad.authorities.etcd.as_mut().unwrap().key = authority().key;
+    bad.authorities.client.as_mut().unwrap().key = authority().key;
     store.write(&mut bad).unwrap();
     let error = store.read().unwrap_err();
     let told = error.to_string();
@@ -259,7 +271,7 @@ fn whose_tokens_and_backups_are_believed_cannot_be_changed_without_the_key() {
         BackupSigning { key: key.secret().clone(), public: key.signer(), since: Timestamp::now() }
     };
     let mut good = ledger("demo");
-    (good.auth.jwt, good.backup_signing) = (Some(jwt()), Some(signing()));
+    (good.etcd.auth.jwt, good.backup_signing) = (Some(jwt()), Some(signing()));
     store.write(&mut good).unwrap();
     assert!(store.read().unwrap().is_some());
 
@@ -271,7 +283,7 @@ fn whose_tokens_and_backups_are_believed_cannot_be_changed_without_the_key() {
     fs::remove_file(store.directory().join("0000000002.json")).unwrap();
 
     let mut bad = good.clone();
-    bad.auth.jwt.as_mut().unwrap().public = jwt().public;
+    bad.etcd.auth.jwt.as_mut().unwrap().public = jwt().public;
     store.write(&mut bad).unwrap();
     let told = store.read().unwrap_err().to_string();
     assert!(told.contains("the two keys of etcd's tokens do not belong together"), "{told}");

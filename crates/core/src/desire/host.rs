@@ -35,7 +35,7 @@ pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr
 /// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
 pub(super) fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
     let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
-    let members = ledger.formation.members().filter(|_| !are_processes);
+    let members = ledger.etcd.formation.members().filter(|_| !are_processes);
     members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
 }
 

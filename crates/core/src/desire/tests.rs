@@ -1,5 +1,6 @@
 use super::*;
-use crate::model::{Formation, FormingMember, ForwardSecrets, LogSecrets};
+use crate::kinds::etcd::{Formation, FormingMember};
+use crate::model::{ForwardSecrets, LogSecrets};
 
 fn spec(host: &str) -> ClusterSpec {
     let text = format!("quorate: 1\nclusters:\n  - name: c\n    members: [{{name: etcd-1}}]\n    host: {host}\n");
@@ -21,13 +22,13 @@ fn a_spec_without_a_kind_of_token_keeps_what_the_cluster_was_created_with() {
     let mut ledger = Ledger::new(String::from("c"), password.clone());
     assert_eq!(etcd::desire::token_kind(&spec("{}", "{}"), &ledger), TokenKind::Simple);
     assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Jwt, "a new cluster");
-    let mut formed = serde_json::to_value(form_with(&password, &ledger)).unwrap();
+    let mut formed = serde_json::to_value(etcd::desire::form_with(&password, &ledger)).unwrap();
     assert_eq!(formed["token"], "jwt");
-    ledger.formed_with = Some(serde_json::from_value(formed.clone()).unwrap());
+    ledger.etcd.formed_with = Some(serde_json::from_value(formed.clone()).unwrap());
     assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Jwt);
     // As ledgers have it that were written when `simple` was the default everywhere.
     formed.as_object_mut().unwrap().remove("token");
-    ledger.formed_with = Some(serde_json::from_value(formed).unwrap());
+    ledger.etcd.formed_with = Some(serde_json::from_value(formed).unwrap());
     assert_eq!(etcd::desire::token_kind(&password, &ledger), TokenKind::Simple, "a living cluster is not changed");
     let wanted = spec("{client_auth: password}", "{token: jwt}");
     assert_eq!(etcd::desire::token_kind(&wanted, &ledger), TokenKind::Jwt);
@@ -74,7 +75,7 @@ fn only_members_come_to_the_peer_port_unless_the_spec_says_who() {
         learner: false,
     };
     let members = BTreeMap::from([(MemberName::from("etcd-3"), former)]);
-    ledger.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+    ledger.etcd.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
     assert_eq!(peers_from(&spec, &ledger), ["192.0.2.1/32", "192.0.2.2/32", "192.0.2.3/32"]);
     let spec = parse(&(text + "    host: {firewall: {peers_from: [192.0.2.0/24]}}\n"));
     assert_eq!(peers_from(&spec, &ledger), ["192.0.2.0/24"]);

@@ -6,11 +6,8 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{
-    AuthRecord, BackupNote, Build, Enrolment, Formation, FormedWith, LogSecrets, LostMajority, MemberName, NodeConfig,
-    Power, Program, SecretKind,
-};
-use crate::kinds::etcd::Permission;
+use super::{BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, SecretKind};
+use crate::kinds::etcd;
 use crate::providers::MachineKind;
 use crate::spec::Change;
 
@@ -29,26 +26,11 @@ pub struct Desired {
     pub grace: Option<SignedDuration>,
     /// How long a new machine may take before it is expected to answer.
     pub boots_within: SignedDuration,
-    /// The operator gave the word that the majority is lost for good.
-    pub recovery: bool,
-    /// What was left when that was confirmed. Absent: a recovery that has begun continues, none begins.
-    pub recovery_of: Option<LostMajority>,
-    /// The operator gave the word that the data of all members is replaced.
-    pub restore: Option<Restore>,
-    /// When the membership was last changed.
-    pub last_change: Option<Timestamp>,
-    /// The highest etcd revision ever seen.
-    pub highest_revision: u64,
-    pub formation: Formation,
-    /// Tokens of formations that were given up before any client could write.
-    pub abandoned: BTreeSet<String>,
-    /// What is settled at formation, as the spec has it now and as it was then.
     /// What machines of the spec's provider are.
     pub machines: MachineKind,
+    /// What is settled when a cluster is made, as the spec has it now and as it was then.
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
-    /// The token of the next formation, should there be one; its end is random.
-    pub next_token: String,
     pub secrets_missing: BTreeSet<SecretKind>,
     /// What every agent is to run: the controller's own program.
     pub program: Program,
@@ -58,10 +40,11 @@ pub struct Desired {
     pub fence: u64,
     pub members: BTreeMap<MemberName, DesiredMember>,
     pub certificates: CertificateWish,
-    pub auth: Option<AuthWish>,
     pub revocable: Revocable,
     /// Settings that differ from what was carried out before. They explain steps and decide nothing.
     pub changes: Vec<Change>,
+    /// What only a cluster of etcd has.
+    pub etcd: etcd::Wish,
 }
 
 /// Certificates that were given out and are not refused, by their number.
@@ -82,21 +65,6 @@ pub enum Destruction {
     BackupVerified(BackupNote),
     /// That no backup is needed.
     BackupWaived,
-}
-
-/// What all members are to begin anew from.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Restore {
-    pub sha256: String,
-    pub bytes: u64,
-    /// The revision that the snapshot ends at.
-    pub revision: u64,
-    /// By how much its revision goes up, as it was tried.
-    pub bump_revision: Option<u64>,
-    /// Where it is from, in words.
-    pub source: String,
-    /// Whether it lies here, for members that do not have it yet.
-    pub at_hand: bool,
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -127,12 +95,12 @@ pub struct DesiredMember {
 #[derive(Clone, PartialEq, Debug)]
 pub struct CertificateWish {
     /// Key identifiers of the CAs of clients and of agents; absent until they are made.
-    pub etcd_authority: Option<String>,
+    pub client_authority: Option<String>,
     pub control_authority: Option<String>,
     /// The CAs of peers; absent in a cluster that was made before they had one of their own.
     pub peer: Option<PlaneWish>,
     /// When CAs end: no certificate outlives the one that signed it.
-    pub etcd_authority_ends: Option<Timestamp>,
+    pub client_authority_ends: Option<Timestamp>,
     pub control_authority_ends: Option<Timestamp>,
     pub organization: Option<String>,
     pub extra_sans: BTreeSet<String>,
@@ -156,23 +124,6 @@ pub struct PlaneWish {
     pub ends: Timestamp,
     /// Epoch and key identifier of each that is trusted, the one that signs among them.
     pub trusted: BTreeMap<u64, String>,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub struct AuthWish {
-    /// Fingerprint of root's password where the operator brought it.
-    pub root_password: Option<String>,
-    pub users: BTreeMap<String, UserWish>,
-    pub roles: BTreeMap<String, BTreeSet<Permission>>,
-    /// What quorate made before.
-    pub owned: AuthRecord,
-}
-
-#[derive(Clone, PartialEq, Debug)]
-pub struct UserWish {
-    pub roles: BTreeSet<String>,
-    /// Fingerprint of the password; absent: the user has none.
-    pub password: Option<String>,
 }
 
 /// What the operator brought in files, known to the planner by fingerprints only.

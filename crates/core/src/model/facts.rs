@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{MemberName, ProgramSeen, TrustPlane, TrustSeen};
-use crate::kinds::etcd::AuthSeen;
+use super::{MemberName, ProgramSeen};
+use crate::kinds::etcd::EtcdFacts;
 
 /// Who answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -124,35 +124,6 @@ pub struct CertificateSeen {
     pub key_algorithm: String,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct EtcdFacts {
-    pub binary: BinarySeen,
-    pub service: ServiceState,
-    pub data: DataSeen,
-    /// The last formation that etcd was started in here, remembered apart from the data: data that is gone while
-    /// this is set was lost.
-    pub last_started: Option<Stamp>,
-    /// Whether the peer port answers; the next member of a formation may start then.
-    pub peer_serving: bool,
-    pub status: Option<EtcdStatus>,
-    /// How far the log on disk goes; told while etcd does not run.
-    pub log: Option<LogEnd>,
-    /// Why the log on disk cannot be read, where it cannot.
-    #[serde(default)]
-    pub log_damage: Option<String>,
-    /// Set where etcd is kept from starting, since its peers remember more than its data holds.
-    pub older: Option<OlderData>,
-    /// The snapshot that lies ready for a restore, beside the data.
-    #[serde(default)]
-    pub staged: Option<Staged>,
-    /// Which CAs etcd trusts. An agent that does not say is an older program.
-    #[serde(default)]
-    pub trust: BTreeMap<TrustPlane, TrustSeen>,
-    /// What became of the last node config that the controller who asks has given.
-    #[serde(default)]
-    pub attempt: ConfigAttempt,
-}
-
 /// Whether a machine took the last node config that it was given. One that has data takes none whose etcd it does not have: after a boot it
 /// could start nothing.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -165,37 +136,6 @@ pub enum ConfigAttempt {
     Taken,
     /// The program of the config with this digest was not found.
     WithoutProgram { digest: String, seen: BinarySeen },
-}
-
-/// A snapshot that was brought to a machine whole, its bytes compared with their digest.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct Staged {
-    pub sha256: String,
-    pub bytes: u64,
-}
-
-/// The end of etcd's log on disk: the last entry, and up to where the member knew it to be agreed.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
-pub struct LogEnd {
-    pub term: u64,
-    pub index: u64,
-    pub commit: u64,
-}
-
-impl LogEnd {
-    /// It is there, and how far it goes is not known yet.
-    pub const UNREAD: LogEnd = LogEnd { term: 0, index: 0, commit: 0 };
-}
-
-/// A data directory that has gone back in time.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct OlderData {
-    /// The last index in the log on disk.
-    pub holds: u64,
-    /// What this member once acknowledged, as the leader remembers it.
-    pub acknowledged: u64,
-    /// The endpoint that told so.
-    pub told_by: String,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -255,60 +195,6 @@ pub enum DataSeen {
     Stamped(Stamp),
     /// There is data, and nothing says whose.
     Unstamped,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct EtcdStatus {
-    pub member_id: u64,
-    pub cluster_id: u64,
-    /// Zero: none is known.
-    pub leader: u64,
-    pub is_learner: bool,
-    /// A linearizable read was answered: this member has a quorum behind it.
-    pub healthy: bool,
-    pub version: String,
-    /// What all members have agreed to speak, such as 3.6.0.
-    pub cluster_version: Option<String>,
-    /// The minor that the cluster was told to go down to, while it does.
-    pub downgrade_target: Option<String>,
-    /// In which format the data lies on disk, such as 3.6.0. Told from 3.6 on.
-    pub storage_version: Option<String>,
-    pub db_size: u64,
-    pub db_size_in_use: u64,
-    pub raft_term: u64,
-    pub raft_index: u64,
-    pub raft_applied_index: u64,
-    pub revision: u64,
-    pub members: Vec<MemberEntry>,
-    pub alarms: Vec<AlarmSeen>,
-    pub auth: AuthLook,
-}
-
-/// etcd's list of members in short: the number of each, and whether it is a learner.
-pub type Membership = BTreeMap<u64, bool>;
-
-/// One row of etcd's own member list.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct MemberEntry {
-    pub id: u64,
-    /// Empty while that member has never started.
-    pub name: String,
-    pub peer_urls: Vec<String>,
-    pub is_learner: bool,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-pub struct AlarmSeen {
-    pub member_id: u64,
-    pub kind: String,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum AuthLook {
-    NotAsked,
-    Seen(AuthSeen),
-    Failed { why: String },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]

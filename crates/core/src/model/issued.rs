@@ -4,7 +4,7 @@
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{AuthRecord, CertificateUse, MemberName};
+use super::{CertificateUse, MemberName};
 
 /// How long after its end a certificate is still kept in mind: clocks differ.
 const ENDED: SignedDuration = SignedDuration::from_hours(24);
@@ -41,10 +41,26 @@ pub struct MachineCertificate {
     pub revoked: bool,
 }
 
-impl AuthRecord {
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Issued {
+    /// Certificates that were issued to users: until they have ended, and forever if they are revoked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<IssuedCertificate>,
+    /// Certificates that machines were given, by the same rule.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub machines: Vec<MachineCertificate>,
+    /// The list of those that etcd refuses of its clients, signed, in DER and hexadecimal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_crl: Option<String>,
+    /// The same for its peers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_crl: Option<String>,
+}
+
+impl Issued {
     pub fn record(&mut self, issued: IssuedCertificate, now: Timestamp) {
-        forget_ended(&mut self.certificates, now, |known| (known.recorded, known.not_after, known.revoked));
-        self.certificates.push(IssuedCertificate { recorded: Some(now), ..issued });
+        forget_ended(&mut self.users, now, |known| (known.recorded, known.not_after, known.revoked));
+        self.users.push(IssuedCertificate { recorded: Some(now), ..issued });
     }
 
     pub fn record_machine(&mut self, given: impl IntoIterator<Item = MachineCertificate>, now: Timestamp) {
@@ -54,7 +70,7 @@ impl AuthRecord {
 
     /// Refuses the certificates of a user. Says whether that changed anything.
     pub fn revoke_user(&mut self, user: &str) -> bool {
-        let theirs = self.certificates.iter_mut().filter(|known| known.user == user);
+        let theirs = self.users.iter_mut().filter(|known| known.user == user);
         theirs.fold(false, |changed, known| !std::mem::replace(&mut known.revoked, true) | changed)
     }
 
@@ -66,7 +82,7 @@ impl AuthRecord {
 
     /// The serial numbers that etcd refuses of its clients.
     pub fn refused_of_clients(&self) -> impl Iterator<Item = &str> {
-        let users = self.certificates.iter().filter(|known| known.revoked).map(|known| known.serial.as_str());
+        let users = self.users.iter().filter(|known| known.revoked).map(|known| known.serial.as_str());
         users.chain(self.refused_machines(|of| of != CertificateUse::Peer))
     }
 

@@ -16,24 +16,20 @@ mod seen;
 mod trust;
 
 pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR};
-pub use desired::{
-    AuthWish, Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Restore, Revocable, UserWish,
-};
+pub use desired::{Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Revocable};
 pub use endpoint::{address_in, https_url};
 pub use facts::{
-    AgentSeen, AlarmSeen, AuthLook, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen,
-    Distrust, EtcdFacts, EtcdStatus, Exit, Facts, Host, LogEnd, MemberEntry, Membership, Number, OlderData,
-    ServiceState, Staged, Stamp,
+    AgentSeen, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Exit, Facts, Host,
+    Number, ServiceState, Stamp,
 };
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
     SourceLogin, SourceSecrets,
 };
-pub use issued::{IssuedCertificate, MachineCertificate};
+pub use issued::{Issued, IssuedCertificate, MachineCertificate};
 pub use ledger::{
-    AuthRecord, BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, Formation, FormedWith, FormingMember,
-    JwtKeys, LEDGER_FORMAT, Ledger, Lock, LostMajority, MemberRecord, OwnedUser, Power, RecoveryRequest, RestoreWish,
-    SecretKind, migrate_ledger,
+    BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, FormedWith, LEDGER_FORMAT, Ledger, Lock, MemberRecord,
+    Power, SecretKind, migrate_ledger,
 };
 pub use name::{MachineId, MemberName};
 pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};

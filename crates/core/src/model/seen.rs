@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::{AgentSeen, Build, EtcdStatus, Facts, MemberName, ProgramSeen};
+use super::{AgentSeen, Build, Facts, MemberName, ProgramSeen};
+use crate::kinds::etcd::EtcdStatus;
 
 /// One look at something that may not answer.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

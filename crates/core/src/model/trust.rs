@@ -14,7 +14,7 @@ use crate::Secret;
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Authorities {
     /// Signs what etcd shows its clients, and the certificates of clients. Where `peer` is absent, those of peers too.
-    pub etcd: Option<AuthorityRecord>,
+    pub client: Option<AuthorityRecord>,
     /// Trusted by agents alone.
     pub control: Option<AuthorityRecord>,
     /// Trusted by peers alone. Absent in a cluster that was made before peers had a CA of their own.

@@ -40,7 +40,7 @@ fn answering<'a>(
 ) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
     programs.filter(|(member, program)| {
-        let leaves = || desired.formation.has_member(member) && !desired.program.understands(&program.runs);
+        let leaves = || desired.etcd.formation.has_member(member) && !desired.program.understands(&program.runs);
         desired.members.contains_key(*member) || leaves()
     })
 }

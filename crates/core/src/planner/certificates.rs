@@ -127,14 +127,14 @@ pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&
     match of {
         CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
         CertificateUse::Peer => (wish.peer.as_ref().map(|p| p.signs.as_str()), wish.peer.as_ref().map(|p| p.ends)),
-        CertificateUse::Member | CertificateUse::Root => (wish.etcd_authority.as_deref(), wish.etcd_authority_ends),
+        CertificateUse::Member | CertificateUse::Root => (wish.client_authority.as_deref(), wish.client_authority_ends),
     }
 }
 
 /// The operator's certificates of members, while peers show them too: as long as the CA that signs for peers is that of
 /// the clients.
 pub(crate) fn shared_with_clients(wish: &CertificateWish) -> Option<&BTreeMap<MemberName, String>> {
-    let shared = wish.peer.as_ref().is_some_and(|peer| Some(&peer.signs) == wish.etcd_authority.as_ref());
+    let shared = wish.peer.as_ref().is_some_and(|peer| Some(&peer.signs) == wish.client_authority.as_ref());
     wish.brought.as_ref().filter(|_| shared)
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 /// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
 /// heal it; then followers; the leader last and only after it has handed over.
 pub(crate) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if !desired.formation.is_formed() || !decision.steps.is_empty() {
+    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
     let Ok(path) = etcd::planner::version::path(desired, seen) else { return };

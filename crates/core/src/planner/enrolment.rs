@@ -3,7 +3,8 @@
 use jiff::SignedDuration;
 
 use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{AgentSeen, Data, Desired, DesiredMember, Formation, MemberName, Observation, Seen};
+use crate::kinds::etcd::Formation;
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, MemberName, Observation, Seen};
 
 /// Others are waited for as long as a token has this much time left.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
@@ -43,8 +44,8 @@ fn unenrolled(
     key: &str,
 ) {
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
-    let formed = desired.formation.has_member(member);
-    let learns = desired.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
+    let formed = desired.etcd.formation.has_member(member);
+    let learns = desired.etcd.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
     // anew before it did, holds nothing and has no vote. One that was renewed is ours.
     let expected = !formed || learns || wish.renewing == Some(wish.incarnation);
@@ -69,7 +70,7 @@ fn unenrolled(
         );
     }
     let in_time = bound.is_some() || enrolment.expires.duration_since(seen.now) > TOGETHER;
-    if desired.formation == Formation::Unformed && in_time && somebody_is_awaited(desired, seen) {
+    if desired.etcd.formation == Formation::Unformed && in_time && somebody_is_awaited(desired, seen) {
         return;
     }
     decision.step(

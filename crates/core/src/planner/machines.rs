@@ -21,7 +21,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
                 format!("the machine of {member} is recreated and keeps its data and its membership"),
             ),
             // What became of it is `repair`'s to find out, or the restore's.
-            None if desired.formation.counts_on(member) => {}
+            None if desired.etcd.formation.counts_on(member) => {}
             None if !may_be_made(desired, seen, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
@@ -48,7 +48,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     let unwanted =
         machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
-        let needed = desired.formation.has_member(member) && desired.restore.is_none();
+        let needed = desired.etcd.formation.has_member(member) && desired.etcd.restore.is_none();
         if needed && machine.power == PowerState::Stopping {
             wait_until_off(decision, member);
         } else if needed && (machine.power == PowerState::Off || machine.outdated) {
@@ -61,23 +61,23 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// Whether its machine went for a renewal, or while one was recorded. Where all data is replaced, nothing waits for it.
 fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
-    let known = desired.formation.members().and_then(|members| members.get(member));
-    let address = known.filter(|_| desired.formation.counts_on(member)).and_then(|known| known.address());
+    let known = desired.etcd.formation.members().and_then(|members| members.get(member));
+    let address = known.filter(|_| desired.etcd.formation.counts_on(member)).and_then(|known| known.address());
     let is_free =
         |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == Some(address));
-    wish.renewing.is_some() && desired.restore.is_none() && address.is_some_and(is_free)
+    wish.renewing.is_some() && desired.etcd.restore.is_none() && address.is_some_and(is_free)
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
 /// the address yet. Where all data is replaced, nobody needs to join.
 fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
-    if etcd::safety::may_wipe_leftover(&desired.formation) {
+    if etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
         return true;
     }
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
     let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
-    free && (desired.restore.is_some() || (wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()))
+    free && (desired.etcd.restore.is_some() || (wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()))
 }
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
@@ -93,7 +93,7 @@ pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
             wait_for_its_place(decision, member, machine);
             continue;
         }
-        if !etcd::safety::may_wipe_leftover(&desired.formation) {
+        if !etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
             if etcd::safety::may_clear_away(desired, seen, member) {
                 decision.step(
                     Action::DestroyMachine { member: member.clone(), data: Data::Goes },

@@ -114,11 +114,11 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }
-    if let Some(restore) = desired.restore.as_ref().filter(|_| as_formed) {
+    if let Some(restore) = desired.etcd.restore.as_ref().filter(|_| as_formed) {
         restore::decide(desired, seen, restore, &mut decision);
         return decision;
     }
-    if desired.recovery && recovery::is_to_begin(desired, seen) {
+    if desired.etcd.recovery && recovery::is_to_begin(desired, seen) {
         machines::decide(desired, seen, &mut decision);
         if decision.steps.is_empty() {
             recovery::begin(desired, seen, &mut decision);

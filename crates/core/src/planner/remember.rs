@@ -8,11 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::Action;
 use crate::kinds::etcd::cluster::Cluster;
 use crate::kinds::etcd::safety::DataVerdict;
-use crate::kinds::etcd::{self, AuthOp};
-use crate::model::{
-    Data, Desired, EtcdStatus, Formation, Ledger, MemberName, MemberRecord, Observation, OwnedUser, Power, PowerState,
-    Seen, TrustPlane,
-};
+use crate::kinds::etcd::{self, AuthOp, EtcdStatus, Formation, OwnedUser};
+use crate::model::{Data, Desired, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, Seen, TrustPlane};
 
 /// A machine that was last found unseen longer ago than this is counted anew.
 const LONGEST_GAP: SignedDuration = SignedDuration::from_hours(1);
@@ -32,11 +29,12 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
         Action::RecordRenewal { member, incarnation } => renew(ledger, member, *incarnation),
         Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
         Action::RecordRestoring { was, token, members, sha256, bump_revision } => {
-            let Some(wish) = ledger.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
+            let Some(wish) = ledger.etcd.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
             // Should this attempt be given up after clients saw it, the next one begins above it.
             let begins_at = wish.revision.saturating_add(*bump_revision);
-            ledger.highest_revision = etcd::safety::revision::remembered(ledger.highest_revision).max(begins_at);
-            ledger.formation = Formation::Restoring {
+            ledger.etcd.highest_revision =
+                etcd::safety::revision::remembered(ledger.etcd.highest_revision).max(begins_at);
+            ledger.etcd.formation = Formation::Restoring {
                 was: was.clone(),
                 token: token.clone(),
                 members: members.clone(),
@@ -46,8 +44,8 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             true
         }
         Action::AddLearner { member, joining, .. } => {
-            ledger.last_change = Some(now);
-            if let Formation::Formed { members, .. } = &mut ledger.formation {
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
                 members.insert(member.clone(), joining.clone());
             }
             true
@@ -61,7 +59,7 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             _ => false,
         },
         Action::JoinEtcd { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
-            ledger.last_change = Some(now);
+            ledger.etcd.last_change = Some(now);
             true
         }
         Action::CreateMachine { member, incarnation, .. } => {
@@ -88,19 +86,19 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             changed
         }
         Action::RecordForming { token, members } => {
-            ledger.formation = Formation::Forming { token: token.clone(), members: members.clone() };
+            ledger.etcd.formation = Formation::Forming { token: token.clone(), members: members.clone() };
             true
         }
         Action::AbandonFormation { token } => abandon(ledger, token),
         Action::RecordFormed { etcd_cluster_id } => formed(ledger, desired, *etcd_cluster_id),
         Action::Auth { op: AuthOp::AddUser { user }, .. } => {
             let made = OwnedUser { password: password(desired, user), adopted: false };
-            ledger.auth.users.insert(user.clone(), made);
+            ledger.etcd.auth.users.insert(user.clone(), made);
             true
         }
-        Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.auth.roles.insert(role.clone()),
-        Action::RevokeUser { user } => ledger.auth.revoke_user(user),
-        Action::RevokeMachine { member, incarnation } => ledger.auth.revoke_machine(member, *incarnation),
+        Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.etcd.auth.roles.insert(role.clone()),
+        Action::RevokeUser { user } => ledger.issued.revoke_user(user),
+        Action::RevokeMachine { member, incarnation } => ledger.issued.revoke_machine(member, *incarnation),
         Action::RecordSigner { plane: TrustPlane::Peer, epoch } => {
             let Some(peers) = &mut ledger.authorities.peer else { return false };
             let trusted = peers.trusted.iter().any(|authority| authority.epoch == *epoch);
@@ -122,12 +120,12 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
 pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     match action {
         Action::AddLearner { .. } => {
-            ledger.last_change = Some(now);
+            ledger.etcd.last_change = Some(now);
             true
         }
         Action::Promote { member, .. } => {
-            ledger.last_change = Some(now);
-            if let Formation::Formed { members, .. } = &mut ledger.formation
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation
                 && let Some(known) = members.get_mut(member)
             {
                 known.learner = false;
@@ -135,8 +133,8 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
             true
         }
         Action::RemoveMember { member, failed, .. } => {
-            ledger.last_change = Some(now);
-            if let Formation::Formed { members, .. } = &mut ledger.formation {
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
                 members.remove(member);
             }
             // Its machine is of no use any more: should the seat come back, it begins on another.
@@ -150,7 +148,7 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
         }
         Action::DestroyMachine { member, data } => {
             // Whoever was cut short between a removal and this knew better than the ledger.
-            let removed = match &mut ledger.formation {
+            let removed = match &mut ledger.etcd.formation {
                 Formation::Formed { members, .. } if *data == Data::Goes => members.remove(member).is_some(),
                 _ => false,
             };
@@ -162,11 +160,11 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
         }
         Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
             let known = OwnedUser { password: None, adopted: true };
-            ledger.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);
+            ledger.etcd.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);
             true
         }
-        Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.auth.users.remove(user).is_some(),
-        Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.auth.roles.remove(role),
+        Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.etcd.auth.users.remove(user).is_some(),
+        Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.etcd.auth.roles.remove(role),
         _ => false,
     }
 }
@@ -174,9 +172,7 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
 /// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let noted = |l: &Ledger| {
-        (l.highest_revision, l.formed_with.clone(), l.members.clone(), l.formation.clone(), l.recovered.is_some())
-    };
+    let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone());
     let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {
@@ -188,7 +184,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
-        if let Formation::Formed { members, .. } = &mut ledger.formation
+        if let Formation::Formed { members, .. } = &mut ledger.etcd.formation
             && etcd::safety::is_fresh(desired, &cluster)
         {
             // Who was removed in a step that was cut short. One that is wanted may be about to join.
@@ -200,21 +196,21 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
             }
         }
         if desired.members.keys().all(|m| cluster.get(m).is_some_and(|listed| !listed.is_learner)) {
-            ledger.recovered = None;
+            ledger.etcd.recovered = None;
         }
         let highest = etcd::safety::revision::told(statuses.iter().copied()).unwrap_or(0);
         // Every write moves it; what is noted must only be near.
-        let noted = etcd::safety::revision::remembered(ledger.highest_revision);
-        if highest > noted.saturating_add(NEAR) || noted != ledger.highest_revision {
-            ledger.highest_revision = highest.max(noted);
+        let noted = etcd::safety::revision::remembered(ledger.etcd.highest_revision);
+        if highest > noted.saturating_add(NEAR) || noted != ledger.etcd.highest_revision {
+            ledger.etcd.highest_revision = highest.max(noted);
         }
         let versions: BTreeSet<&String> = statuses.iter().map(|s| &s.version).collect();
         if let (Some(formed_with), [version], true) = (
-            &mut ledger.formed_with,
+            &mut ledger.etcd.formed_with,
             versions.into_iter().collect::<Vec<_>>().as_slice(),
             statuses.len() == cluster.voters().count(),
         ) {
-            formed_with.etcd_version.clone_from(version);
+            formed_with.version.clone_from(version);
         }
     }
     before != noted(ledger)
@@ -224,11 +220,11 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
 /// neither, and continues.
 pub fn answered(ledger: &mut Ledger) {
     (ledger.downtime, ledger.without_grace) = (None, None);
-    if !matches!(ledger.formation, Formation::Recovering { .. }) {
-        ledger.recovery = None;
+    if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) {
+        ledger.etcd.recovery = None;
     }
-    if !matches!(ledger.formation, Formation::Restoring { .. }) {
-        ledger.restore = None;
+    if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) {
+        ledger.etcd.restore = None;
     }
 }
 
@@ -245,7 +241,7 @@ pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool
 /// A renewal is over when its data was seen on the new machine, which is the member's from then on. An agent that was seen before the
 /// present machine was claimed is that of one before it.
 fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
-    let Formation::Formed { token, members, .. } = &mut ledger.formation else { return };
+    let Formation::Formed { token, members, .. } = &mut ledger.etcd.formation else { return };
     let is_claimed = |r: &MemberRecord| r.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
     for (member, known) in members {
         let record = ledger.members.get_mut(member);
@@ -296,7 +292,7 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     *record = MemberRecord { incarnation: had + 1, ..MemberRecord::default() };
     if let Formation::Formed { members, .. }
     | Formation::Recovering { members, .. }
-    | Formation::Restoring { members, .. } = &mut ledger.formation
+    | Formation::Restoring { members, .. } = &mut ledger.etcd.formation
         && let Some(known) = members.remove(member)
     {
         members.insert(member.former(had), known);
@@ -306,7 +302,7 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
 
 fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -> bool {
     let (Formation::Formed { token: was, members, .. } | Formation::Recovering { was, members, .. }) =
-        &ledger.formation
+        &ledger.etcd.formation
     else {
         return false;
     };
@@ -314,7 +310,7 @@ fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -
         return false;
     }
     let (was, members) = (was.clone(), members.clone());
-    ledger.formation = Formation::Recovering { was, token: token.to_owned(), from: from.clone(), members };
+    ledger.etcd.formation = Formation::Recovering { was, token: token.to_owned(), from: from.clone(), members };
     true
 }
 
@@ -335,7 +331,7 @@ pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
 }
 
 fn password(desired: &Desired, user: &str) -> Option<String> {
-    let wish = desired.auth.as_ref()?;
+    let wish = desired.etcd.auth.as_ref()?;
     match wish.users.get(user) {
         Some(user) => user.password.clone(),
         None => wish.root_password.clone(),
@@ -343,10 +339,10 @@ fn password(desired: &Desired, user: &str) -> Option<String> {
 }
 
 fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
-    match &ledger.formation {
+    match &ledger.etcd.formation {
         Formation::Forming { token, .. } if token == abandoned => {
-            ledger.formation = Formation::Unformed;
-            ledger.abandoned.insert(abandoned.to_owned());
+            ledger.etcd.formation = Formation::Unformed;
+            ledger.etcd.abandoned.insert(abandoned.to_owned());
             true
         }
         _ => false,
@@ -354,30 +350,36 @@ fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
 }
 
 fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool {
-    if let Formation::Recovering { token, from, members, .. } = ledger.formation.clone() {
+    if let Formation::Recovering { token, from, members, .. } = ledger.etcd.formation.clone() {
         let saved = members.iter().filter(|(m, _)| **m == from).map(|(m, known)| (m.clone(), known.clone()));
         let lost = members.keys().filter(|m| **m != from && !m.is_former());
-        ledger.formation = Formation::Formed { token, etcd_cluster_id, members: saved.collect() };
+        ledger.etcd.formation = Formation::Formed { token, etcd_cluster_id, members: saved.collect() };
         for member in lost {
             raise_incarnation(ledger, member);
         }
-        ledger.recovered = ledger.recovery.take().map(|request| request.consent);
+        ledger.etcd.recovered = ledger.etcd.recovery.take().map(|request| request.consent);
         return true;
     }
-    if let Formation::Restoring { token, members, .. } = ledger.formation.clone() {
-        ledger.formation = Formation::Formed { token, etcd_cluster_id, members };
-        ledger.formed_with = Some(desired.form_with.clone());
-        (ledger.restore, ledger.recovery, ledger.recovered) = (None, None, None);
+    if let Formation::Restoring { token, members, .. } = ledger.etcd.formation.clone() {
+        ledger.etcd.formation = Formation::Formed { token, etcd_cluster_id, members };
+        settle(ledger, desired);
+        (ledger.etcd.restore, ledger.etcd.recovery, ledger.etcd.recovered) = (None, None, None);
         // Users came back with the data, and with the passwords that they had then.
-        for (user, owned) in &mut ledger.auth.users {
+        for (user, owned) in &mut ledger.etcd.auth.users {
             if user != "root" {
                 owned.password = None;
             }
         }
         return true;
     }
-    let Formation::Forming { token, members } = &ledger.formation else { return false };
-    ledger.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
-    ledger.formed_with = Some(desired.form_with.clone());
+    let Formation::Forming { token, members } = &ledger.etcd.formation else { return false };
+    ledger.etcd.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
+    settle(ledger, desired);
     true
+}
+
+/// What a living cluster keeps from here on.
+fn settle(ledger: &mut Ledger, desired: &Desired) {
+    ledger.formed_with = Some(desired.form_with.clone());
+    ledger.etcd.formed_with = Some(desired.etcd.form_with.clone());
 }

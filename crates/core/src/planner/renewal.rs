@@ -11,7 +11,7 @@ use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observ
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if !desired.formation.is_formed() || !decision.steps.is_empty() {
+    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
     let Ok(path) = etcd::planner::version::path(desired, seen) else { return };
@@ -50,7 +50,10 @@ pub(super) fn keeps_data(seen: &Observation, member: &MemberName, wish: &Desired
 }
 
 fn machine<'a>(desired: &Desired, seen: &'a Observation, member: &MemberName) -> Option<&'a MachineSeen> {
-    seen.machines.get()?.get(member).filter(|machine| is_ours(desired, machine) && desired.formation.has_member(member))
+    seen.machines
+        .get()?
+        .get(member)
+        .filter(|machine| is_ours(desired, machine) && desired.etcd.formation.has_member(member))
 }
 
 /// The members of which this tells something: the unwell first, then followers.

@@ -6,9 +6,10 @@ use jiff::SignedDuration;
 use super::safety::{self, Absence};
 use super::{Action, Decision, WaitingFor, renewal};
 use crate::kinds::etcd;
+use crate::kinds::etcd::Formation;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::DataVerdict;
-use crate::model::{Desired, DesiredMember, Formation, MachineSeen, MemberName, Observation, PowerState, Seen};
+use crate::model::{Desired, DesiredMember, MachineSeen, MemberName, Observation, PowerState, Seen};
 
 /// Why a member must have a new machine.
 enum Loss {
@@ -19,7 +20,7 @@ enum Loss {
 }
 
 pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let Formation::Formed { token, .. } = &desired.formation else { return };
+    let Formation::Formed { token, .. } = &desired.etcd.formation else { return };
     if seen.machines.get().is_none() {
         return;
     }
@@ -130,7 +131,7 @@ fn loss(
     member: &MemberName,
     wish: &DesiredMember,
 ) -> Option<Loss> {
-    if !desired.formation.has_member(member) {
+    if !desired.etcd.formation.has_member(member) {
         return used_up(desired, seen, cluster, token, member);
     }
     let machines = seen.machines.get()?;
@@ -212,7 +213,7 @@ fn is_booting(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
 /// tells it from one that is still coming up, whatever the operator said of the members. If that were less than it takes, each
 /// would be given up for the next, without end.
 fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<String> {
-    if desired.formation.has_member(member) {
+    if desired.etcd.formation.has_member(member) {
         return None;
     }
     seen.machines.get()?.get(member).filter(|machine| machine.is_up())?;
@@ -226,7 +227,7 @@ fn never_came(desired: &Desired, seen: &Observation, member: &MemberName, wish: 
 
 /// One that was about to join has no data that is worth waiting for.
 fn votes(desired: &Desired, cluster: Option<&Cluster<'_>>, member: &MemberName) -> bool {
-    let known = desired.formation.members().and_then(|members| members.get(member));
+    let known = desired.etcd.formation.members().and_then(|members| members.get(member));
     match cluster {
         Some(cluster) => cluster.get(member).is_some_and(|listed| !listed.is_learner),
         None => known.is_some_and(|known| !known.learner),
@@ -235,7 +236,7 @@ fn votes(desired: &Desired, cluster: Option<&Cluster<'_>>, member: &MemberName) 
 
 /// The machine with which the member joined.
 fn machine_of<'a>(desired: &'a Desired, member: &MemberName) -> Option<&'a str> {
-    desired.formation.members()?.get(member).map(|known| known.machine_id.as_str())
+    desired.etcd.formation.members()?.get(member).map(|known| known.machine_id.as_str())
 }
 
 /// Somebody else removed it. A list that is older than the last change says nothing.

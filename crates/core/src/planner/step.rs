@@ -6,9 +6,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::AuthOp;
-use crate::model::{
-    CertificateUse, Data, DataSeen, FormingMember, MemberName, Membership, Program, SecretKind, Stamp, TrustPlane,
-};
+use crate::kinds::etcd::{FormingMember, Membership};
+use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Step {
@@ -467,7 +466,7 @@ fn of_plane(plane: TrustPlane) -> &'static str {
 
 fn secret_name(kind: SecretKind) -> &'static str {
     match kind {
-        SecretKind::EtcdAuthority => "the client CA",
+        SecretKind::ClientAuthority => "the client CA",
         SecretKind::PeerAuthority => "the peer CA",
         SecretKind::ControlAuthority => "the control CA",
         SecretKind::RootPassword => "root's password",

@@ -22,7 +22,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 /// Peers share the CA of clients. They get their own when every agent can make a key for it: an older one cannot.
 fn separate(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let Some(machines) = seen.machines.get() else { return };
-    let joined = desired.formation.members().into_iter().flatten().map(|(member, _)| member);
+    let joined = desired.etcd.formation.members().into_iter().flatten().map(|(member, _)| member);
     let everyone: BTreeSet<&MemberName> =
         joined.chain(desired.members.keys().filter(|m| machines.contains_key(*m))).collect();
     let can = |m: &&MemberName| seen.facts(m).is_some_and(|f| f.requests.contains_key(&CertificateUse::Peer));

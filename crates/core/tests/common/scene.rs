@@ -6,10 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
-use quorate_core::kinds::etcd::AuthOp;
+use quorate_core::kinds::etcd::{AuthLook, AuthOp, Formation, RestoreWish};
 use quorate_core::model::{
-    AgentSeen, AuthLook, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Formation, Ledger,
-    MemberName, Observation, Power, PowerState, RestoreWish, Seen, ServiceState,
+    AgentSeen, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Ledger, MemberName, Observation,
+    Power, PowerState, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
@@ -133,7 +133,7 @@ impl Scene {
     /// Those that answer are asked whether they reach the machines of those that do not. What a story told already stays.
     pub fn ask_who_reaches(&mut self) {
         let answers = |m: &MemberName| enrolled(&self.seen, m).is_some();
-        let members = self.ledger.formation.members().into_iter().flatten();
+        let members = self.ledger.etcd.formation.members().into_iter().flatten();
         let joined = members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address());
         let machines = self.seen.machines.get().into_iter().flatten();
         let shown = machines.filter(|(m, _)| !answers(m)).filter_map(|(_, machine)| machine.address);
@@ -150,10 +150,10 @@ impl Scene {
     /// The operator gives the word that all data is replaced by this snapshot, which lies ready.
     pub fn restore(&mut self, snapshot: &str) {
         let consent = Consent { at: self.seen.now, by: String::from("alice"), shown: String::from("the plan") };
-        let epoch = self.ledger.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
+        let epoch = self.ledger.etcd.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
         self.brought.snapshot = Some(sha256.clone());
-        self.ledger.restore =
+        self.ledger.etcd.restore =
             Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch, bump_revision: None });
     }
 
@@ -238,7 +238,7 @@ pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision
 
 /// What must hold of every step when it is done in a world that is as it was seen.
 pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
-    let formed = matches!(world.ledger.formation, Formation::Formed { .. });
+    let formed = matches!(world.ledger.etcd.formation, Formation::Formed { .. });
     if let (Some(member), Precondition::Data(expected)) = (step.action.member(), &step.expects) {
         let found = world.machines.get(member).and_then(|m| m.facts()).map(|f| &f.etcd.data);
         assert_eq!(found, Some(expected), "{step:?}");
@@ -254,7 +254,9 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert!(world.listed.iter().all(|l| !l.is_learner), "a second learner: {step:?}");
         }
         Action::JoinEtcd { member, stamp, .. } => {
-            let Formation::Formed { token, .. } = &world.ledger.formation else { panic!("joins what is not formed") };
+            let Formation::Formed { token, .. } = &world.ledger.etcd.formation else {
+                panic!("joins what is not formed")
+            };
             assert_eq!(*token, stamp.token);
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!((&facts.etcd.data, &facts.etcd.last_started), (&DataSeen::Empty, &None), "{step:?}");
@@ -268,7 +270,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
         }
         Action::RemoveMember { id, .. } => audit_removal(world, *id),
         Action::RecordRecovery { .. } => {
-            assert!(desired.recovery, "recovers without the operator's word");
+            assert!(desired.etcd.recovery, "recovers without the operator's word");
             assert_eq!(voters(world).1, 0, "recovers a cluster that has its quorum");
         }
         Action::Rebuild { member, .. } => {
@@ -276,7 +278,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert_eq!(facts.etcd.service, ServiceState::Stopped, "{step:?}");
         }
         Action::RecordRestoring { sha256, .. } => {
-            assert!(desired.restore.is_some(), "restores without the operator's word");
+            assert!(desired.etcd.restore.is_some(), "restores without the operator's word");
             for member in desired.members.keys() {
                 let facts = world.machines[member].facts().expect("an enrolled agent");
                 let staged = facts.etcd.staged.as_ref().map(|s| &s.sha256);
@@ -284,10 +286,12 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             }
         }
         Action::DropSnapshot { .. } => {
-            assert!(formed && world.ledger.restore.is_none(), "removes what a restore needs: {step:?}");
+            assert!(formed && world.ledger.etcd.restore.is_none(), "removes what a restore needs: {step:?}");
         }
         Action::StopEtcd { member } if formed && is_renewed(world, member) => audit_restart(desired, world, member),
-        Action::StopEtcd { .. } => assert!(!formed || desired.recovery, "stops a cluster that is formed: {step:?}"),
+        Action::StopEtcd { .. } => {
+            assert!(!formed || desired.etcd.recovery, "stops a cluster that is formed: {step:?}")
+        }
         Action::DestroyMachine { member, data: Data::Stays } => {
             assert!(is_renewed(world, member), "the ledger does not say why its machine goes: {step:?}");
             if world.machines[member].facts().is_some() {
@@ -295,12 +299,14 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             }
         }
         Action::RestoreData { stamp, .. } => {
-            assert_eq!(world.ledger.formation.token(), Some(stamp.token.as_str()), "{step:?}");
+            assert_eq!(world.ledger.etcd.formation.token(), Some(stamp.token.as_str()), "{step:?}");
             assert_eq!(running_tokens(world), BTreeSet::new(), "data is made while an etcd runs: {step:?}");
         }
         Action::StartEtcd { bootstrap: None, member } => audit_restored_start(desired, world, member),
         Action::StartEtcd { bootstrap: Some(stamp), member } => {
-            let Formation::Forming { token, .. } = &world.ledger.formation else { panic!("`new` without a formation") };
+            let Formation::Forming { token, .. } = &world.ledger.etcd.formation else {
+                panic!("`new` without a formation")
+            };
             assert_eq!(*token, stamp.token);
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!(facts.etcd.last_started, None, "`new` for the second time: {step:?}");
@@ -322,7 +328,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             assert!(!there, "refuses the certificates of a machine that is there: {step:?}");
         }
         Action::RevokeUser { user } => {
-            assert!(desired.auth.as_ref().is_none_or(|wish| !wish.users.contains_key(user)), "{user} is declared");
+            assert!(desired.etcd.auth.as_ref().is_none_or(|wish| !wish.users.contains_key(user)), "{user} is declared");
         }
         _ => {}
     }
@@ -344,7 +350,7 @@ fn running_tokens(world: &World) -> BTreeSet<&str> {
 
 /// Restored data is started only when all that are wanted hold theirs, and nobody runs on anything else.
 fn audit_restored_start(desired: &Desired, world: &World, member: &MemberName) {
-    let Formation::Restoring { token, .. } = &world.ledger.formation else { return };
+    let Formation::Restoring { token, .. } = &world.ledger.etcd.formation else { return };
     for wanted in desired.members.keys() {
         let data = world.machines[wanted].facts().map(|f| &f.etcd.data);
         let holds = matches!(data, Some(DataSeen::Stamped(stamp)) if stamp.token == *token);
@@ -389,7 +395,7 @@ fn audit_removal(world: &World, id: u64) {
 
 /// A restart takes no healthy member away that the quorum needs, and none that leads while another could.
 fn audit_restart(desired: &Desired, world: &World, member: &MemberName) {
-    assert!(matches!(world.ledger.formation, Formation::Formed { .. }), "a restart before the formation");
+    assert!(matches!(world.ledger.etcd.formation, Formation::Formed { .. }), "a restart before the formation");
     let seen = world.observe();
     let all = world.listed.iter().filter(|l| !l.is_learner).count();
     let healthy: BTreeSet<&MemberName> =
@@ -402,7 +408,7 @@ fn audit_restart(desired: &Desired, world: &World, member: &MemberName) {
     assert!(!leads || others == 0, "{member} leads and is restarted without handing over");
 }
 
-fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a quorate_core::model::EtcdStatus> {
+fn status<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a quorate_core::kinds::etcd::EtcdStatus> {
     enrolled(seen, member)?.etcd.status.as_ref()
 }
 
@@ -433,10 +439,10 @@ pub fn audit_end(scene: &Scene, outcome: &Outcome) {
 /// Rule 6: data that runs together is of one formation, or the operator is told whose is not. While a restore is refused, that is not
 /// told of data which it replaces.
 fn audit_tokens(outcome: &Outcome) {
-    if outcome.world.ledger.restore.is_some() {
+    if outcome.world.ledger.etcd.restore.is_some() {
         return;
     }
-    let Formation::Formed { token, .. } = &outcome.world.ledger.formation else { return };
+    let Formation::Formed { token, .. } = &outcome.world.ledger.etcd.formation else { return };
     let told = |member: &MemberName| outcome.end.blocked.iter().any(|b| b.member() == Some(member));
     for (member, machine) in outcome.world.machines.iter().filter(|(member, _)| !told(member)) {
         let Some(facts) = machine.facts() else { continue };
@@ -452,10 +458,10 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         assert!(machines.values().all(|m| m.power == PowerState::Off));
         return;
     }
-    assert!(matches!(after.ledger.formation, Formation::Formed { .. }), "settled without a formation");
+    assert!(matches!(after.ledger.etcd.formation, Formation::Formed { .. }), "settled without a formation");
     assert_eq!(machines.len(), scene.spec.members.len(), "a machine too many or too few");
     let desired = after.desired();
-    let voters = after.ledger.formation.members().map(|m| m.keys().collect::<Vec<_>>());
+    let voters = after.ledger.etcd.formation.members().map(|m| m.keys().collect::<Vec<_>>());
     assert_eq!(voters, Some(desired.members.keys().collect()), "others than the declared belong to the cluster");
     for (member, wish) in &desired.members {
         let facts = enrolled(&after.seen, member).expect("an enrolled agent");
@@ -469,7 +475,7 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         let soon = after.seen.now + SignedDuration::from_hours(1);
         assert!(facts.certificates[&CertificateUse::Member].not_after > soon);
     }
-    if desired.auth.is_some() {
+    if desired.etcd.auth.is_some() {
         audit_auth(scene, &after.seen);
     }
 }

@@ -19,12 +19,13 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use jiff::SignedDuration;
-use quorate_core::kinds::etcd::AuthSeen;
-use quorate_core::model::RecoveryRequest;
+use quorate_core::kinds::etcd::{
+    AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry, OlderData, RecoveryRequest,
+};
 use quorate_core::model::{
-    AgentSeen, AuthLook, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen,
-    Enrolment, EtcdStatus, Exit, FailedUpgrade, Formation, IssuedCertificate, LogEnd, MemberEntry, MemberName,
-    OlderData, Power, PowerState, Program, ProgramSeen, Seen, ServiceState, Stamp,
+    AgentSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen, Enrolment,
+    Exit, FailedUpgrade, IssuedCertificate, MemberName, Power, PowerState, Program, ProgramSeen, Seen, ServiceState,
+    Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::safety::requests;
@@ -168,24 +169,24 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
                 Some(BackupRecord { newest: note.clone(), verified: Some(note), forged: Vec::new() });
         }
         ["highest", "revision", revision] => {
-            scene.ledger.highest_revision = revision.parse().expect("a number");
+            scene.ledger.etcd.highest_revision = revision.parse().expect("a number");
         }
         ["ledger", "gave", "up", token] => {
-            scene.ledger.abandoned.insert(token.to_owned());
+            scene.ledger.etcd.abandoned.insert(token.to_owned());
         }
-        ["ledger", "forgets", "the", "formation"] => scene.ledger.formation = Formation::Unformed,
+        ["ledger", "forgets", "the", "formation"] => scene.ledger.etcd.formation = Formation::Unformed,
         ["days", "pass:", days] => {
             scene.seen.now += SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
         }
         ["CA", "ends", "in", days, "days"] => {
             let ends = scene.seen.now + SignedDuration::from_hours(24 * days.parse::<i64>().expect("a number of days"));
-            scene.ledger.authorities.etcd.as_mut().expect("a CA").not_after = ends;
+            scene.ledger.authorities.client.as_mut().expect("a CA").not_after = ends;
         }
         ["certificate", "issued", "to", user] => {
             let not_after = scene.seen.now + SignedDuration::from_hours(24 * 365);
-            let serial = format!("{:02x}", scene.ledger.auth.certificates.len() + 1);
+            let serial = format!("{:02x}", scene.ledger.issued.users.len() + 1);
             let issued = IssuedCertificate { user: user.to_owned(), serial, not_after, recorded: None, revoked: false };
-            scene.ledger.auth.certificates.push(issued);
+            scene.ledger.issued.users.push(issued);
         }
         ["peers", "share", "the", "CA", "of", "clients"] => scene.share_ca(),
         ["learner", "added", "at", address] => add_by_hand(scene, address, true),
@@ -215,7 +216,7 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
                 moved.for_each(|m| m.peer_urls = vec![url.to_owned()]);
             });
         }
-        ["membership", "changed", "just", "now"] => scene.ledger.last_change = Some(scene.seen.now),
+        ["membership", "changed", "just", "now"] => scene.ledger.etcd.last_change = Some(scene.seen.now),
         ["seconds", "pass:", seconds] => {
             let passed = SignedDuration::from_secs(seconds.parse().expect("a number of seconds"));
             scene.seen.now += passed;
@@ -226,7 +227,9 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             }
         }
         ["cluster", "speaks", "nothing", "yet"] => for_each_status(scene, |status| status.cluster_version = None),
-        ["ledger", "forgets", "the", "version"] => scene.ledger.formed_with = None,
+        ["ledger", "forgets", "the", "version"] => {
+            (scene.ledger.formed_with, scene.ledger.etcd.formed_with) = (None, None)
+        }
         ["cluster", "speaks", version] => {
             for_each_status(scene, |status| status.cluster_version = Some(version.to_owned()));
         }
@@ -250,13 +253,13 @@ fn operator(scene: &mut Scene, words: &[&str]) {
         ["wants", "it", "down"] => scene.ledger.power = Power::Off,
         ["wants", "it", "up"] => scene.ledger.power = Power::On,
         ["says", "that", "the", "unseen", "are", "dead"] => scene.ledger.without_grace = Some(consent()),
-        ["takes", "the", "word", "back"] => scene.ledger.recovery = None,
+        ["takes", "the", "word", "back"] => scene.ledger.etcd.recovery = None,
         ["says", "recover"] => {
             let of = requests::what_is_left(&scene.ledger, &scene.seen);
-            scene.ledger.recovery = Some(RecoveryRequest { consent: consent(), of });
+            scene.ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(), of });
         }
         ["restores", snapshot] => scene.restore(snapshot),
-        ["takes", "the", "restore", "back"] => scene.ledger.restore = None,
+        ["takes", "the", "restore", "back"] => scene.ledger.etcd.restore = None,
         ["replaces", member] => {
             let member = MemberName::from(*member);
             let incarnation = scene.ledger.members[&member].incarnation;

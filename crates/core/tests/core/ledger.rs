@@ -3,7 +3,7 @@
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::versions;
-use quorate_core::model::{AuthRecord, IssuedCertificate, MemberName};
+use quorate_core::model::{Issued, IssuedCertificate, MemberName};
 use quorate_core::planner::remember;
 use quorate_core::spec::{Size, generated};
 
@@ -50,17 +50,17 @@ fn an_older_ledger_goes_on_above_what_agents_remember() {
 fn certificates_that_have_ended_are_forgotten_unless_one_clock_alone_says_so_or_they_are_revoked() {
     let begin = Timestamp::UNIX_EPOCH;
     let day = |number: i64| begin + SignedDuration::from_hours(24 * number);
-    let issued = |serial: &str, now: i64| IssuedCertificate {
+    let certificate = |serial: &str, now: i64| IssuedCertificate {
         user: String::from("app"),
         serial: serial.to_owned(),
         not_after: day(now + 10),
         recorded: None,
         revoked: false,
     };
-    let mut auth = AuthRecord::default();
+    let mut issued = Issued::default();
     let mut record = |serial: &str, now: i64, revoked: bool| {
-        auth.record(IssuedCertificate { revoked, ..issued(serial, now) }, day(now));
-        auth.certificates.iter().map(|known| known.serial.clone()).collect::<Vec<_>>().join(" ")
+        issued.record(IssuedCertificate { revoked, ..certificate(serial, now) }, day(now));
+        issued.users.iter().map(|known| known.serial.clone()).collect::<Vec<_>>().join(" ")
     };
     assert_eq!(record("01", 0, false), "01");
     assert_eq!(record("02", 1, true), "01 02");

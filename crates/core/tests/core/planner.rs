@@ -6,8 +6,9 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
+use quorate_core::kinds::etcd::AuthLook;
 use quorate_core::model::{
-    AgentSeen, AuthLook, CertificateUse, DataSeen, Exit, MemberName, PowerState, Seen, ServiceState, Stamp,
+    AgentSeen, CertificateUse, DataSeen, Exit, MemberName, PowerState, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::plan;
 use quorate_core::planner::{Action, UnsafeBecause};
@@ -238,7 +239,7 @@ proptest! {
         cut_after(&mut scene, again);
         let outcome = scene.run();
         prop_assert!(outcome.end.settled(), "{:?}", outcome.end);
-        prop_assert!(outcome.world.ledger.restore.is_none());
+        prop_assert!(outcome.world.ledger.etcd.restore.is_none());
         scene::audit_end(&scene, &outcome);
     }
 

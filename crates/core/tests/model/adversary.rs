@@ -1,7 +1,8 @@
 //! What may happen next: the moves of the two controllers, and those of the adversary as far as its budget goes.
 
 use jiff::SignedDuration;
-use quorate_core::model::{DataSeen, Formation, MemberName, OlderData, PowerState, ServiceState};
+use quorate_core::kinds::etcd::{Formation, OlderData};
+use quorate_core::model::{DataSeen, MemberName, PowerState, ServiceState};
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
 use crate::agent;
@@ -117,7 +118,7 @@ impl ClusterModel {
         if state.in_hand.is_some() {
             moves.push(Move::End);
         }
-        if state.budget.pauses > 0 && state.world.ledger.formation.is_formed() {
+        if state.budget.pauses > 0 && state.world.ledger.etcd.formation.is_formed() {
             moves.push(Move::Pause);
         }
         self.strikes(state, moves);
@@ -266,7 +267,7 @@ fn others_lead(world: &World, member: &MemberName) -> bool {
     let own = world.machines.get(member).map(url_of);
     let voters = || world.listed.iter().filter(|l| !l.is_learner);
     let running = voters().filter(|l| Some(&l.peer_url) != own.as_ref() && runs(world, l)).count();
-    matches!(world.ledger.formation, Formation::Formed { .. }) && running > voters().count() / 2
+    matches!(world.ledger.etcd.formation, Formation::Formed { .. }) && running > voters().count() / 2
 }
 
 fn with_etcd(machine: &mut SimMachine, change: impl FnOnce(&mut quorate_core::model::Facts)) {

@@ -2,9 +2,8 @@
 //! on top of the simulated machine. Kept beside the planner's own simulation, which does as it is told.
 
 use quorate_core::kinds::etcd::simulate::SimListed;
-use quorate_core::model::{
-    CertificateUse, DataSeen, Desired, EtcdStatus, Facts, MemberName, Membership, PowerState, ServiceState, Stamp,
-};
+use quorate_core::kinds::etcd::{EtcdStatus, Membership};
+use quorate_core::model::{CertificateUse, DataSeen, Desired, Facts, MemberName, PowerState, ServiceState, Stamp};
 use quorate_core::planner::simulate::{SimAgent, World, take_up_trust};
 use quorate_core::planner::{Action, Precondition, Step};
 

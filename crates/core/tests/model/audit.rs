@@ -3,9 +3,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quorate_core::kinds::etcd::{EtcdStatus, Formation, MemberEntry};
 use quorate_core::model::{
-    AgentSeen, Data, Desired, EtcdStatus, Facts, Formation, MemberEntry, MemberName, Observation, PEER_PORT,
-    ServiceState, https_url,
+    AgentSeen, Data, Desired, Facts, MemberName, Observation, PEER_PORT, ServiceState, https_url,
 };
 use quorate_core::planner::{Action, Decision, Precondition};
 
@@ -65,14 +65,14 @@ pub fn audit(desired: &Desired, seen: &Observation, decision: &Decision) -> Vec<
     if of(&["restart-etcd", "remove-member", "move-leader"]) > 1 {
         wrongs.push(Wrong::TwoDisturbances);
     }
-    let formed = matches!(desired.formation, Formation::Formed { .. });
+    let formed = matches!(desired.etcd.formation, Formation::Formed { .. });
     for step in &decision.steps {
         wrongs.extend(judge(desired, &look, formed, &step.action));
         let changes = matches!(step.action.kind(), "add-learner" | "promote" | "remove-member");
         if changes && !matches!(&step.expects, Precondition::Membership(m) if m.len() == look.list.len()) {
             wrongs.push(Wrong::UnguardedChange);
         }
-        if changes && desired.last_change.is_some_and(|at| seen.now <= at) {
+        if changes && desired.etcd.last_change.is_some_and(|at| seen.now <= at) {
             wrongs.push(Wrong::ChangedOnAnOldList);
         }
     }
@@ -83,7 +83,7 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
     let all = look.voters().count();
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
     let known = |v: &MemberEntry| {
-        let mut members = desired.formation.members().into_iter().flatten();
+        let mut members = desired.etcd.formation.members().into_iter().flatten();
         members.any(|(_, m)| v.peer_urls.contains(&m.peer_url))
     };
     let changes = matches!(action.kind(), "add-learner" | "promote" | "remove-member");
@@ -109,27 +109,27 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),
         Action::StartEtcd { bootstrap: Some(_), .. } => formed.then_some(Wrong::NewAfterFormed),
         Action::RecordRecovery { from, .. } => {
-            let confirmed = desired.recovery_of.as_ref().is_some_and(|of| of.survivors.contains(from));
-            (!desired.recovery || !confirmed || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
+            let confirmed = desired.etcd.recovery_of.as_ref().is_some_and(|of| of.survivors.contains(from));
+            (!desired.etcd.recovery || !confirmed || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
         }
         Action::StopEtcd { member } if formed && is_renewed(desired, member) => judge_renewal(desired, look, member),
         Action::StopEtcd { .. } if formed => {
-            (!desired.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
+            (!desired.etcd.recovery || !look.healthy.is_empty()).then_some(Wrong::RecoveredWithoutNeed)
         }
         Action::Rebuild { .. } => {
-            (!matches!(desired.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
+            (!matches!(desired.etcd.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
         }
         Action::RecordRestoring { sha256, .. } => {
             let has = |m: &MemberName| {
                 look.facts(m).and_then(|f| f.etcd.staged.as_ref()).is_some_and(|s| s.sha256 == *sha256)
             };
             let all_have = desired.members.keys().all(has);
-            (desired.restore.is_none() || !all_have).then_some(Wrong::GivenUpBeforeStaged)
+            (desired.etcd.restore.is_none() || !all_have).then_some(Wrong::GivenUpBeforeStaged)
         }
-        Action::DropSnapshot { .. } => (!formed || desired.restore.is_some()).then_some(Wrong::DroppedWhileNeeded),
+        Action::DropSnapshot { .. } => (!formed || desired.etcd.restore.is_some()).then_some(Wrong::DroppedWhileNeeded),
         Action::RestoreData { stamp, .. } => {
             let runs = |m: &MemberName| look.facts(m).is_some_and(|f| f.etcd.service != ServiceState::Stopped);
-            let other = desired.formation.token() != Some(stamp.token.as_str());
+            let other = desired.etcd.formation.token() != Some(stamp.token.as_str());
             (other || look.seen.agents.keys().any(runs)).then_some(Wrong::OldAndNew)
         }
         Action::RecordRenewal { member, .. } => judge_recorded(desired, look, member),
@@ -196,7 +196,7 @@ fn judge_destruction(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let enrolled = look.seen.facts(member).is_some();
     let url = https_url(machine.address?, PEER_PORT);
     let listed = look.list.iter().any(|m| m.peer_urls.contains(&url));
-    let member_of_ours = desired.formation.has_member(member);
+    let member_of_ours = desired.etcd.formation.has_member(member);
     (listed || (enrolled && member_of_ours) || (enrolled && look.list.is_empty())).then_some(Wrong::MemberDestroyed)
 }
 
@@ -220,10 +220,10 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     }
     let all = look.voters().count();
     let healthy = look.voters().filter(|v| look.healthy.contains(&v.id)).count();
-    let known = desired.formation.members().and_then(|members| members.get(member));
+    let known = desired.etcd.formation.members().and_then(|members| members.get(member));
     let votes = known.is_some_and(|known| look.voters().any(|v| v.peer_urls.contains(&known.peer_url)));
     // Where all data is replaced, nobody must agree.
-    if desired.restore.is_none() && (all == 0 || (votes && healthy < quorum(all))) {
+    if desired.etcd.restore.is_none() && (all == 0 || (votes && healthy < quorum(all))) {
         return Some(Wrong::QuorumGivenAway);
     }
     if let Some(facts) = look.facts(member) {
@@ -239,10 +239,10 @@ fn judge_replacement(desired: &Desired, look: &Look<'_>, member: &MemberName) ->
     let reached = told(true) > 0;
     let unseen = wish.unseen_since.map_or(0, |since| look.seen.now.duration_since(since).as_secs());
     // Where all data is replaced, a machine that does not exist is not waited for.
-    let made_anew = desired.restore.is_some() && address.is_none();
+    let made_anew = desired.etcd.restore.is_some() && address.is_none();
     let patient = made_anew || desired.grace.is_none_or(|grace| unseen >= grace.as_secs());
     // Half of those who vote must have told that they miss it, where the operator did not say that it is dead.
-    let votes = if all > 0 { all } else { desired.formation.members().map_or(0, BTreeMap::len) };
+    let votes = if all > 0 { all } else { desired.etcd.formation.members().map_or(0, BTreeMap::len) };
     let missed = made_anew || desired.grace.is_none() || told(false) >= votes / 2;
     (reached || !patient || !missed).then_some(Wrong::GivenUpTooEarly)
 }

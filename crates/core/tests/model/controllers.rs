@@ -10,9 +10,8 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use quorate_core::desire::Wish;
-use quorate_core::model::{
-    AgentSeen, Brought, Busy, Data, Desired, Formation, Ledger, MemberName, Observation, PowerState, Seen,
-};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{AgentSeen, Brought, Busy, Data, Desired, Ledger, MemberName, Observation, PowerState, Seen};
 use quorate_core::planner::simulate::{SimAgent, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, decide, remember};
 use quorate_core::spec::ClusterSpec;
@@ -128,8 +127,8 @@ impl ClusterModel {
         // The spec that counts is the model's; the ledger's copy of it would be cloned with every world.
         world.ledger.spec.members.clear();
         let fence = world.ledger.fence;
-        let majority_lost = world.ledger.formation.is_formed() && Voters::of(&world).lost();
-        let formations = u8::from(world.ledger.formation.is_formed());
+        let majority_lost = world.ledger.etcd.formation.is_formed() && Voters::of(&world).lost();
+        let formations = u8::from(world.ledger.etcd.formation.is_formed());
         let world = Shared::new(world);
         let controllers = [Controller::Holding { fence, stale: None, work: None }, Controller::Away];
         let past = Past { majority_lost, formations, ..Past::default() };
@@ -517,10 +516,10 @@ impl State {
 
     /// A formation that neither a ledger nor an order names can never be started again.
     pub fn forget_what_cannot_matter(&mut self) {
-        let mut alive: BTreeSet<String> = token(&self.world.ledger.formation).into_iter().collect();
+        let mut alive: BTreeSet<String> = token(&self.world.ledger.etcd.formation).into_iter().collect();
         for controller in &self.controllers {
             if let Controller::Holding { stale, work, .. } = controller {
-                alive.extend(stale.as_ref().and_then(|l| token(&l.formation)));
+                alive.extend(stale.as_ref().and_then(|l| token(&l.etcd.formation)));
                 let steps = work.iter().flat_map(|w| &w.steps);
                 alive.extend(steps.filter_map(|s| named_token(&s.action)));
             }
@@ -568,7 +567,7 @@ pub fn tell_reach(seen: &mut Observation, world: &World) {
     let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
     let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
     // A provider that shows no machine may be wrong.
-    let members = world.ledger.formation.members().into_iter().flatten();
+    let members = world.ledger.etcd.formation.members().into_iter().flatten();
     let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
     let lives = |address: IpAddr| {
         let there = world.machines.values().find(|w| w.seen.address == Some(address));

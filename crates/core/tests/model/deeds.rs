@@ -23,7 +23,7 @@ impl Deeds<'_> {
         let renamed = (!are_alike(world, desired)).then(|| called_as(&mut world.clone(), desired, |w| w.clone()));
         let before = renamed.as_ref().unwrap_or(before);
         called_as(world, desired, |world| {
-            let formed = world.ledger.formation.is_formed();
+            let formed = world.ledger.etcd.formation.is_formed();
             let obeyed = if is_order(&step.action) {
                 agent::obey(world, desired, fence, step)?
             } else {

@@ -1,9 +1,10 @@
 //! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
 
 use jiff::Timestamp;
+use quorate_core::kinds::etcd::Formation;
 use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::model::{
-    CertificateUse, DataSeen, Exit, Facts, Formation, PEER_PORT, PowerState, ServiceState, TrustPlane, https_url,
+    CertificateUse, DataSeen, Exit, Facts, PEER_PORT, PowerState, ServiceState, TrustPlane, https_url,
 };
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
@@ -56,7 +57,7 @@ pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMac
 
 /// Whether data of the present formation lies there, and as it was.
 pub fn holds(world: &World, machine: &SimMachine) -> bool {
-    let token = world.ledger.formation.token();
+    let token = world.ledger.etcd.formation.token();
     machine.facts().is_some_and(|f| {
         f.etcd.older.is_none() && matches!(&f.etcd.data, DataSeen::Stamped(s) if Some(s.token.as_str()) == token)
     })
@@ -65,7 +66,7 @@ pub fn holds(world: &World, machine: &SimMachine) -> bool {
 /// Whether the data of one that is listed waits for its next machine, or lies there before its agent is enrolled.
 pub fn is_kept(world: &World, listed: &SimListed) -> bool {
     let present =
-        |data: &DataSeen| matches!(data, DataSeen::Stamped(s) if world.ledger.formation.token() == Some(&s.token));
+        |data: &DataSeen| matches!(data, DataSeen::Stamped(s) if world.ledger.etcd.formation.token() == Some(&s.token));
     match machine_of(world, listed) {
         None => world.kept.get(&listed.name).is_some_and(present),
         Some(SimMachine { agent: SimAgent::Fresh { data, .. }, .. }) => present(data),
@@ -83,8 +84,9 @@ pub fn runs(world: &World, listed: &SimListed) -> bool {
 /// An etcd that was removed, or never added, ends whenever it is started; so does one that would vote twice.
 pub fn may_run(world: &World, url: &str, machine: &SimMachine) -> bool {
     let Some(facts) = machine.facts() else { return false };
-    let present = matches!(&facts.etcd.data, DataSeen::Stamped(s) if world.ledger.formation.token() == Some(&s.token));
-    let formed = matches!(world.ledger.formation, Formation::Formed { .. });
+    let present =
+        matches!(&facts.etcd.data, DataSeen::Stamped(s) if world.ledger.etcd.formation.token() == Some(&s.token));
+    let formed = matches!(world.ledger.etcd.formation, Formation::Formed { .. });
     let listed = world.listed.iter().any(|l| l.peer_url == url);
     facts.etcd.older.is_none() && (!present || !formed || listed)
 }
@@ -112,7 +114,7 @@ pub fn peers_refuse_each_other(world: &World) -> bool {
     let running = |l: &&SimListed| runs(world, l);
     let members = world.listed.iter().filter(running).filter_map(|l| machine_of(world, l)?.facts());
     let members: Vec<&Facts> = members.collect();
-    let clients = world.ledger.authorities.etcd.as_ref().map(|a| a.key_id.as_str());
+    let clients = world.ledger.authorities.client.as_ref().map(|a| a.key_id.as_str());
     let own = |facts: &Facts| facts.etcd.trust.get(&TrustPlane::Peer).filter(|t| !t.running.is_empty()).cloned();
     let shows = |facts: &Facts| {
         let of = if own(facts).is_some() { CertificateUse::Peer } else { CertificateUse::Member };
@@ -132,6 +134,6 @@ pub fn peers_refuse_each_other(world: &World) -> bool {
 /// Whether a list refuses what this member's machine was given.
 fn is_revoked(world: &World, listed: &SimListed) -> bool {
     let Some(incarnation) = machine_of(world, listed).map(|machine| machine.seen.incarnation) else { return false };
-    let mut revoked = world.ledger.auth.machines.iter().filter(|given| given.revoked);
+    let mut revoked = world.ledger.issued.machines.iter().filter(|given| given.revoked);
     revoked.any(|given| given.member.seat() == listed.name.seat() && given.incarnation == incarnation)
 }

@@ -139,7 +139,8 @@ use std::time::{Duration, Instant};
 use adversary::{Budget, EVERY_FAULT, Fault, Move};
 use controllers::{ClusterModel, State};
 use past::Wrong;
-use quorate_core::model::{AgentSeen, DataSeen, Formation, Seen, ServiceState};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{AgentSeen, DataSeen, Seen, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step, WaitingFor, decide};
 use reached::Event;
@@ -210,7 +211,7 @@ fn never(state: &State, wrong: Wrong) -> bool {
 
 /// Whoever votes runs on data of the present formation.
 fn is_not_mixed(world: &World) -> bool {
-    let Formation::Formed { token, .. } = &world.ledger.formation else { return true };
+    let Formation::Formed { token, .. } = &world.ledger.etcd.formation else { return true };
     world.listed.iter().filter_map(|l| etcd::machine_of(world, l)?.facts()).all(|f| {
         match (&f.etcd.data, &f.etcd.service) {
             (DataSeen::Stamped(stamp), ServiceState::Running { .. }) => stamp.token == *token,

@@ -2,7 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::model::{Data, Desired, Formation, MemberName, PowerState, ServiceState};
+use quorate_core::kinds::etcd::Formation;
+use quorate_core::model::{Data, Desired, MemberName, PowerState, ServiceState};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Step};
 
@@ -103,7 +104,7 @@ impl Past {
             // An order to stop says nothing of what it means to stop: one that comes too late stops what came after. No decision
             // asks for it without need, and the next look starts etcd again.
             let late_stop = matches!(step.action, Action::StopEtcd { .. });
-            let allowed = desired.downtime || desired.recovery || late_stop;
+            let allowed = desired.downtime || desired.etcd.recovery || late_stop;
             wrong(was.quorate() && !is.quorate() && !disturbed && !allowed, Wrong::QuorumGivenAway);
         }
         match &step.action {
@@ -112,7 +113,7 @@ impl Past {
                 wrong(began_on != facts.map(|f| &f.machine_id), Wrong::NewElsewhere);
                 wrong(formed, Wrong::NewAfterFormed);
                 let again = !self.told_new.insert((stamp.token.clone(), member.clone()));
-                let present = before.ledger.formation.token() == Some(&stamp.token);
+                let present = before.ledger.etcd.formation.token() == Some(&stamp.token);
                 if again && present {
                     self.wrongs.insert(Wrong::NewTwice);
                 }
@@ -121,7 +122,7 @@ impl Past {
                 wrong(!disturbed && starts_too_early(before, desired, member), Wrong::StartedBeforeAllHold);
             }
             Action::RestoreData { .. } => {
-                let restoring = matches!(before.ledger.formation, Formation::Restoring { .. });
+                let restoring = matches!(before.ledger.etcd.formation, Formation::Restoring { .. });
                 wrong(!restoring, Wrong::GivenUpBeforeStaged);
             }
             Action::WipeData { .. } => wrong(formed, Wrong::WipedAfterFormed),
@@ -147,7 +148,7 @@ impl Past {
             }
             Action::Auth { .. } => {
                 let written = agent::token_on_disk(before, member);
-                let token = before.ledger.formation.token();
+                let token = before.ledger.etcd.formation.token();
                 wrong(!formed || written.as_deref() != token, Wrong::WroteBeforeFormed);
                 self.written.extend(written);
             }
@@ -158,22 +159,22 @@ impl Past {
     /// A seat is given up. Where all data is replaced, none of it waits for a machine.
     pub fn judge_given_up(&mut self, world: &World, member: &MemberName) {
         let waits = world.listed.iter().any(|l| l.name.as_str() == member.seat() && is_kept(world, l));
-        if waits && world.ledger.restore.is_none() {
+        if waits && world.ledger.etcd.restore.is_none() {
             self.wrongs.insert(Wrong::KeptDataGivenUp);
         }
     }
 
     /// Notes what is true after a move, whoever made it.
     pub fn weigh(&mut self, before: &World, after: &World, fault: bool) {
-        self.restoring |= matches!(after.ledger.formation, Formation::Restoring { .. });
+        self.restoring |= matches!(after.ledger.etcd.formation, Formation::Restoring { .. });
         if self.restoring && running_tokens(after).len() > 1 {
             self.wrongs.insert(Wrong::OldAndNew);
         }
-        if !after.ledger.formation.is_formed() {
+        if !after.ledger.etcd.formation.is_formed() {
             return;
         }
-        let same =
-            before.ledger.formation.token() == after.ledger.formation.token() && before.ledger.formation.is_formed();
+        let same = before.ledger.etcd.formation.token() == after.ledger.etcd.formation.token()
+            && before.ledger.etcd.formation.is_formed();
         // What was lost before it was recorded as formed, no step of ours took.
         if !same {
             self.majority_lost = Voters::of(after).lost();
@@ -211,7 +212,7 @@ fn running_tokens(world: &World) -> BTreeSet<String> {
 
 /// Whether this starts data of a restore while somebody who is wanted holds other data.
 fn starts_too_early(world: &World, desired: &Desired, member: &MemberName) -> bool {
-    let Formation::Restoring { token, .. } = &world.ledger.formation else { return false };
+    let Formation::Restoring { token, .. } = &world.ledger.etcd.formation else { return false };
     let holds = |m: &MemberName| agent::token_on_disk(world, m).as_ref() == Some(token);
     holds(member) && !desired.members.keys().all(holds)
 }

@@ -4,10 +4,8 @@ use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::model::{
-    Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, OlderData, RecoveryRequest, RestoreWish,
-    ServiceState,
-};
+use quorate_core::kinds::etcd::{OlderData, RecoveryRequest, RestoreWish};
+use quorate_core::model::{Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, ServiceState};
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::{SimAgent, World};
@@ -113,7 +111,7 @@ impl Scenario {
         scenario.run_until(<[Step]>::is_empty);
         // To refuse the certificates of a machine that is gone makes every run longer; those of two changes are enough.
         if !matches!(change, Change::Replace(_) | Change::Renew(_)) {
-            scenario.world.ledger.auth.machines.clear();
+            scenario.world.ledger.issued.machines.clear();
         }
         scenario.meet(change);
         rename(&mut scenario.world);
@@ -193,7 +191,7 @@ impl Scenario {
                     epoch: 1,
                     bump_revision: None,
                 };
-                world.ledger.restore = Some(wish);
+                world.ledger.etcd.restore = Some(wish);
             }
         }
         world.ledger.spec = spec.clone();
@@ -264,5 +262,5 @@ fn empty(spec: &ClusterSpec) -> World {
 /// The operator sees what is left, and confirms.
 fn confirm_recovery(world: &mut World, consent: Consent) {
     let of = requests::what_is_left(&world.ledger, &world.observe());
-    world.ledger.recovery = Some(RecoveryRequest { consent, of });
+    world.ledger.etcd.recovery = Some(RecoveryRequest { consent, of });
 }

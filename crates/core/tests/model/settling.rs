@@ -3,7 +3,8 @@
 
 use std::sync::Arc;
 
-use quorate_core::model::{DataSeen, Desired, Formation, LostMajority, MemberName, Observation, ServiceState};
+use quorate_core::kinds::etcd::{Formation, LostMajority};
+use quorate_core::model::{DataSeen, Desired, MemberName, Observation, ServiceState};
 use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
@@ -126,8 +127,8 @@ impl ClusterModel {
                 && no_snapshot
                 && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
         };
-        world.ledger.formation.is_formed()
-            && world.ledger.restore.is_none()
+        world.ledger.etcd.formation.is_formed()
+            && world.ledger.etcd.restore.is_none()
             && voters == desired.members.len()
             && world.listed.len() == voters
             && world.machines.len() == desired.members.len()
@@ -138,12 +139,12 @@ impl ClusterModel {
     fn is_needless(&self, world: &World, end: &Decision) -> bool {
         if end.blocked.iter().any(|b| matches!(b, UnsafeBecause::OtherLoss { .. })) {
             let survivors = |of: Option<LostMajority>| of.map(|of| of.survivors);
-            let confirmed = world.ledger.recovery.as_ref().and_then(|request| request.of.clone());
+            let confirmed = world.ledger.etcd.recovery.as_ref().and_then(|request| request.of.clone());
             return survivors(confirmed) != survivors(requests::what_is_left(&world.ledger, &world.observe()));
         }
         let told =
             end.blocked.iter().any(|b| matches!(b, UnsafeBecause::NotLost { .. } | UnsafeBecause::Serves { .. }));
-        told && world.ledger.recovery.is_some() && Voters::of(world).quorate()
+        told && world.ledger.etcd.recovery.is_some() && Voters::of(world).quorate()
     }
 
     /// Blocked, and for the loss of the majority: right only where it is truly lost.
@@ -152,7 +153,7 @@ impl ClusterModel {
             .blocked
             .iter()
             .any(|b| matches!(b, UnsafeBecause::MajorityLost { .. } | UnsafeBecause::NothingSurvives { .. }));
-        match &world.ledger.formation {
+        match &world.ledger.etcd.formation {
             // Where nobody is left to tell who votes, or a successor hangs, that one may be waited for, which says what it waits for.
             Formation::Formed { .. } => {
                 let waits =

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use quorate_core::model::Membership;
+use quorate_core::kinds::etcd::Membership;
 use quorate_etcd::{Client, Error, Member};
 
 use crate::AgentError;

@@ -7,7 +7,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use quorate_core::model::{DataSeen, LogEnd, OlderData};
+use quorate_core::kinds::etcd::{LogEnd, OlderData};
+use quorate_core::model::DataSeen;
 use tokio::task::JoinSet;
 
 use super::pages;

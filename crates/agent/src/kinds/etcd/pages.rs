@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use hyper::Response;
 use hyper::body::Bytes;
-use quorate_core::model::{AuthLook, EtcdStatus};
+use quorate_core::kinds::etcd::{AuthLook, EtcdStatus};
 use quorate_etcd::Member;
 use rustls::ClientConfig;
 use serde::{Deserialize, Deserializer};

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use quorate_core::model::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
+use quorate_core::kinds::etcd::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
 use quorate_etcd::{Client, Error, Member, Status};
 use tokio::task::AbortHandle;
 use tokio::time::timeout;

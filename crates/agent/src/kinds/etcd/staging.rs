@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::pin::pin;
 
 use hyper::body::{Bytes, Incoming};
-use quorate_core::model::Staged;
+use quorate_core::kinds::etcd::Staged;
 use tokio::sync::Notify;
 
 use crate::agent::Agent;

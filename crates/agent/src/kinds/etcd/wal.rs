@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 use prost::Message;
+use quorate_core::kinds::etcd::LogEnd;
 use quorate_core::kinds::etcd::versions::Version;
-use quorate_core::model::LogEnd;
 
 use crate::{AgentError, files};
 

@@ -20,9 +20,9 @@ use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::{Options, Supervisor};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthOp;
+use quorate_core::kinds::etcd::Membership;
 use quorate_core::model::{
-    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, Membership,
-    NodeConfig, Stamp,
+    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, NodeConfig, Stamp,
 };
 use quorate_etcd::ConnectOptions;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};

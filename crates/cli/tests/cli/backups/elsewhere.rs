@@ -191,7 +191,7 @@ fn a_snapshot_whose_root_has_another_password_is_refused_beforehand() {
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     put("old");
     save_snapshot(&sandbox, "old.db");
-    let password = sandbox.ledger("c")["auth"]["root_password"].as_str().expect("a password").to_owned();
+    let password = sandbox.ledger("c")["etcd"]["auth"]["root_password"].as_str().expect("a password").to_owned();
     sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
 
     // Another cluster, with a password of its own.

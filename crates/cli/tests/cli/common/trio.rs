@@ -104,8 +104,8 @@ impl Trio {
     }
 
     pub fn token(&self) -> String {
-        let token = &self.ledger()["formation"]["formed"]["token"];
-        token.as_str().unwrap_or_else(|| panic!("formed, not {}", self.ledger()["formation"])).to_owned()
+        let token = &self.ledger()["etcd"]["formation"]["formed"]["token"];
+        token.as_str().unwrap_or_else(|| panic!("formed, not {}", self.ledger()["etcd"]["formation"])).to_owned()
     }
 
     /// The processes of one machine.

@@ -104,7 +104,7 @@ fn note(home: &Home, ledger: &Ledger, user: &str, issued: &Issued) -> Result<(),
     let until = Instant::now() + LEDGER_PATIENCE;
     loop {
         let now = Timestamp::now();
-        let add = |ledger: &mut Ledger| ledger.auth.record(certificate.clone(), now);
+        let add = |ledger: &mut Ledger| ledger.issued.record(certificate.clone(), now);
         if store.amend(now, add).map_err(ControlError::from)? {
             return Ok(());
         }
@@ -121,7 +121,7 @@ fn sign_client(
     request: Option<&str>,
     validity: Option<SignedDuration>,
 ) -> Result<Issued, ClientError> {
-    let authority = ledger.authorities.etcd.as_ref();
+    let authority = ledger.authorities.client.as_ref();
     if authority.is_none() {
         return Err(ClientError::NotThere(ledger.spec.name.to_string()));
     }
@@ -163,14 +163,14 @@ pub struct Environment {
 /// Puts what a client needs into the home, and says where it is.
 pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Environment, ClientError> {
     let name = ledger.spec.name.as_str();
-    let Some(authority) = &ledger.authorities.etcd else { return Err(ClientError::NotThere(name.to_owned())) };
+    let Some(authority) = &ledger.authorities.client else { return Err(ClientError::NotThere(name.to_owned())) };
     let directory = home.clients(name);
     private_directory(&directory).map_err(|source| ClientError::Io { path: directory.clone(), source })?;
     let ca = directory.join("ca.crt");
     keep_private(&ca, &authority.certificate)?;
     let by_certificate = ledger.spec.etcd.client_auth.asks_for_certificates();
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
-    let password = ledger.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
+    let password = ledger.etcd.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
     let serving = serving(home, ledger).await?;
     let dial = serving.first().map(|(_, dial)| dial.clone()).unwrap_or_default();
     let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
@@ -189,7 +189,7 @@ async fn serving(home: &Home, ledger: &Ledger) -> Result<Vec<(IpAddr, Dial)>, Cl
     };
     let current = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
     let current: Vec<_> = current.filter_map(|name| way(&name, machines.get(&name)?)).collect();
-    let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.formation.has_member(name));
+    let former = machines.iter().filter(|(name, _)| name.is_former() && ledger.etcd.formation.has_member(name));
     let former: Vec<_> = former.filter_map(|(name, machine)| way(name, machine)).collect();
     // While the only member is replaced, its former machine is the one that serves.
     Ok(if former.is_empty() || any_serves(&current).await { current } else { former })
@@ -248,7 +248,7 @@ pub fn is_usable(certificate: &Path, ledger: &Ledger) -> bool {
 fn still_good(certificate: &Path, ledger: &Ledger, left: SignedDuration) -> bool {
     let Ok(pem) = std::fs::read_to_string(certificate) else { return false };
     let Ok(facts) = quorate_pki::inspect(&pem) else { return false };
-    let authority = ledger.authorities.etcd.as_ref().map(|a| a.key_id.clone());
+    let authority = ledger.authorities.client.as_ref().map(|a| a.key_id.clone());
     facts.authority_key_id == authority && facts.not_after.duration_since(Timestamp::now()) > left
 }
 

@@ -6,9 +6,10 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::planner::is_silent;
 use quorate_core::kinds::etcd::safety;
+use quorate_core::kinds::etcd::{EtcdStatus, Formation};
 use quorate_core::model::{
-    AgentSeen, Authorities, CLIENT_PORT, CertificateUse, EtcdStatus, Exit, Facts, Formation, Ledger, MachineSeen,
-    MemberName, Observation, Power, PowerState, Program, Seen, ServiceState, https_url,
+    AgentSeen, Authorities, CLIENT_PORT, CertificateUse, Exit, Facts, Ledger, MachineSeen, MemberName, Observation,
+    Power, PowerState, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
 use serde::Serialize;
@@ -195,7 +196,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         cluster: spec.name.to_string(),
         cluster_id: ledger.cluster_id.clone(),
         provider: spec.provider.settings().name().to_owned(),
-        formation: match ledger.formation {
+        formation: match ledger.etcd.formation {
             Formation::Unformed => "unformed",
             Formation::Forming { .. } => "forming",
             Formation::Formed { .. } => "formed",
@@ -246,7 +247,7 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
     };
     let votes = |m: &&MemberStatus| m.health == "healthy" && m.role != Some("learner") && listed(m);
     let healthy = members.iter().filter(votes).count();
-    let voters = match (told, &ledger.formation) {
+    let voters = match (told, &ledger.etcd.formation) {
         (Some(told), Formation::Formed { .. }) => told.members.iter().filter(|m| !m.is_learner).count(),
         (None, Formation::Formed { members, .. }) => members.len(),
         (_, Formation::Unformed | Formation::Forming { .. }) => ledger.spec.members.len(),
@@ -259,7 +260,7 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
 /// their end.
 fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
     let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
-    let members = ledger.formation.members().into_iter().flat_map(|members| members.keys());
+    let members = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());
     let machines = seen.machines.get().into_iter().flatten();
     let ours = machines.filter(|(_, machine)| machine.cluster_id == ledger.cluster_id).map(|(name, _)| name);
     let left_out: BTreeSet<MemberName> = members.chain(ours).filter(|m| !names.contains(m)).cloned().collect();
@@ -270,9 +271,9 @@ fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
 fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
     if ledger.power == Power::Off {
         Verdict::Off
-    } else if matches!(ledger.formation, Formation::Recovering { .. } | Formation::Restoring { .. }) {
+    } else if matches!(ledger.etcd.formation, Formation::Recovering { .. } | Formation::Restoring { .. }) {
         Verdict::Down
-    } else if !ledger.formation.is_formed() {
+    } else if !ledger.etcd.formation.is_formed() {
         Verdict::Unformed
     } else if healthy == voters {
         Verdict::Healthy
@@ -285,11 +286,11 @@ fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
 
 fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> String {
     let quorum = safety::quorum(voters);
-    if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.formation) {
+    if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.etcd.formation) {
         return format!("down: being recovered from {from}; `quorate recover` continues it");
     }
-    if let (Verdict::Down, Formation::Restoring { .. }) = (verdict, &ledger.formation) {
-        let source = ledger.restore.as_ref().map_or("a snapshot", |wish| &wish.source);
+    if let (Verdict::Down, Formation::Restoring { .. }) = (verdict, &ledger.etcd.formation) {
+        let source = ledger.etcd.restore.as_ref().map_or("a snapshot", |wish| &wish.source);
         return format!("down: being restored from {source}; `quorate apply` continues it");
     }
     match (verdict, safety::failures_survived(voters, healthy)) {
@@ -439,9 +440,9 @@ fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
 }
 
 fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
-    let Authorities { etcd, control, peer } = &ledger.authorities;
+    let Authorities { client, control, peer } = &ledger.authorities;
     let peers = peer.iter().flat_map(|plane| &plane.trusted);
-    etcd.iter().chain(control).chain(peers).map(|authority| authority.not_after).min()
+    client.iter().chain(control).chain(peers).map(|authority| authority.not_after).min()
 }
 
 /// The first moment at which a certificate enters its renewal window.

@@ -4,9 +4,8 @@
 use jiff::Timestamp;
 
 use crate::kinds::etcd::safety;
-use crate::model::{
-    AgentSeen, Desired, EtcdStatus, Facts, Formation, MemberName, Membership, Observation, PEER_PORT, Seen, https_url,
-};
+use crate::kinds::etcd::{EtcdStatus, Formation, Membership};
+use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, https_url};
 
 /// One look at the membership.
 #[derive(Clone, Debug)]
@@ -36,7 +35,7 @@ pub struct Listed<'a> {
 impl<'a> Cluster<'a> {
     /// `None` while no voter was seen to have a quorum behind it.
     pub fn see(desired: &'a Desired, seen: &'a Observation) -> Option<Self> {
-        let Formation::Formed { etcd_cluster_id, members, .. } = &desired.formation else { return None };
+        let Formation::Formed { etcd_cluster_id, members, .. } = &desired.etcd.formation else { return None };
         let answers: Vec<(Timestamp, &EtcdStatus)> = seen.agents.values().filter_map(answer).collect();
         let voters = answers.iter().filter(|(_, s)| s.healthy && !s.is_learner && s.cluster_id == *etcd_cluster_id);
         let told = voters.filter(|(_, s)| !s.members.is_empty()).max_by_key(|(_, s)| s.raft_applied_index);

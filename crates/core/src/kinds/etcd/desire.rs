@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
-use super::{Access, Permission, flags, versions};
+use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, UserWish, Wish, flags, versions};
 use crate::Secret;
 use crate::model::{
-    ADDRESS, Archive, AuthWish, Authorities, BinarySource, Brought, CLIENT_PORT, ConfigFile, EtcdService, Ledger,
-    NodeConfig, PEER_PORT, ROOT, Restore, UserWish,
+    ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, ConfigFile, EtcdService, Ledger, NodeConfig,
+    PEER_PORT, ROOT,
 };
 use crate::spec::{ClusterSpec, MemberSpec};
 
@@ -15,7 +15,7 @@ use crate::spec::{ClusterSpec, MemberSpec};
 pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
-pub(crate) const SIMPLE: &str = "simple";
+const SIMPLE: &str = "simple";
 const PKI_DIRECTORY: &str = "etc/etcd/pki";
 /// The CAs that etcd trusts: of its peers, and of its clients. They are part of the node config, as etcd reads them only
 /// when it starts: another bundle is a reason to restart it.
@@ -40,14 +40,14 @@ pub(crate) struct Trust {
 
 impl Trust {
     pub(crate) fn of(ledger: &Ledger) -> Option<Self> {
-        let Authorities { etcd, peer, .. } = &ledger.authorities;
-        Some(Trust { peers: peer.as_ref()?.bundle(), clients: etcd.as_ref()?.certificate.clone() })
+        let Authorities { client, peer, .. } = &ledger.authorities;
+        Some(Trust { peers: peer.as_ref()?.bundle(), clients: client.as_ref()?.certificate.clone() })
     }
 }
 
 /// A spec that names none never changes what a cluster has: another kind logs every client out and restarts every member.
 pub(crate) fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
-    match (spec.auth.token, &ledger.formed_with, spec.etcd.client_auth) {
+    match (spec.auth.token, &ledger.etcd.formed_with, spec.etcd.client_auth) {
         (Some(named), ..) => named,
         (None, Some(formed), _) if formed.token == SIMPLE => TokenKind::Simple,
         (None, Some(_), _) | (None, None, ClientAuth::Password | ClientAuth::CertificateAndPassword) => TokenKind::Jwt,
@@ -55,8 +55,46 @@ pub(crate) fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
     }
 }
 
-pub(crate) fn restore(ledger: &Ledger, brought: &Brought) -> Option<Restore> {
-    let wish = ledger.restore.as_ref()?;
+pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Wish {
+    let Record { formation, abandoned, last_change, recovery, highest_revision, .. } = &ledger.etcd;
+    Wish {
+        formation: formation.clone(),
+        abandoned: abandoned.clone(),
+        form_with: form_with(spec, ledger),
+        formed_with: formed_with(ledger),
+        next_token: format!("{}-{token_suffix}", spec.initial_token),
+        last_change: *last_change,
+        recovery: recovery.is_some(),
+        recovery_of: recovery.as_ref().and_then(|request| request.of.clone()),
+        restore: restore(ledger, brought),
+        highest_revision: *highest_revision,
+        auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
+    }
+}
+
+pub(crate) fn form_with(spec: &ClusterSpec, ledger: &Ledger) -> FormedWith {
+    FormedWith {
+        version: spec.etcd.version.to_string(),
+        client_auth: spec.etcd.client_auth.name().to_owned(),
+        bootstrap: spec.auth.bootstrap.to_string(),
+        token: match token_kind(spec, ledger) {
+            TokenKind::Simple => String::from(SIMPLE),
+            TokenKind::Jwt => String::from("jwt"),
+        },
+    }
+}
+
+/// As it was settled at formation; authentication that was turned on later counts as well.
+fn formed_with(ledger: &Ledger) -> Option<FormedWith> {
+    let mut formed_with = ledger.etcd.formed_with.clone()?;
+    if ledger.etcd.auth.users.contains_key("root") {
+        formed_with.bootstrap = true.to_string();
+    }
+    Some(formed_with)
+}
+
+fn restore(ledger: &Ledger, brought: &Brought) -> Option<Restore> {
+    let wish = ledger.etcd.restore.as_ref()?;
     Some(Restore {
         sha256: wish.sha256.clone(),
         bytes: wish.bytes,
@@ -76,12 +114,12 @@ pub(crate) fn node_config(
     let mut files = Vec::new();
     let mut inputs = BTreeSet::new();
     let token = token_kind(spec, ledger);
-    if let (TokenKind::Jwt, Some(keys)) = (token, &ledger.auth.jwt) {
+    if let (TokenKind::Jwt, Some(keys)) = (token, &ledger.etcd.auth.jwt) {
         files.push(ConfigFile::text(JWT_PRIVATE_FILE, 0o600, keys.private.clone()));
         files.push(ConfigFile::text(JWT_PUBLIC_FILE, 0o644, Secret::new(keys.public.clone())));
         inputs.extend([JWT_PRIVATE_FILE.to_owned(), JWT_PUBLIC_FILE.to_owned()]);
     }
-    if let (true, Some(password)) = (wants_root_password(spec), &ledger.auth.root_password) {
+    if let (true, Some(password)) = (wants_root_password(spec), &ledger.etcd.auth.root_password) {
         files.push(ConfigFile::text(ROOT_PASSWORD_FILE, 0o600, password.clone()));
     }
     let trust = Trust::of(ledger);
@@ -97,13 +135,13 @@ pub(crate) fn node_config(
     let peers = if trust.is_some() { Peers::OwnCa } else { Peers::CaOfClients };
     let mut flags = etcd_flags(spec, member, token, peers);
     let signed_here = spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none();
-    if let (Some(crl), Some(_), true) = (&ledger.auth.crl, &trust, signed_here) {
+    if let (Some(crl), Some(_), true) = (&ledger.issued.client_crl, &trust, signed_here) {
         let content = Secret::new(crl.clone());
         files.push(ConfigFile { hex: true, ..ConfigFile::text(CLIENT_CRL_FILE, 0o644, content) });
         // A list of the operator's would take the place of this one. The spec check refuses it, but an older ledger may hold it.
         flags.insert(CLIENT_CRL_FLAG.to_owned(), format!("{ROOT}/{CLIENT_CRL_FILE}"));
     }
-    if let (Some(crl), Some(_)) = (&ledger.auth.peer_crl, &trust) {
+    if let (Some(crl), Some(_)) = (&ledger.issued.peer_crl, &trust) {
         let content = Secret::new(crl.clone());
         files.push(ConfigFile { hex: true, ..ConfigFile::text(PEER_CRL_FILE, 0o644, content) });
         flags.insert(PEER_CRL_FLAG.to_owned(), format!("{ROOT}/{PEER_CRL_FILE}"));
@@ -206,7 +244,7 @@ pub(crate) fn wants_root_password(spec: &ClusterSpec) -> bool {
     spec.auth.bootstrap && spec.etcd.client_auth == ClientAuth::Password
 }
 
-pub(crate) fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
+fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
     let users = spec.auth.users.iter().map(|user| {
         let wish = UserWish {
             roles: user.roles.iter().map(ToString::to_string).collect(),
@@ -222,7 +260,7 @@ pub(crate) fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Au
         root_password: brought.root_password.clone(),
         users: users.collect(),
         roles: roles.collect(),
-        owned: ledger.auth.clone(),
+        owned: ledger.etcd.auth.clone(),
     }
 }
 

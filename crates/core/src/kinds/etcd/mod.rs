@@ -4,12 +4,21 @@
 pub(crate) mod check;
 pub mod cluster;
 pub mod desire;
+mod facts;
 pub mod flags;
 pub mod planner;
+mod record;
 pub mod safety;
 pub mod simulate;
 pub mod spec;
 mod users;
 pub mod versions;
+mod wish;
 
+pub use facts::{AlarmSeen, AuthLook, EtcdFacts, EtcdStatus, LogEnd, MemberEntry, Membership, OlderData, Staged};
+pub use record::{
+    AuthRecord, Formation, FormedWith, FormingMember, JwtKeys, LostMajority, OwnedUser, Record, RecoveryRequest,
+    RestoreWish,
+};
 pub use users::{Access, AuthOp, AuthSeen, Permission};
+pub use wish::{AuthWish, Restore, UserWish, Wish};

@@ -47,7 +47,7 @@ pub fn judge_absence(
         }
         Some(grace) => {
             let Voters { all, healthy } = able(desired, seen);
-            let lost = all > 0 && healthy < quorum(all) && !desired.recovery;
+            let lost = all > 0 && healthy < quorum(all) && !desired.etcd.recovery;
             let majority = lost.then_some((healthy, all));
             Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace, majority })
         }
@@ -75,7 +75,8 @@ impl Peers {
     fn of(desired: &Desired, seen: &Observation, member: &MemberName) -> Self {
         let address = address_of(desired, seen, member);
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
-        let members: BTreeSet<&MemberName> = desired.formation.members().into_iter().flat_map(|m| m.keys()).collect();
+        let members: BTreeSet<&MemberName> =
+            desired.etcd.formation.members().into_iter().flat_map(|m| m.keys()).collect();
         let others: Vec<&MemberName> = members.into_iter().filter(|peer| *peer != member).collect();
         let all = voters(desired, seen).all.max(1);
         // Whoever tells counts, a member or not yet: where a machine is gone, its successor speaks for it.
@@ -107,5 +108,5 @@ impl Peers {
 /// Where its machine is, or was when it joined.
 fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
     let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);
-    machine.or_else(|| desired.formation.members()?.get(member)?.address())
+    machine.or_else(|| desired.etcd.formation.members()?.get(member)?.address())
 }

@@ -15,7 +15,7 @@ use std::fmt;
 use serde::Serialize;
 
 use super::blocked::UnsafeBecause;
-use crate::kinds::etcd::safety::may_wipe_leftover;
+use crate::kinds::etcd::{self, safety::may_wipe_leftover};
 use crate::model::{Desired, DesiredMember, Facts, MemberName, Observation};
 
 pub use absence::{Absence, judge_absence, peers_miss};
@@ -67,26 +67,29 @@ impl fmt::Display for Rule {
 
 /// What a living cluster keeps, whatever the spec says by now: each difference is a refusal of its own.
 pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
-    if may_wipe_leftover(&desired.formation) {
+    if may_wipe_leftover(&desired.etcd.formation) {
         return Vec::new();
     }
-    let Some(then) = &desired.formed_with else { return Vec::new() };
-    let now = &desired.form_with;
-    // Authentication may be turned on later, but not off again.
-    let bootstrap = if now.bootstrap == "true" { &now.bootstrap } else { &then.bootstrap };
-    let settings = [
-        ("etcd.client_auth", &then.client_auth, &now.client_auth),
-        ("auth.bootstrap", bootstrap, &now.bootstrap),
-        ("namespace", &then.namespace, &now.namespace),
-        ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
-        ("provider", &then.provider, &now.provider),
-    ];
-    let settings = settings.map(|(field, was, wanted)| (field.to_owned(), was.clone(), wanted.clone()));
-    // Where the provider is another, its settings are too, and that it is another says enough.
-    let machines = then.machines.iter().filter_map(|(field, was)| Some((field, was, now.machines.get(field)?)));
-    let machines = machines.map(|(field, was, wanted)| (field.clone(), was.clone(), wanted.clone()));
-    let all = settings.into_iter().chain(machines).filter(|(_, was, wanted)| was != wanted);
-    all.map(|(field, was, wanted)| UnsafeBecause::FixedAtFormation { field, was, wanted }).collect()
+    let of_kind = etcd::safety::fixed_at_formation(&desired.etcd);
+    let shared = desired.formed_with.iter().flat_map(|then| {
+        let now = &desired.form_with;
+        let settings = [
+            ("namespace", &then.namespace, &now.namespace),
+            ("tls.key_algorithm", &then.key_algorithm, &now.key_algorithm),
+            ("provider", &then.provider, &now.provider),
+        ];
+        // Where the provider is another, its settings are too, and that it is another says enough.
+        let machines =
+            then.machines.iter().filter_map(|(field, was)| Some((field.as_str(), was, now.machines.get(field)?)));
+        settings.into_iter().chain(machines)
+    });
+    let different = of_kind.into_iter().chain(shared).filter(|(_, was, wanted)| was != wanted);
+    let refused = |(field, was, wanted): (&str, &String, &String)| UnsafeBecause::FixedAtFormation {
+        field: field.to_owned(),
+        was: was.clone(),
+        wanted: wanted.clone(),
+    };
+    different.map(refused).collect()
 }
 
 /// Rule 3: a pinned address is free, or its holder is about to leave it.
@@ -112,7 +115,7 @@ pub fn address_is_free(
 /// A CA that the members do not trust yet would cut them off from each other with the first certificate it signs.
 pub fn authority_is_trusted(desired: &Desired) -> Result<(), UnsafeBecause> {
     let wish = &desired.certificates;
-    match (&wish.etcd_authority, &wish.brought_authority) {
+    match (&wish.client_authority, &wish.brought_authority) {
         (Some(ledger), Some(brought)) if ledger != brought => {
             Err(UnsafeBecause::AuthorityDiffers { ledger: ledger.clone(), brought: brought.clone() })
         }

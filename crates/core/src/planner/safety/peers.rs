@@ -18,7 +18,7 @@ pub fn signs_for_all(desired: &Desired, seen: &Observation, key_id: &str) -> boo
 }
 
 fn every_member(desired: &Desired, seen: &Observation, holds: impl Fn(&Facts) -> bool) -> bool {
-    let mut members = desired.formation.members().into_iter().flatten();
+    let mut members = desired.etcd.formation.members().into_iter().flatten();
     members.all(|(member, _)| seen.facts(member).is_some_and(&holds))
 }
 

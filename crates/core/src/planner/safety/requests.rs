@@ -4,9 +4,8 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::UnsafeBecause;
-use crate::model::{
-    Consent, DataSeen, Facts, Formation, Ledger, LogEnd, LostMajority, MemberName, Observation, RecoveryRequest,
-};
+use crate::kinds::etcd::{Formation, LogEnd, LostMajority, RecoveryRequest};
+use crate::model::{Consent, DataSeen, Facts, Ledger, MemberName, Observation};
 
 /// How long a request that has not begun counts. Clients may have written since.
 pub const CONFIRMED_FOR: SignedDuration = SignedDuration::from_mins(15);
@@ -19,20 +18,21 @@ pub fn drop_stale(ledger: &mut Ledger, now: Timestamp, changed: bool) {
     ledger.downtime = ledger.downtime.take().filter(|consent| counts(consent) && !changed);
     // It was given for the machines that were unreachable then. A later run may miss others.
     ledger.without_grace = None;
-    if !matches!(ledger.formation, Formation::Recovering { .. }) {
-        let token = ledger.formation.token();
+    if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) {
+        let token = ledger.etcd.formation.token();
         let of_this = |request: &RecoveryRequest| request.of.as_ref().map(|of| of.token.as_str()) == token;
-        ledger.recovery = ledger.recovery.take().filter(|request| counts(&request.consent) && of_this(request));
+        ledger.etcd.recovery =
+            ledger.etcd.recovery.take().filter(|request| counts(&request.consent) && of_this(request));
     }
-    if !matches!(ledger.formation, Formation::Restoring { .. }) {
-        ledger.restore = ledger.restore.take().filter(|wish| counts(&wish.consent));
+    if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) {
+        ledger.etcd.restore = ledger.etcd.restore.take().filter(|wish| counts(&wish.consent));
     }
 }
 
 /// What is left of a cluster, as the operator is shown it before a recovery is confirmed.
 pub fn what_is_left(ledger: &Ledger, seen: &Observation) -> Option<LostMajority> {
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
-        &ledger.formation
+        &ledger.etcd.formation
     else {
         return None;
     };
@@ -88,7 +88,9 @@ mod tests {
 
     fn ledger(formation: Formation) -> Ledger {
         let mut spec = generated("demo", 3, versions::DEFAULT, ClientAuth::Certificate).unwrap();
-        Ledger { formation, ..Ledger::new(String::from("c"), spec.clusters.remove(0)) }
+        let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
+        ledger.etcd.formation = formation;
+        ledger
     }
 
     fn formed(token: &str) -> Formation {
@@ -102,7 +104,7 @@ mod tests {
     fn asked(token: &str) -> Ledger {
         let of = LostMajority { token: token.to_owned(), survivors: ["etcd-1".into()].into(), index: 7 };
         let mut ledger = ledger(formed("t"));
-        ledger.recovery = Some(RecoveryRequest { consent: consent(), of: Some(of) });
+        ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(), of: Some(of) });
         (ledger.downtime, ledger.without_grace) = (Some(consent()), Some(consent()));
         ledger
     }
@@ -112,12 +114,12 @@ mod tests {
         let soon = Timestamp::UNIX_EPOCH + CONFIRMED_FOR;
         let mut open = asked("t");
         drop_stale(&mut open, soon, false);
-        assert!(open.recovery.is_some() && open.downtime.is_some());
+        assert!(open.etcd.recovery.is_some() && open.downtime.is_some());
         assert!(open.without_grace.is_none(), "another machine may be unreachable now");
         for later in [soon + SignedDuration::from_secs(1), Timestamp::UNIX_EPOCH - CONFIRMED_FOR * 2] {
             let mut late = asked("t");
             drop_stale(&mut late, later, false);
-            assert!(late.recovery.is_none() && late.downtime.is_none() && late.without_grace.is_none());
+            assert!(late.etcd.recovery.is_none() && late.downtime.is_none() && late.without_grace.is_none());
         }
     }
 
@@ -125,7 +127,7 @@ mod tests {
     fn consent_is_for_one_plan_and_a_recovery_for_one_formation() {
         let mut open = asked("before");
         drop_stale(&mut open, Timestamp::UNIX_EPOCH, true);
-        assert!(open.recovery.is_none() && open.downtime.is_none() && open.without_grace.is_some());
+        assert!(open.etcd.recovery.is_none() && open.downtime.is_none() && open.without_grace.is_some());
     }
 
     #[test]
@@ -133,10 +135,10 @@ mod tests {
         let members = BTreeMap::new();
         let (was, token, from) = (String::from("t"), String::from("u"), "etcd-1".into());
         let mut begun = asked("t");
-        begun.formation = Formation::Recovering { was, token, from, members };
-        begun.recovery.as_mut().unwrap().of = None;
+        begun.etcd.formation = Formation::Recovering { was, token, from, members };
+        begun.etcd.recovery.as_mut().unwrap().of = None;
         drop_stale(&mut begun, Timestamp::UNIX_EPOCH + CONFIRMED_FOR * 100, false);
-        assert!(begun.recovery.is_some());
+        assert!(begun.etcd.recovery.is_some());
     }
 
     #[test]

@@ -11,7 +11,7 @@ pub fn is_gone(desired: &Desired, seen: &Observation, member: &MemberName, incar
         name.seat() == member.seat() && machine.incarnation == incarnation && machine.cluster_id == desired.cluster_id
     };
     let current = desired.members.get(member).map(|wish| wish.incarnation);
-    let listed = desired.formation.members().is_some_and(|members| {
+    let listed = desired.etcd.formation.members().is_some_and(|members| {
         let is_current = current.is_none_or(|current| current == incarnation);
         members.contains_key(&member.former(incarnation)) || (is_current && members.contains_key(member))
     });

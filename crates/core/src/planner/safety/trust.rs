@@ -46,7 +46,7 @@ fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distr
     absurd(Number::Fence, Some(ledger.fence), facts.fence, is_absurd_fence(ledger.fence, facts.fence))
         .or_else(|| absurd(Number::Generation, Some(generation), held, is_beyond(generation, held, MOST_RUNS)))
         .or_else(|| {
-            let highest = ledger.highest_revision;
+            let highest = ledger.etcd.highest_revision;
             let beyond = revision > LAST_REVISION || is_beyond(highest, revision, MOST_WRITES);
             absurd(Number::Revision, Some(highest), revision, beyond)
         })

@@ -59,9 +59,9 @@ pub(super) fn certificate(
 impl World {
     /// Lists of certificates that are refused: what matters is that they differ.
     pub(super) fn make_lists(&mut self) {
-        let auth = &mut self.ledger.auth;
-        let (of_clients, of_peers) = (auth.refused_of_clients().count(), auth.refused_of_peers().count());
-        (auth.crl, auth.peer_crl) = (Some(format!("{of_clients:02x}")), Some(format!("{of_peers:02x}")));
+        let issued = &mut self.ledger.issued;
+        let (of_clients, of_peers) = (issued.refused_of_clients().count(), issued.refused_of_peers().count());
+        (issued.client_crl, issued.peer_crl) = (Some(format!("{of_clients:02x}")), Some(format!("{of_peers:02x}")));
     }
 
     /// As the controller records what it signs. Brought certificates are not signed here, and an agent's own is known by its name.
@@ -83,8 +83,8 @@ impl World {
             recorded: None,
             revoked: false,
         });
-        let known = |given: &MachineCertificate| self.ledger.auth.machines.iter().any(|k| k.serial == given.serial);
+        let known = |given: &MachineCertificate| self.ledger.issued.machines.iter().any(|k| k.serial == given.serial);
         let given: Vec<_> = given.filter(|given| !known(given)).collect();
-        self.ledger.auth.record_machine(given, self.now);
+        self.ledger.issued.record_machine(given, self.now);
     }
 }

@@ -5,16 +5,17 @@ use jiff::SignedDuration;
 use super::certificates::{certificate, trusted};
 use super::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running, take_up_trust};
 use crate::Secret;
+use crate::kinds::etcd::Formation;
 use crate::model::{
-    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, Formation, MachineSeen, MemberName,
-    PowerState, Program, ProgramSeen, Stamp,
+    BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, MachineSeen, MemberName, PowerState,
+    Program, ProgramSeen, Stamp,
 };
 
 impl World {
     pub(super) fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64, data: Data) {
         let number = self.free_number();
         let wish = desired.members.get(member);
-        let known = desired.formation.members().and_then(|members| members.get(member));
+        let known = desired.etcd.formation.members().and_then(|members| members.get(member));
         let had = known.filter(|_| data == Data::Stays).and_then(|known| known.address());
         let pinned = had.or_else(|| wish.and_then(|m| m.address));
         let kept = self.kept.remove(member).filter(|_| data == Data::Stays);
@@ -53,7 +54,7 @@ impl World {
 
     /// What a member holds that was not asked: where the ledger counts on it, data of the present formation.
     pub(super) fn expected_data(&self, member: &MemberName) -> DataSeen {
-        let token = self.ledger.formation.token().filter(|_| self.ledger.formation.counts_on(member));
+        let token = self.ledger.etcd.formation.token().filter(|_| self.ledger.etcd.formation.counts_on(member));
         let Some(token) = token else { return DataSeen::Empty };
         let (cluster_id, token) = (self.ledger.cluster_id.clone(), token.to_owned());
         let incarnation = self.ledger.members.get(member).map_or(1, |record| record.incarnation.max(1));
@@ -62,7 +63,7 @@ impl World {
 
     /// A number for a new machine that no machine had before, neither here nor in the present formation.
     fn free_number(&mut self) -> u8 {
-        let begun = self.ledger.formation.members();
+        let begun = self.ledger.etcd.formation.members();
         let formed = |n: u8| begun.is_some_and(|m| m.values().any(|m| m.machine_id == imagined_machine(n)));
         let there = |n: u8| self.machines.values().any(|m| m.seen.address == Some(imagined_address(n)));
         self.made = (self.made.saturating_add(1)..=u8::MAX).find(|n| !formed(*n) && !there(*n)).unwrap_or(u8::MAX);
@@ -80,8 +81,8 @@ impl World {
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
         // In the midst of a restore the ledger does not tell how far each member has come.
-        let restoring = matches!(self.ledger.formation, Formation::Restoring { .. });
-        let known = !restoring && self.ledger.formation.members().is_some_and(|m| m.contains_key(member));
+        let restoring = matches!(self.ledger.etcd.formation, Formation::Restoring { .. });
+        let known = !restoring && self.ledger.etcd.formation.members().is_some_and(|m| m.contains_key(member));
         let now = self.now;
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
@@ -108,7 +109,8 @@ impl World {
                 uses.into_iter().filter(|of| *of != CertificateUse::Peer || desired.certificates.peer.is_some());
             facts.certificates = known.map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
         }
-        let (Some(token), Some(members)) = (self.ledger.formation.token(), self.ledger.formation.members()) else {
+        let (Some(token), Some(members)) = (self.ledger.etcd.formation.token(), self.ledger.etcd.formation.members())
+        else {
             return facts;
         };
         if let Some(began) = members.get(member) {

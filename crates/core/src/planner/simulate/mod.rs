@@ -18,11 +18,11 @@ use super::{Action, remember};
 use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::versions::Version;
-use crate::kinds::etcd::{self, AuthSeen};
+use crate::kinds::etcd::{self, AuthLook, AuthSeen, EtcdFacts, JwtKeys, Staged};
 use crate::model::{
-    AgentSeen, AuthLook, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data, DataSeen,
-    Desired, Distrust, EtcdFacts, Facts, Host, JwtKeys, Ledger, MachineSeen, MemberName, Observation, PEER_PORT, Plane,
-    PowerState, Program, ProgramSeen, SecretKind, Seen, ServiceState, Staged, Stamp, https_url,
+    AgentSeen, AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, ConfigAttempt, Data, DataSeen, Desired,
+    Distrust, Facts, Host, Ledger, MachineSeen, MemberName, Observation, PEER_PORT, Plane, PowerState, Program,
+    ProgramSeen, SecretKind, Seen, ServiceState, Stamp, https_url,
 };
 use crate::spec::Signer;
 
@@ -106,7 +106,7 @@ impl World {
             }
         }
         let members: Vec<MemberName> =
-            world.ledger.formation.members().into_iter().flatten().map(|(m, _)| m.clone()).collect();
+            world.ledger.etcd.formation.members().into_iter().flatten().map(|(m, _)| m.clone()).collect();
         for member in members.into_iter().filter(|m| !world.machines.contains_key(m)) {
             let data = world.expected_data(&member);
             world.kept.insert(member, data);
@@ -180,7 +180,7 @@ impl World {
     /// What a new look brings: time has passed, machines are called as the ledger has it by now, and members that all run a newer
     /// version have agreed to speak it.
     pub fn look_again(&mut self) {
-        if let Some(changed) = self.ledger.last_change.filter(|at| *at >= self.now) {
+        if let Some(changed) = self.ledger.etcd.last_change.filter(|at| *at >= self.now) {
             self.now = changed + SignedDuration::from_secs(1);
         }
         let wanted = |member: &MemberName| self.ledger.members.get(member).map_or(1, |r| r.incarnation.max(1));
@@ -203,7 +203,7 @@ impl World {
     pub fn effect(&mut self, desired: &Desired, action: &Action) {
         match action {
             Action::MakeSecrets { kinds } => {
-                let shared = self.ledger.authorities.etcd.clone();
+                let shared = self.ledger.authorities.client.clone();
                 kinds.iter().for_each(|kind| self.make_secret(desired, *kind, shared.as_ref()));
             }
             Action::CreateMachine { member, incarnation, data } => self.create(desired, member, *incarnation, *data),
@@ -307,9 +307,9 @@ impl World {
             not_after: Timestamp::MAX,
         };
         match kind {
-            SecretKind::EtcdAuthority => {
+            SecretKind::ClientAuthority => {
                 let brought = desired.certificates.brought_authority.as_deref();
-                self.ledger.authorities.etcd = Some(authority(brought.unwrap_or("etcd")));
+                self.ledger.authorities.client = Some(authority(brought.unwrap_or("etcd")));
             }
             SecretKind::PeerAuthority => {
                 let own = authority("peer");
@@ -320,9 +320,9 @@ impl World {
             }
             SecretKind::ControlAuthority => self.ledger.authorities.control = Some(authority("control")),
             SecretKind::Revocations => self.make_lists(),
-            SecretKind::RootPassword => self.ledger.auth.root_password = Some(Secret::new("")),
+            SecretKind::RootPassword => self.ledger.etcd.auth.root_password = Some(Secret::new("")),
             SecretKind::JwtKeys => {
-                self.ledger.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
+                self.ledger.etcd.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
             }
             SecretKind::BackupSigning => {
                 let (key, public) = (Secret::new(""), Signer::new([0; 32]));
@@ -335,7 +335,7 @@ impl World {
     fn restore_data(&mut self, desired: &Desired, member: &MemberName, stamp: &Stamp) {
         self.touched = true;
         (self.agreed, self.going_down) = (None, None);
-        if let Some(wish) = &desired.auth {
+        if let Some(wish) = &desired.etcd.auth {
             self.auth = AuthLook::Seen(etcd::simulate::auth::as_wished(wish));
         }
         self.on(member, |facts| {
@@ -347,7 +347,7 @@ impl World {
 
     /// Users and roles of a formed cluster that could not be asked: taken to be as they were left, that is, as wished.
     fn remember_auth(&mut self, desired: &Desired) {
-        if let (AuthLook::NotAsked, Some(wish)) = (&self.auth, &desired.auth) {
+        if let (AuthLook::NotAsked, Some(wish)) = (&self.auth, &desired.etcd.auth) {
             self.auth = AuthLook::Seen(etcd::simulate::auth::as_wished(wish));
         }
     }

@@ -285,6 +285,7 @@ pub(super) async fn end(recorder: Option<&mpsc::Sender<Command>>, full: &BackupI
 mod tests {
     use age::secrecy::ExposeSecret;
     use quorate_core::Secret;
+    use quorate_core::kinds::etcd::Record;
     use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::spec::{Document, HostFacts, generated};
 
@@ -315,11 +316,11 @@ mod tests {
         let known = Ledger::new(String::from("c"), spec);
         let vault = Vault::open(&known.spec).unwrap();
         // A controller has written since the recorder began.
-        let mut now = Ledger { highest_revision: 4711, ..known.clone() };
+        let mut now = Ledger { etcd: Record { highest_revision: 4711, ..known.etcd.clone() }, ..known.clone() };
         home.store("demo").write(&mut now).unwrap();
         let backups = Backups { home: &home, ledger: &known, vault: &vault, teller: &Silent };
         let sealed = backups.sealed_ledger().unwrap();
         let identity = OpenWith::Identities(Secret::new(key.to_string().expose_secret()));
-        assert_eq!(import(&sealed, &identity).unwrap().ledger.highest_revision, 4711);
+        assert_eq!(import(&sealed, &identity).unwrap().ledger.etcd.highest_revision, 4711);
     }
 }

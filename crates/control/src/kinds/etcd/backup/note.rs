@@ -222,6 +222,7 @@ pub(super) fn in_words(age: SignedDuration) -> String {
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::kinds::etcd::Record;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
     use quorate_core::spec::{Document, HostFacts, generated};
@@ -292,8 +293,9 @@ mod tests {
         let known = ledger(None);
         assert_eq!(ledger_of_now(&home, &known), known, "where there is none, what was known counts");
         let store = home.store(known.spec.name.as_str());
-        store.write(&mut Ledger { highest_revision: 7, ..known.clone() }).unwrap();
-        assert_eq!(ledger_of_now(&home, &known).highest_revision, 7);
+        let etcd = Record { highest_revision: 7, ..known.etcd.clone() };
+        store.write(&mut Ledger { etcd, ..known.clone() }).unwrap();
+        assert_eq!(ledger_of_now(&home, &known).etcd.highest_revision, 7);
         let of_another = Ledger { cluster_id: String::from("d"), ..known };
         assert_eq!(ledger_of_now(&home, &of_another), of_another);
     }

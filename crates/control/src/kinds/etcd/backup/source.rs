@@ -8,7 +8,8 @@ use quorate_agent::client::{AgentClient, ClientError};
 use quorate_backup::source::{
     About, ChangeStream, Changes, Event, HashKv, Member, RangeQuery, RangeResult, SnapshotStream, Source, SourceError,
 };
-use quorate_core::model::{CLIENT_PORT, EtcdStatus, Ledger, MachineSeen, MemberName, Observation, https_url};
+use quorate_core::kinds::etcd::EtcdStatus;
+use quorate_core::model::{CLIENT_PORT, Ledger, MachineSeen, MemberName, Observation, https_url};
 use quorate_core::planner::Decision;
 use quorate_etcd::wire::WatchResponse;
 
@@ -162,7 +163,7 @@ fn told(error: ClientError) -> SourceError {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::model::AuthLook;
+    use quorate_core::kinds::etcd::AuthLook;
 
     use super::*;
 

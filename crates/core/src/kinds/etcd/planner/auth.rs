@@ -5,14 +5,15 @@
 use std::collections::BTreeSet;
 
 use crate::kinds::etcd::safety;
+use crate::kinds::etcd::{AuthLook, AuthWish, EtcdStatus, Formation};
 use crate::kinds::etcd::{AuthOp, AuthSeen, Permission};
-use crate::model::{AuthLook, AuthWish, Desired, EtcdStatus, Formation, MemberName, Observation};
+use crate::model::{Desired, MemberName, Observation};
 use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
 
 const ROOT: &str = "root";
 
 pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let (Some(wish), Formation::Formed { .. }) = (&desired.auth, &desired.formation) else { return };
+    let (Some(wish), Formation::Formed { .. }) = (&desired.etcd.auth, &desired.etcd.formation) else { return };
     let Some((through, look)) = spokesman(desired, seen, decision) else { return };
     if decision.steps.iter().any(|s| s.action.member() == Some(through)) {
         return;

@@ -10,10 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::kinds::etcd::cluster::Cluster;
 use crate::kinds::etcd::safety::{self, DataVerdict};
-use crate::model::{
-    Desired, EtcdStatus, Facts, Formation, FormingMember, MemberName, Observation, PEER_PORT, ServiceState, Stamp,
-    https_url,
-};
+use crate::kinds::etcd::{EtcdStatus, Formation, FormingMember};
+use crate::model::{Desired, Facts, MemberName, Observation, PEER_PORT, ServiceState, Stamp, https_url};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 use crate::providers::MachineKind;
 
@@ -23,13 +21,13 @@ const START: SignedDuration = SignedDuration::from_secs(30);
 const UNTOLD: u64 = 0;
 
 pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    match &desired.formation {
+    match &desired.etcd.formation {
         Formation::Unformed => begin(desired, seen, decision),
         Formation::Forming { token, members } => form(desired, seen, decision, token, members),
         Formation::Formed { token, etcd_cluster_id, members } => {
             keep(desired, seen, decision, token, *etcd_cluster_id, members)
         }
-        Formation::Restoring { token, .. } if desired.restore.is_none() => {
+        Formation::Restoring { token, .. } if desired.etcd.restore.is_none() => {
             decision.block(UnsafeBecause::RestoreUnfinished { token: token.clone() });
         }
         Formation::Recovering { .. } | Formation::Restoring { .. } => {}
@@ -52,7 +50,7 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
         }
     }
     if members.len() == desired.members.len() {
-        let token = desired.next_token.clone();
+        let token = desired.etcd.next_token.clone();
         let ready = match members.len() {
             1 => String::from("the only member is"),
             all => format!("all {all} members are"),
@@ -284,7 +282,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
             Action::StopEtcd { member: member.clone() },
             "it runs in a formation that was abandoned before any client could write",
         ),
-        DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.formation) => {
+        DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.etcd.formation) => {
             // One that ended before it came into being does not run, and is meant to all the same.
             let why = "it must not start again on data that is being wiped";
             decision.step(Action::StopEtcd { member: member.clone() }, why);

@@ -6,11 +6,10 @@ use std::cmp::Ordering;
 
 use jiff::SignedDuration;
 
+use crate::kinds::etcd::FormingMember;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::{self, Voters};
-use crate::model::{
-    DataSeen, Desired, DesiredMember, Facts, FormingMember, MemberName, Observation, ServiceState, Stamp,
-};
+use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState, Stamp};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 
 /// A learner that lags by no more than this many entries votes at once.
@@ -82,7 +81,7 @@ fn settled_view<'a>(desired: &'a Desired, seen: &'a Observation, decision: &mut 
 /// A formed cluster that nobody speaks for is not settled, even where every member that is wanted has all it needs.
 fn tell_of_no_quorum(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let told = !decision.steps.is_empty() || !decision.waiting.is_empty() || !decision.blocked.is_empty();
-    if told || !desired.formation.is_formed() {
+    if told || !desired.etcd.formation.is_formed() {
         return;
     }
     match safety::majority_is_there(desired, seen) {
@@ -120,7 +119,7 @@ fn bring_up(
         return;
     }
     // It may have been switched off and on again since it joined.
-    let since = desired.last_change.max(wish.unseen_since);
+    let since = desired.etcd.last_change.max(wish.unseen_since);
     let waited = since.map_or(SignedDuration::ZERO, |at| seen.now.duration_since(at));
     let runs = |f: &Facts| matches!(f.etcd.service, ServiceState::Running { .. }) && f.etcd.data != DataSeen::Empty;
     let patience = if learner.facts.is_some_and(runs) { COPYING_PATIENCE } else { LEARNER_PATIENCE };
@@ -132,7 +131,7 @@ fn bring_up(
         let why = "its data has gone back in time";
         return expel(decision, cluster, learner, Some(why), why);
     }
-    let token = desired.formation.token();
+    let token = desired.etcd.formation.token();
     match safety::judge_data(desired, &learner.name, token, seen.now, facts) {
         safety::DataVerdict::MayBeginAsNew => start(desired, decision, cluster, learner, wish),
         safety::DataVerdict::MayGoOn => catch_up(desired, decision, cluster, learner, facts, late),
@@ -149,7 +148,7 @@ fn start(
 ) {
     let stamp = Stamp {
         cluster_id: desired.cluster_id.clone(),
-        token: desired.formation.token().unwrap_or_default().to_owned(),
+        token: desired.etcd.formation.token().unwrap_or_default().to_owned(),
         member: learner.name.clone(),
         incarnation: wish.incarnation,
     };

@@ -6,14 +6,15 @@ use std::collections::BTreeSet;
 
 use crate::kinds::etcd::cluster::peer_url;
 use crate::kinds::etcd::safety;
-use crate::model::{DataSeen, Desired, Facts, Formation, LogEnd, MemberName, Observation, ServiceState, Stamp};
+use crate::kinds::etcd::{Formation, LogEnd};
+use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState, Stamp};
 use crate::planner::safety::requests::{holds, loss_is_as_confirmed};
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
 
 /// Whether a survivor must be chosen still, or once more.
 pub(crate) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
-    match &desired.formation {
+    match &desired.etcd.formation {
         Formation::Formed { .. } => true,
         Formation::Recovering { from, .. } => seen.machines.get().is_some_and(|machines| !machines.contains_key(from)),
         Formation::Unformed | Formation::Forming { .. } | Formation::Restoring { .. } => false,
@@ -23,7 +24,7 @@ pub(crate) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
 /// The word was given: finds the survivor to begin from. Also when the one that was chosen is gone since.
 pub(crate) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
-        &desired.formation
+        &desired.etcd.formation
     else {
         return;
     };
@@ -65,7 +66,7 @@ pub(crate) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
     let mut left: Vec<(&MemberName, &Facts)> = survivors.clone();
     left.extend(unread);
     left.sort_by_key(|(member, _)| *member);
-    if let Err(because) = loss_is_as_confirmed(desired.recovery_of.as_ref(), token, &left) {
+    if let Err(because) = loss_is_as_confirmed(desired.etcd.recovery_of.as_ref(), token, &left) {
         return decision.block(because);
     }
     let running: Vec<_> = survivors.iter().filter(|(_, f)| f.etcd.service != ServiceState::Stopped).collect();
@@ -115,13 +116,13 @@ fn choose(
         from,
         best.commit
     );
-    let (was, token) = (was.to_owned(), desired.next_token.clone());
+    let (was, token) = (was.to_owned(), desired.etcd.next_token.clone());
     decision.step(Action::RecordRecovery { was, token, from: from.clone() }, why);
 }
 
 /// The survivor was chosen and recorded: it becomes a cluster of one.
 pub(crate) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let Formation::Recovering { was, token, from, .. } = &desired.formation else { return };
+    let Formation::Recovering { was, token, from, .. } = &desired.etcd.formation else { return };
     if decision.has_business_with(from) {
         return;
     }
@@ -147,7 +148,8 @@ pub(crate) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decisi
                 member: from.seat().into(),
                 incarnation: machine.incarnation,
             };
-            let bump_revision = safety::restore::bump_past(safety::revision::remembered(desired.highest_revision), 0);
+            let bump_revision =
+                safety::restore::bump_past(safety::revision::remembered(desired.etcd.highest_revision), 0);
             decision.step_expecting(
                 Action::Rebuild { member: from.clone(), was: stamp.clone(), stamp: new, peer_url, bump_revision },
                 format!(

@@ -9,10 +9,8 @@ use super::formation::{broken, forming_member, start_members};
 use super::version;
 use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::kinds::etcd::versions::Path;
-use crate::model::{
-    AgentSeen, DataSeen, Desired, DesiredMember, Facts, Formation, FormingMember, MemberName, Observation, Restore,
-    Seen, Stamp,
-};
+use crate::kinds::etcd::{Formation, FormingMember, Restore};
+use crate::model::{AgentSeen, DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, Seen, Stamp};
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines};
 
@@ -45,7 +43,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, d
 
 /// A restore of another snapshot is not this one.
 fn begun<'a>(desired: &'a Desired, restore: &Restore) -> Option<Begun<'a>> {
-    match &desired.formation {
+    match &desired.etcd.formation {
         Formation::Restoring { token, members, sha256, bump_revision, .. } if *sha256 == restore.sha256 => {
             Some(Begun { token, members, bump_revision: *bump_revision })
         }
@@ -99,7 +97,7 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
         }
         let Some(machine) = machines.get(member) else {
             // A former machine would be taken for its successor, should it come back under the same number.
-            if desired.formation.counts_on(member) {
+            if desired.etcd.formation.counts_on(member) {
                 replace(decision, member, wish, format!("the machine of {member} is gone"));
             } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
                 decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
@@ -160,7 +158,7 @@ fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &
     if !ready || members.len() != desired.members.len() {
         return;
     }
-    let was = match &desired.formation {
+    let was = match &desired.etcd.formation {
         Formation::Restoring { was, .. } => was.clone(),
         other => other.token().map(str::to_owned),
     };
@@ -174,7 +172,7 @@ fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &
          continue {bump_revision} above the snapshot's",
         restore.source, restore.revision
     );
-    let (token, sha256) = (desired.next_token.clone(), restore.sha256.clone());
+    let (token, sha256) = (desired.etcd.next_token.clone(), restore.sha256.clone());
     decision.step(Action::RecordRestoring { was, token, members, sha256, bump_revision }, why);
 }
 
@@ -287,7 +285,7 @@ fn make_data(
 /// A snapshot on a machine is all data, unencrypted. It is removed when nothing else is to be done: after a restore, or after one that
 /// was given up before it was recorded. Nothing depends on it by then, so a member that is not seen keeps it until it is.
 pub(crate) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if !decision.steps.is_empty() || !desired.formation.is_formed() || desired.restore.is_some() {
+    if !decision.steps.is_empty() || !desired.etcd.formation.is_formed() || desired.etcd.restore.is_some() {
         return;
     }
     let holds = |m: &&MemberName| seen.facts(m).is_some_and(|facts| facts.etcd.staged.is_some());

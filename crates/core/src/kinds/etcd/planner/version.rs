@@ -3,7 +3,8 @@
 
 use crate::kinds::etcd::cluster::{Cluster, Listed};
 use crate::kinds::etcd::versions::{self, Path, Version};
-use crate::model::{BinarySeen, Desired, DesiredMember, EtcdStatus, Formation, MemberName, Observation};
+use crate::kinds::etcd::{EtcdStatus, Formation};
+use crate::model::{BinarySeen, Desired, DesiredMember, MemberName, Observation};
 use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
 
 /// From here on etcd tells in which format its data lies.
@@ -12,10 +13,10 @@ pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 /// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
 /// the cluster ran when all did; one of which not even that is known leads nowhere.
 pub(crate) fn path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
-    let Formation::Formed { members, .. } = &desired.formation else { return Ok(Path::Same) };
+    let Formation::Formed { members, .. } = &desired.etcd.formation else { return Ok(Path::Same) };
     let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
     let wanted = &wish.config.etcd.version;
-    let settled = desired.formed_with.as_ref().map(|f| f.etcd_version.as_str());
+    let settled = desired.etcd.formed_with.as_ref().map(|f| f.version.as_str());
     let spoken = Cluster::see(desired, seen)
         .filter(|cluster| {
             cluster.listed.iter().all(|m| seen.status(&m.name).is_none_or(|s| s.downgrade_target.is_none()))
@@ -41,7 +42,7 @@ pub(crate) fn path(desired: &Desired, seen: &Observation) -> Result<Path, Unsafe
         let unfinished = spoken
             .is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to)
             && has_not_written(to, seen.status(member));
-        let way = if unfinished { Ok(Path::Patch) } else { versions::path(from, to, desired.auth.is_some()) };
+        let way = if unfinished { Ok(Path::Patch) } else { versions::path(from, to, desired.etcd.auth.is_some()) };
         match way {
             Ok(Path::Same) => {}
             Ok(other) => path = other,
@@ -64,7 +65,7 @@ pub(crate) fn is_everywhere(desired: &Desired, seen: &Observation, path: Path) -
         return true;
     }
     let in_place = |(member, wish): (&MemberName, &DesiredMember)| {
-        !desired.formation.has_member(member)
+        !desired.etcd.formation.has_member(member)
             || seen.facts(member).is_some_and(|f| {
                 f.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest)
                     && f.etcd.binary == BinarySeen::Version(wish.config.etcd.version.clone())

@@ -10,9 +10,10 @@ use serde::Serialize;
 
 use super::cluster::{Cluster, Listed};
 use super::versions::Version;
+use super::{Formation, FormingMember, Wish};
 use crate::model::{
-    AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, Formation, FormingMember, MachineSeen,
-    MemberName, Observation, Seen, ServiceState, Stamp, address_in,
+    AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
+    ServiceState, Stamp, address_in,
 };
 use crate::planner::{Action, Change, UnsafeBecause};
 
@@ -61,7 +62,7 @@ pub fn other_voters(desired: &Desired, seen: &Observation, member: &MemberName) 
 }
 
 fn count_known(desired: &Desired, seen: &Observation, counts: impl Fn(&MemberName) -> bool) -> Voters {
-    let names: Vec<&MemberName> = match desired.formation.members() {
+    let names: Vec<&MemberName> = match desired.etcd.formation.members() {
         Some(members) => members.iter().filter(|(_, known)| !known.learner).map(|(name, _)| name).collect(),
         None => desired.members.keys().collect(),
     };
@@ -152,7 +153,7 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
 pub fn may_destroy(desired: &Desired, seen: &Observation, word: &Destruction) -> Result<(), UnsafeBecause> {
     let machines = seen.machines.get().into_iter().flatten();
     let mut ours = machines.filter(|(_, machine)| machine.cluster_id == desired.cluster_id);
-    let formed = !may_wipe_leftover(&desired.formation);
+    let formed = !may_wipe_leftover(&desired.etcd.formation);
     let holds_nothing = |(m, _): (&MemberName, _)| was_never_used(seen, m);
     match word {
         Destruction::BackupWaived => Ok(()),
@@ -176,7 +177,7 @@ fn is_in_backup(desired: &Desired, seen: &Observation, backup: &BackupNote) -> R
     let told = cluster.and_then(|cluster| {
         revision::told(cluster.voters().filter(|m| m.healthy).filter_map(|m| m.facts?.etcd.status.as_ref()))
     });
-    let data = told.map(|told| told.max(revision::remembered(desired.highest_revision)));
+    let data = told.map(|told| told.max(revision::remembered(desired.etcd.highest_revision)));
     match data {
         Some(data) if data <= backup.revision => Ok(()),
         _ => Err(UnsafeBecause::BackupOlder {
@@ -200,9 +201,11 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
 /// Rules 5 and 7: data of a formation that this ledger neither began nor gave up belongs to a cluster that it does not
 /// know, though it bears the cluster's name.
 pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
-    let current = desired.formation.token();
+    let current = desired.etcd.formation.token();
     let unknown = |s: &&Stamp| {
-        s.cluster_id == desired.cluster_id && Some(s.token.as_str()) != current && !desired.abandoned.contains(&s.token)
+        s.cluster_id == desired.cluster_id
+            && Some(s.token.as_str()) != current
+            && !desired.etcd.abandoned.contains(&s.token)
     };
     let in_data = match &facts.etcd.data {
         DataSeen::Stamped(stamp) => Some(stamp),
@@ -212,6 +215,15 @@ pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts)
         Some(stamp) => Err(UnsafeBecause::UnknownFormation { member: member.clone(), token: stamp.token.clone() }),
         None => Ok(()),
     }
+}
+
+/// What a living cluster of etcd keeps: the field, what it was then, and what the spec has now.
+pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
+    let Some(then) = &wish.formed_with else { return Vec::new() };
+    let now = &wish.form_with;
+    // Authentication may be turned on later, but not off again.
+    let bootstrap = if now.bootstrap == "true" { &now.bootstrap } else { &then.bootstrap };
+    vec![("etcd.client_auth", &then.client_auth, &now.client_auth), ("auth.bootstrap", bootstrap, &now.bootstrap)]
 }
 
 /// Rules 3, 8 and 9: may this member be taken out for a restart now? All others must be healthy; it need not be so itself,
@@ -239,7 +251,7 @@ pub struct Strength {
 
 /// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
 pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -> Option<Strength> {
-    if !desired.formation.is_formed() {
+    if !desired.etcd.formation.is_formed() {
         return None;
     }
     let Voters { all, healthy } = voters(desired, seen);
@@ -268,7 +280,7 @@ pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -
 /// Rule 1: a list of members counts only if it was told after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
     // A change that lies in the future was made by a clock that has been set back since; the agent compares the lists anyway.
-    desired.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
+    desired.etcd.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
 /// Rule 1: who votes without our knowing may be somebody's change that is under way.
@@ -323,7 +335,7 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
 /// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
 /// not lost.
 pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
-    if matches!(desired.formation, Formation::Recovering { .. }) {
+    if matches!(desired.etcd.formation, Formation::Recovering { .. }) {
         return Ok(());
     }
     let there = match Cluster::see(desired, seen) {
@@ -339,7 +351,7 @@ pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), Uns
 /// Rule 8 for a majority: one that this controller does not see is there all the same where a member's linearizable read was answered,
 /// for that takes a quorum.
 fn serves_nobody(desired: &Desired, seen: &Observation, there: Voters) -> Result<(), UnsafeBecause> {
-    let Formation::Formed { etcd_cluster_id, .. } = &desired.formation else { return Ok(()) };
+    let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return Ok(()) };
     let serves = |m: &&MemberName| seen.status(m).is_some_and(|s| s.healthy && s.cluster_id == *etcd_cluster_id);
     match seen.agents.keys().find(serves) {
         None => Ok(()),
@@ -364,7 +376,9 @@ pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), Un
 /// The voters, and how many of them are seen with their data, whether they run or not. Where no etcd tells who votes, the ledger
 /// does.
 pub(crate) fn able(desired: &Desired, seen: &Observation) -> Voters {
-    let Formation::Formed { token, members, .. } = &desired.formation else { return Voters { all: 0, healthy: 0 } };
+    let Formation::Formed { token, members, .. } = &desired.etcd.formation else {
+        return Voters { all: 0, healthy: 0 };
+    };
     let voters = voters_told(desired, seen);
     let votes = |known: &FormingMember| match &voters {
         Some(voters) => voters.contains(&known.peer_url),
@@ -382,7 +396,7 @@ pub(crate) fn able(desired: &Desired, seen: &Observation) -> Voters {
 
 /// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
 fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<&'a String>> {
-    let Formation::Formed { etcd_cluster_id, .. } = &desired.formation else { return None };
+    let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return None };
     let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
     let told = statuses.filter(|s| s.cluster_id == *etcd_cluster_id && !s.members.is_empty());
     let told = told.max_by_key(|s| s.raft_applied_index)?;

@@ -3,7 +3,8 @@
 
 use super::revision::{self, MAX_REVISION};
 use super::{DataVerdict, judge_data};
-use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, Restore, ServiceState};
+use crate::kinds::etcd::Restore;
+use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState};
 
 /// How far above every revision ever seen a restored or recovered cluster begins.
 pub const MARGIN: u64 = 1_000_000_000;

@@ -2,7 +2,8 @@
 //! wherever it enters; and a member that is alone with what it reports does not steer the others.
 
 use super::restore::MARGIN;
-use crate::model::{Desired, EtcdStatus, Observation};
+use crate::kinds::etcd::EtcdStatus;
+use crate::model::{Desired, Observation};
 
 /// No cluster comes here: a million writes a second take 146,000 years.
 pub const MAX_REVISION: u64 = crate::planner::safety::LAST_REVISION;
@@ -27,13 +28,13 @@ pub fn told<'a>(statuses: impl Iterator<Item = &'a EtcdStatus>) -> Option<u64> {
 /// The highest revision that clients can have seen, as far as it is known here.
 pub fn highest(desired: &Desired, seen: &Observation) -> u64 {
     let statuses = seen.agents.keys().filter_map(|member| seen.facts(member)?.etcd.status.as_ref());
-    remembered(desired.highest_revision).max(told(statuses).unwrap_or(0))
+    remembered(desired.etcd.highest_revision).max(told(statuses).unwrap_or(0))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::AuthLook;
+    use crate::kinds::etcd::AuthLook;
 
     fn status(revision: u64) -> EtcdStatus {
         EtcdStatus {

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use crate::kinds::etcd::AuthWish;
 use crate::kinds::etcd::{AuthOp, AuthSeen};
-use crate::model::AuthWish;
 
 pub(crate) fn change(auth: &mut AuthSeen, op: &AuthOp) {
     match op.clone() {

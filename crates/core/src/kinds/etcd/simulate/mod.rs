@@ -4,13 +4,11 @@ use std::collections::BTreeSet;
 
 pub(crate) mod auth;
 
-use crate::kinds::etcd::AuthSeen;
 use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::versions::Version;
-use crate::model::{
-    AuthLook, DataSeen, EtcdStatus, Exit, Facts, Formation, LogEnd, MemberEntry, MemberName, PowerState, ServiceState,
-};
+use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry};
+use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
 use crate::planner::simulate::{SimAgent, SimMachine, World};
 
 /// A member as the imagined etcd lists it.
@@ -47,7 +45,7 @@ impl World {
         let looks = || answers.iter().map(|(_, s)| &s.auth);
         let seen = looks().find(|look| matches!(look, AuthLook::Seen(_)));
         let look = seen.or_else(|| looks().find(|look| matches!(look, AuthLook::Failed { .. }))).cloned();
-        let unseen = match self.ledger.formation {
+        let unseen = match self.ledger.etcd.formation {
             Formation::Formed { .. } => AuthLook::NotAsked,
             Formation::Recovering { .. } | Formation::Restoring { .. } => AuthLook::NotAsked,
             Formation::Unformed | Formation::Forming { .. } => AuthLook::Seen(AuthSeen::default()),
@@ -100,11 +98,11 @@ impl World {
 
     /// What all ran when all were seen: so does a machine that comes up again unseen.
     fn settled_version(&self) -> Option<String> {
-        self.ledger.formed_with.as_ref().map(|formed| formed.etcd_version.clone())
+        self.ledger.etcd.formed_with.as_ref().map(|formed| formed.version.clone())
     }
 
     fn cluster_id(&self, token: &str) -> u64 {
-        match &self.ledger.formation {
+        match &self.ledger.etcd.formation {
             Formation::Formed { token: formed, etcd_cluster_id, .. } if formed == token => *etcd_cluster_id,
             _ => number_for(token),
         }
@@ -112,7 +110,7 @@ impl World {
 
     /// Who belongs to the cluster of this token.
     fn list(&self, token: &str) -> Vec<SimListed> {
-        match &self.ledger.formation {
+        match &self.ledger.etcd.formation {
             Formation::Forming { token: t, .. }
             | Formation::Recovering { token: t, .. }
             | Formation::Restoring { token: t, .. }
@@ -127,11 +125,11 @@ impl World {
 
     /// As the ledger has it: where no etcd can be asked, or it has nothing to tell yet.
     pub(crate) fn as_recorded(&self) -> Vec<SimListed> {
-        let only = match &self.ledger.formation {
+        let only = match &self.ledger.etcd.formation {
             Formation::Recovering { from, .. } => Some(from),
             _ => None,
         };
-        let members = self.ledger.formation.members().into_iter().flatten();
+        let members = self.ledger.etcd.formation.members().into_iter().flatten();
         let members = members.filter(|(name, _)| only.is_none_or(|only| only == *name));
         members.map(|(name, known)| SimListed::new(name, &known.peer_url)).collect()
     }
@@ -149,7 +147,7 @@ impl World {
     }
 
     pub(crate) fn agree(&mut self) {
-        let Some(token) = self.ledger.formation.token().map(str::to_owned) else { return };
+        let Some(token) = self.ledger.etcd.formation.token().map(str::to_owned) else { return };
         let voters = self.list(&token).into_iter().filter(|l| !l.is_learner);
         let lines: BTreeSet<Option<Version>> = voters
             .map(|l| self.versions.get(&l.peer_url)?.parse::<Version>().ok().map(|v| Version { patch: 0, ..v }))

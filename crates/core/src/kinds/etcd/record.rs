@@ -1,0 +1,234 @@
+//! What the ledger keeps of a cluster of etcd.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::Secret;
+use crate::model::{Consent, MemberName, address_in};
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    pub formation: Formation,
+    /// Tokens of formations that were given up before any client could write: only their data may be wiped.
+    pub abandoned: BTreeSet<String>,
+    /// What was settled when the cluster was formed.
+    pub formed_with: Option<FormedWith>,
+    /// When the membership was last changed: only what was seen later may lead to the next change.
+    pub last_change: Option<Timestamp>,
+    /// The operator's request to recover from the loss of the majority, and what may be lost with it.
+    pub recovery: Option<RecoveryRequest>,
+    /// The confirmation under which the cluster was recovered, until all members that are wanted vote again.
+    pub recovered: Option<Consent>,
+    /// The operator's confirmation that the data of all members is replaced, and by what.
+    pub restore: Option<RestoreWish>,
+    /// The highest revision ever seen: a restore must go past it.
+    pub highest_revision: u64,
+    pub auth: AuthRecord,
+}
+
+impl Record {
+    /// Visits every text that must not be read by whoever gets hold of a copy of the ledger. Every field is named here: a new one
+    /// does not compile until somebody has decided whether it is secret.
+    pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
+        let Record {
+            formation: _,
+            abandoned: _,
+            formed_with: _,
+            last_change: _,
+            recovery: _,
+            recovered: _,
+            restore: _,
+            highest_revision: _,
+            auth: AuthRecord { root_password, jwt, users, roles: _ },
+        } = self;
+        root_password.iter_mut().for_each(|password| visit(password.expose_mut()));
+        if let Some(JwtKeys { private, public: _ }) = jwt {
+            visit(private.expose_mut());
+        }
+        // A fingerprint is enough to try passwords against.
+        for OwnedUser { password, adopted: _ } in users.values_mut() {
+            password.iter_mut().for_each(&mut *visit);
+        }
+    }
+}
+
+/// Settings of etcd that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FormedWith {
+    pub version: String,
+    pub client_auth: String,
+    pub bootstrap: String,
+    /// Type of etcd's login tokens. The spec may name another; one that names none keeps it.
+    #[serde(default = "first_token")]
+    pub token: String,
+}
+
+/// Clusters of a ledger that does not say were formed when there was no other.
+fn first_token() -> String {
+    String::from("simple")
+}
+
+/// The operator's confirmation that the majority is lost permanently, for the loss that was shown.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RecoveryRequest {
+    #[serde(flatten)]
+    pub consent: Consent,
+    /// Absent where an older quorate wrote it: such a request only lets a recovery continue that has begun.
+    #[serde(default)]
+    pub of: Option<LostMajority>,
+}
+
+/// What was left of a cluster when its recovery was confirmed.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct LostMajority {
+    /// The formation whose majority is lost.
+    pub token: String,
+    /// The members that still held their data.
+    pub survivors: BTreeSet<MemberName>,
+    /// The index that the furthest of their logs reached.
+    pub index: u64,
+}
+
+/// The operator's word that all members begin anew from one snapshot.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreWish {
+    pub consent: Consent,
+    /// Of the plain snapshot's bytes, all of them, as the members are to hold them.
+    pub sha256: String,
+    pub bytes: u64,
+    /// The revision that the snapshot ends at.
+    pub revision: u64,
+    /// Where the snapshot is from, in words.
+    pub source: String,
+    /// Raised by one with each restore that is asked for.
+    pub epoch: u64,
+    /// By how much the revision goes up: the snapshot was tried with this.
+    #[serde(default)]
+    pub bump_revision: Option<u64>,
+}
+
+/// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
+/// can have written, and from anywhere to `Restoring` on the operator's word.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Formation {
+    #[default]
+    Unformed,
+    Forming {
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+    /// `members` are those that etcd lists, or is about to list: learners and former machines too.
+    Formed {
+        token: String,
+        /// etcd's own identity of the cluster.
+        etcd_cluster_id: u64,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+    /// The majority of the formation `was` is lost, and a new one begins from what one survivor holds. `members` are those
+    /// of the lost one.
+    Recovering {
+        was: String,
+        token: String,
+        from: MemberName,
+        members: BTreeMap<MemberName, FormingMember>,
+    },
+    /// All that is wanted begins anew from one snapshot, which every member has. `was` is the formation that is given up for it,
+    /// where there was one.
+    Restoring {
+        was: Option<String>,
+        token: String,
+        members: BTreeMap<MemberName, FormingMember>,
+        /// Of the snapshot.
+        sha256: String,
+        /// By how much its revision goes up.
+        bump_revision: u64,
+    },
+}
+
+impl Formation {
+    pub fn is_formed(&self) -> bool {
+        matches!(self, Formation::Formed { .. })
+    }
+
+    /// The present formation's token.
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { token, .. }
+            | Formation::Formed { token, .. }
+            | Formation::Recovering { token, .. }
+            | Formation::Restoring { token, .. } => Some(token),
+        }
+    }
+
+    /// The members that the ledger knows of.
+    pub fn members(&self) -> Option<&BTreeMap<MemberName, FormingMember>> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { members, .. }
+            | Formation::Formed { members, .. }
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => Some(members),
+        }
+    }
+
+    /// Whether the ledger counts this machine among the members of a cluster that was formed, or is being formed again.
+    pub fn counts_on(&self, member: &MemberName) -> bool {
+        match self {
+            Formation::Unformed | Formation::Forming { .. } => false,
+            Formation::Formed { members, .. }
+            | Formation::Recovering { members, .. }
+            | Formation::Restoring { members, .. } => members.contains_key(member),
+        }
+    }
+
+    /// Whether the ledger counts this machine among the members of a formed cluster.
+    pub fn has_member(&self, member: &MemberName) -> bool {
+        self.is_formed() && self.members().is_some_and(|members| members.contains_key(member))
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FormingMember {
+    pub machine_id: String,
+    pub peer_url: String,
+    /// It was added and does not vote yet.
+    #[serde(default)]
+    pub learner: bool,
+}
+
+impl FormingMember {
+    /// The address in its URL.
+    pub fn address(&self) -> Option<IpAddr> {
+        address_in(&self.peer_url)
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct AuthRecord {
+    pub root_password: Option<Secret>,
+    pub jwt: Option<JwtKeys>,
+    /// What quorate itself made, and may therefore remove.
+    pub users: BTreeMap<String, OwnedUser>,
+    pub roles: BTreeSet<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct JwtKeys {
+    pub private: Secret,
+    pub public: String,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct OwnedUser {
+    /// Of the password last set.
+    pub password: Option<String>,
+    /// Another tool made the user: its password is kept as declared, and it is never removed.
+    #[serde(default)]
+    pub adopted: bool,
+}

@@ -1,0 +1,62 @@
+//! What a cluster of etcd should be, beyond what every cluster is.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+
+use super::{AuthRecord, Formation, FormedWith, LostMajority, Permission};
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Wish {
+    pub formation: Formation,
+    /// Tokens of formations that were given up before any client could write.
+    pub abandoned: BTreeSet<String>,
+    /// What is settled at formation, as the spec has it now and as it was then.
+    pub form_with: FormedWith,
+    pub formed_with: Option<FormedWith>,
+    /// The token of the next formation, should there be one; its end is random.
+    pub next_token: String,
+    /// When the membership was last changed.
+    pub last_change: Option<Timestamp>,
+    /// The operator confirmed that the majority is lost permanently.
+    pub recovery: bool,
+    /// What was left when that was confirmed. Absent: a recovery that has begun continues, none begins.
+    pub recovery_of: Option<LostMajority>,
+    /// The operator confirmed that the data of all members is replaced.
+    pub restore: Option<Restore>,
+    /// The highest revision ever seen.
+    pub highest_revision: u64,
+    pub auth: Option<AuthWish>,
+}
+
+/// What all members are to begin anew from.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Restore {
+    pub sha256: String,
+    pub bytes: u64,
+    /// The revision that the snapshot ends at.
+    pub revision: u64,
+    /// By how much its revision goes up, as it was tried.
+    pub bump_revision: Option<u64>,
+    /// Where it is from, in words.
+    pub source: String,
+    /// Whether it lies here, for members that do not have it yet.
+    pub at_hand: bool,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct AuthWish {
+    /// Fingerprint of root's password where the operator brought it.
+    pub root_password: Option<String>,
+    pub users: BTreeMap<String, UserWish>,
+    pub roles: BTreeMap<String, BTreeSet<Permission>>,
+    /// What quorate made before.
+    pub owned: AuthRecord,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct UserWish {
+    pub roles: BTreeSet<String>,
+    /// Fingerprint of the password; absent: the user has none.
+    pub password: Option<String>,
+}
