@@ -176,8 +176,10 @@ impl Sight {
         self.meet(ledger, &machines, now)?;
         let asked = self.asked.borrow().clone();
         let looks = self.agents.iter().map(async |(member, contact)| {
-            let number = fence.filter(|_| !asked.contains(&key(member, &contact.machine)));
-            (member, contact, look_first(&contact.client, ledger, member, number, fence).await)
+            let machine = key(member, &contact.machine);
+            let number = fence.filter(|_| !asked.contains(&machine));
+            let tell = || drop(self.asked.borrow_mut().insert(machine));
+            (member, contact, look_first(&contact.client, ledger, member, (number, tell), fence).await)
         });
         let looks = join_all(looks).await;
         let agrees = looks.iter().any(|(.., met)| matches!(met, Ok(Met::Agent(AgentSeen::Enrolled(_)))));
@@ -189,10 +191,6 @@ impl Sight {
         let looks: Vec<_> = judged.collect();
         let mut agents = BTreeMap::new();
         for (member, seen, knows_more) in looks {
-            let answered = matches!(seen, Seen::At(_, AgentSeen::Enrolled(_)));
-            if let (Some(contact), None, true, Some(_)) = (self.agents.get(&member), &knows_more, answered, fence) {
-                self.asked.get_mut().insert(key(&member, &contact.machine));
-            }
             self.knows_more.extend(knows_more);
             agents.insert(member, seen);
         }
@@ -390,12 +388,13 @@ fn is_witness(ledger: &Ledger, member: &MemberName, contact: &Contact) -> bool {
     safety::is_witness(ledger, member.seat(), contact.machine.incarnation)
 }
 
-/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is later.
+/// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is later. Before it
+/// hears it, `tell` is called: it may obey the number and its answer come too late, and must not count as one that heard it from others.
 async fn look_first(
     agent: &AgentClient,
     ledger: &Ledger,
     member: &MemberName,
-    number: Option<u64>,
+    (number, tell): (Option<u64>, impl FnOnce()),
     fence: Option<u64>,
 ) -> Result<Met, ClientError> {
     let look = async |fence, known: Option<u64>| {
@@ -417,7 +416,7 @@ async fn look_first(
     };
     if let Some(number) = number {
         match look(None, Some(number.saturating_sub(1))).await? {
-            Met::Agent(AgentSeen::Enrolled(_)) => {}
+            Met::Agent(AgentSeen::Enrolled(_)) => tell(),
             other => return Ok(other),
         }
     }

@@ -127,7 +127,7 @@ mod tests {
     fn consent_is_for_one_plan_and_a_recovery_for_one_formation() {
         let mut open = asked("before");
         drop_stale(&mut open, Timestamp::UNIX_EPOCH, true);
-        assert!(open.etcd.recovery.is_none() && open.downtime.is_none() && open.without_grace.is_some());
+        assert!(open.etcd.recovery.is_none() && open.downtime.is_none() && open.without_grace.is_none());
     }
 
     #[test]
