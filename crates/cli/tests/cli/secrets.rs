@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::common::{Run, Sandbox, newest, spec};
 
@@ -38,18 +38,44 @@ fn assert_closed(sandbox: &Sandbox, secrets: &[String]) {
     }
 }
 
-/// Every version as the version before this one wrote it, and no key.
+/// Every version as the first format had it, in clear, and no key.
 fn back_in_clear(sandbox: &Sandbox) {
-    let plain = serde_json::json!({ "format": 1 });
-    let ledger = sandbox.ledger("c");
+    let mut ledger = sandbox.ledger("c");
+    to_first_format(&mut ledger);
     for file in files_below(&sandbox.home().join("clusters/c/ledger")) {
-        let mut stored: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
-        let version = stored["version"].take();
-        stored = ledger.clone();
-        (stored["version"], stored["format"]) = (version, plain["format"].clone());
-        fs::write(&file, serde_json::to_vec_pretty(&stored).unwrap()).unwrap();
+        let stored: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        ledger["version"] = stored["version"].clone();
+        fs::write(&file, serde_json::to_vec_pretty(&ledger).unwrap()).unwrap();
     }
     fs::remove_file(sandbox.home().join("key")).unwrap();
+}
+
+/// What only etcd has was among the rest, and the certificates that were issued were in `auth`.
+fn to_first_format(ledger: &mut Value) {
+    let fields = ledger.as_object_mut().expect("a ledger");
+    fields.insert(String::from("format"), 1.into());
+    let part = |fields: &mut Map<String, Value>, name: &str| match fields.remove(name) {
+        Some(Value::Object(part)) => part,
+        found => panic!("{name}: {found:?}"),
+    };
+    let mut etcd = part(fields, "etcd");
+    let mut settled = part(&mut etcd, "formed_with");
+    let mut auth = part(&mut etcd, "auth");
+    rename(&mut settled, "version", "etcd_version");
+    let mut issued = part(fields, "issued");
+    rename(&mut issued, "users", "certificates");
+    rename(&mut issued, "client_crl", "crl");
+    auth.extend(issued);
+    fields["formed_with"].as_object_mut().expect("it is formed").extend(settled);
+    fields.extend(etcd);
+    fields.insert(String::from("auth"), auth.into());
+    rename(fields["authorities"].as_object_mut().expect("authorities"), "client", "etcd");
+}
+
+fn rename(fields: &mut Map<String, Value>, from: &str, to: &str) {
+    if let Some(value) = fields.remove(from) {
+        fields.insert(to.to_owned(), value);
+    }
 }
 
 #[test]

@@ -64,7 +64,7 @@ fn what_scripts_read_keeps_its_shape() {
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     let status = json(&["status", "c"]);
     let fields = "cluster cluster_id provider formation etcd_version verdict summary voters healthy quorum \
-                  failures_survived members alarms pending renew_by ca_expires backup";
+                  failures_survived members alarms pending renew_by ca_expires backup requests";
     assert_eq!(keys(&status), of(fields));
     let fields = "member machine leaving address endpoint role health why version db_size db_quota raft_index raft_lag \
                   certificate_days_left agent generation restarts fsync_micros log_source_trouble";

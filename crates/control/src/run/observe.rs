@@ -178,7 +178,9 @@ impl Sight {
         let looks = self.agents.iter().map(async |(member, contact)| {
             let machine = key(member, &contact.machine);
             let number = fence.filter(|_| !asked.contains(&machine));
-            let tell = || drop(self.asked.borrow_mut().insert(machine));
+            let tell = || {
+                self.asked.borrow_mut().insert(machine);
+            };
             (member, contact, look_first(&contact.client, ledger, member, (number, tell), fence).await)
         });
         let looks = join_all(looks).await;
