@@ -182,7 +182,7 @@ pub fn list(listing: &Listing) -> String {
 }
 
 const UNCHECKED: &str =
-    "nothing here knows the key that signs these backups: whoever can write to the store could have made them\n";
+    "nothing here knows the key that signs these backups: anyone who can write to the store could have made them\n";
 const UNSIGNED: &str = "\
 those without a signature were made by an older quorate, or by anybody else who can write to the store: they count for nothing, and are
 restored only with `--unsigned`

@@ -280,7 +280,7 @@ fn without_authentication_a_password_cluster_needs_no_login() {
     let version = newest();
     let sandbox = Sandbox::new(&version);
     let told = apply(&sandbox, &spec(1, &version, "client_auth: password", "auth: {bootstrap: false}")).ok().stderr;
-    assert!(told.contains("whoever reaches the port can read and write everything"), "{told}");
+    assert!(told.contains("anyone who reaches the port can read and write everything"), "{told}");
     let environment = sandbox.environment("c");
     assert!(!environment.contains_key("ETCDCTL_USER") && !environment.contains_key("ETCDCTL_CERT"));
     for client in [OLDEST, &version] {

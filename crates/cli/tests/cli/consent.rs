@@ -1,4 +1,4 @@
-//! Whoever agreed to a plan agreed to that plan: a step that destroys something else needs another answer. The program runs in a
+//! A confirmed plan covers its own steps only: any other step that destroys something needs another confirmation. The program runs in a
 //! pseudo-terminal here, because it only asks at a terminal.
 
 use std::fs;

@@ -162,7 +162,7 @@ fn files_that_a_spec_names_are_checked_where_they_are_named() {
     assert!(err(&applied).contains(&format!("error: {file} has 2 errors\n")), "{}", err(&applied));
 }
 
-/// Shape, meaning and files: nobody mends one kind of problem to be shown the next.
+/// Shape, meaning and files: problems of one kind do not hide those of the next.
 #[test]
 fn all_problems_of_a_spec_are_reported_in_one_pass() {
     let operator = Operator::new();

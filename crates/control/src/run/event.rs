@@ -7,7 +7,7 @@ use quorate_core::planner::{Decision, Step};
 
 use crate::run::error::ControlError;
 
-/// What the loop tells whoever watches it.
+/// Progress of a run, for its reporter.
 #[derive(Debug)]
 pub enum Event<'a> {
     Looked { seen: &'a Observation, decision: &'a Decision },

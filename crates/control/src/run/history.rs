@@ -372,16 +372,21 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
         ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
-        ("allow-downtime", &before.downtime, &after.downtime, "that a restart may interrupt the service"),
-        ("now", &before.without_grace, &after.without_grace, "that machines which are not seen are dead"),
-        ("recover", &recovery_before, &recovery_after, "that the majority is lost for good"),
+        ("allow-downtime", &before.downtime, &after.downtime, "that a restart may cause downtime"),
+        ("now", &before.without_grace, &after.without_grace, "that unreachable machines are dead"),
+        ("recover", &recovery_before, &recovery_after, "that the quorum is permanently lost"),
         ("restore", &restore_before, &restore_after, "that the data of all members is replaced"),
         ("accept-older-ledger", &before.older_accepted, &after.older_accepted, "that this older ledger leads"),
     ];
     for (kind, before, after, what) in consents {
         if let Some(consent) = after.as_ref().filter(|_| before != after) {
             let shown = if consent.shown.is_empty() { "nothing was refused" } else { consent.shown.trim_end() };
-            word(kind, None, format!("note the operator's word {what}"), &format!("it was given upon: {shown}"));
+            word(
+                kind,
+                None,
+                format!("record the confirmation {what}"),
+                &format!("confirmed after this was shown: {shown}"),
+            );
         }
     }
     words
@@ -503,10 +508,10 @@ mod tests {
         let actions: Vec<&str> = told.iter().map(|e| e.step.action.as_str()).collect();
         let expected = [
             "note that etcd-2 gets another machine, incarnation 2",
-            "note the operator's word that the majority is lost for good",
+            "record the confirmation that the quorum is permanently lost",
         ];
         assert_eq!(actions, expected);
-        assert_eq!(told[1].step.because, "it was given upon: 1 of 3 voters");
+        assert_eq!(told[1].step.because, "confirmed after this was shown: 1 of 3 voters");
         assert!(told.iter().all(|e| e.result == Ending::Done));
     }
 

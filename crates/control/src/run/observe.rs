@@ -466,10 +466,8 @@ mod tests {
         ledger
     }
 
-    #[test]
-    fn a_machine_of_another_cluster_hides_none_of_ours_in_whatever_order_they_come() {
-        let ledger = ledger(Timestamp::now());
-        let machine = |cluster_id: &str, incarnation| MachineSeen {
+    fn machine(cluster_id: &str, incarnation: u64) -> MachineSeen {
+        MachineSeen {
             cluster_id: cluster_id.to_owned(),
             incarnation,
             address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
@@ -479,7 +477,12 @@ mod tests {
             build: None,
             data: None,
             place: None,
-        };
+        }
+    }
+
+    #[test]
+    fn a_machine_of_another_cluster_hides_none_of_ours_in_whatever_order_they_come() {
+        let ledger = ledger(Timestamp::now());
         let etcd_1 = || MemberName::from("etcd-1");
         let both = [(etcd_1(), machine("c", 1)), (etcd_1(), machine("other", 7))];
         let reversed = both.iter().rev().cloned().collect();
@@ -534,18 +537,7 @@ mod tests {
         let (home, now) = (tempfile::tempdir().unwrap(), Timestamp::now());
         let (ledger, of_another_ca) = (ledger(now), ledger(now));
         let mut sight = Sight::new(Home::new(home.path()).provider(&ledger));
-        let machine = MachineSeen {
-            cluster_id: String::from("c"),
-            incarnation: 1,
-            address: Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-            power: PowerState::On,
-            headless: false,
-            outdated: false,
-            build: None,
-            data: None,
-            place: None,
-        };
-        let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine)]);
+        let machines = BTreeMap::from([(MemberName::from("etcd-1"), machine("c", 1))]);
         let mut shown = |hours: i64| {
             let at = now + SignedDuration::from_hours(hours);
             sight.renew(&ledger, at).unwrap();

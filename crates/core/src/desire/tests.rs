@@ -89,7 +89,7 @@ fn nobody_may_ask_an_exporter_that_does_not_run() {
 }
 
 #[test]
-fn members_may_knock_at_each_others_agents_whoever_else_may() {
+fn members_may_reach_each_others_agents_regardless_of_who_else_may() {
     let mut spec = spec("{firewall: {controller_from: [10.1.2.3], peers_from: [10.0.0.0/24]}}");
     spec.members[0].address = Some("10.0.0.1".parse().unwrap());
     let of = |spec: &ClusterSpec| {

@@ -19,7 +19,7 @@ pub struct Desired {
     pub power: Power,
     /// The operator gave the word that all of it goes.
     pub destroy: Option<Destruction>,
-    /// The operator gave the word that a restart may interrupt the service.
+    /// The operator gave the word that a restart may cause downtime.
     pub downtime: bool,
     /// For how long a machine may be unseen before it counts as dead; `None`: the operator gave the word that it does at
     /// once.

@@ -275,7 +275,7 @@ impl Ledger {
         }
     }
 
-    /// Visits every text that must not be read by whoever gets hold of a copy of the ledger. Every field is named here: a new one
+    /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one
     /// does not compile until somebody has decided whether it is secret.
     pub fn each_secret(&mut self, mut visit: impl FnMut(&mut String)) {
         let Ledger {

@@ -378,7 +378,7 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
     true
 }
 
-/// What a living cluster keeps from here on.
+/// Settings that the running cluster cannot change from now on.
 fn settle(ledger: &mut Ledger, desired: &Desired) {
     ledger.formed_with = Some(desired.form_with.clone());
     ledger.etcd.formed_with = Some(desired.etcd.form_with.clone());

@@ -1,8 +1,8 @@
 //! One libvirt, and the machines of a cluster there. A machine is a domain with a root disk, a seed disk and perhaps a data disk.
 //!
-//! The domain comes first and goes last, and its mark names every volume that was made for it. While disks are made it is a
-//! draft, which is nobody's machine; whoever is admitted next removes it with all that is its own. Only volumes that bear the
-//! cluster's id, or that such a mark names, are ever removed; what an operator brought never is.
+//! The domain is created first and removed last, and its mark names every volume that was created for it. While disks are created it
+//! is a draft and no machine; the next controller that is admitted removes it with everything that belongs to it. Only volumes with the
+//! cluster's ID, or that such a mark names, are ever removed; what the operator provided never is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

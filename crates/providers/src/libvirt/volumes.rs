@@ -116,7 +116,7 @@ impl Virsh {
             return Err(LibvirtError::Inactive { what: "storage pool", name: pool.to_owned(), verb: "pool-start" });
         }
         // Somebody may have put files there since. libvirt refuses to look while volumes are made there, which may be our own; what
-        // is missing then is found out by whoever needs it.
+        // is missing is then reported where it is needed.
         match self.run(&["pool-refresh", pool]).await {
             Err(LibvirtError::Failed { .. }) => {}
             refreshed => drop(refreshed?),

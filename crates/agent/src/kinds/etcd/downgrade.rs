@@ -13,7 +13,7 @@ impl Agent {
     pub(crate) async fn downgrade(&self, version: String) -> Result<(), Refusal> {
         let target: Version = version
             .parse()
-            .map_err(|_| Refusal::Failed { why: format!("{version:?} is not a version to go down to") })?;
+            .map_err(|_| Refusal::Failed { why: format!("{version:?} is not a version to downgrade to") })?;
         let goal = Version { patch: 0, ..target }.to_string();
         let client = self.access.client(&self.state.get())?;
         let going = client.status().await.map_err(AgentError::Etcd)?.downgrade_target;

@@ -79,7 +79,7 @@ pub struct EtcdStatus {
     pub version: String,
     /// What all members have agreed to speak, such as 3.6.0.
     pub cluster_version: Option<String>,
-    /// The minor that the cluster was told to go down to, while it does.
+    /// The minor version that the cluster is being downgraded to.
     pub downgrade_target: Option<String>,
     /// In which format the data lies on disk, such as 3.6.0. Told from 3.6 on.
     pub storage_version: Option<String>,

@@ -31,7 +31,7 @@ pub struct Record {
 }
 
 impl Record {
-    /// Visits every text that must not be read by whoever gets hold of a copy of the ledger. Every field is named here: a new one
+    /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one
     /// does not compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
         let Record {
@@ -93,7 +93,7 @@ pub struct LostMajority {
     pub index: u64,
 }
 
-/// The operator's word that all members begin anew from one snapshot.
+/// The confirmation that all members are restored from one snapshot.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct RestoreWish {
     pub consent: Consent,
@@ -112,7 +112,7 @@ pub struct RestoreWish {
 }
 
 /// How far the cluster has come into being. It goes forward only; back from `Forming` to `Unformed` while no client
-/// can have written, and from anywhere to `Restoring` on the operator's word.
+/// can have written, and from anywhere to `Restoring` once it is confirmed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Formation {
@@ -137,7 +137,7 @@ pub enum Formation {
         from: MemberName,
         members: BTreeMap<MemberName, FormingMember>,
     },
-    /// All that is wanted begins anew from one snapshot, which every member has. `was` is the formation that is given up for it,
+    /// All wanted members are restored from one snapshot, which each of them has. `was` is the formation that is given up for it,
     /// where there was one.
     Restoring {
         was: Option<String>,

@@ -29,7 +29,7 @@ pub struct Wish {
     pub auth: Option<AuthWish>,
 }
 
-/// What all members are to begin anew from.
+/// What all members are restored from.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Restore {
     pub sha256: String,
@@ -40,7 +40,7 @@ pub struct Restore {
     pub bump_revision: Option<u64>,
     /// Where it is from, in words.
     pub source: String,
-    /// Whether it lies here, for members that do not have it yet.
+    /// Whether it is stored here, for members that do not have it yet.
     pub at_hand: bool,
 }
 

@@ -65,7 +65,7 @@ impl fmt::Display for Rule {
     }
 }
 
-/// What a living cluster keeps, whatever the spec says by now: each difference is a refusal of its own.
+/// Settings that a running cluster cannot change: each one that the spec changes is refused on its own.
 pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
     if may_wipe_leftover(&desired.etcd.formation) {
         return Vec::new();

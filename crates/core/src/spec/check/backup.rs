@@ -70,7 +70,7 @@ fn endpoint(s3: &S3Destination, at: String, found: &mut Findings) {
     if endpoint.starts_with("http://") && !local {
         found.warning(
             at,
-            format!("`{endpoint}` is not encrypted: whoever is on the way can change what is stored, and read what has no recipients"),
+            format!("`{endpoint}` is not encrypted: anyone on the network path can change what is stored, and read what has no recipients"),
             "use https://",
         );
     }

@@ -127,7 +127,7 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
         (None, None) => found.error(
             cluster.at("host.log_forwarding"),
             "logs would go nowhere",
-            "add `forward` with whoever takes them, or `from_etcd` with where fluent-bit's configuration is kept",
+            "add `forward` with the receiver, or `from_etcd` with where fluent-bit's configuration is kept",
         ),
         (forward, source) => {
             forward.iter().for_each(|forward| check_forward(cluster, forward, found));

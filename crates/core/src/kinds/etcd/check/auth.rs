@@ -39,7 +39,7 @@ fn without_bootstrap(cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.etcd.client_auth == ClientAuth::Password {
         found.warning(
             cluster.at("auth.bootstrap"),
-            "with `client_auth: password` and no authentication, whoever reaches the port can read and write everything",
+            "with `client_auth: password` and no authentication, anyone who reaches the port can read and write everything",
             "leave `bootstrap` on, or use `client_auth: certificate`",
         );
     }
@@ -59,7 +59,7 @@ fn names(cluster: &Cluster, found: &mut Findings) {
     if cluster.spec.etcd.client_auth.asks_for_certificates() {
         let is_member = |name: &str| cluster.spec.members.iter().any(|member| member.name.as_str() == name);
         for (index, user) in auth.users.iter().enumerate().filter(|(_, user)| is_member(user.name.as_str())) {
-            let message = format!("the user `{0}` would be whoever holds the certificate of the member {0}", user.name);
+            let message = format!("the user `{0}` would be anyone with the certificate of the member {0}", user.name);
             found.error(user_at(index), message, "choose another name");
         }
     }

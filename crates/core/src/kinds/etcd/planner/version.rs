@@ -185,7 +185,7 @@ pub(crate) fn takes_back(desired: &Desired, seen: &Observation, decision: &mut D
         return false;
     };
     let Some(through) = cluster.spokesman(None, |m| !decision.has_business_with(m)).cloned() else { return false };
-    let why = format!("etcd was told to go down to {target}, and the spec asks for {wanted}");
+    let why = format!("etcd is being downgraded to {target}, and the spec asks for {wanted}");
     decision.step(Action::CancelDowngrade { through }, why);
     true
 }

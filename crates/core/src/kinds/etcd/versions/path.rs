@@ -116,8 +116,10 @@ fn down(from: Version, to: Version, auth: bool) -> Result<Path, PathRefused> {
         return Err(PathRefused { why, remedy: format!("stay on {}, or {remedy}", from.line()) });
     }
     if to.minor + 1 < from.minor {
-        let why =
-            format!("{from} → {to}: etcd goes down one minor at a time; go by {}", lines(to.minor + 1..from.minor));
+        let why = format!(
+            "{from} → {to}: etcd is downgraded one minor version at a time; go through {}",
+            lines(to.minor + 1..from.minor)
+        );
         return Err(PathRefused {
             why,
             remedy: next_stop(&format!("3.{}", from.minor - 1), least_stop(from.minor - 1)),
@@ -183,7 +185,7 @@ mod tests {
         assert_eq!(remedy, "set `etcd.version` to 3.5.26 or a later 3.5 next");
         assert_eq!(refused("3.5.30", "3.7.3").1, "set `etcd.version` to 3.6.11 or a later 3.6 next");
         let (why, remedy) = refused("3.7.3", "3.5.30");
-        assert_eq!(why, "3.7.3 → 3.5.30: etcd goes down one minor at a time; go by 3.6.x");
+        assert_eq!(why, "3.7.3 → 3.5.30: etcd is downgraded one minor version at a time; go through 3.6.x");
         assert_eq!(remedy, "set `etcd.version` to 3.6.11 or a later 3.6 next");
     }
 
