@@ -148,13 +148,13 @@ fn a_login_that_died_with_a_restart_is_renewed_once_for_all_callers() {
 fn a_login_goes_on_when_whoever_asked_for_it_has_given_up() {
     on_every_version(async |version| {
         let authority = Authority::new();
-        let etcd = Etcd::start(version, &authority, Setup::password().flag("--bcrypt-cost=14"));
+        let etcd = Etcd::start(version, &authority, Setup::password().flag("--bcrypt-cost=12"));
         let root = etcd.client_with("root", "secret");
         etcd.ready(&root).await;
         enable_auth(&root, Some("secret")).await;
 
         let login = Login { user: String::from("root"), password: String::from("secret") };
-        let request_timeout = Duration::from_millis(150);
+        let request_timeout = Duration::from_millis(80);
         let hasty = ConnectOptions { login: Some(login), request_timeout, ..etcd.options() };
         let hasty = Client::connect(hasty).expect("good options");
         let before = etcd.calls_answered("Authenticate");

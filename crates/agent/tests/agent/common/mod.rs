@@ -26,6 +26,8 @@ use quorate_core::model::{
 };
 use quorate_etcd::ConnectOptions;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::sync::oneshot;
 
 pub const VERSION: &str = "3.5.30";
@@ -300,9 +302,16 @@ impl Machine {
         pids.filter(ours).collect()
     }
 
-    pub fn signal_etcd(&self, signal: rustix::process::Signal) {
-        for pid in self.etcds() {
-            let _ = rustix::process::kill_process(rustix::process::Pid::from_raw(pid).unwrap(), signal);
+    /// One that is killed has ended afterwards: until then an agent that starts would find it, and files come and go.
+    pub fn signal_etcd(&self, signal: Signal) {
+        for pid in self.etcds().into_iter().filter_map(Pid::from_raw) {
+            let Ok(process) = pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            let _ = pidfd_send_signal(&process, signal);
+            if signal == Signal::KILL {
+                let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+                let ended = poll(&mut [PollFd::new(&process, PollFlags::IN)], Some(&patience));
+                assert_eq!(ended, Ok(1), "it does not end");
+            }
         }
     }
 }
@@ -314,7 +323,7 @@ impl Drop for Machine {
             let _ = stop.send(());
             let _ = thread.join();
         }
-        self.signal_etcd(rustix::process::Signal::KILL);
+        self.signal_etcd(Signal::KILL);
     }
 }
 
