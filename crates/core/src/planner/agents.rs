@@ -2,14 +2,15 @@
 //!
 //! It comes before everything else, because all else is told to agents in the controller's own protocol.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
-use crate::model::{Desired, MemberName, Observation, ProgramSeen};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
+use crate::model::{Desired, MemberName, ProgramSeen};
 
 /// Says whether an agent is about to be upgraded: then nothing else is done until it is back.
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
+pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
+    let desired = view.desired;
     let ours = &desired.program;
     let mut older = Vec::new();
-    for (member, program) in answering(desired, seen) {
+    for (member, program) in answering(view) {
         match refusal(desired, member, program) {
             Some(because) => decision.block(because),
             None if program.runs.is_older_than(ours) && program.runs.takes_programs() => older.push((member, program)),
@@ -17,7 +18,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         }
     }
     let Some((member, program)) = older.first() else { return false };
-    if let Some((away, why)) = safety::another_agent_is_away(desired, seen, member) {
+    if let Some((away, why)) = safety::another_agent_is_away(view, member) {
         decision.wait(WaitingFor::Agent { member: away.clone(), why: why.to_owned() });
         return false;
     }
@@ -34,10 +35,8 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// Agents of this cluster that said what they run. A machine that is to be removed keeps its program, unless nothing of what it
 /// reports could be understood before.
-fn answering<'a>(
-    desired: &'a Desired,
-    seen: &'a Observation,
-) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
+fn answering<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a MemberName, &'a ProgramSeen)> {
+    let View { desired, seen, .. } = *view;
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
     programs.filter(|(member, program)| {
         let leaves = || desired.etcd.formation.has_member(member) && !desired.program.understands(&program.runs);

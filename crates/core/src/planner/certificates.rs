@@ -7,11 +7,12 @@ use std::net::IpAddr;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Action, Decision, safety};
+use super::{Action, Decision, View, safety};
 use crate::desire::AGENT_VALIDITY;
-use crate::model::{CertificateSeen, CertificateUse, CertificateWish, Desired, MachineSeen, MemberName, Observation};
+use crate::model::{CertificateSeen, CertificateUse, CertificateWish, Desired, MachineSeen, MemberName};
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     if let Err(because) = safety::authority_is_trusted(desired) {
         return decision.block(because);
     }
@@ -23,7 +24,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             _ => continue,
         };
         let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { continue };
-        let mut wanting = wanting(desired, seen, member, machine, found);
+        let mut wanting = wanting(view, member, machine, found);
         // Being enrolled is to be given the agent's own.
         wanting.retain(|(of, _)| *of != CertificateUse::Agent || !decision.enrols(member));
         if let Some((_, why)) = wanting.first() {
@@ -36,12 +37,12 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// Which certificates are wanting, and why.
 fn wanting(
-    desired: &Desired,
-    seen: &Observation,
+    view: &View<'_>,
     member: &MemberName,
     machine: &MachineSeen,
     found: &BTreeMap<CertificateUse, CertificateSeen>,
 ) -> Vec<(CertificateUse, String)> {
+    let desired = view.desired;
     let mut uses = vec![CertificateUse::Member];
     if desired.certificates.peer.is_some() {
         uses.push(CertificateUse::Peer);
@@ -52,20 +53,20 @@ fn wanting(
     uses.push(CertificateUse::Agent);
     uses.into_iter()
         .filter_map(|of| {
-            let why = fault(desired, seen, member, machine, of, found.get(&of))?;
+            let why = fault(view, member, machine, of, found.get(&of))?;
             Some((of, why))
         })
         .collect()
 }
 
 fn fault(
-    desired: &Desired,
-    seen: &Observation,
+    view: &View<'_>,
     member: &MemberName,
     machine: &MachineSeen,
     of: CertificateUse,
     certificate: Option<&CertificateSeen>,
 ) -> Option<String> {
+    let View { desired, seen, .. } = *view;
     let wish = &desired.certificates;
     let name = of.file_stem();
     let Some(certificate) = certificate else {

@@ -1,18 +1,18 @@
 //! The node config: given to every machine, and taken up by etcd through a rolling restart where it must be. A change of etcd's
 //! version is one of these changes (`version`).
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor};
-use crate::kinds::etcd::cluster::Cluster;
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::kinds::etcd::versions::Path;
 use crate::kinds::etcd::{self};
 use crate::model::{BinarySeen, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
 use crate::spec::Change;
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    match etcd::planner::version::path(desired, seen) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    match etcd::planner::version::path(view) {
         Err(because) => return decision.block(because),
         // A machine that starts anew runs what its config says; an older version could not, before etcd has agreed.
-        Ok(Path::Down) if !etcd::planner::version::may_go_down(desired, seen, decision) => return,
+        Ok(Path::Down) if !etcd::planner::version::may_go_down(view, decision) => return,
         Ok(_) => {}
     }
     for (member, wish) in &desired.members {
@@ -48,27 +48,27 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
 /// heal it; then followers; the leader last and only after it has handed over.
-pub(crate) fn restart(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn restart(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
-    let Ok(path) = etcd::planner::version::path(desired, seen) else { return };
+    let Ok(path) = etcd::planner::version::path(view) else { return };
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
     let leads = |member: &MemberName| leads(seen, member);
     let unwell = |member: &MemberName| !seen.facts(member).is_some_and(etcd::safety::is_healthy_voter);
     let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
-    if etcd::planner::version::takes_back(desired, seen, decision) {
+    if etcd::planner::version::takes_back(view, decision) {
         return;
     }
-    let Some(next) = first.or(behind.first()) else { return etcd::planner::version::follow(desired, seen, decision) };
-    let prepared = etcd::planner::version::is_everywhere(desired, seen, path)
-        && etcd::planner::version::is_open(desired, seen, path);
+    let Some(next) = first.or(behind.first()) else { return etcd::planner::version::follow(view, decision) };
+    let prepared = etcd::planner::version::is_everywhere(view, path) && etcd::planner::version::is_open(view, path);
     if decision.has_business_with(next) || !prepared {
         return;
     }
-    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
-    match etcd::safety::may_disturb(desired, seen, next) {
+    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(view);
+    match etcd::safety::may_disturb(view, next) {
         Ok(()) => {}
         // Somebody is on the way back: that needs time, not the operator.
         Err(UnsafeBecause::Quorum { .. }) if !decision.waiting.is_empty() => {
@@ -78,12 +78,12 @@ pub(crate) fn restart(desired: &Desired, seen: &Observation, decision: &mut Deci
     }
     if leads(next)
         && !unwell(next)
-        && let Some((to, to_id)) = successor(desired, seen, next)
+        && let Some((to, to_id)) = successor(view, next)
     {
         let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
-    let why = told_with_numbers(desired, seen, next, &what_changed(desired, seen, next));
+    let why = told_with_numbers(view, next, &what_changed(view, next));
     decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
 }
 
@@ -92,20 +92,22 @@ pub(crate) fn leads(seen: &Observation, member: &MemberName) -> bool {
 }
 
 /// Why a member is disturbed, and what that means for the others.
-pub(crate) fn told_with_numbers(desired: &Desired, seen: &Observation, member: &MemberName, why: &str) -> String {
-    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
+pub(crate) fn told_with_numbers(view: &View<'_>, member: &MemberName, why: &str) -> String {
+    let seen = view.seen;
+    let etcd::safety::Voters { all, healthy } = etcd::safety::voters(view);
     let quorum = etcd::safety::quorum(all);
     if !seen.facts(member).is_some_and(etcd::safety::is_healthy_voter) {
         return format!("{why}; {member} is not healthy, so a restart costs nothing and may repair it");
     }
-    let remain = etcd::safety::other_voters(desired, seen, member).healthy;
+    let remain = etcd::safety::other_voters(view, member).healthy;
     if remain < quorum {
         return format!("{why}; the cluster is down during the restart, as the operator allowed");
     }
     format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
 }
 
-fn what_changed(desired: &Desired, seen: &Observation, member: &MemberName) -> String {
+fn what_changed(view: &View<'_>, member: &MemberName) -> String {
+    let View { desired, seen, .. } = *view;
     let wanted = &desired.members[member].config.etcd.version;
     match seen.status(member).map(|s| &s.version) {
         Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
@@ -141,8 +143,9 @@ fn runs_other_version(wish: &DesiredMember, facts: &Facts) -> bool {
     is_there && facts.etcd.status.as_ref().is_some_and(|status| status.version != *wanted)
 }
 
-fn successor(desired: &Desired, seen: &Observation, leader: &MemberName) -> Option<(MemberName, u64)> {
-    let cluster = Cluster::see(desired, seen)?;
+fn successor(view: &View<'_>, leader: &MemberName) -> Option<(MemberName, u64)> {
+    let desired = view.desired;
+    let cluster = view.cluster()?;
     cluster.successor(desired, cluster.get(leader)?.id)
 }
 

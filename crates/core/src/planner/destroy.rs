@@ -1,11 +1,12 @@
 //! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
 
-use super::{Action, Decision, WaitingFor, machines};
+use super::{Action, Decision, View, WaitingFor, machines};
 use crate::kinds::etcd;
-use crate::model::{Data, Desired, Destruction, Observation, PowerState, Seen};
+use crate::model::{Data, Destruction, PowerState, Seen};
 
-pub(super) fn decide(desired: &Desired, word: &Destruction, seen: &Observation, decision: &mut Decision) {
-    if let Err(because) = etcd::safety::may_destroy(desired, seen, word) {
+pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    if let Err(because) = etcd::safety::may_destroy(view, word) {
         return decision.block(because);
     }
     let found = match &seen.machines {

@@ -2,14 +2,15 @@
 
 use jiff::SignedDuration;
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::kinds::etcd::Formation;
-use crate::model::{AgentSeen, Data, Desired, DesiredMember, MemberName, Observation, Seen};
+use crate::model::{AgentSeen, Data, DesiredMember, MemberName, Seen};
 
 /// Others are waited for as long as a token has this much time left.
 const TOGETHER: SignedDuration = SignedDuration::from_mins(30);
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
             continue;
@@ -24,7 +25,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             // It is refused already, by name.
             Some(Seen::At(_, AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_))) => {}
             Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
-                unenrolled(desired, seen, decision, member, wish, public_key)
+                unenrolled(view, decision, member, wish, public_key)
             }
             Some(Seen::At(_, AgentSeen::Enrolled(facts))) => {
                 if let Err(because) = safety::ledger_is_current(desired, member, facts) {
@@ -35,14 +36,8 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
     }
 }
 
-fn unenrolled(
-    desired: &Desired,
-    seen: &Observation,
-    decision: &mut Decision,
-    member: &MemberName,
-    wish: &DesiredMember,
-    key: &str,
-) {
+fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wish: &DesiredMember, key: &str) {
+    let View { desired, seen, .. } = *view;
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
     let formed = desired.etcd.formation.has_member(member);
     let learns = desired.etcd.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
@@ -70,7 +65,7 @@ fn unenrolled(
         );
     }
     let in_time = bound.is_some() || enrolment.expires.duration_since(seen.now) > TOGETHER;
-    if desired.etcd.formation == Formation::Unformed && in_time && somebody_is_awaited(desired, seen) {
+    if desired.etcd.formation == Formation::Unformed && in_time && somebody_is_awaited(view) {
         return;
     }
     decision.step(
@@ -81,7 +76,8 @@ fn unenrolled(
 
 /// Whether an agent whose machine is on does not answer yet. Machines that are made together come up together, and what the first of them
 /// does meanwhile delays the others; none of them is of use before all are there.
-fn somebody_is_awaited(desired: &Desired, seen: &Observation) -> bool {
+fn somebody_is_awaited(view: &View<'_>) -> bool {
+    let View { desired, seen, .. } = *view;
     desired.members.keys().any(|member| matches!(seen.agents.get(member), Some(Seen::Unreachable { .. })))
 }
 

@@ -1,18 +1,18 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::kinds::etcd;
-use crate::kinds::etcd::cluster::Cluster;
-use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, PowerState, Seen};
+use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, PowerState, Seen};
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let machines = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),
     };
     for (member, wish) in &desired.members {
         match machines.get(member) {
-            None if is_awaited_by_its_data(desired, seen, member, wish) => decision.step(
+            None if is_awaited_by_its_data(view, member, wish) => decision.step(
                 Action::CreateMachine {
                     member: member.clone(),
                     incarnation: wish.renewing.unwrap_or(wish.incarnation),
@@ -22,7 +22,7 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
             ),
             // What became of it is `repair`'s to find out, or the restore's.
             None if desired.etcd.formation.counts_on(member) => {}
-            None if !may_be_made(desired, seen, member, wish) => {}
+            None if !may_be_made(view, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
                 match wish.incarnation {
@@ -60,7 +60,8 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 }
 
 /// Whether its machine went for a renewal, or while one was recorded. Where all data is replaced, nothing waits for it.
-fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+fn is_awaited_by_its_data(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
+    let View { desired, seen, .. } = *view;
     let known = desired.etcd.formation.members().and_then(|members| members.get(member));
     let address = known.filter(|_| desired.etcd.formation.counts_on(member)).and_then(|known| known.address());
     let is_free =
@@ -70,19 +71,21 @@ fn is_awaited_by_its_data(desired: &Desired, seen: &Observation, member: &Member
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
 /// the address yet. Where all data is replaced, nobody needs to join.
-fn may_be_made(desired: &Desired, seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
+    let View { desired, seen, .. } = *view;
     if etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
         return true;
     }
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
     let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
-    free && (desired.etcd.restore.is_some() || (wish.join_failed.is_none() && Cluster::see(desired, seen).is_some()))
+    free && (desired.etcd.restore.is_some() || (wish.join_failed.is_none() && view.cluster().is_some()))
 }
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
 /// written, at once; in a formed cluster, when they are no members any more.
-pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn remove_leftover(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
     let unwanted = |m: &&MemberName| !desired.members.contains_key(*m);
     for (member, machine) in machines.iter().filter(|(m, machine)| unwanted(m) && is_ours(desired, machine)) {
@@ -94,7 +97,7 @@ pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
             continue;
         }
         if !etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
-            if etcd::safety::may_clear_away(desired, seen, member) {
+            if etcd::safety::may_clear_away(view, member) {
                 decision.step(
                     Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                     "it has left the cluster, and the remaining members hold all of its data",
@@ -102,18 +105,13 @@ pub(crate) fn remove_leftover(desired: &Desired, seen: &Observation, decision: &
             }
             continue;
         }
-        remove_unformed(desired, seen, decision, member, machine);
+        remove_unformed(view, decision, member, machine);
     }
 }
 
 /// It goes once it is seen that it holds nothing of a cluster that the ledger does not know.
-fn remove_unformed(
-    desired: &Desired,
-    seen: &Observation,
-    decision: &mut Decision,
-    member: &MemberName,
-    machine: &MachineSeen,
-) {
+fn remove_unformed(view: &View<'_>, decision: &mut Decision, member: &MemberName, machine: &MachineSeen) {
+    let View { desired, seen, .. } = *view;
     let refused = seen.facts(member).and_then(|facts| {
         let current = safety::fence_is_current(desired.fence, member, facts);
         current.and_then(|()| etcd::safety::formation_is_known(desired, member, facts)).err()
@@ -147,7 +145,8 @@ fn remove_unformed(
 }
 
 /// Stops every machine of ours on which something runs.
-pub(crate) fn switch_off(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn switch_off(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let machines = match &seen.machines {
         Seen::At(_, machines) => machines,
         Seen::Unreachable { why, .. } => return decision.wait(WaitingFor::Provider { why: why.clone() }),

@@ -1,6 +1,6 @@
 //! The planner: a pure function from what is desired and what was seen to the next safe steps.
 //!
-//! One file per concern. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
+//! One file per concern; each is handed the same `View`. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
 //! against an imagined world, which is what `plan` shows and what the model check explores.
 
 mod agents;
@@ -20,6 +20,7 @@ pub mod safety;
 pub mod simulate;
 mod step;
 mod trust;
+mod view;
 mod waiting;
 
 pub use blocked::{Change, UnsafeBecause};
@@ -27,6 +28,7 @@ pub use certificates::{renewal_window, sans as certificate_sans};
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use step::{Action, Effect, Precondition, Reason, Step};
+pub use view::View;
 pub use waiting::{Outstanding, WaitingFor};
 
 use serde::Serialize;
@@ -84,23 +86,24 @@ impl Decision {
 
 /// Decides for one cluster. A refused concern does not stop the others.
 pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
+    let view = &View::new(desired, seen);
     let mut decision = Decision::default();
     if let Some(word) = &desired.destroy {
-        destroy::decide(desired, word, seen, &mut decision);
+        destroy::decide(view, word, &mut decision);
         return decision;
     }
     if desired.power == Power::Off {
-        machines::switch_off(desired, seen, &mut decision);
+        machines::switch_off(view, &mut decision);
         return decision;
     }
-    refuse_the_untrusted(desired, seen, &mut decision);
+    refuse_the_untrusted(view, &mut decision);
     // What an order still changes is not in these facts, so nothing that rests on them is decided.
-    let under_way = safety::orders_under_way(desired, seen);
+    let under_way = safety::orders_under_way(view);
     if !under_way.is_empty() {
         decision.waiting = under_way;
         return decision;
     }
-    if agents::decide(desired, seen, &mut decision) {
+    if agents::decide(view, &mut decision) {
         return decision;
     }
     // Half of a change that may not be made is worse than none: where the spec contradicts what was settled at formation,
@@ -115,46 +118,47 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         return decision;
     }
     if let Some(restore) = desired.etcd.restore.as_ref().filter(|_| as_formed) {
-        restore::decide(desired, seen, restore, &mut decision);
+        restore::decide(view, restore, &mut decision);
         return decision;
     }
-    if desired.etcd.recovery && recovery::is_to_begin(desired, seen) {
-        machines::decide(desired, seen, &mut decision);
+    if desired.etcd.recovery && recovery::is_to_begin(view) {
+        machines::decide(view, &mut decision);
         if decision.steps.is_empty() {
-            recovery::begin(desired, seen, &mut decision);
+            recovery::begin(view, &mut decision);
         }
         return decision;
     }
-    machines::decide(desired, seen, &mut decision);
-    repair::decide(desired, seen, &mut decision);
-    enrolment::decide(desired, seen, &mut decision);
+    machines::decide(view, &mut decision);
+    repair::decide(view, &mut decision);
+    enrolment::decide(view, &mut decision);
     if as_formed {
-        certificates::decide(desired, seen, &mut decision);
-        config::decide(desired, seen, &mut decision);
+        certificates::decide(view, &mut decision);
+        config::decide(view, &mut decision);
     }
-    formation::decide(desired, seen, &mut decision);
-    recovery::go_on(desired, seen, &mut decision);
-    let growing = membership::grow(desired, seen, &mut decision);
+    formation::decide(view, &mut decision);
+    recovery::go_on(view, &mut decision);
+    let growing = membership::grow(view, &mut decision);
     if as_formed && !growing {
-        config::restart(desired, seen, &mut decision);
-        renewal::decide(desired, seen, &mut decision);
+        config::restart(view, &mut decision);
+        renewal::decide(view, &mut decision);
     }
-    membership::shrink(desired, seen, &mut decision, growing);
+    membership::shrink(view, &mut decision, growing);
     membership::tell_failures(desired, &mut decision);
-    machines::remove_leftover(desired, seen, &mut decision);
+    machines::remove_leftover(view, &mut decision);
     if as_formed {
-        auth::decide(desired, seen, &mut decision);
-        trust::decide(desired, seen, &mut decision);
+        auth::decide(view, &mut decision);
+        trust::decide(view, &mut decision);
     }
-    restore::clean_up(desired, seen, &mut decision);
+    restore::clean_up(view, &mut decision);
     if as_formed {
-        revocation::decide(desired, seen, &mut decision);
+        revocation::decide(view, &mut decision);
     }
     decision
 }
 
 /// Machines that go anyway need no trust.
-fn refuse_the_untrusted(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+fn refuse_the_untrusted(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     for (member, agent) in seen.agents.iter().filter(|(member, _)| desired.members.contains_key(*member)) {
         if let Some(AgentSeen::Untrusted(distrust)) = Seen::get(agent) {
             decision.block(UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust });

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::simulate::World;
-use super::{Action, Decision, Remark, Step, decide};
+use super::{Action, Decision, Remark, Step, View, decide};
 use crate::desire::Wish;
 use crate::kinds::etcd::safety::{Strength, strength_during};
 use crate::model::{Ledger, Observation};
@@ -45,7 +45,7 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
             return Plan { steps, changes, strengths, end: decision, remarks: Vec::new() };
         }
         for step in decision.steps {
-            strengths.push(strength_during(&desired, &seen, &step.action));
+            strengths.push(strength_during(&View::new(&desired, &seen), &step.action));
             world.perform(&desired, &step.action);
             seen = world.observe();
             steps.push(step);

@@ -4,37 +4,35 @@
 
 use super::config::{leads, told_with_numbers};
 use super::machines::is_ours;
-use super::{Action, Decision, UnsafeBecause, WaitingFor, safety};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::kinds::etcd;
-use crate::kinds::etcd::cluster::Cluster;
-use crate::model::{Data, Desired, DesiredMember, MachineSeen, MemberName, Observation, PowerState, ServiceState};
+use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState, ServiceState};
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
         return;
     }
-    let Ok(path) = etcd::planner::version::path(desired, seen) else { return };
+    let Ok(path) = etcd::planner::version::path(view) else { return };
     // Etcd starts on the new machine with the version that is wanted.
-    if !etcd::planner::version::is_open(desired, seen, path) {
+    if !etcd::planner::version::is_open(view, path) {
         return;
     }
     let another = |member: &MemberName, wish: &DesiredMember| {
-        let known = machine(desired, seen, member).filter(|machine| machine.power != PowerState::Unknown);
+        let known = machine(view, member).filter(|machine| machine.power != PowerState::Unknown);
         let difference = known?.build.as_ref()?.difference(wish.build.as_ref()?)?;
         Some(format!("{member}'s machine {difference}"))
     };
-    let recorded = in_turn(desired, seen, |member, wish| {
-        machine(desired, seen, member).filter(|_| is_recorded(seen, member, wish))?;
+    let recorded = in_turn(view, |member, wish| {
+        machine(view, member).filter(|_| is_recorded(seen, member, wish))?;
         Some(another(member, wish).unwrap_or_else(|| format!("{member} will get a new machine")))
     });
     if let Some((member, why)) = recorded.into_iter().find(|(member, _)| !is_barred(decision, member)) {
-        return let_go(desired, seen, decision, member, &why);
+        return let_go(view, decision, member, &why);
     }
-    if let Some((member, why)) =
-        in_turn(desired, seen, another).into_iter().find(|(member, _)| !is_barred(decision, member))
-    {
-        record(desired, seen, decision, member, &why);
+    if let Some((member, why)) = in_turn(view, another).into_iter().find(|(member, _)| !is_barred(decision, member)) {
+        record(view, decision, member, &why);
     }
 }
 
@@ -49,7 +47,8 @@ pub(super) fn keeps_data(seen: &Observation, member: &MemberName, wish: &Desired
     wish.data.is_some() && had.is_none_or(|machine| machine.data == wish.data)
 }
 
-fn machine<'a>(desired: &Desired, seen: &'a Observation, member: &MemberName) -> Option<&'a MachineSeen> {
+fn machine<'a>(view: &View<'a>, member: &MemberName) -> Option<&'a MachineSeen> {
+    let View { desired, seen, .. } = *view;
     seen.machines
         .get()?
         .get(member)
@@ -58,10 +57,10 @@ fn machine<'a>(desired: &Desired, seen: &'a Observation, member: &MemberName) ->
 
 /// The members of which this tells something: the unwell first, then followers.
 fn in_turn<'a>(
-    desired: &'a Desired,
-    seen: &Observation,
+    view: &View<'a>,
     tells: impl Fn(&MemberName, &DesiredMember) -> Option<String>,
 ) -> Vec<(&'a MemberName, String)> {
+    let View { desired, seen, .. } = *view;
     let all = desired.members.iter().filter_map(|(member, wish)| Some((member, tells(member, wish)?)));
     let mut all: Vec<_> = all.collect();
     let well = |member: &MemberName| seen.facts(member).is_some_and(etcd::safety::is_healthy_voter);
@@ -76,12 +75,13 @@ fn is_barred(decision: &Decision, member: &MemberName) -> bool {
 }
 
 /// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).
-fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, why: &str) {
-    if let Err(because) = safety::may_renew(desired, seen, member) {
-        return refuse(desired, seen, decision, member, because);
+fn let_go(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
+    let View { desired, seen, .. } = *view;
+    if let Err(because) = safety::may_renew(view, member) {
+        return refuse(view, decision, member, because);
     }
     let facts = seen.facts(member);
-    let successor = Cluster::see(desired, seen).and_then(|c| c.successor(desired, c.get(member)?.id));
+    let successor = view.cluster().and_then(|c| c.successor(desired, c.get(member)?.id));
     if let Some((to, to_id)) =
         successor.filter(|_| leads(seen, member) && facts.is_some_and(etcd::safety::is_healthy_voter))
     {
@@ -89,7 +89,7 @@ fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member
             format!("{member} leads and is about to get a new machine: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: member.clone(), to, to_id }, why);
     }
-    let why = told_with_numbers(desired, seen, member, why);
+    let why = told_with_numbers(view, member, why);
     if facts.is_some_and(|facts| facts.etcd.service != ServiceState::Stopped) {
         decision.step(Action::StopEtcd { member: member.clone() }, why.clone());
     }
@@ -97,23 +97,24 @@ fn let_go(desired: &Desired, seen: &Observation, decision: &mut Decision, member
 }
 
 /// Writes down that this member's machine is to be another one, if it could go now.
-fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, why: &str) {
+fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
+    let View { desired, seen, .. } = *view;
     let wish = &desired.members[member];
     let incarnation = wish.incarnation + 1;
     if keeps_data(seen, member, wish) {
-        return match safety::may_renew(desired, seen, member) {
+        return match safety::may_renew(view, member) {
             Ok(()) => {
-                let why = told_with_numbers(desired, seen, member, why);
+                let why = told_with_numbers(view, member, why);
                 decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
             }
-            Err(because) => refuse(desired, seen, decision, member, because),
+            Err(because) => refuse(view, decision, member, because),
         };
     }
     // Its seat is filled anew, which takes longer: nothing else is under way then, nor the one before it.
     let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.members.contains_key(m)));
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
-    let cluster = Cluster::see(desired, seen).filter(|_| quiet);
-    let Some((cluster, listed)) = cluster.as_ref().and_then(|c| Some((c, c.get(member)?))) else { return };
+    let cluster = view.cluster().filter(|_| quiet);
+    let Some((cluster, listed)) = cluster.and_then(|c| Some((c, c.get(member)?))) else { return };
     match safety::may_replace(desired, cluster, listed) {
         Ok(()) => {
             let etcd::safety::Voters { all, healthy } = cluster.count();
@@ -128,9 +129,9 @@ fn record(desired: &Desired, seen: &Observation, decision: &mut Decision, member
 }
 
 /// Who is on the way back needs time, not the operator.
-fn refuse(desired: &Desired, seen: &Observation, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
+fn refuse(view: &View<'_>, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
     if matches!(because, UnsafeBecause::Quorum { .. }) && !decision.waiting.is_empty() {
-        let etcd::safety::Voters { all, healthy } = etcd::safety::voters(desired, seen);
+        let etcd::safety::Voters { all, healthy } = etcd::safety::voters(view);
         return decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
     }
     decision.block(because);

@@ -3,10 +3,10 @@
 //!
 //! What follows from it, the new list on every machine, is the affair of `config`. etcd reads it at each connection.
 
-use super::{Action, Decision, safety};
-use crate::model::{Desired, Observation};
+use super::{Action, Decision, View, safety};
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
     if !decision.steps.is_empty() {
         return;
     }
@@ -20,7 +20,7 @@ pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
         decision.step(Action::RevokeUser { user: user.clone() }, why);
     }
     for ((member, incarnation), number) in &desired.revocable.machines {
-        if safety::is_gone(desired, seen, member, *incarnation) {
+        if safety::is_gone(view, member, *incarnation) {
             let why =
                 format!("the machine is no longer part of the cluster: {} refused from now on", certificates(*number));
             decision.step(Action::RevokeMachine { member: member.clone(), incarnation: *incarnation }, why);

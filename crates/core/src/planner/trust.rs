@@ -6,21 +6,23 @@
 
 use std::collections::BTreeSet;
 
-use super::{Action, Decision, safety};
-use crate::model::{CertificateUse, Desired, MemberName, Observation, PlaneWish, SecretKind, TrustPlane};
+use super::{Action, Decision, View, safety};
+use crate::model::{CertificateUse, MemberName, PlaneWish, SecretKind, TrustPlane};
 
-pub(super) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
     if !decision.steps.is_empty() {
         return;
     }
     match &desired.certificates.peer {
-        None => separate(desired, seen, decision),
-        Some(peers) => advance(desired, seen, peers, decision),
+        None => separate(view, decision),
+        Some(peers) => advance(view, peers, decision),
     }
 }
 
 /// Peers share the CA of clients. They get their own when every agent can make a key for it: an older one cannot.
-fn separate(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+fn separate(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
     let joined = desired.etcd.formation.members().into_iter().flatten().map(|(member, _)| member);
     let everyone: BTreeSet<&MemberName> =
@@ -34,18 +36,18 @@ fn separate(desired: &Desired, seen: &Observation, decision: &mut Decision) {
     }
 }
 
-fn advance(desired: &Desired, seen: &Observation, peers: &PlaneWish, decision: &mut Decision) {
+fn advance(view: &View<'_>, peers: &PlaneWish, decision: &mut Decision) {
     let plane = TrustPlane::Peer;
     let Some((newest, key_id)) = peers.trusted.last_key_value() else { return };
     if *newest != peers.epoch {
-        if safety::trusted_by_all(desired, seen, key_id) {
+        if safety::trusted_by_all(view, key_id) {
             let why = format!("every etcd trusts CA {newest} by now, so no peer refuses a certificate of it");
             decision.step(Action::RecordSigner { plane, epoch: *newest }, why);
         }
         return;
     }
     let former = peers.trusted.first_key_value().filter(|(epoch, _)| **epoch != peers.epoch);
-    if let Some((epoch, _)) = former.filter(|_| safety::signs_for_all(desired, seen, &peers.signs)) {
+    if let Some((epoch, _)) = former.filter(|_| safety::signs_for_all(view, &peers.signs)) {
         let why = format!("every peer shows a certificate of CA {newest} by now, and none of CA {epoch}");
         decision.step(Action::RecordDistrust { plane, epoch: *epoch }, why);
     }

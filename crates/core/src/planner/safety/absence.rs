@@ -9,7 +9,8 @@ use jiff::SignedDuration;
 
 use super::UnsafeBecause;
 use crate::kinds::etcd::safety::{Voters, able, quorum, voters};
-use crate::model::{Desired, MemberName, Observation};
+use crate::model::MemberName;
+use crate::planner::View;
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.
 const BLINK: SignedDuration = SignedDuration::from_secs(10);
@@ -23,19 +24,15 @@ pub enum Absence {
 }
 
 /// Judges a machine that is not seen. `what` tells how it is missed.
-pub fn judge_absence(
-    desired: &Desired,
-    seen: &Observation,
-    member: &MemberName,
-    what: &str,
-) -> Result<Absence, UnsafeBecause> {
+pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result<Absence, UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     // A former machine has no record of its own, so that only the operator can tell that it is dead.
     let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
     let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
     if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
         return Ok(Absence::Brief);
     }
-    let peers = Peers::of(desired, seen, member);
+    let peers = Peers::of(view, member);
     peers.none_reaches(member)?;
     let seconds = unseen.as_secs().unsigned_abs();
     match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
@@ -46,7 +43,7 @@ pub fn judge_absence(
             Ok(Absence::Dead(format!("{what}, for {seconds} s; it counts as dead after {grace} s")))
         }
         Some(grace) => {
-            let Voters { all, healthy } = able(desired, seen);
+            let Voters { all, healthy } = able(view);
             let lost = all > 0 && healthy < quorum(all) && !desired.etcd.recovery;
             let majority = lost.then_some((healthy, all));
             Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace, majority })
@@ -55,8 +52,8 @@ pub fn judge_absence(
 }
 
 /// Whether enough peers told that they do not reach a machine, and none that it does.
-pub fn peers_miss(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
-    let peers = Peers::of(desired, seen, member);
+pub fn peers_miss(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let peers = Peers::of(view, member);
     peers.none_reaches(member)?;
     peers.enough_told(member)
 }
@@ -72,13 +69,14 @@ struct Peers {
 }
 
 impl Peers {
-    fn of(desired: &Desired, seen: &Observation, member: &MemberName) -> Self {
-        let address = address_of(desired, seen, member);
+    fn of(view: &View<'_>, member: &MemberName) -> Self {
+        let View { desired, seen, .. } = *view;
+        let address = address_of(view, member);
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
         let members: BTreeSet<&MemberName> =
             desired.etcd.formation.members().into_iter().flat_map(|m| m.keys()).collect();
         let others: Vec<&MemberName> = members.into_iter().filter(|peer| *peer != member).collect();
-        let all = voters(desired, seen).all.max(1);
+        let all = voters(view).all.max(1);
         // Whoever tells counts, a member or not yet: where a machine is gone, its successor speaks for it.
         let telling = |word: bool| seen.agents.keys().filter(move |peer| *peer != member && told(peer) == Some(word));
         Peers {
@@ -106,7 +104,8 @@ impl Peers {
 }
 
 /// Where its machine is, or was when it joined.
-fn address_of(desired: &Desired, seen: &Observation, member: &MemberName) -> Option<IpAddr> {
+fn address_of(view: &View<'_>, member: &MemberName) -> Option<IpAddr> {
+    let View { desired, seen, .. } = *view;
     let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);
     machine.or_else(|| desired.etcd.formation.members()?.get(member)?.address())
 }

@@ -2,15 +2,13 @@
 
 use jiff::SignedDuration;
 
-use crate::model::{Desired, MemberName, Observation, Seen};
+use crate::model::{MemberName, Seen};
+use crate::planner::View;
 
 /// Rule 9 for agents: while another agent is away that may come back, no agent is upgraded. It may be the one upgraded before, and what
 /// keeps it away may keep all others away too. One that counts as dead is not waited for.
-pub fn another_agent_is_away<'a>(
-    desired: &'a Desired,
-    seen: &'a Observation,
-    member: &MemberName,
-) -> Option<(&'a MemberName, &'a str)> {
+pub fn another_agent_is_away<'a>(view: &View<'a>, member: &MemberName) -> Option<(&'a MemberName, &'a str)> {
+    let View { desired, seen, .. } = *view;
     let machines = seen.machines.get()?;
     desired.members.iter().filter(|(other, _)| *other != member).find_map(|(other, wish)| {
         machines.get(other).filter(|machine| machine.is_up())?;

@@ -16,7 +16,8 @@ use serde::Serialize;
 
 use super::blocked::UnsafeBecause;
 use crate::kinds::etcd::{self, safety::may_wipe_leftover};
-use crate::model::{Desired, DesiredMember, Facts, MemberName, Observation};
+use crate::model::{Desired, DesiredMember, Facts, MemberName};
+use crate::planner::View;
 
 pub use absence::{Absence, judge_absence, peers_miss};
 pub use agents::another_agent_is_away;
@@ -93,12 +94,8 @@ pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
 }
 
 /// Rule 3: a pinned address is free, or its holder is about to leave it.
-pub fn address_is_free(
-    desired: &Desired,
-    seen: &Observation,
-    member: &MemberName,
-    wish: &DesiredMember,
-) -> Result<(), UnsafeBecause> {
+pub fn address_is_free(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let Some(address) = wish.address else { return Ok(()) };
     let machines = seen.machines.get().into_iter().flatten();
     let stays = |other: &MemberName| desired.members.get(other).is_some_and(|w| w.address.is_none_or(|a| a == address));

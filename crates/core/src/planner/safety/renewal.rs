@@ -3,24 +3,26 @@
 use super::{Absence, UnsafeBecause, judge_absence};
 use crate::kinds::etcd::cluster::{Cluster, Listed};
 use crate::kinds::etcd::safety::{Voters, may_disturb, may_lose, may_remove, quorum, voters};
-use crate::model::{Desired, MemberName, Observation};
+use crate::model::{Desired, MemberName};
+use crate::planner::View;
 
 /// Rules 3, 8 and 9: may the machine of this member be taken away for another one, its data kept? Where a restart may be. One that is
 /// not seen may be well: the others have their quorum without it, or it counts as dead, or the service may be interrupted.
-pub fn may_renew(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
-    let as_a_restart = may_disturb(desired, seen, member);
+pub fn may_renew(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
+    let as_a_restart = may_disturb(view, member);
     if seen.facts(member).is_some() {
         return as_a_restart;
     }
-    let Voters { all, healthy } = voters(desired, seen);
+    let Voters { all, healthy } = voters(view);
     let refused = match as_a_restart {
         Ok(()) if healthy >= quorum(all) || desired.downtime => return Ok(()),
         Ok(()) => UnsafeBecause::Outage { member: member.clone(), voters: all },
         Err(because) => because,
     };
     // One that peers could not be asked about may be needed by those that are not seen either.
-    let others_do = Cluster::see(desired, seen).is_some_and(|cluster| may_lose(&cluster, member).is_ok());
-    match judge_absence(desired, seen, member, "it does not answer") {
+    let others_do = view.cluster().is_some_and(|cluster| may_lose(cluster, member).is_ok());
+    match judge_absence(view, member, "it does not answer") {
         Ok(Absence::Dead(_)) if others_do => Ok(()),
         _ => Err(refused),
     }

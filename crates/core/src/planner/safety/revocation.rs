@@ -1,11 +1,13 @@
 //! Whose certificates may be refused.
 
-use crate::model::{Desired, MachineSeen, MemberName, Observation};
+use crate::model::{MachineSeen, MemberName};
+use crate::planner::View;
 
 /// Whether this machine is not part of the cluster any more, and never will be again. A list that refused a member would cut it
 /// off from its peers, so nothing less is enough: the provider does not have the machine, the ledger does not count on it, and
 /// the spec does not want it.
-pub fn is_gone(desired: &Desired, seen: &Observation, member: &MemberName, incarnation: u64) -> bool {
+pub fn is_gone(view: &View<'_>, member: &MemberName, incarnation: u64) -> bool {
+    let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return false };
     let is_it = |(name, machine): (&MemberName, &MachineSeen)| {
         name.seat() == member.seat() && machine.incarnation == incarnation && machine.cluster_id == desired.cluster_id

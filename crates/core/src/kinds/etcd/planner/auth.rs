@@ -7,14 +7,15 @@ use std::collections::BTreeSet;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::{AuthLook, AuthWish, EtcdStatus, Formation};
 use crate::kinds::etcd::{AuthOp, AuthSeen, Permission};
-use crate::model::{Desired, MemberName, Observation};
-use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
+use crate::model::MemberName;
+use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
 const ROOT: &str = "root";
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
     let (Some(wish), Formation::Formed { .. }) = (&desired.etcd.auth, &desired.etcd.formation) else { return };
-    let Some((through, look)) = spokesman(desired, seen, decision) else { return };
+    let Some((through, look)) = spokesman(view, decision) else { return };
     if decision.steps.iter().any(|s| s.action.member() == Some(through)) {
         return;
     }
@@ -36,11 +37,8 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 
 /// The healthy voter through which users and roles are read and changed: one that was asked for them, and of those the
 /// leader. A member that is not known to be of this cluster speaks for nobody.
-fn spokesman<'a>(
-    desired: &'a Desired,
-    seen: &'a Observation,
-    decision: &Decision,
-) -> Option<(&'a MemberName, &'a AuthLook)> {
+fn spokesman<'a>(view: &View<'a>, decision: &Decision) -> Option<(&'a MemberName, &'a AuthLook)> {
+    let View { desired, seen, .. } = *view;
     let trusted = |m: &&MemberName| !decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
     let healthy = desired.members.keys().filter(trusted).filter_map(|member| {
         let facts = seen.facts(member).filter(|f| safety::is_healthy_voter(f))?;

@@ -8,11 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::kinds::etcd::cluster::Cluster;
 use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::kinds::etcd::{EtcdStatus, Formation, FormingMember};
 use crate::model::{Desired, Facts, MemberName, Observation, PEER_PORT, ServiceState, Stamp, https_url};
-use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 use crate::providers::MachineKind;
 
 /// How long etcd may take to answer after its start before that is worth a word.
@@ -20,13 +19,12 @@ const START: SignedDuration = SignedDuration::from_secs(30);
 /// The cluster id of an etcd that tells its health but not its identity.
 const UNTOLD: u64 = 0;
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
     match &desired.etcd.formation {
-        Formation::Unformed => begin(desired, seen, decision),
-        Formation::Forming { token, members } => form(desired, seen, decision, token, members),
-        Formation::Formed { token, etcd_cluster_id, members } => {
-            keep(desired, seen, decision, token, *etcd_cluster_id, members)
-        }
+        Formation::Unformed => begin(view, decision),
+        Formation::Forming { token, members } => form(view, decision, token, members),
+        Formation::Formed { token, etcd_cluster_id, members } => keep(view, decision, token, *etcd_cluster_id, members),
         Formation::Restoring { token, .. } if desired.etcd.restore.is_none() => {
             decision.block(UnsafeBecause::RestoreUnfinished { token: token.clone() });
         }
@@ -35,8 +33,9 @@ pub(crate) fn decide(desired: &Desired, seen: &Observation, decision: &mut Decis
 }
 
 /// Nothing was begun: clean up what an abandoned formation left, and begin when every member is ready and empty.
-fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    if let Err(because) = safety::no_client_wrote(desired, seen) {
+fn begin(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    if let Err(because) = safety::no_client_wrote(view) {
         return decision.block(because);
     }
     let mut members = BTreeMap::new();
@@ -61,15 +60,10 @@ fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
 }
 
 /// A formation is under way: start the members, and record it as formed when all of them vote.
-fn form(
-    desired: &Desired,
-    seen: &Observation,
-    decision: &mut Decision,
-    token: &str,
-    members: &BTreeMap<MemberName, FormingMember>,
-) {
-    if let Some(why) = broken(desired, seen, token, members) {
-        return match safety::no_client_wrote(desired, seen) {
+fn form(view: &View<'_>, decision: &mut Decision, token: &str, members: &BTreeMap<MemberName, FormingMember>) {
+    let View { desired, seen, .. } = *view;
+    if let Some(why) = broken(view, token, members) {
+        return match safety::no_client_wrote(view) {
             Ok(()) => decision.step(Action::AbandonFormation { token: token.to_owned() }, why),
             Err(because) => decision.block(because),
         };
@@ -82,20 +76,16 @@ fn form(
         }
     }
     if decision.steps.is_empty() && decision.blocked.is_empty() {
-        start_members(desired, seen, decision, token);
+        start_members(view, decision, token);
     }
     if decision.steps.is_empty() && decision.waiting.is_empty() && decision.blocked.is_empty() {
-        record_formed(desired, seen, decision);
+        record_formed(view, decision);
     }
 }
 
 /// What makes a formation impossible to finish. No client has written yet, so it is simply begun again.
-pub(crate) fn broken(
-    desired: &Desired,
-    seen: &Observation,
-    token: &str,
-    members: &BTreeMap<MemberName, FormingMember>,
-) -> Option<String> {
+pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName, FormingMember>) -> Option<String> {
+    let View { desired, seen, .. } = *view;
     if !members.keys().eq(desired.members.keys()) {
         return Some(String::from("the spec names other members now, and no client has written yet"));
     }
@@ -121,7 +111,8 @@ pub(crate) fn broken(
 
 /// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
 /// need longer than that for a turn, and start at the same time.
-pub(crate) fn start_members(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) {
+pub(crate) fn start_members(view: &View<'_>, decision: &mut Decision, token: &str) {
+    let View { desired, seen, .. } = *view;
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
         let in_turn = desired.machines == MachineKind::Process;
@@ -162,7 +153,8 @@ pub(crate) fn start_members(desired: &Desired, seen: &Observation, decision: &mu
     }
 }
 
-fn record_formed(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+fn record_formed(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let statuses: Vec<&EtcdStatus> =
         desired.members.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref()).collect();
     let ids: BTreeSet<u64> = statuses.iter().map(|s| s.cluster_id).collect();
@@ -182,16 +174,16 @@ fn record_formed(desired: &Desired, seen: &Observation, decision: &mut Decision)
 
 /// The cluster is formed: members run on the data they have, or not at all.
 fn keep(
-    desired: &Desired,
-    seen: &Observation,
+    view: &View<'_>,
     decision: &mut Decision,
     token: &str,
     etcd_cluster_id: u64,
     members: &BTreeMap<MemberName, FormingMember>,
 ) {
-    let cluster = Cluster::see(desired, seen);
-    let is_learner = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
-    let hopeless = cluster.is_none() && safety::majority_is_there(desired, seen).is_err();
+    let View { desired, seen, .. } = *view;
+    let cluster = view.cluster();
+    let is_learner = |m: &MemberName| cluster.and_then(|c| c.get(m)).is_some_and(|l| l.is_learner);
+    let hopeless = cluster.is_none() && safety::majority_is_there(view).is_err();
     // Without a quorum nobody can leave, so that those whom nobody wants are needed as well.
     let is_needed = |m: &MemberName| desired.members.contains_key(m) || cluster.is_none();
     for member in members.keys().filter(|m| is_needed(m) && !is_learner(m)) {

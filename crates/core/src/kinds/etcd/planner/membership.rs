@@ -9,8 +9,8 @@ use jiff::SignedDuration;
 use crate::kinds::etcd::FormingMember;
 use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::{self, Voters};
-use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState, Stamp};
-use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
 /// A learner that lags by no more than this many entries votes at once.
 const MOST_LAG: u64 = 1000;
@@ -20,33 +20,35 @@ const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
 const COPYING_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
 /// Heals and grows. Says whether somebody is still on the way in.
-pub(crate) fn grow(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
-    let Some(cluster) = settled_view(desired, seen, decision) else {
-        tell_of_no_quorum(desired, seen, decision);
+pub(crate) fn grow(view: &View<'_>, decision: &mut Decision) -> bool {
+    let desired = view.desired;
+    let Some(cluster) = changeable(view, decision) else {
+        tell_of_no_quorum(view, decision);
         return false;
     };
     if let Some(learner) = cluster.learners().next() {
-        bring_up(desired, seen, decision, &cluster, learner);
+        bring_up(view, decision, cluster, learner);
         return true;
     }
     if let Some(dead) = cluster.voters().find(|m| !is_wanted(desired, m) && !m.healthy) {
-        leave(desired, decision, &cluster, dead, "it is no longer wanted and does not answer");
+        leave(desired, decision, cluster, dead, "it is no longer wanted and does not answer");
         return true;
     }
-    join(desired, seen, decision, &cluster)
+    join(view, decision, cluster)
 }
 
 /// Lets go of the voters that nobody wants, followers first. While the cluster grows, only those whose place is needed.
-pub(crate) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decision, growing: bool) {
+pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision, growing: bool) {
+    let desired = view.desired;
     if !decision.steps.is_empty() {
         return;
     }
-    let Some(cluster) = settled_view(desired, seen, decision) else { return };
+    let Some(cluster) = changeable(view, decision) else { return };
     if cluster.learners().next().is_some() {
         return;
     }
     let unwanted = cluster.voters().filter(|m| !is_wanted(desired, m));
-    let going = unwanted.filter(|m| !growing || holds_a_place(desired, seen, m));
+    let going = unwanted.filter(|m| !growing || holds_a_place(view, m));
     let Some(next) = going.min_by_key(|m| m.leads) else { return };
     let is_named = desired.members.contains_key(&next.name.seat().into());
     let why = match (is_named, growing) {
@@ -61,17 +63,17 @@ pub(crate) fn shrink(desired: &Desired, seen: &Observation, decision: &mut Decis
         (true, false) => format!("the new machine of {} votes in its place", next.name.seat()),
         (false, false) => format!("the spec no longer names {}", next.name.seat()),
     };
-    leave(desired, decision, &cluster, next, &why);
+    leave(desired, decision, cluster, next, &why);
 }
 
 /// The membership, when it may be changed at all.
-fn settled_view<'a>(desired: &'a Desired, seen: &'a Observation, decision: &mut Decision) -> Option<Cluster<'a>> {
-    let cluster = Cluster::see(desired, seen)?;
-    if !safety::is_fresh(desired, &cluster) {
+fn changeable<'v, 'a>(view: &'v View<'a>, decision: &mut Decision) -> Option<&'v Cluster<'a>> {
+    let cluster = view.cluster()?;
+    if !safety::is_fresh(view.desired, cluster) {
         decision.wait(WaitingFor::Membership);
         return None;
     }
-    if let Err(because) = safety::knows_every_voter(&cluster) {
+    if let Err(because) = safety::knows_every_voter(cluster) {
         decision.block(because);
         return None;
     }
@@ -79,12 +81,13 @@ fn settled_view<'a>(desired: &'a Desired, seen: &'a Observation, decision: &mut 
 }
 
 /// A formed cluster that nobody speaks for is not settled, even where every member that is wanted has all it needs.
-fn tell_of_no_quorum(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+fn tell_of_no_quorum(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
     let told = !decision.steps.is_empty() || !decision.waiting.is_empty() || !decision.blocked.is_empty();
     if told || !desired.etcd.formation.is_formed() {
         return;
     }
-    match safety::majority_is_there(desired, seen) {
+    match safety::majority_is_there(view) {
         Ok(()) => decision.wait(WaitingFor::Membership),
         Err(because) => decision.block(because),
     }
@@ -95,7 +98,8 @@ fn is_wanted(desired: &Desired, member: &Listed<'_>) -> bool {
 }
 
 /// Whether a member that is to come needs the address that this one has.
-fn holds_a_place(desired: &Desired, seen: &Observation, member: &Listed<'_>) -> bool {
+fn holds_a_place(view: &View<'_>, member: &Listed<'_>) -> bool {
+    let View { desired, seen, .. } = *view;
     let machines = seen.machines.get();
     let Some(address) = machines.and_then(|m| m.get(&member.name)).and_then(|m| m.address) else { return false };
     desired.members.iter().any(|(name, wish)| {
@@ -104,13 +108,8 @@ fn holds_a_place(desired: &Desired, seen: &Observation, member: &Listed<'_>) -> 
 }
 
 /// A member that was added and does not vote yet: it starts, catches up and is promoted, or goes again.
-fn bring_up(
-    desired: &Desired,
-    seen: &Observation,
-    decision: &mut Decision,
-    cluster: &Cluster<'_>,
-    learner: &Listed<'_>,
-) {
+fn bring_up(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>) {
+    let View { desired, seen, .. } = *view;
     let Some(wish) = desired.members.get(&learner.name).filter(|_| learner.known) else {
         let why = "it is a learner that the spec does not ask for, probably left by an interrupted change";
         return expel(decision, cluster, learner, None, why);
@@ -236,7 +235,8 @@ fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, f
 }
 
 /// The next member that is missing from the list. Says whether there is one.
-fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster: &Cluster<'_>) -> bool {
+fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> bool {
+    let View { desired, seen, .. } = *view;
     let missing: Vec<&MemberName> =
         desired.members.keys().filter(|m| cluster.get(m).is_none_or(|l| !l.known)).collect();
     let Some(first) = missing.first() else { return false };
@@ -244,13 +244,13 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
         decision.block(because);
         return false;
     }
-    let ready = missing.iter().find(|m| is_ready(desired, seen, decision, m));
+    let ready = missing.iter().find(|m| is_ready(view, decision, m));
     let Some(member) = ready else {
         let coming: Vec<&MemberName> =
             missing.into_iter().filter(|m| desired.members[*m].join_failed.is_none()).collect();
         let told =
             |m: &MemberName| decision.has_business_with(m) || decision.waiting.iter().any(|w| w.member() == Some(m));
-        let silent = coming.iter().find(|m| !told(m) && may_come(desired, seen, m));
+        let silent = coming.iter().find(|m| !told(m) && may_come(view, m));
         if let Some(member) = silent.filter(|_| decision.blocked.is_empty()) {
             let why = String::from("it is not ready to join");
             decision.wait(WaitingFor::Health { member: (*member).clone(), why });
@@ -280,14 +280,16 @@ fn join(desired: &Desired, seen: &Observation, decision: &mut Decision, cluster:
 }
 
 /// Whether nobody is in its place any more.
-fn may_come(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
+fn may_come(view: &View<'_>, member: &MemberName) -> bool {
+    let View { desired, seen, .. } = *view;
     let wanted = desired.members[member].address;
     let machines = seen.machines.get().into_iter().flatten();
     wanted.is_none() || !machines.filter(|(m, _)| *m != member).any(|(_, machine)| machine.address == wanted)
 }
 
 /// Whether a machine has all that it needs to join.
-fn is_ready(desired: &Desired, seen: &Observation, decision: &Decision, member: &MemberName) -> bool {
+fn is_ready(view: &View<'_>, decision: &Decision, member: &MemberName) -> bool {
+    let View { desired, seen, .. } = *view;
     let wish = &desired.members[member];
     let Some(facts) = seen.facts(member) else { return false };
     let configured = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);

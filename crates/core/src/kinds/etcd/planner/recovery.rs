@@ -7,13 +7,14 @@ use std::collections::BTreeSet;
 use crate::kinds::etcd::cluster::peer_url;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::{Formation, LogEnd};
-use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState, Stamp};
+use crate::model::{DataSeen, Desired, Facts, MemberName, ServiceState, Stamp};
 use crate::planner::safety::requests::{holds, loss_is_as_confirmed};
 use crate::planner::safety::{Absence, judge_absence};
-use crate::planner::{Action, Decision, Precondition, UnsafeBecause, WaitingFor};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
 /// Whether a survivor must be chosen still, or once more.
-pub(crate) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
+pub(crate) fn is_to_begin(view: &View<'_>) -> bool {
+    let View { desired, seen, .. } = *view;
     match &desired.etcd.formation {
         Formation::Formed { .. } => true,
         Formation::Recovering { from, .. } => seen.machines.get().is_some_and(|machines| !machines.contains_key(from)),
@@ -22,13 +23,14 @@ pub(crate) fn is_to_begin(desired: &Desired, seen: &Observation) -> bool {
 }
 
 /// The word was given: finds the survivor to begin from. Also when the one that was chosen is gone since.
-pub(crate) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn begin(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
         &desired.etcd.formation
     else {
         return;
     };
-    if let Err(because) = safety::majority_is_lost(desired, seen) {
+    if let Err(because) = safety::majority_is_lost(view) {
         return decision.block(because);
     }
     let (mut survivors, mut unread, mut unreadable) = (Vec::new(), Vec::new(), Vec::new());
@@ -37,7 +39,7 @@ pub(crate) fn begin(desired: &Desired, seen: &Observation, decision: &mut Decisi
         let is_shown = seen.machines.get().is_some_and(|machines| machines.contains_key(member));
         if is_shown && seen.facts(member).is_none() {
             let what = format!("the machine of {member} does not answer, and may hold more than the others");
-            match judge_absence(desired, seen, member, &what) {
+            match judge_absence(view, member, &what) {
                 Ok(Absence::Dead(_)) => {}
                 Ok(Absence::Brief) => return decision.wait(WaitingFor::Agent { member: member.clone(), why: what }),
                 Err(because) => {
@@ -121,7 +123,8 @@ fn choose(
 }
 
 /// The survivor was chosen and recorded: it becomes a cluster of one.
-pub(crate) fn go_on(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn go_on(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let Formation::Recovering { was, token, from, .. } = &desired.etcd.formation else { return };
     if decision.has_business_with(from) {
         return;

@@ -12,7 +12,7 @@ use crate::kinds::etcd::versions::Path;
 use crate::kinds::etcd::{Formation, FormingMember, Restore};
 use crate::model::{AgentSeen, DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, Seen, Stamp};
 use crate::planner::safety::{Absence, judge_absence};
-use crate::planner::{Action, Decision, Precondition, UnsafeBecause, certificates, config, enrolment, machines};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, certificates, config, enrolment, machines};
 
 /// The formation that a restore has begun.
 struct Begun<'a> {
@@ -21,23 +21,24 @@ struct Begun<'a> {
     bump_revision: u64,
 }
 
-pub(crate) fn decide(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, restore: &Restore, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let begun = begun(desired, restore);
     if let Some(begun) = &begun
         && is_served(seen, decision, begun)
     {
         return;
     }
-    machines::decide(desired, seen, decision);
-    give_up_the_lost(desired, seen, decision);
-    enrolment::decide(desired, seen, decision);
-    certificates::decide(desired, seen, decision);
+    machines::decide(view, decision);
+    give_up_the_lost(view, decision);
+    enrolment::decide(view, decision);
+    certificates::decide(view, decision);
     let Some(begun) = begun else {
-        return prepare(desired, seen, restore, decision, "the restore was confirmed");
+        return prepare(view, restore, decision, "the restore was confirmed");
     };
-    match unsound(desired, seen, restore, &begun) {
-        Some(why) => prepare(desired, seen, restore, decision, &why),
-        None => go_on(desired, seen, restore, decision, &begun),
+    match unsound(view, restore, &begun) {
+        Some(why) => prepare(view, restore, decision, &why),
+        None => go_on(view, restore, decision, &begun),
     }
 }
 
@@ -68,7 +69,8 @@ fn is_served(seen: &Observation, decision: &mut Decision, begun: &Begun<'_>) -> 
 }
 
 /// What makes a restore that has begun impossible to finish as it was begun.
-fn unsound(desired: &Desired, seen: &Observation, restore: &Restore, begun: &Begun<'_>) -> Option<String> {
+fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<String> {
+    let View { desired, seen, .. } = *view;
     if !safety::restore::can_count_on(restore.revision, begun.bump_revision) {
         return Some(format!("etcd cannot count {} revisions on from {}", begun.bump_revision, restore.revision));
     }
@@ -83,13 +85,14 @@ fn unsound(desired: &Desired, seen: &Observation, restore: &Restore, begun: &Beg
     if let Some(gone) = begun.members.keys().find(|m| is_fresh(m)) {
         return Some(format!("the machine of {gone} is gone"));
     }
-    safety::restore::lost_after_a_start(desired, seen, begun.token, begun.members.keys())
+    safety::restore::lost_after_a_start(view, begun.token, begun.members.keys())
         .map(|member| format!("{member} does not hold the restored data, and others have started on theirs"))
-        .or_else(|| broken(desired, seen, begun.token, begun.members))
+        .or_else(|| broken(view, begun.token, begun.members))
 }
 
 /// The data of all is replaced, so that a member whose machine is lost simply gets another.
-fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
@@ -118,7 +121,7 @@ fn give_up_the_lost(desired: &Desired, seen: &Observation, decision: &mut Decisi
             continue;
         }
         let what = format!("the machine of {member} does not answer: {why}");
-        match judge_absence(desired, seen, member, &what) {
+        match judge_absence(view, member, &what) {
             Ok(Absence::Dead(why)) => replace(decision, member, wish, why),
             Ok(Absence::Brief) => {}
             Err(because) => decision.block(because),
@@ -138,15 +141,16 @@ fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, w
 }
 
 /// Brings the snapshot to every member that is wanted. When all have it, the restore is recorded.
-fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision, why: &str) {
+fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &str) {
+    let View { desired, seen, .. } = *view;
     // Where only a restore leads from one version to the other, programs are changed when nothing runs on the old data any more.
-    if matches!(version::path(desired, seen), Ok(Path::Same | Path::Patch | Path::Up)) {
-        config::decide(desired, seen, decision);
+    if matches!(version::path(view), Ok(Path::Same | Path::Patch | Path::Up)) {
+        config::decide(view, decision);
     }
     let mut members = BTreeMap::new();
     for member in desired.members.keys().filter(|m| !decision.has_business_with(m)).cloned().collect::<Vec<_>>() {
         let Some(facts) = seen.facts(&member) else { continue };
-        if let Some(found) = foreign(desired, seen, &member, facts) {
+        if let Some(found) = foreign(view, &member, facts) {
             decision.block(UnsafeBecause::ForeignData { member, found });
         } else if !safety::restore::has_snapshot(restore, facts) {
             stage(restore, decision, &member);
@@ -162,7 +166,7 @@ fn prepare(desired: &Desired, seen: &Observation, restore: &Restore, decision: &
         Formation::Restoring { was, .. } => was.clone(),
         other => other.token().map(str::to_owned),
     };
-    let bump_revision = safety::restore::bump_of(restore, desired, seen);
+    let bump_revision = safety::restore::bump_of(restore, view);
     let all = match members.len() {
         1 => String::from("the only member has"),
         all => format!("all {all} members have"),
@@ -190,11 +194,12 @@ fn stage(restore: &Restore, decision: &mut Decision, member: &MemberName) {
 }
 
 /// The restore is recorded: what was is stopped, then the new data is made, then started.
-fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mut Decision, begun: &Begun<'_>) {
-    if stop_what_was(desired, seen, decision, begun.token) {
+fn go_on(view: &View<'_>, restore: &Restore, decision: &mut Decision, begun: &Begun<'_>) {
+    let View { desired, seen, .. } = *view;
+    if stop_what_was(view, decision, begun.token) {
         return;
     }
-    config::decide(desired, seen, decision);
+    config::decide(view, decision);
     let mut ready = 0;
     for (member, wish) in &desired.members {
         if decision.has_business_with(member) {
@@ -211,13 +216,14 @@ fn go_on(desired: &Desired, seen: &Observation, restore: &Restore, decision: &mu
         }
     }
     if ready == desired.members.len() && decision.steps.is_empty() && decision.blocked.is_empty() {
-        start_members(desired, seen, decision, begun.token);
+        start_members(view, decision, begun.token);
     }
 }
 
 /// Stops every etcd of ours on other data, also of those that nobody wants any more. A machine of theirs that does not answer is
 /// switched off. Says whether any of that is to be done.
-fn stop_what_was(desired: &Desired, seen: &Observation, decision: &mut Decision, token: &str) -> bool {
+fn stop_what_was(view: &View<'_>, decision: &mut Decision, token: &str) -> bool {
+    let View { desired, seen, .. } = *view;
     let ours = seen.machines.get().into_iter().flatten().filter(|(_, machine)| machines::is_ours(desired, machine));
     let mut stopped = false;
     for (member, _) in ours.filter(|(_, machine)| machine.may_run()) {
@@ -284,7 +290,8 @@ fn make_data(
 
 /// A snapshot on a machine is all data, unencrypted. It is removed when nothing else is to be done: after a restore, or after one that
 /// was given up before it was recorded. Nothing depends on it by then, so a member that is not seen keeps it until it is.
-pub(crate) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Decision) {
+pub(crate) fn clean_up(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
     if !decision.steps.is_empty() || !desired.etcd.formation.is_formed() || desired.etcd.restore.is_some() {
         return;
     }
@@ -297,7 +304,8 @@ pub(crate) fn clean_up(desired: &Desired, seen: &Observation, decision: &mut Dec
 }
 
 /// What is not ours to replace, whatever the operator said of this cluster.
-fn foreign(desired: &Desired, seen: &Observation, member: &MemberName, facts: &Facts) -> Option<String> {
+fn foreign(view: &View<'_>, member: &MemberName, facts: &Facts) -> Option<String> {
+    let View { desired, seen, .. } = *view;
     match safety::judge_data(desired, member, None, seen.now, facts) {
         DataVerdict::Foreign(found) => Some(found),
         _ => None,

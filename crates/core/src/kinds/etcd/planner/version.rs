@@ -1,27 +1,29 @@
 //! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
 //! restarts themselves are those of any changed config.
 
-use crate::kinds::etcd::cluster::{Cluster, Listed};
+use crate::kinds::etcd::cluster::Listed;
 use crate::kinds::etcd::versions::{self, Path, Version};
 use crate::kinds::etcd::{EtcdStatus, Formation};
-use crate::model::{BinarySeen, Desired, DesiredMember, MemberName, Observation};
-use crate::planner::{Action, Decision, UnsafeBecause, WaitingFor};
+use crate::model::{BinarySeen, DesiredMember, MemberName};
+use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
 /// From here on etcd tells in which format its data lies.
 pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 
 /// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
 /// the cluster ran when all did; one of which not even that is known leads nowhere.
-pub(crate) fn path(desired: &Desired, seen: &Observation) -> Result<Path, UnsafeBecause> {
+pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let Formation::Formed { members, .. } = &desired.etcd.formation else { return Ok(Path::Same) };
     let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
     let wanted = &wish.config.etcd.version;
     let settled = desired.etcd.formed_with.as_ref().map(|f| f.version.as_str());
-    let spoken = Cluster::see(desired, seen)
+    let spoken = view
+        .cluster()
         .filter(|cluster| {
             cluster.listed.iter().all(|m| seen.status(&m.name).is_none_or(|s| s.downgrade_target.is_none()))
         })
-        .and_then(|cluster| cluster.cluster_version?.parse::<Version>().ok());
+        .and_then(|cluster| cluster.cluster_version.as_ref()?.parse::<Version>().ok());
     let mut path = Path::Same;
     let Ok(to) = wanted.parse::<Version>() else { return Ok(Path::Same) };
     for member in members.keys() {
@@ -60,7 +62,8 @@ pub(crate) fn path(desired: &Desired, seen: &Observation) -> Result<Path, Unsafe
 }
 
 /// Rule 10 at work: programs first, everywhere.
-pub(crate) fn is_everywhere(desired: &Desired, seen: &Observation, path: Path) -> bool {
+pub(crate) fn is_everywhere(view: &View<'_>, path: Path) -> bool {
+    let View { desired, seen, .. } = *view;
     if path == Path::Same {
         return true;
     }
@@ -89,11 +92,11 @@ enum WayDown {
 }
 
 /// etcd agrees to go down, and writes its data as the older version can read it; then members may restart.
-pub(crate) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
-    match way_down(desired, seen, |m| !decision.has_business_with(m)) {
+pub(crate) fn may_go_down(view: &View<'_>, decision: &mut Decision) -> bool {
+    match way_down(view, |m| !decision.has_business_with(m)) {
         WayDown::Open => return true,
         // etcd takes no second order to go down while the first is under way, also where that has led to its end.
-        WayDown::Enable { .. } if takes_back(desired, seen, decision) => {}
+        WayDown::Enable { .. } if takes_back(view, decision) => {}
         WayDown::Enable { through: Some(through), version, why } => {
             decision.step(Action::EnableDowngrade { through, version }, why);
         }
@@ -106,13 +109,14 @@ pub(crate) fn may_go_down(desired: &Desired, seen: &Observation, decision: &mut 
 }
 
 /// Whether no member has to wait before it restarts with the older version.
-pub(crate) fn is_open(desired: &Desired, seen: &Observation, path: Path) -> bool {
-    path != Path::Down || matches!(way_down(desired, seen, |_| true), WayDown::Open)
+pub(crate) fn is_open(view: &View<'_>, path: Path) -> bool {
+    path != Path::Down || matches!(way_down(view, |_| true), WayDown::Open)
 }
 
 /// What is not told yet is waited for: neither the version that the cluster speaks nor the format of any data is taken for granted.
-fn way_down(desired: &Desired, seen: &Observation, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
-    let Some(cluster) = Cluster::see(desired, seen) else { return WayDown::Unseen };
+fn way_down(view: &View<'_>, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
+    let desired = view.desired;
+    let Some(cluster) = view.cluster() else { return WayDown::Unseen };
     let Some(goal) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok()) else {
         return WayDown::Unseen;
     };
@@ -176,8 +180,9 @@ fn readable_by(goal: Version, status: Option<&EtcdStatus>) -> Readable {
 }
 
 /// A way down that the spec no longer asks for is left: while it is open, etcd goes up no more and lets nobody join.
-pub(crate) fn takes_back(desired: &Desired, seen: &Observation, decision: &mut Decision) -> bool {
-    let Some(cluster) = Cluster::see(desired, seen) else { return false };
+pub(crate) fn takes_back(view: &View<'_>, decision: &mut Decision) -> bool {
+    let desired = view.desired;
+    let Some(cluster) = view.cluster() else { return false };
     let Some(wish) = desired.members.values().next() else { return false };
     let wanted = &wish.config.etcd.version;
     let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
@@ -196,8 +201,9 @@ fn line_of(version: &str) -> String {
 }
 
 /// All run what is wanted; what they have agreed to speak follows.
-pub(crate) fn follow(desired: &Desired, seen: &Observation, decision: &mut Decision) {
-    let Some(cluster) = Cluster::see(desired, seen) else { return };
+pub(crate) fn follow(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
+    let Some(cluster) = view.cluster() else { return };
     let Some(wish) = desired.members.values().next() else { return };
     let wanted = &wish.config.etcd.version;
     let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));

@@ -15,7 +15,7 @@ use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
     ServiceState, Stamp, address_in,
 };
-use crate::planner::{Action, Change, UnsafeBecause};
+use crate::planner::{Action, Change, UnsafeBecause, View};
 
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;
@@ -45,23 +45,21 @@ pub struct Voters {
 
 /// Counts voters as etcd lists them. One that could not be seen counts as a voter and not as healthy. Where nobody has a
 /// quorum, all that the ledger knows count.
-pub fn voters(desired: &Desired, seen: &Observation) -> Voters {
-    if let Some(cluster) = Cluster::see(desired, seen) {
-        return cluster.count();
-    }
-    count_known(desired, seen, |_| true)
+pub fn voters(view: &View<'_>) -> Voters {
+    view.cluster().map_or_else(|| count_known(view, |_| true), Cluster::count)
 }
 
 /// The voters without this one, in the same way. Nothing is subtracted, for who counts as a voter and who calls itself one may be told
 /// by different sources.
-pub fn other_voters(desired: &Desired, seen: &Observation, member: &MemberName) -> Voters {
-    match Cluster::see(desired, seen) {
+pub fn other_voters(view: &View<'_>, member: &MemberName) -> Voters {
+    match view.cluster() {
         Some(cluster) => cluster.count_without(member),
-        None => count_known(desired, seen, |name| name != member),
+        None => count_known(view, |name| name != member),
     }
 }
 
-fn count_known(desired: &Desired, seen: &Observation, counts: impl Fn(&MemberName) -> bool) -> Voters {
+fn count_known(view: &View<'_>, counts: impl Fn(&MemberName) -> bool) -> Voters {
+    let View { desired, seen, .. } = *view;
     let names: Vec<&MemberName> = match desired.etcd.formation.members() {
         Some(members) => members.iter().filter(|(_, known)| !known.learner).map(|(name, _)| name).collect(),
         None => desired.members.keys().collect(),
@@ -120,7 +118,8 @@ pub fn judge_data(
 
 /// Rule 7 again: an etcd that was written to shows that the ledger, which knows of no formed cluster, is not the latest.
 /// Nothing is wiped on the word of such a ledger.
-pub fn no_client_wrote(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+pub fn no_client_wrote(view: &View<'_>) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let wrote = |member: &MemberName| {
         let revision = seen.facts(member)?.etcd.status.as_ref()?.revision;
         (revision > UNWRITTEN).then(|| (member.clone(), revision))
@@ -150,7 +149,8 @@ pub fn may_wipe_leftover(formation: &Formation) -> bool {
 ///
 /// The ledger's word that nothing was formed is not enough, as it may be an older one: what is not seen to be empty may
 /// hold data.
-pub fn may_destroy(desired: &Desired, seen: &Observation, word: &Destruction) -> Result<(), UnsafeBecause> {
+pub fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let machines = seen.machines.get().into_iter().flatten();
     let mut ours = machines.filter(|(_, machine)| machine.cluster_id == desired.cluster_id);
     let formed = !may_wipe_leftover(&desired.etcd.formation);
@@ -159,18 +159,19 @@ pub fn may_destroy(desired: &Desired, seen: &Observation, word: &Destruction) ->
         Destruction::BackupWaived => Ok(()),
         _ if !formed && ours.all(holds_nothing) => Ok(()),
         Destruction::BackupMissing => Err(UnsafeBecause::NoBackup),
-        Destruction::BackupVerified(backup) => is_in_backup(desired, seen, backup),
+        Destruction::BackupVerified(backup) => is_in_backup(view, backup),
     }
 }
 
 /// Rules 7 and 8: whether all that was ever written is in a backup that was proven. How far the data goes is known only where a quorum
 /// of voters reports it: a member that was cut off may be far behind. Where no machine is left, there is nothing to lose.
-fn is_in_backup(desired: &Desired, seen: &Observation, backup: &BackupNote) -> Result<(), UnsafeBecause> {
+fn is_in_backup(view: &View<'_>, backup: &BackupNote) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let ours = |machine: &MachineSeen| machine.cluster_id == desired.cluster_id;
     if seen.machines.get().is_some_and(|machines| !machines.values().any(ours)) {
         return Ok(());
     }
-    let cluster = Cluster::see(desired, seen).filter(|cluster| {
+    let cluster = view.cluster().filter(|cluster| {
         let Voters { all, healthy } = cluster.count();
         healthy >= quorum(all)
     });
@@ -228,9 +229,10 @@ pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &St
 
 /// Rules 3, 8 and 9: may this member be taken out for a restart now? All others must be healthy; it need not be so itself,
 /// since the restart may be what heals it.
-pub fn may_disturb(desired: &Desired, seen: &Observation, member: &MemberName) -> Result<(), UnsafeBecause> {
-    let Voters { all, healthy } = voters(desired, seen);
-    let others = other_voters(desired, seen, member);
+pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
+    let desired = view.desired;
+    let Voters { all, healthy } = voters(view);
+    let others = other_voters(view, member);
     if others.healthy < others.all {
         return Err(UnsafeBecause::Quorum { member: member.clone(), voters: all, healthy, quorum: quorum(all) });
     }
@@ -250,14 +252,15 @@ pub struct Strength {
 }
 
 /// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
-pub fn strength_during(desired: &Desired, seen: &Observation, action: &Action) -> Option<Strength> {
+pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
+    let desired = view.desired;
     if !desired.etcd.formation.is_formed() {
         return None;
     }
-    let Voters { all, healthy } = voters(desired, seen);
-    let others = |m: &MemberName| other_voters(desired, seen, m);
-    let cluster = Cluster::see(desired, seen);
-    let votes = |m: &MemberName| cluster.as_ref().and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
+    let Voters { all, healthy } = voters(view);
+    let others = |m: &MemberName| other_voters(view, m);
+    let cluster = view.cluster();
+    let votes = |m: &MemberName| cluster.and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
     let after = match action {
         Action::RestartEtcd { member }
         | Action::StopEtcd { member }
@@ -334,23 +337,25 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
 
 /// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
 /// not lost.
-pub fn majority_is_lost(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
+pub fn majority_is_lost(view: &View<'_>) -> Result<(), UnsafeBecause> {
+    let desired = view.desired;
     if matches!(desired.etcd.formation, Formation::Recovering { .. }) {
         return Ok(());
     }
-    let there = match Cluster::see(desired, seen) {
+    let there = match view.cluster() {
         Some(cluster) => cluster.count(),
-        None => able(desired, seen),
+        None => able(view),
     };
     if there.healthy >= quorum(there.all) {
         return Err(UnsafeBecause::NotLost { voters: there.all, healthy: there.healthy });
     }
-    serves_nobody(desired, seen, there)
+    serves_nobody(view, there)
 }
 
 /// Rule 8 for a majority: one that this controller does not see is there all the same where a member's linearizable read was answered,
 /// for that takes a quorum.
-fn serves_nobody(desired: &Desired, seen: &Observation, there: Voters) -> Result<(), UnsafeBecause> {
+fn serves_nobody(view: &View<'_>, there: Voters) -> Result<(), UnsafeBecause> {
+    let View { desired, seen, .. } = *view;
     let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return Ok(()) };
     let serves = |m: &&MemberName| seen.status(m).is_some_and(|s| s.healthy && s.cluster_id == *etcd_cluster_id);
     match seen.agents.keys().find(serves) {
@@ -363,10 +368,10 @@ fn serves_nobody(desired: &Desired, seen: &Observation, there: Voters) -> Result
 }
 
 /// Whether enough members hold their data to agree on anything, once they all run.
-pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), UnsafeBecause> {
-    let Voters { all, healthy } = able(desired, seen);
+pub fn majority_is_there(view: &View<'_>) -> Result<(), UnsafeBecause> {
+    let Voters { all, healthy } = able(view);
     // While nobody tells who votes, the ledger may know of one too many: those that come up are waited for.
-    let comes_up = healthy > 0 && voters_told(desired, seen).is_none();
+    let comes_up = healthy > 0 && voters_told(view).is_none();
     if healthy >= quorum(all) || comes_up {
         return Ok(());
     }
@@ -375,11 +380,12 @@ pub fn majority_is_there(desired: &Desired, seen: &Observation) -> Result<(), Un
 
 /// The voters, and how many of them are seen with their data, whether they run or not. Where no etcd tells who votes, the ledger
 /// does.
-pub(crate) fn able(desired: &Desired, seen: &Observation) -> Voters {
+pub(crate) fn able(view: &View<'_>) -> Voters {
+    let View { desired, seen, .. } = *view;
     let Formation::Formed { token, members, .. } = &desired.etcd.formation else {
         return Voters { all: 0, healthy: 0 };
     };
-    let voters = voters_told(desired, seen);
+    let voters = voters_told(view);
     let votes = |known: &FormingMember| match &voters {
         Some(voters) => voters.contains(&known.peer_url),
         None => !known.learner,
@@ -395,7 +401,8 @@ pub(crate) fn able(desired: &Desired, seen: &Observation) -> Voters {
 }
 
 /// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
-fn voters_told<'a>(desired: &Desired, seen: &'a Observation) -> Option<BTreeSet<&'a String>> {
+fn voters_told<'a>(view: &View<'a>) -> Option<BTreeSet<&'a String>> {
+    let View { desired, seen, .. } = *view;
     let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return None };
     let statuses = seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref());
     let told = statuses.filter(|s| s.cluster_id == *etcd_cluster_id && !s.members.is_empty());
@@ -445,8 +452,9 @@ pub fn may_join_at_this_version(
 
 /// Rule 7: the machine of somebody who is no member any more goes when every member that is wanted is well, so that whatever it
 /// holds is not needed; or when its address is.
-pub fn may_clear_away(desired: &Desired, seen: &Observation, member: &MemberName) -> bool {
-    let Some(cluster) = Cluster::see(desired, seen).filter(|c| is_fresh(desired, c)) else { return false };
+pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
+    let View { desired, seen, .. } = *view;
+    let Some(cluster) = view.cluster().filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
     let listed = cluster
         .listed

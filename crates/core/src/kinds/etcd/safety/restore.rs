@@ -5,6 +5,7 @@ use super::revision::{self, MAX_REVISION};
 use super::{DataVerdict, judge_data};
 use crate::kinds::etcd::Restore;
 use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState};
+use crate::planner::View;
 
 /// How far above every revision ever seen a restored or recovered cluster begins.
 pub const MARGIN: u64 = 1_000_000_000;
@@ -16,8 +17,8 @@ pub fn bump_past(highest: u64, revision: u64) -> u64 {
 }
 
 /// The one that the snapshot was tried with, as long as it still leads well past all that was seen; else another.
-pub fn bump_of(restore: &Restore, desired: &Desired, seen: &Observation) -> u64 {
-    let highest = revision::highest(desired, seen);
+pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
+    let highest = revision::highest(view);
     let leads_past = |bump: &u64| {
         let begins_at = restore.revision.checked_add(*bump).filter(|at| *at <= MAX_REVISION);
         begins_at.is_some_and(|at| at >= highest.saturating_add(MARGIN / 2))
@@ -50,11 +51,11 @@ pub fn runs_on_other_data(
 /// Rule 6: who has no data of this formation, though members of it run already. It may have voted among them before, and would vote
 /// again if it began once more under the same token.
 pub fn lost_after_a_start<'a>(
-    desired: &Desired,
-    seen: &Observation,
+    view: &View<'_>,
     token: &str,
     members: impl Iterator<Item = &'a MemberName> + Clone,
 ) -> Option<&'a MemberName> {
+    let View { desired, seen, .. } = *view;
     let runs = |f: &Facts| {
         f.etcd.service != ServiceState::Stopped && matches!(&f.etcd.data, DataSeen::Stamped(s) if s.token == token)
     };

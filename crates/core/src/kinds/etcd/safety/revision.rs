@@ -3,7 +3,7 @@
 
 use super::restore::MARGIN;
 use crate::kinds::etcd::EtcdStatus;
-use crate::model::{Desired, Observation};
+use crate::planner::View;
 
 /// No cluster comes here: a million writes a second take 146,000 years.
 pub const MAX_REVISION: u64 = crate::planner::safety::LAST_REVISION;
@@ -26,7 +26,8 @@ pub fn told<'a>(statuses: impl Iterator<Item = &'a EtcdStatus>) -> Option<u64> {
 }
 
 /// The highest revision that clients can have seen, as far as it is known here.
-pub fn highest(desired: &Desired, seen: &Observation) -> u64 {
+pub fn highest(view: &View<'_>) -> u64 {
+    let View { desired, seen, .. } = *view;
     let statuses = seen.agents.keys().filter_map(|member| seen.facts(member)?.etcd.status.as_ref());
     remembered(desired.etcd.highest_revision).max(told(statuses).unwrap_or(0))
 }

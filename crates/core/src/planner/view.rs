@@ -1,0 +1,22 @@
+//! What one decision rests on. It is derived once from the wish and the observation, and every concern and every rule is handed the same.
+
+use crate::kinds::etcd::cluster::Cluster;
+use crate::model::{Desired, Observation};
+
+#[derive(Clone, Debug)]
+pub struct View<'a> {
+    pub desired: &'a Desired,
+    pub seen: &'a Observation,
+    /// The members as etcd itself lists them. `None` while no voter was seen to have a quorum behind it.
+    cluster: Option<Cluster<'a>>,
+}
+
+impl<'a> View<'a> {
+    pub fn new(desired: &'a Desired, seen: &'a Observation) -> Self {
+        View { desired, seen, cluster: Cluster::see(desired, seen) }
+    }
+
+    pub fn cluster(&self) -> Option<&Cluster<'a>> {
+        self.cluster.as_ref()
+    }
+}
