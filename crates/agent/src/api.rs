@@ -13,12 +13,11 @@ use std::net::IpAddr;
 
 use jiff::Timestamp;
 use quorate_core::Secret;
-use quorate_core::kinds::etcd::AuthOp;
-use quorate_core::kinds::etcd::Membership;
-use quorate_core::model::{CertificateUse, DataSeen, MemberName, NodeConfig, Stamp};
+use quorate_core::model::{CertificateUse, MemberName, NodeConfig};
 use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
+pub use crate::kinds::etcd::order::{Bootstrap, Order as EtcdOrder};
 pub use kept::Kept;
 
 /// Where each request goes.
@@ -100,15 +99,16 @@ pub struct Envelope {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
-    /// Makes files and programs be as the config says. A running etcd is left alone. A config whose etcd is not to be found is not taken
-    /// where there is data: what is in place stays in force as a whole, and the facts say why.
+    /// Makes files and programs be as the config says. Services that run are left alone; those that the config no longer has are stopped.
+    /// A config whose etcd is not found is not taken where there is data: what is in place stays in force as a whole, and the facts say
+    /// why.
     Converge {
         generation: u64,
         /// Tells two node configs apart. Only controllers compute it, so it stays what it was when an agent of another version reads
         /// the config in another way.
         digest: String,
-        /// The same for what etcd must be restarted for.
-        etcd_digest: String,
+        /// The same for what each service must be restarted for, by name.
+        services: BTreeMap<String, String>,
         config: Kept<NodeConfig>,
         /// The PATH of the controller, where it is on the same machine.
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -119,79 +119,29 @@ pub enum Order {
         trust: String,
         certificates: BTreeMap<CertificateUse, Certificate>,
     },
-    /// Starts etcd on data that must be as expected.
-    StartEtcd {
-        expects: DataSeen,
-        bootstrap: Option<Bootstrap>,
-        /// Where the others serve clients, for a machine that has met none of them yet.
-        #[serde(default)]
-        peers: BTreeSet<String>,
+    /// Acts on a service that needs no more than to be kept running. One of a kind has orders of its own.
+    Service {
+        name: String,
+        command: ServiceCommand,
     },
-    RestartEtcd,
-    StopEtcd,
-    /// The same where its data is given up: it is not waited for until etcd has handed over what nobody wants.
-    HaltEtcd,
-    /// Removes the data of exactly this stamp.
-    WipeData {
-        stamp: Stamp,
-    },
-    MoveLeader {
-        to: u64,
-    },
-    /// Lets a member join that has no vote yet. Each change of the membership is made only if etcd's own list, read with a
-    /// quorum just before, is as expected.
-    AddLearner {
-        expects: Membership,
-        peer_url: String,
-    },
-    Promote {
-        expects: Membership,
-        id: u64,
-    },
-    RemoveMember {
-        expects: Membership,
-        id: u64,
-    },
-    /// Lets members of an older version join, by etcd's own procedure.
-    Downgrade {
-        version: String,
-    },
-    /// Takes that back.
-    CancelDowngrade,
-    /// Makes the data of a new one-member formation from a copy of the data at hand. What was there is kept beside it.
-    Rebuild {
-        /// Of the data at hand.
-        was: Stamp,
-        stamp: Stamp,
-        peer_url: String,
-        /// By how much the revision goes up; all before is marked as compacted.
-        bump_revision: u64,
-    },
-    /// Makes the data of a new formation from the snapshot that was brought here before. What was there is kept beside it.
-    RestoreData {
-        /// What must lie in the data directory.
-        was: DataSeen,
-        stamp: Stamp,
-        /// All members of the new formation, this one among them.
-        initial_cluster: BTreeMap<MemberName, String>,
-        peer_url: String,
-        sha256: String,
-        /// By how much the revision goes up; all before is marked as compacted.
-        bump_revision: u64,
-    },
-    /// Removes the snapshot that was brought here.
-    DropStaged,
-    Auth {
-        op: AuthOp,
-        password: Option<Secret>,
-    },
+    Etcd(EtcdOrder),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ServiceCommand {
+    /// Keeps it running from now on.
+    Start,
+    /// Starts it again where it runs with other inputs than those of the config in place.
+    Restart,
+    Stop,
 }
 
 impl Order {
     /// Gives a machine this node config.
     pub fn converge(generation: u64, config: NodeConfig, search: Option<String>) -> Order {
-        let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
-        Order::Converge { generation, digest, etcd_digest, config: Kept::new(config), search }
+        let (digest, services) = (config.digest(), config.service_digests());
+        Order::Converge { generation, digest, services, config: Kept::new(config), search }
     }
 
     /// For the log, which must not show what is in it.
@@ -199,21 +149,10 @@ impl Order {
         match self {
             Order::Converge { .. } => "converge",
             Order::InstallCertificates { .. } => "install certificates",
-            Order::StartEtcd { .. } => "start etcd",
-            Order::RestartEtcd => "restart etcd",
-            Order::StopEtcd => "stop etcd",
-            Order::HaltEtcd => "halt etcd",
-            Order::WipeData { .. } => "wipe data",
-            Order::MoveLeader { .. } => "move leader",
-            Order::AddLearner { .. } => "add learner",
-            Order::Promote { .. } => "promote",
-            Order::RemoveMember { .. } => "remove member",
-            Order::Downgrade { .. } => "downgrade",
-            Order::CancelDowngrade => "cancel downgrade",
-            Order::Rebuild { .. } => "rebuild",
-            Order::RestoreData { .. } => "restore data",
-            Order::DropStaged => "drop staged",
-            Order::Auth { .. } => "auth",
+            Order::Service { command: ServiceCommand::Start, .. } => "start a service",
+            Order::Service { command: ServiceCommand::Restart, .. } => "restart a service",
+            Order::Service { command: ServiceCommand::Stop, .. } => "stop a service",
+            Order::Etcd(order) => order.name(),
         }
     }
 }
@@ -223,15 +162,6 @@ pub struct Certificate {
     pub chain: String,
     /// Only where the key was made elsewhere.
     pub key: Option<Secret>,
-}
-
-/// What etcd is told at its first start, and the stamp to set beside its data before.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Bootstrap {
-    pub stamp: Stamp,
-    pub initial_cluster: BTreeMap<MemberName, String>,
-    /// `new` in a formation; `existing` when joining a living cluster.
-    pub existing: bool,
 }
 
 /// Why an order was not carried out.
@@ -351,10 +281,10 @@ pub struct EnrolCertificate {
     pub chain: String,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum LogOf {
-    Etcd,
+    Service(String),
     Agent,
 }
 

@@ -54,7 +54,7 @@ impl Agent {
     }
 
     pub(crate) async fn put_certificates(&self) -> Result<(), AgentError> {
-        let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.service.owner()?);
+        let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.etcd.service.owner()?);
         crate::blocking(move || put(&layout, &state, owner)).await
     }
 }
@@ -134,7 +134,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use quorate_core::Secret;
-    use quorate_core::model::{BinarySource, ConfigFile, EtcdService, NodeConfig};
+    use quorate_core::model::{ConfigFile, NodeConfig};
 
     use super::*;
     use crate::api::Seed;
@@ -175,15 +175,10 @@ mod tests {
         for (file, owner) in [("member.key", NOBODY), ("peer.key", NOBODY), ("ca.crt", NOBODY), ("root.key", 0)] {
             assert_eq!(owner_of(&format!("etc/etcd/pki/{file}")), owner, "{file}");
         }
-        let etcd = EtcdService {
-            version: String::from("3.6.16"),
-            binary: BinarySource::DebianPackage,
-            flags: BTreeMap::new(),
-            inputs: [String::from("etc/etcd/jwt.key")].into(),
-        };
         let file = |path: &str| ConfigFile::text(path, 0o600, Secret::new("secret"));
         let files = vec![file("etc/etcd/jwt.key"), file("etc/quorate/root-password")];
-        crate::converge::put(&layout, None, &NodeConfig { files, etcd, host: None }, Some((NOBODY, NOBODY))).unwrap();
+        let owners = BTreeMap::from([(String::from("etc/etcd/jwt.key"), (NOBODY, NOBODY))]);
+        crate::converge::put(&layout, None, &NodeConfig { files, services: Vec::new(), host: None }, &owners).unwrap();
         assert_eq!((owner_of("etc/etcd/jwt.key"), owner_of("etc/quorate/root-password")), (NOBODY, 0));
     }
 }

@@ -36,8 +36,8 @@ use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use crate::api::{
-    EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Identity, LogAnswer, LogRequest, Order,
-    ReadFailure, Refusal, ServedKey, path,
+    EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, Identity, LogAnswer, LogRequest,
+    Order, ReadFailure, Refusal, ServedKey, path,
 };
 use crate::dial::Dial;
 use crate::{channel, tls, x509};
@@ -188,7 +188,12 @@ impl AgentClient {
     }
 
     pub async fn order(&self, envelope: &Envelope) -> Result<(), ClientError> {
-        let slow = matches!(envelope.order, Order::Converge { .. } | Order::Rebuild { .. } | Order::RestoreData { .. });
+        let slow = matches!(
+            envelope.order,
+            Order::Converge { .. }
+                | Order::Etcd(EtcdOrder::Rebuild { .. })
+                | Order::Etcd(EtcdOrder::RestoreData { .. })
+        );
         let time = if slow { SLOW_ORDER } else { ORDER };
         self.verified(path::ORDERS, envelope, time).await?.of_ours()
     }

@@ -31,7 +31,7 @@ impl Agent {
             machine_id: state.machine_id.clone(),
             public_key: hex(&Sha256::digest(&public_key)),
             proof: hex(&proof),
-            requests: requests(&state),
+            requests: state.requests(),
         })
     }
 
@@ -79,11 +79,6 @@ impl Agent {
         tracing::info!("enrolled");
         Ok(())
     }
-}
-
-/// The signing requests of the keys that were made here.
-pub(crate) fn requests(state: &State) -> std::collections::BTreeMap<CertificateUse, String> {
-    state.keys.iter().map(|(of, key)| (*of, key.request.clone())).collect()
 }
 
 /// The agent's certificate must be for its own key and name, and from the control CA: anything else would lock the

@@ -65,8 +65,8 @@ pub enum AgentError {
     NoControllerCame,
     #[error("the runtime could not be set up")]
     Runtime(#[source] io::Error),
-    #[error("etcd runs already")]
-    RunsAlready,
+    #[error("{name} runs already")]
+    RunsAlready { name: String },
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
     #[error("etcd's data is gone from {}, and without it etcd is not started", path.display())]
     DataGone { path: PathBuf },

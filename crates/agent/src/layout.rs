@@ -34,9 +34,9 @@ impl Layout {
         self.root.join(crate::LOCK_FILE)
     }
 
-    /// Which process etcd is.
-    pub(crate) fn process_file(&self) -> PathBuf {
-        self.state_dir().join("etcd.process.json")
+    /// Which process a service is.
+    pub(crate) fn process_file(&self, service: &str) -> PathBuf {
+        self.state_dir().join(format!("{service}.process.json"))
     }
 
     /// From where the configuration for forwarding logs is taken, and as whom; there while one is followed.
@@ -95,12 +95,19 @@ impl Layout {
         self.data_home().join("etcd.stamp")
     }
 
-    pub(crate) fn etcd_log(&self) -> PathBuf {
-        self.root.join("var/log/etcd.log")
+    pub(crate) fn service_log(&self, name: &str) -> PathBuf {
+        self.root.join(format!("var/log/{name}.log"))
     }
 
+    /// Where a service that needs no data of a kind may write.
+    pub(crate) fn service_data(&self, name: &str) -> PathBuf {
+        self.root.join(format!("var/lib/quorate-{name}"))
+    }
+
+    /// Whoever started the agent chose where its words go.
     pub(crate) fn agent_log(&self) -> PathBuf {
-        self.root.join("var/log/agent.log")
+        let stderr = std::fs::canonicalize("/proc/self/fd/2").ok().filter(|path| path.is_file());
+        stderr.unwrap_or_else(|| self.service_log("agent"))
     }
 
     pub(crate) fn programs(&self) -> PathBuf {

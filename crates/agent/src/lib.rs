@@ -1,4 +1,4 @@
-//! The agent: one process on each machine, and the only one that acts there. It makes the node config true, runs etcd,
+//! The agent: one process on each machine, and the only one that acts there. It makes the node config true, runs services,
 //! reports what it sees, and obeys its controller alone, in order of the fencing numbers that orders carry.
 //!
 //! It needs no handler for signals: whenever it is killed, etcd lives on in a process group of its own, what it remembers
@@ -15,12 +15,14 @@ mod crowd;
 pub mod dial;
 mod enrolment;
 mod error;
+mod facts;
 mod files;
 pub mod follow;
 mod host;
 pub mod kinds;
 mod layout;
 mod logs;
+mod orders;
 mod preflight;
 pub mod process;
 mod reach;
@@ -45,17 +47,14 @@ use std::time::Duration;
 
 use quorate_core::model::{AGENT_PORT, FailedUpgrade, HEALTH_PORT, NodeConfig};
 use rustix::fs::{FlockOperation, flock};
-use tokio::sync::Semaphore;
 
 pub use error::AgentError;
 pub use files::{one_private_directory, private_directory};
 
 use crate::agent::Agent;
-use crate::kinds::etcd::{self, clients, health, read, staging};
+use crate::kinds::etcd::{self, Etcd, health};
 use crate::layout::Layout;
-use crate::services::Service;
-use crate::services::child::Children;
-use crate::services::systemd::Systemd;
+use crate::services::Services;
 use crate::upgrade::{Trial, Upgrades};
 
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
@@ -79,7 +78,7 @@ pub struct Options {
     pub on_trial: bool,
 }
 
-/// Who keeps etcd running.
+/// Who keeps services running.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Supervisor {
     Child,
@@ -116,30 +115,24 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
     // Whoever sees the lock held finds the ports open.
     let _lock = lock(&layout).await?;
     files::make_dir(&layout.state_dir(), 0o700)?;
-    state.save()?;
+    if options.on_trial {
+        state.hold();
+    } else {
+        state.save()?;
+    }
     let shown = Arc::new(tls::Shown::of(&state.get())?);
-    let service: Arc<dyn Service> = match options.supervisor {
-        Supervisor::Child => Arc::new(Children::new(layout.clone())),
-        Supervisor::Systemd => Arc::new(Systemd::new(layout.clone()).await?),
-    };
+    let services = Services::new(layout.clone(), options.supervisor);
+    let etcd = Etcd::new(&layout, services.with(etcd::profile(&layout)).await?);
     let agent = Arc::new(Agent {
         cache: options.cache.unwrap_or_else(|| layout.programs()),
         state,
         seed: Mutex::new(seed),
         shown,
-        service,
-        access: etcd::Access::new(layout.clone()),
-        log: Arc::default(),
-        prober: etcd::Prober::default(),
+        services,
+        etcd,
         orders: tokio::sync::Mutex::new(()),
         under_way: Mutex::new(None),
-        staging: staging::Staging::default(),
-        readings: Arc::new(Semaphore::new(read::AT_ONCE)),
-        clients: clients::Clients::default(),
-        fsync: tokio::sync::OnceCell::new(),
         keeps_host: options.supervisor == Supervisor::Systemd,
-        not_started: Mutex::new(None),
-        attempt: Mutex::new(None),
         upgrades: Upgrades::new(options.on_trial, failed),
         layout,
     });
@@ -149,11 +142,11 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
         tracing::warn!(error = error.in_full(), "what an interrupted upgrade left could not be removed");
     }
     agent.put_right().await;
-    let (watched, service) = (agent.layout.root().to_owned(), agent.service.clone());
+    let watched = agent.layout.root().to_owned();
     tokio::select! {
         () = removed(watched, options.supervisor) => {
-            tracing::warn!("the directory of this agent was removed; etcd is stopped, and the agent ends");
-            service.stop(services::PATIENT).await.map(|()| None)
+            tracing::warn!("the directory of this agent was removed; its services are stopped, and the agent ends");
+            agent.services.stop_all().await.map(|()| None)
         }
         trial = agent.upgrades.next_program() => Ok(Some(trial)),
         () = agent.upgrades.trial_is_over() => Err(AgentError::NoControllerCame),
@@ -178,13 +171,17 @@ impl Agent {
         {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }
-        if let Err(error) = self.finish_renewal().await {
+        // The state must say so too, and a program on trial writes none.
+        if !self.upgrades.is_on_trial()
+            && let Err(error) = self.finish_renewal().await
+        {
             tracing::error!(error = error.in_full(), "the data of a new formation could not be put in place");
         }
         if let Err(error) = self.clear_uploads().await {
             tracing::warn!(error = error.in_full(), "what an upload left could not be removed");
         }
         self.resume_etcd().await;
+        self.resume_services().await;
     }
 }
 

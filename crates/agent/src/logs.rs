@@ -1,13 +1,12 @@
-//! The logs of etcd and of the agent itself, in pieces that fit into an answer.
+//! The logs of services and of the agent itself, in pieces that fit into an answer.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::{LogAnswer, LogOf, LogRequest, Refusal};
-use crate::layout::Layout;
 use crate::rotate;
 
 const MOST_BYTES: u64 = 1 << 20;
@@ -17,9 +16,9 @@ impl Agent {
         if !self.state.get().enrolled {
             return Err(Refusal::NotEnrolled);
         }
-        let path = match request.of {
-            LogOf::Etcd => self.layout.etcd_log(),
-            LogOf::Agent => own_log(&self.layout),
+        let path = match request.of.clone() {
+            LogOf::Service(name) => self.service_log(&name)?,
+            LogOf::Agent => self.layout.agent_log(),
         };
         let read = crate::blocking(move || {
             let answer = match request.from {
@@ -30,12 +29,6 @@ impl Agent {
         });
         Ok(read.await?)
     }
-}
-
-/// Whoever started the agent chose where its words go.
-pub(crate) fn own_log(layout: &Layout) -> PathBuf {
-    let stderr = std::fs::canonicalize("/proc/self/fd/2").ok().filter(|path| path.is_file());
-    stderr.unwrap_or_else(|| layout.agent_log())
 }
 
 /// The end of a log, from the beginning of a line on. Nothing where there is none.

@@ -20,15 +20,15 @@ impl Agent {
     /// Measured once, before etcd has any data here: later it would take the disk's time from etcd. None where the disk is not this
     /// machine's own affair.
     pub(crate) async fn fsync_micros(&self, data: &DataSeen) -> Option<u64> {
-        if !self.keeps_host || (*data != DataSeen::Empty && !self.fsync.initialized()) {
-            return self.fsync.get().copied().flatten();
+        if !self.keeps_host || (*data != DataSeen::Empty && !self.etcd.fsync.initialized()) {
+            return self.etcd.fsync.get().copied().flatten();
         }
         let place = self.layout.data();
         let measure = || async move {
             let measured = crate::blocking(move || slowest_write(place.parent().unwrap_or(&place))).await;
             measured.inspect_err(|error| tracing::warn!(%error, "the disk could not be measured")).ok()
         };
-        *self.fsync.get_or_init(measure).await
+        *self.etcd.fsync.get_or_init(measure).await
     }
 
     /// Why what must be fetched cannot be, as far as the network is to blame.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use quorate_core::model::{AGENT_PORT, PEER_PORT};
+use futures_util::future::join_all;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -13,9 +13,15 @@ use tokio::time::timeout;
 const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 
-pub(crate) async fn all(addresses: BTreeSet<IpAddr>) -> BTreeMap<IpAddr, bool> {
-    let mut knocking: JoinSet<_> =
-        addresses.into_iter().map(|address| async move { (address, reaches(address).await) }).collect();
+/// Whether a machine accepts a connection at one of these ports, by address.
+pub(crate) async fn all(addresses: BTreeSet<IpAddr>, ports: &[u16]) -> BTreeMap<IpAddr, bool> {
+    let mut knocking: JoinSet<_> = addresses
+        .into_iter()
+        .map(|address| {
+            let ports = ports.to_vec();
+            async move { (address, reaches(address, ports).await) }
+        })
+        .collect();
     let mut reached = BTreeMap::new();
     while let Some(Ok((address, answers))) = knocking.join_next().await {
         reached.insert(address, answers);
@@ -33,14 +39,15 @@ pub(crate) async fn is_bound(address: IpAddr, patience: Duration) -> bool {
     timeout(patience, bound).await.is_ok()
 }
 
-async fn reaches(address: IpAddr) -> bool {
+async fn reaches(address: IpAddr, ports: Vec<u16>) -> bool {
     let opens = |port| async move { matches!(timeout(PATIENCE, TcpStream::connect((address, port))).await, Ok(Ok(_))) };
-    let (agent, peer) = tokio::join!(opens(AGENT_PORT), opens(PEER_PORT));
-    agent || peer
+    join_all(ports.into_iter().map(opens)).await.contains(&true)
 }
 
 #[cfg(test)]
 mod tests {
+    use quorate_core::model::{AGENT_PORT, PEER_PORT};
+
     use super::*;
 
     #[tokio::test]
@@ -56,7 +63,7 @@ mod tests {
         let [by_agent, by_etcd, nobody] = [203, 204, 205].map(|block| IpAddr::from([127, block, high, low]));
         let _agent = tokio::net::TcpListener::bind((by_agent, AGENT_PORT)).await.unwrap();
         let _etcd = tokio::net::TcpListener::bind((by_etcd, PEER_PORT)).await.unwrap();
-        let reached = all(BTreeSet::from([by_agent, by_etcd, nobody])).await;
+        let reached = all(BTreeSet::from([by_agent, by_etcd, nobody]), &[AGENT_PORT, PEER_PORT]).await;
         assert_eq!(reached, BTreeMap::from([(by_agent, true), (by_etcd, true), (nobody, false)]));
     }
 }

@@ -1,5 +1,5 @@
-//! Keeps the logs of etcd and of the agent within a bound: a file that has grown too large is copied to `NAME.1` and emptied.
-//! It is not renamed, since etcd and systemd hold it open and would write on into the renamed one. All of them append, so
+//! Keeps the logs of services and of the agent within a bound: a file that has grown too large is copied to `NAME.1` and emptied.
+//! It is not renamed, since the service or systemd holds it open and would write on into the renamed one. All of them append, so
 //! that what they write next begins at the start of the emptied file. A line that is written between the last look at the
 //! file and its emptying is lost; that is some microseconds in each 16 MiB.
 
@@ -20,10 +20,9 @@ impl Agent {
     /// Until it is dropped.
     pub(crate) async fn keep_logs_small(&self) {
         // Whoever started the agent may have sent its words to a file with other things in it.
-        let own = Some(crate::logs::own_log(&self.layout)).filter(|path| path.ends_with("agent.log"));
-        let logs: Vec<PathBuf> = [Some(self.layout.etcd_log()), own].into_iter().flatten().collect();
+        let own = Some(self.layout.agent_log()).filter(|path| path.ends_with("agent.log"));
         loop {
-            for log in logs.clone() {
+            for log in self.service_logs().into_iter().chain(own.clone()) {
                 let kept = crate::blocking(move || keep_small(&log, LARGEST).map_err(|error| (log, error))).await;
                 if let Err((log, error)) = kept {
                     tracing::warn!(log = %log.display(), %error, "the log could not be emptied");

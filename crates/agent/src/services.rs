@@ -1,76 +1,176 @@
-//! How etcd is kept running: as a supervised child under the local provider, by systemd on machines. Whether it may run is
-//! decided elsewhere; a service only keeps running what it was told to start, and says how that goes.
+//! How services are kept running, each known by its name: as supervised children under the local provider, by systemd on machines.
+//! Whether one may run is decided elsewhere; a supervisor only keeps running what it was told to start, and says how that goes.
 
 pub(crate) mod child;
+pub(crate) mod plain;
 pub(crate) mod systemd;
 
-use std::path::PathBuf;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use quorate_core::model::ServiceState;
 use serde::{Deserialize, Serialize};
 
-use crate::AgentError;
 use crate::files::Owner;
+use crate::layout::Layout;
+use crate::{AgentError, Supervisor};
+use child::Children;
+use systemd::Systemd;
 
 pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// etcd hands its leadership over and closes its database when asked to end.
+/// For what a service closes and hands over when it is asked to end.
 pub(crate) const PATIENT: Duration = Duration::from_secs(10);
 /// For one whose data is given up. A follower ends well within this; a leader whose followers are gone would look for a successor in vain.
 pub(crate) const HURRIED: Duration = Duration::from_millis(500);
 
-/// Asked before etcd is started again by itself, in this way.
+/// Asked before a service is started again by itself, in this way.
 pub(crate) type Gate = Arc<dyn Fn(Launch) -> Doing<'static, Result<(), AgentError>> + Send + Sync>;
 
-/// How etcd is started.
+/// How a service is started.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
-    /// Further arguments, for as long as etcd has not come into being. Never remembered: whoever comes later cannot know
-    /// that etcd still has not.
+    /// Further arguments, for as long as the service has not come into being. Never remembered: whoever comes later cannot know
+    /// that it still has not.
     #[serde(skip)]
     pub(crate) first_args: Vec<String>,
-    /// Of the inputs that etcd is started with.
+    #[serde(default)]
+    pub(crate) env: BTreeMap<String, String>,
+    /// Of the inputs that it is started with.
     pub(crate) digest: String,
-    /// What the program must be. Not known of an etcd that an older agent started.
+    /// What the program must be. Not known of a service that an older agent started.
     #[serde(default)]
     pub(crate) version: Option<String>,
 }
 
-/// Said at every start but the first. etcd ignores it where it has data; where the data has vanished, it makes etcd fail
-/// instead of founding a cluster of its own.
-pub(crate) const NEVER_NEW: &str = "--initial-cluster-state=existing";
+/// What a supervisor knows of a service besides how it is started. It is the same at every start.
+#[derive(Clone)]
+pub(crate) struct Profile {
+    pub(crate) name: String,
+    /// Of systemd.
+    pub(crate) unit: String,
+    /// As whom it runs on a machine.
+    pub(crate) user: String,
+    /// The directory that it may write to.
+    pub(crate) data: PathBuf,
+    pub(crate) log: PathBuf,
+    pub(crate) first_start: Option<FirstStart>,
+    /// Variables that begin so are settings to it, and none of the agent's are passed on.
+    pub(crate) variables: Option<&'static str>,
+    /// Further settings of its unit, one to a line.
+    pub(crate) settings: &'static str,
+    /// A process that does this service's work and that nobody keeps.
+    pub(crate) find_stray: Arc<dyn Fn() -> Option<i32> + Send + Sync>,
+    /// Why it ended, as far as its log says.
+    pub(crate) last_words: fn(&Path) -> String,
+}
 
-impl Launch {
-    pub(crate) fn all_args(&self) -> Vec<String> {
-        let mut args = self.args.clone();
-        if self.first_args.is_empty() {
-            args.push(NEVER_NEW.to_owned());
+/// Of a service whose first start differs from all others: it makes its data then, and must never do so again by itself.
+#[derive(Clone)]
+pub(crate) struct FirstStart {
+    /// Said at every other start.
+    pub(crate) otherwise: &'static str,
+    /// There from the first start on.
+    pub(crate) leaves: PathBuf,
+    /// Refuses a start that is not the first where there is no data.
+    pub(crate) check: Arc<dyn Fn() -> Result<(), AgentError> + Send + Sync>,
+}
+
+impl Profile {
+    fn is_setting(&self, variable: &str) -> bool {
+        self.variables.is_some_and(|prefix| variable.starts_with(prefix))
+    }
+
+    fn all_args(&self, launch: &Launch) -> Vec<String> {
+        let mut args = launch.args.clone();
+        if let (Some(first), true) = (&self.first_start, launch.first_args.is_empty()) {
+            args.push(first.otherwise.to_owned());
         }
-        args.extend(self.first_args.iter().cloned());
+        args.extend(launch.first_args.iter().cloned());
         args
     }
 }
 
 pub(crate) trait Service: Send + Sync {
-    /// Starts etcd and from then on keeps it running.
+    /// Starts the service and from then on keeps it running.
     fn start(&self, launch: Launch, gate: Gate) -> Doing<'_, Result<(), AgentError>>;
 
-    /// Takes over an etcd that an earlier agent started, if it still runs.
+    /// Takes over a service that an earlier agent started, if it still runs.
     fn adopt(&self, gate: Gate) -> Doing<'_, bool>;
 
-    /// Ends etcd, or what is left of it, and keeps it ended. One that takes longer than this is killed.
+    /// Ends the service, or what is left of it, and keeps it ended. One that takes longer than this is killed.
     fn stop(&self, patience: Duration) -> Doing<'_, Result<(), AgentError>>;
 
     fn look(&self) -> Doing<'_, ServiceState>;
 
-    /// etcd has come into being: what was for its first start only is forgotten.
+    /// The service has come into being: what was for its first start only is forgotten.
     fn came_into_being(&self);
 
-    /// To whom etcd's files must belong, where not to the agent's own user.
+    /// To whom its files must belong, where not to the agent's own user.
     fn owner(&self) -> Result<Option<Owner>, AgentError>;
+}
+
+/// The services of this machine, by name.
+pub(crate) struct Services {
+    layout: Layout,
+    supervisor: Supervisor,
+    known: Mutex<BTreeMap<String, Arc<dyn Service>>>,
+    /// Why those that should run could not be started.
+    failures: Mutex<BTreeMap<String, String>>,
+}
+
+impl Services {
+    pub(crate) fn new(layout: Layout, supervisor: Supervisor) -> Self {
+        Services { layout, supervisor, known: Mutex::default(), failures: Mutex::default() }
+    }
+
+    /// The service of this profile. On a machine its user is made, where the image has none.
+    pub(crate) async fn with(&self, profile: Profile) -> Result<Arc<dyn Service>, AgentError> {
+        if let Some(known) = self.named(&profile.name) {
+            return Ok(known);
+        }
+        let name = profile.name.clone();
+        let service: Arc<dyn Service> = match self.supervisor {
+            Supervisor::Child => Arc::new(Children::new(self.layout.clone(), profile)),
+            Supervisor::Systemd => Arc::new(Systemd::new(self.layout.clone(), profile).await?),
+        };
+        self.known.lock().expect("no holder panics").insert(name, service.clone());
+        Ok(service)
+    }
+
+    pub(crate) fn named(&self, name: &str) -> Option<Arc<dyn Service>> {
+        self.known.lock().expect("no holder panics").get(name).cloned()
+    }
+
+    /// Its profile may be another next time.
+    fn forget(&self, name: &str) {
+        self.known.lock().expect("no holder panics").remove(name);
+        self.note_failure(name, None);
+    }
+
+    fn note_failure(&self, name: &str, why: Option<String>) {
+        let mut failures = self.failures.lock().expect("no holder panics");
+        match why {
+            Some(why) => drop(failures.insert(name.to_owned(), why)),
+            None => drop(failures.remove(name)),
+        }
+    }
+
+    fn failure(&self, name: &str) -> Option<String> {
+        self.failures.lock().expect("no holder panics").get(name).cloned()
+    }
+
+    pub(crate) async fn stop_all(&self) -> Result<(), AgentError> {
+        let all: Vec<_> = self.known.lock().expect("no holder panics").values().cloned().collect();
+        let mut stopped = Ok(());
+        for service in all {
+            stopped = stopped.and(service.stop(PATIENT).await);
+        }
+        stopped
+    }
 }

@@ -1,20 +1,23 @@
 //! The agent's memory: one file, replaced as a whole and made durable before anything is done that rests on it. All else
 //! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp beside it.
 
+mod migrate;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::kinds::etcd::OlderData;
-use quorate_core::model::{BinarySeen, CertificateUse, NodeConfig, PROTOCOL, Program, Stamp, TrustPlane};
+use quorate_core::model::{CertificateUse, NodeConfig, PROTOCOL, Program};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 
 use crate::api::{Identity, Kept, Refusal, Seed};
+use crate::kinds::etcd::EtcdState;
 use crate::layout::Layout;
 use crate::{AgentError, files};
 
@@ -33,7 +36,6 @@ pub(crate) struct State {
     /// The highest fencing number ever obeyed.
     pub(crate) fence: u64,
     pub(crate) node_config: Option<InPlace>,
-    pub(crate) binary: Binary,
     /// Keys made here.
     pub(crate) keys: BTreeMap<CertificateUse, Key>,
     /// Keys that were brought with their certificates, used instead of those made here.
@@ -41,60 +43,30 @@ pub(crate) struct State {
     pub(crate) chains: BTreeMap<CertificateUse, String>,
     /// The CAs that etcd and its clients trust.
     pub(crate) trust: Option<String>,
-    /// Whether etcd is meant to run.
-    pub(crate) wanted_running: bool,
-    pub(crate) last_started: Option<Stamp>,
-    /// Where the other members serve their clients, to be asked before etcd is started.
+    pub(crate) etcd: EtcdState,
+    /// Services that need no more than to be kept running, and are meant to run.
     #[serde(default)]
-    pub(crate) peers: BTreeSet<String>,
-    /// Found at the last attempt to start etcd.
-    #[serde(default)]
-    pub(crate) older: Option<OlderData>,
+    pub(crate) services: BTreeSet<String>,
     /// The PATH of the controller that gave the node config, on a machine that it shares with us.
     #[serde(default)]
     pub(crate) search: Option<String>,
-    /// With which CAs etcd was started last, and before that: one of the two runs.
-    #[serde(default)]
-    pub(crate) launched: Vec<Launched>,
-}
-
-/// What etcd was told to trust when it was started.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Launched {
-    /// Of all inputs: by it a running etcd is known.
-    pub(crate) digest: String,
-    /// Key identifiers of CAs.
-    pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct InPlace {
     pub(crate) generation: u64,
     pub(crate) digest: String,
-    /// Absent in what an older agent wrote.
+    /// By name: what each service must be restarted for. Absent in what an older agent wrote.
     #[serde(default)]
-    etcd_digest: Option<String>,
+    pub(crate) services: BTreeMap<String, String>,
     pub(crate) config: Kept<NodeConfig>,
 }
 
 impl InPlace {
-    pub(crate) fn new(generation: u64, digest: String, etcd_digest: String, config: Kept<NodeConfig>) -> Self {
-        InPlace { generation, digest, etcd_digest: Some(etcd_digest), config }
+    pub(crate) fn service_digest(&self, name: &str) -> String {
+        let known = self.services.get(name).cloned();
+        known.or_else(|| self.config.service_digests().remove(name)).unwrap_or_default()
     }
-
-    pub(crate) fn etcd_digest(&self) -> String {
-        self.etcd_digest.clone().unwrap_or_else(|| self.config.etcd_digest())
-    }
-}
-
-/// The etcd program as it was found for the node config in place.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub(crate) struct Binary {
-    pub(crate) path: Option<PathBuf>,
-    pub(crate) seen: BinarySeen,
-    /// Where it was found, if that is elsewhere: etcd's other programs are there.
-    #[serde(default)]
-    pub(crate) home: Option<PathBuf>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -128,29 +100,24 @@ impl State {
             enrolled: false,
             fence: 0,
             node_config: None,
-            binary: Binary { path: None, seen: BinarySeen::Unasked, home: None },
             keys: BTreeMap::from([(CertificateUse::Agent, key)]),
             brought_keys: BTreeMap::new(),
             chains: BTreeMap::new(),
             trust: None,
-            wanted_running: false,
-            last_started: None,
-            peers: BTreeSet::new(),
-            older: None,
+            etcd: EtcdState::default(),
+            services: BTreeSet::new(),
             search: None,
-            launched: Vec::new(),
         })
-    }
-
-    /// Nothing is left of the formation that etcd was in here.
-    pub(crate) fn forget_formation(&mut self) {
-        (self.last_started, self.older) = (None, None);
-        self.peers.clear();
     }
 
     /// The key that the agent serves TLS with, which is made together with the state.
     pub(crate) fn agent_key(&self) -> &Key {
         &self.keys[&CertificateUse::Agent]
+    }
+
+    /// The signing requests of the keys that were made here.
+    pub(crate) fn requests(&self) -> BTreeMap<CertificateUse, String> {
+        self.keys.iter().map(|(of, key)| (*of, key.request.clone())).collect()
     }
 
     /// The key of the certificate for this use.
@@ -198,7 +165,8 @@ fn read(path: &Path) -> Result<Option<State>, AgentError> {
     if protocol > ours.protocol {
         return Err(AgentError::NewerState { path: path.into(), written: protocol, ours: ours.clone() });
     }
-    read_json(path, &text).map(Some)
+    let state = migrate::to_present(read_json(path, &text)?, protocol);
+    serde_json::from_value(state).map(Some).map_err(|source| AgentError::Unreadable { path: path.into(), source })
 }
 
 /// The part of the state that keeps its form.
@@ -222,11 +190,18 @@ pub(crate) struct StateStore {
     path: PathBuf,
     current: Mutex<Arc<State>>,
     writing: tokio::sync::Mutex<()>,
+    /// Whether the file stays as it is for now.
+    held: AtomicBool,
 }
 
 impl StateStore {
     fn new(path: PathBuf, state: State) -> Self {
-        StateStore { path, current: Mutex::new(Arc::new(state)), writing: tokio::sync::Mutex::new(()) }
+        StateStore {
+            path,
+            current: Mutex::new(Arc::new(state)),
+            writing: tokio::sync::Mutex::new(()),
+            held: AtomicBool::new(false),
+        }
     }
 
     pub(crate) fn get(&self) -> Arc<State> {
@@ -236,6 +211,23 @@ impl StateStore {
     /// Writes the state as it was opened.
     pub(crate) fn save(&self) -> Result<(), AgentError> {
         write(&self.path, &self.get())
+    }
+
+    /// Leaves the file alone until `release`. A program on trial does this: the one before it could not read what it writes.
+    pub(crate) fn hold(&self) {
+        self.held.store(true, Ordering::Relaxed);
+    }
+
+    /// Writes what has changed meanwhile, and every change from now on.
+    pub(crate) async fn release(&self) -> Result<(), AgentError> {
+        let _writing = self.writing.lock().await;
+        if !self.held.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let (path, state) = (self.path.clone(), self.get());
+        crate::blocking(move || write(&path, &state)).await?;
+        self.held.store(false, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Changes the state on disk, then in memory. A change that changes nothing writes nothing.
@@ -249,8 +241,10 @@ impl StateStore {
         }
         let after = Arc::new(after);
         let (path, written) = (self.path.clone(), after.clone());
-        // A disk that etcd keeps busy can take long to sync; facts must be answered meanwhile.
-        crate::blocking(move || write(&path, &written)).await?;
+        if !self.held.load(Ordering::Relaxed) {
+            // A disk that etcd keeps busy can take long to sync; facts must be answered meanwhile.
+            crate::blocking(move || write(&path, &written)).await?;
+        }
         *self.current.lock().expect("no holder panics") = after;
         Ok(())
     }

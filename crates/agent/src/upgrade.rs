@@ -11,25 +11,21 @@
 //!
 //! `agent check`, the flag `--trial` and the two paths below are what programs of different versions rely on: they never change.
 
+mod take;
+
 use std::ffi::OsString;
 use std::fs;
 use std::io;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use hyper::body::Incoming;
-use quorate_core::model::{Busy, FailedUpgrade, Program};
+use quorate_core::model::{FailedUpgrade, Program};
 use tokio::sync::Notify;
 
-use crate::agent::{Agent, UnderWay};
-use crate::api::{Refusal, UploadRequest};
 use crate::layout::Layout;
-use crate::upload::{self, Upload};
-use crate::{AgentError, Options, blocking, files, state};
+use crate::{AgentError, Options, files, state, upload};
 
 /// Within which a controller must have spoken to the new agent.
 pub(crate) const TRIAL: Duration = Duration::from_secs(120);
@@ -74,6 +70,10 @@ impl Upgrades {
         self.failed.as_ref().filter(|(of, _)| Some(*of) == fence).map(|(_, failed)| failed.clone())
     }
 
+    pub(crate) fn is_on_trial(&self) -> bool {
+        self.on_trial.load(Ordering::Relaxed)
+    }
+
     /// Returns when there is a program to be tried.
     pub(crate) async fn next_program(&self) -> Trial {
         loop {
@@ -101,108 +101,6 @@ pub struct Trial {
     program: PathBuf,
     to: Program,
     fence: u64,
-}
-
-impl Agent {
-    /// Takes in another program for this machine. The agent leaves for it when this is answered.
-    pub(crate) async fn take_program(
-        self: &Arc<Self>,
-        announced: UploadRequest,
-        mut body: Incoming,
-    ) -> Result<(), Refusal> {
-        let _one_at_a_time = self.orders.lock().await;
-        if !self.state.get().enrolled {
-            return Err(Refusal::NotEnrolled);
-        }
-        let fence = announced.fence;
-        let _under_way = UnderWay::begin(self, Busy { order: String::from("upgrade the agent"), fence });
-        self.state.obey_fence(fence).await?;
-        let layout = self.layout.clone();
-        let mut upload = blocking(move || begin(&layout, &announced)).await?;
-        tracing::info!(fence, "a new program is being received");
-        while let Some(piece) = upload::receive(&mut body).await? {
-            self.check_still_obeyed()?;
-            upload = blocking(move || upload.take(&piece)).await?;
-        }
-        let next = self.layout.root().join(NEXT);
-        let place = next.clone();
-        blocking(move || finish(upload, &place)).await?;
-        let checked = self.try_program(&next).await;
-        let Ok(to) = checked else {
-            let _ = fs::remove_file(&next);
-            return checked.map(drop);
-        };
-        tracing::info!(%to, "the new program runs here; the agent leaves for it");
-        *self.upgrades.next.lock().expect("no holder panics") = Some(Trial { program: next, to, fence });
-        let agent = self.clone();
-        tokio::spawn(async move {
-            tokio::time::sleep(ANSWER).await;
-            agent.upgrades.leave.notify_one();
-        });
-        Ok(())
-    }
-
-    /// Runs the new program to see that it starts on this machine and can read what this agent has written.
-    async fn try_program(&self, program: &Path) -> Result<Program, Refusal> {
-        let refused = |why: String| Refusal::Failed { why: format!("the new program does not run here: {why}") };
-        let mut command = tokio::process::Command::new(program);
-        command.args(["agent", "check", "--root"]).arg(self.layout.root());
-        command.stdin(Stdio::null()).kill_on_drop(true);
-        let ended = match tokio::time::timeout(CHECK, command.output()).await {
-            Ok(ended) => ended.map_err(|error| refused(error.to_string()))?,
-            Err(_) => return Err(refused(format!("it did not end within {} s", CHECK.as_secs()))),
-        };
-        if !ended.status.success() {
-            let said = String::from_utf8_lossy(&ended.stderr);
-            let said = said.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
-            return Err(refused(format!("{}: {said}", ended.status)));
-        }
-        serde_json::from_slice(&ended.stdout).map_err(|_| refused(String::from("it does not say what it is")))
-    }
-
-    /// A controller has spoken to this agent: if it was on trial, it takes its place on disk.
-    pub(crate) async fn confirm_trial(&self) -> Result<(), AgentError> {
-        if !self.upgrades.on_trial.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let layout = self.layout.clone();
-        blocking(move || put_in_place(&layout)).await?;
-        if self.upgrades.on_trial.swap(false, Ordering::Relaxed) {
-            tracing::info!(program = %Program::this(), "the upgrade is complete");
-            self.upgrades.confirmed.notify_one();
-        }
-        Ok(())
-    }
-}
-
-fn begin(layout: &Layout, announced: &UploadRequest) -> Result<Upload, Refusal> {
-    let next = layout.root().join(NEXT);
-    let directory = next.parent().unwrap_or(layout.root());
-    files::make_dir(directory, 0o755)?;
-    clear(layout)?;
-    let disk = rustix::fs::statvfs(directory).map_err(|error| AgentError::file("look at", directory)(error.into()))?;
-    let (free, needed) = (disk.f_bavail.saturating_mul(disk.f_frsize), announced.bytes.saturating_add(RESERVE));
-    if free < needed {
-        let expected = format!("{} MiB free in {} for the new program", needed.div_ceil(1 << 20), directory.display());
-        return Err(Refusal::NotAsExpected { expected, found: format!("{} MiB free", free >> 20) });
-    }
-    Upload::begin("a program", directory, 0o700, announced)
-}
-
-fn finish(upload: Upload, place: &Path) -> Result<(), Refusal> {
-    upload.finish(place)?;
-    let executable = fs::set_permissions(place, fs::Permissions::from_mode(0o755));
-    Ok(executable.map_err(AgentError::file("make executable", place))?)
-}
-
-fn put_in_place(layout: &Layout) -> Result<(), AgentError> {
-    let (next, place) = (layout.root().join(NEXT), layout.root().join(PROGRAM));
-    match fs::rename(&next, &place) {
-        Ok(()) => files::make_durable(place.parent().unwrap_or(&place)),
-        // Two controllers may ask at once.
-        Err(error) if error.kind() == io::ErrorKind::NotFound && place.exists() => Ok(()),
-        Err(error) => Err(AgentError::file("put in place", place)(error)),
-    }
 }
 
 /// Removes what an upgrade that did not come to its end has left.
@@ -276,6 +174,8 @@ fn arguments(options: &Options) -> Vec<OsString> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     fn try_program(agent: &str, within: Duration) -> (PathBuf, Result<(), (u64, FailedUpgrade)>) {

@@ -45,6 +45,7 @@ struct Rendered {
     config: Arc<NodeConfig>,
     digest: String,
     etcd_digest: String,
+    etcd_version: String,
 }
 
 impl Configs {
@@ -54,8 +55,10 @@ impl Configs {
         let rendered = spec.members.iter().map(|member| {
             let mut config = etcd::desire::node_config(spec, ledger, member, binary.clone());
             config.host = host::config(spec, member, brought, &neighbours).map(Box::new);
-            let (digest, etcd_digest) = (config.digest(), config.etcd_digest());
-            (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest })
+            let digest = config.digest();
+            let etcd_digest = config.service_digests().remove(etcd::SERVICE).unwrap_or_default();
+            let etcd_version = spec.etcd.version.to_string();
+            (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest, etcd_version })
         });
         let members = rendered.collect();
         let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| formed.token.clone());
@@ -173,7 +176,7 @@ pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
 }
 
 fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Configs) -> DesiredMember {
-    let Rendered { config, digest, etcd_digest } = configs.members[member.name.as_str()].clone();
+    let Rendered { config, digest, etcd_digest, etcd_version } = configs.members[member.name.as_str()].clone();
     let name = MemberName::from(member.name.as_str());
     let record = ledger.members.get(&name).cloned().unwrap_or_default();
     let incarnation = record.incarnation.max(1);
@@ -185,6 +188,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         config,
         digest,
         etcd_digest,
+        etcd_version,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
         place: spec.provider.settings().place(member),

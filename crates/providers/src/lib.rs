@@ -64,7 +64,7 @@ pub trait Provider {
     async fn console(&self, machine: &MachineId) -> Result<String, ProviderError>;
 
     /// Where a log of a machine is on this host, for people whom its agent does not answer. None: on the machine alone.
-    fn log_file(&self, _machine: &MachineId, _of: LogOf) -> Option<PathBuf> {
+    fn log_file(&self, _machine: &MachineId, _of: &LogOf) -> Option<PathBuf> {
         None
     }
 

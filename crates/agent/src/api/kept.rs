@@ -57,10 +57,11 @@ mod tests {
 
     #[test]
     fn what_a_newer_controller_adds_is_kept_and_not_shown() {
-        let etcd = r#"{"version":"3.6.16","binary":"debian_package","flags":{},"inputs":[],"cgroup":"fast"}"#;
-        let text = format!(r#"{{"files":[],"etcd":{etcd},"postgres":{{"password":"hidden"}}}}"#);
+        let etcd = r#"{"version":"3.6.16","binary":"debian_package","flags":{},"cgroup":"fast"}"#;
+        let service = format!(r#"{{"name":"etcd","user":"etcd","runs":{{"etcd":{etcd}}},"inputs":[]}}"#);
+        let text = format!(r#"{{"files":[],"services":[{service}],"postgres":{{"password":"hidden"}}}}"#);
         let kept: Kept<NodeConfig> = serde_json::from_str(&text).unwrap();
-        assert_eq!(kept.etcd.version, "3.6.16");
+        assert_eq!(kept.etcd().unwrap().version, "3.6.16");
         assert!(!format!("{kept:?}").contains("hidden"));
         let written = serde_json::to_string(&kept).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&written).unwrap(), serde_json::from_str::<Value>(&text).unwrap());

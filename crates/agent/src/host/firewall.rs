@@ -1,7 +1,7 @@
 //! The rules of nftables: a table of our own, replaced as a whole in one instant. What is not named is refused, and told so, so
 //! that whoever is kept out does not wait.
 
-use quorate_core::model::{AGENT_PORT, CLIENT_PORT, FirewallConfig, HEALTH_PORT, PEER_PORT};
+use quorate_core::model::{AGENT_PORT, FirewallConfig};
 use quorate_core::spec::AddressRange;
 
 use super::node_exporter;
@@ -19,18 +19,18 @@ pub(super) fn none() -> String {
     format!("#!/usr/sbin/nft -f\n{MARK}{BEGIN}")
 }
 
-pub(super) fn render(config: &FirewallConfig, node_exporter: bool) -> String {
-    let FirewallConfig { rules, scrape_from, metrics } = config;
-    let health = format!("{{ {CLIENT_PORT}, {HEALTH_PORT} }}");
-    let metrics = metrics.as_ref().map(|metrics| (metrics.port.to_string(), Some(metrics.scrape_from.as_slice())));
-    let named = [
-        (PEER_PORT.to_string(), rules.peers_from.as_deref()),
-        (health, rules.clients_from.as_deref()),
+/// Ports, as nft has them, and from where they may be reached; none: from anywhere.
+pub(crate) type Opening<'a> = (String, Option<&'a [AddressRange]>);
+
+/// `kind` are the ports of what the cluster runs.
+pub(super) fn render(config: &FirewallConfig, node_exporter: bool, kind: &[Opening<'_>]) -> String {
+    let FirewallConfig { rules, scrape_from, metrics: _ } = config;
+    let machine: [Opening<'_>; 3] = [
         (String::from("22"), rules.ssh_from.as_deref()),
         (AGENT_PORT.to_string(), rules.controller_from.as_deref()),
         (node_exporter::PORT.to_string(), Some(if node_exporter { scrape_from } else { &[] })),
     ];
-    let rules: String = named.iter().chain(&metrics).flat_map(|(ports, from)| lines(ports, *from)).collect();
+    let rules: String = kind.iter().chain(&machine).flat_map(|(ports, from)| lines(ports, *from)).collect();
     format!(
         "#!/usr/sbin/nft -f\n\
          {MARK}\
@@ -51,7 +51,6 @@ pub(super) fn render(config: &FirewallConfig, node_exporter: bool) -> String {
     )
 }
 
-/// Absent ranges: from anywhere.
 fn lines(ports: &str, from: Option<&[AddressRange]>) -> Vec<String> {
     let accept = |from: String| format!("    {from}tcp dport {ports} accept\n");
     let Some(ranges) = from else { return vec![accept(String::new())] };

@@ -3,28 +3,37 @@
 mod access;
 mod auth;
 pub mod binaries;
-pub(crate) mod clients;
+mod clients;
 mod complaint;
 mod data;
 mod downgrade;
+mod facts;
 pub(crate) mod health;
 mod http;
 mod membership;
 mod older;
+pub mod order;
+mod orders;
 mod pages;
+mod parts;
+mod ports;
 mod probe;
-pub(crate) mod read;
+mod prober;
+mod program;
+mod read;
 mod renew;
-pub(crate) mod staging;
+mod service;
+mod staging;
 mod start;
+mod state;
 pub(crate) mod trust;
 mod wal;
 
-pub(crate) use access::Access;
-pub(crate) use auth::change as change_auth;
-pub(crate) use complaint::last_complaint;
-pub(crate) use data::look as look_at_data;
-pub(crate) use membership::Change;
-pub(crate) use probe::{Look, Prober, ask_auth};
-pub(crate) use renew::{Origin, Renewal};
-pub(crate) use wal::LogReader;
+pub(crate) use parts::Etcd;
+pub(crate) use ports::openings;
+pub(crate) use quorate_core::kinds::etcd::SERVICE;
+pub(crate) use service::profile;
+pub(crate) use state::EtcdState;
+
+/// Below the root, what is written for etcd by the agent alone, and what is stored next to it under longer names.
+pub(crate) const PLACES: [&str; 2] = ["var/lib/etcd", "etc/etcd/pki"];

@@ -1,16 +1,16 @@
-//! etcd as a child process in a group of its own, which outlives the agent: a later agent finds it by process id and start
+//! A service as a child process in a group of its own, which outlives the agent: a later agent finds it by process id and start
 //! time. When it ends by itself it is started again, after pauses that grow.
 
 use std::fs;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::process::{boot_id, start_ticks};
 use jiff::Timestamp;
-use quorate_core::model::{DataSeen, Exit, ServiceState};
+use quorate_core::model::{Exit, ServiceState};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::{Deserialize, Serialize};
@@ -18,11 +18,11 @@ use tokio::process::{Child, Command};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-use super::{Doing, Gate, Launch, PATIENT, Service};
+use super::{Doing, Gate, Launch, PATIENT, Profile, Service};
 use crate::AgentError;
 use crate::files::{self, Owner};
-use crate::kinds::etcd;
 use crate::layout::Layout;
+use crate::process::{self, boot_id, start_ticks};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -36,17 +36,18 @@ pub(crate) struct Children {
 
 struct Shared {
     layout: Layout,
+    profile: Profile,
     now: Mutex<ServiceState>,
     first_args: Mutex<Vec<String>>,
 }
 
 struct Keeper {
-    /// With the time that etcd may take.
+    /// With the time that the service may take.
     stop: oneshot::Sender<Duration>,
     task: JoinHandle<()>,
 }
 
-/// Which process etcd is. Written without `process` just before it is started, so that none is ever lost.
+/// Which process the service is. Written without `process` just before it is started, so that none is ever lost.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Record {
     /// Process ids and start times begin anew when the machine does.
@@ -65,9 +66,9 @@ struct ProcessId {
 }
 
 impl Children {
-    pub(crate) fn new(layout: Layout) -> Self {
+    pub(crate) fn new(layout: Layout, profile: Profile) -> Self {
         let now = Mutex::new(ServiceState::Stopped);
-        let shared = Arc::new(Shared { layout, now, first_args: Mutex::default() });
+        let shared = Arc::new(Shared { layout, profile, now, first_args: Mutex::default() });
         Children { shared, keeper: tokio::sync::Mutex::new(None) }
     }
 }
@@ -77,7 +78,7 @@ impl Service for Children {
         Box::pin(async move {
             let mut keeper = self.keeper.lock().await;
             if keeper.is_some() {
-                return Err(AgentError::RunsAlready);
+                return Err(AgentError::RunsAlready { name: self.shared.profile.name.clone() });
             }
             self.shared.end_unknown().await;
             *self.shared.first_args.lock().expect("no holder panics") = launch.first_args.clone();
@@ -107,7 +108,7 @@ impl Service for Children {
             }
             self.shared.end_unknown().await;
             self.shared.set(ServiceState::Stopped);
-            files::remove(&self.shared.layout.process_file())
+            files::remove(&self.shared.process_file())
         })
     }
 
@@ -130,14 +131,14 @@ impl Shared {
     }
 
     fn spawn(&self, launch: &Launch, restarts: u32) -> Result<Process, AgentError> {
-        if launch.first_args.is_empty() && etcd::look_at_data(&self.layout)? == DataSeen::Empty {
-            return Err(AgentError::DataGone { path: self.layout.data() });
+        if let (Some(first), true) = (&self.profile.first_start, launch.first_args.is_empty()) {
+            (first.check)()?;
         }
         let since = Timestamp::now();
         let mut record = Record { boot_id: boot_id(), process: None, since, launch: launch.clone(), restarts };
         self.note(&record)?;
-        let log = files::open_log(&self.layout.etcd_log())?;
-        let child = command(launch, &log).and_then(|mut command| command.spawn());
+        let log = files::open_log(&self.profile.log)?;
+        let child = self.command(launch, &log).and_then(|mut command| command.spawn());
         let child =
             child.map_err(|source| AgentError::Spawn { program: launch.program.display().to_string(), source })?;
         let pid = child.id().and_then(|pid| i32::try_from(pid).ok());
@@ -147,34 +148,49 @@ impl Shared {
             Process::Own(child).signal(Signal::KILL);
             return Err(error);
         }
-        tracing::info!(pid, restarts, "etcd started");
+        tracing::info!(service = self.profile.name, pid, restarts, "started");
         self.set(ServiceState::Running { since, digest: launch.digest.clone(), restarts });
         Ok(Process::Own(child))
     }
 
-    /// Ends an etcd that works on the data here and that nobody keeps: it would hold port and data for ever.
+    /// Ends a process that does this service's work and that nobody keeps: it would hold port and data for ever.
     async fn end_unknown(&self) {
-        while let Some(pid) = search_etcd(&self.layout) {
+        while let Some(pid) = (self.profile.find_stray)() {
             let Some(process) = Process::found(pid) else { return };
-            tracing::warn!(pid, "an etcd that this agent did not know of runs on the data; it is ended");
+            tracing::warn!(service = self.profile.name, pid, "a process that this agent did not know of is ended");
             end(process, PATIENT).await;
         }
     }
 
-    fn note(&self, record: &Record) -> Result<(), AgentError> {
-        let text = serde_json::to_vec(record).expect("plain data serializes");
-        files::write(&self.layout.process_file(), &text, files::PRIVATE, None)
+    fn process_file(&self) -> PathBuf {
+        self.layout.process_file(&self.profile.name)
     }
 
-    /// The etcd that an earlier agent started, if it runs.
+    fn command(&self, launch: &Launch, log: &fs::File) -> std::io::Result<Command> {
+        let mut command = Command::new(&launch.program);
+        command.args(self.profile.all_args(launch)).process_group(0).stdin(Stdio::null());
+        command.stdout(log.try_clone()?).stderr(log.try_clone()?);
+        for (name, _) in std::env::vars_os().filter(|(name, _)| self.profile.is_setting(&name.to_string_lossy())) {
+            command.env_remove(name);
+        }
+        command.envs(&launch.env).env(SERVICE_VARIABLE, mark(&self.layout, &self.profile.name));
+        Ok(command)
+    }
+
+    fn note(&self, record: &Record) -> Result<(), AgentError> {
+        let text = serde_json::to_vec(record).expect("plain data serializes");
+        files::write(&self.process_file(), &text, files::PRIVATE, None)
+    }
+
+    /// The process that an earlier agent started, if it runs.
     fn find(&self) -> Option<(Record, Process)> {
-        let text = fs::read(self.layout.process_file()).ok()?;
+        let text = fs::read(self.process_file()).ok()?;
         let record: Record =
             serde_json::from_slice(&text).ok().filter(|record: &Record| record.boot_id == boot_id())?;
         let pid = match record.process {
             Some(process) => Some(process.pid).filter(|pid| start_ticks(*pid) == Some(process.start_ticks))?,
-            // That agent ended between starting etcd and noting which process it is.
-            None => search_etcd(&self.layout)?,
+            // That agent ended between starting the process and noting which it is.
+            None => (self.profile.find_stray)()?,
         };
         let handle = Process::found(pid)?;
         Some((record, handle))
@@ -204,8 +220,7 @@ impl Shared {
             if started.elapsed() > STEADY {
                 pause = FIRST_PAUSE;
             }
-            let mut exit =
-                Exit { at: Timestamp::now(), how, last_words: etcd::last_complaint(&self.layout.etcd_log()) };
+            let mut exit = Exit { at: Timestamp::now(), how, last_words: (self.profile.last_words)(&self.profile.log) };
             process = loop {
                 restarts += 1;
                 self.back_off(restarts, exit, pause);
@@ -232,52 +247,22 @@ impl Shared {
     }
 
     fn back_off(&self, restarts: u32, last_exit: Exit, pause: Duration) {
-        tracing::warn!(how = last_exit.how, restarts, ?pause, "etcd does not run; it is started again after a pause");
+        let (service, how) = (&self.profile.name, &last_exit.how);
+        tracing::warn!(service, how, restarts, ?pause, "the service does not run; it is started again after a pause");
         self.set(ServiceState::BackingOff { restarts, last_exit });
     }
 }
 
-/// The argument by which an etcd is known to work on the data below this root.
-pub(crate) fn data_argument(layout: &Layout) -> String {
-    format!("--data-dir={}", layout.data().display())
+/// Tells a process which service it is, and of which agent. By it a process is found that its agent had no time to note.
+const SERVICE_VARIABLE: &str = "QUORATE_SERVICE";
+
+fn mark(layout: &Layout, name: &str) -> String {
+    format!("{}:{name}", layout.root().display())
 }
 
-/// An etcd that works on the data below this root, whoever started it. etcd's tools take the same argument, and serve no peers.
-fn search_etcd(layout: &Layout) -> Option<i32> {
-    search_all(&data_argument(layout)).find(|pid| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        arguments.split(|byte| *byte == 0).any(|one| one.starts_with(b"--listen-peer-urls="))
-    })
-}
-
-/// Looks through all processes for one that was given this argument.
-pub(crate) fn search(argument: &str) -> Option<i32> {
-    search_all(argument).next()
-}
-
-fn search_all(argument: &str) -> impl Iterator<Item = i32> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid: &i32| {
-        let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-        start_ticks(*pid).is_some() && arguments.split(|byte| *byte == 0).any(|one| one == argument.as_bytes())
-    })
-}
-
-/// etcd takes these for flags.
-pub(crate) fn without_etcd_variables(command: &mut Command) -> &mut Command {
-    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("ETCD_")) {
-        command.env_remove(name);
-    }
-    command
-}
-
-fn command(launch: &Launch, log: &fs::File) -> std::io::Result<Command> {
-    let mut command = Command::new(&launch.program);
-    command.args(launch.all_args()).process_group(0).stdin(Stdio::null());
-    command.stdout(log.try_clone()?).stderr(log.try_clone()?);
-    without_etcd_variables(&mut command);
-    Ok(command)
+/// A process that was started as this service below this root.
+pub(crate) fn find_by_mark(layout: &Layout, name: &str) -> Option<i32> {
+    i32::try_from(process::with_environment(SERVICE_VARIABLE, &mark(layout, name)).first()?.pid).ok()
 }
 
 enum Process {
@@ -293,7 +278,7 @@ impl Process {
         let (tell, ended) = oneshot::channel();
         let watched = handle.clone();
         // tokio watches foreign handles only through unsafe code; a thread that sleeps costs next to nothing.
-        let watcher = thread::Builder::new().name(String::from("etcd watcher")).stack_size(64 << 10);
+        let watcher = thread::Builder::new().name(String::from("watcher")).stack_size(64 << 10);
         watcher.spawn(move || watch(&watched, tell)).ok()?;
         Some(Process::Found { handle, ended })
     }
@@ -335,7 +320,7 @@ fn watch(handle: &OwnedFd, tell: oneshot::Sender<()>) {
 async fn end(mut process: Process, patience: Duration) {
     process.signal(Signal::TERM);
     if tokio::time::timeout(patience, process.wait()).await.is_err() {
-        tracing::warn!("etcd did not end when asked to; it is killed");
+        tracing::warn!("a service did not end when asked to; it is killed");
         process.signal(Signal::KILL);
         process.wait().await;
     }

@@ -1,5 +1,5 @@
-//! etcd under systemd, on machines. The unit is written anew at each start and is not enabled: after a boot the agent
-//! starts it, once the data has shown to be what it should. systemd itself refuses to start it on an empty directory.
+//! A service under systemd, on machines. The unit is written anew at each start and is not enabled: after a boot the agent
+//! starts it. A service that makes its data at its first start is refused by systemd itself where there is none.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,15 +13,12 @@ use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
-use super::{Doing, Gate, Launch, NEVER_NEW, Service};
+use super::{Doing, Gate, Launch, Profile, Service};
 use crate::AgentError;
 use crate::files::{self, Owner};
-use crate::kinds::etcd;
 use crate::layout::Layout;
 use crate::units::{SHUT_IN, one_line, quote, quote_value};
 
-const UNIT: &str = "etcd.service";
-const USER: &str = "etcd";
 const PROPERTIES: &str = "ActiveState,SubState,MainPID,NRestarts,ExecMainStartTimestamp,ExecMainExitTimestamp,ExecMainCode,\
                           ExecMainStatus,Environment,Job";
 /// Variables of the unit: the digest of the inputs, and what differs between the first start and later ones.
@@ -33,6 +30,7 @@ const ANSWER: Duration = Duration::from_secs(4);
 
 pub(crate) struct Systemd {
     layout: Layout,
+    profile: Profile,
     seen: Mutex<Option<Running>>,
 }
 
@@ -59,30 +57,30 @@ impl Running {
 }
 
 impl Systemd {
-    /// Makes the user that etcd runs as, where the image has none.
-    pub(crate) async fn new(layout: Layout) -> Result<Self, AgentError> {
-        if find_owner()?.is_none() {
-            add_user(USER, &layout.data()).await?;
+    /// Makes the user that the service runs as, where the image has none.
+    pub(crate) async fn new(layout: Layout, profile: Profile) -> Result<Self, AgentError> {
+        if find_owner(&profile.user)?.is_none() {
+            add_user(&profile.user, &profile.data).await?;
         }
-        Ok(Systemd { layout, seen: Mutex::default() })
+        Ok(Systemd { layout, profile, seen: Mutex::default() })
     }
 
     fn unit_file(&self) -> PathBuf {
-        self.layout.root().join("etc/systemd/system").join(UNIT)
+        self.layout.root().join("etc/systemd/system").join(&self.profile.unit)
     }
 
     async fn put_unit(&self, launch: &Launch) -> Result<(), AgentError> {
-        let first = first_args_file(&self.layout);
+        let first = first_args_file(&self.layout, &self.profile.name);
         if launch.first_args.is_empty() {
             files::remove(&first)?;
         } else {
             let line = format!("{FORMATION}={}\n", quote_value(&launch.first_args.join(" "))?);
             files::write(&first, line.as_bytes(), 0o644, None)?;
         }
-        files::ensure(&self.unit_file(), unit(launch, &self.layout)?.as_bytes(), 0o644, None)?;
+        files::ensure(&self.unit_file(), unit(launch, &self.profile, &self.layout)?.as_bytes(), 0o644, None)?;
         self.give_away()?;
         // systemd reads a unit that it has no use for anew by itself, and reading all of them takes it a while.
-        let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", UNIT]).await?;
+        let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", &self.profile.unit]).await?;
         if is_current(&known, &self.unit_file()) { Ok(()) } else { systemctl(&["daemon-reload"]).await.map(drop) }
     }
 
@@ -91,9 +89,9 @@ impl Systemd {
         seen.as_ref().filter(|running| running.is_alive()).map(|running| running.state.clone())
     }
 
-    /// Data directory and log must belong to the user that etcd runs as.
+    /// Data directory and log must belong to the user that the service runs as.
     fn give_away(&self) -> Result<(), AgentError> {
-        let (data, log) = (self.layout.data(), self.layout.etcd_log());
+        let (data, log) = (self.profile.data.clone(), self.profile.log.clone());
         files::make_dir(&data, 0o700)?;
         files::open_log(&log)?;
         let Some(owner) = self.owner()? else { return Ok(()) };
@@ -115,10 +113,10 @@ impl Service for Systemd {
             let has_run = self.unit_file().exists();
             self.put_unit(&launch).await?;
             if has_run {
-                let _ = systemctl(&["reset-failed", UNIT]).await;
+                let _ = systemctl(&["reset-failed", &self.profile.unit]).await;
             }
             // Until it has begun: whoever looks before would take it for one that has ended.
-            systemctl(&["start", UNIT]).await.map(drop)
+            systemctl(&["start", &self.profile.unit]).await.map(drop)
         })
     }
 
@@ -132,14 +130,14 @@ impl Service for Systemd {
             if !self.unit_file().exists() {
                 return Ok(());
             }
-            if let Ok(stopped) = tokio::time::timeout(patience, systemctl(&["stop", UNIT])).await {
+            if let Ok(stopped) = tokio::time::timeout(patience, systemctl(&["stop", &self.profile.unit])).await {
                 return stopped.map(drop);
             }
             // It is being stopped already, so that systemd does not start it again. One that has ended meanwhile cannot be killed.
-            if let Err(error) = systemctl(&["kill", "--signal=SIGKILL", UNIT]).await {
-                tracing::debug!(error = error.in_full(), "etcd was not killed");
+            if let Err(error) = systemctl(&["kill", "--signal=SIGKILL", &self.profile.unit]).await {
+                tracing::debug!(error = error.in_full(), "the service was not killed");
             }
-            systemctl(&["stop", UNIT]).await.map(drop)
+            systemctl(&["stop", &self.profile.unit]).await.map(drop)
         })
     }
 
@@ -152,9 +150,11 @@ impl Service for Systemd {
             if let Some(state) = self.still_running() {
                 return state;
             }
-            match asked(ANSWER, systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, UNIT])).await {
+            match asked(ANSWER, systemctl(&["show", "--timestamp=unix", "--property", PROPERTIES, &self.profile.unit]))
+                .await
+            {
                 Ok(shown) => {
-                    let state = state_in(&shown, || etcd::last_complaint(&self.layout.etcd_log()));
+                    let state = state_in(&shown, || (self.profile.last_words)(&self.profile.log));
                     *self.seen.lock().expect("no holder panics") = Running::of(&shown, &state);
                     state
                 }
@@ -168,18 +168,18 @@ impl Service for Systemd {
     }
 
     fn came_into_being(&self) {
-        if let Err(error) = files::remove(&first_args_file(&self.layout)) {
+        if let Err(error) = files::remove(&first_args_file(&self.layout, &self.profile.name)) {
             tracing::warn!(error = error.in_full(), "the arguments of the first start are still there");
         }
     }
 
     fn owner(&self) -> Result<Option<Owner>, AgentError> {
-        find_owner()?.map(Some).ok_or_else(|| AgentError::NoUser { user: USER.to_owned() })
+        find_owner(&self.profile.user)?.map(Some).ok_or_else(|| AgentError::NoUser { user: self.profile.user.clone() })
     }
 }
 
 fn give(path: &Path, (user, group): Owner) -> Result<(), AgentError> {
-    lchown(path, Some(user), Some(group)).map_err(AgentError::file("give to etcd", path))
+    lchown(path, Some(user), Some(group)).map_err(AgentError::file("give to its user", path))
 }
 
 /// The directory itself last: as long as it is another's, the rest may be too.
@@ -194,14 +194,14 @@ fn give_all(directory: &Path, owner: Owner) -> Result<(), AgentError> {
 }
 
 /// In a place that no reboot survives.
-fn first_args_file(layout: &Layout) -> PathBuf {
-    layout.root().join("run/quorate/etcd-first-start")
+fn first_args_file(layout: &Layout, name: &str) -> PathBuf {
+    layout.root().join(format!("run/quorate/{name}-first-start"))
 }
 
-fn find_owner() -> Result<Option<Owner>, AgentError> {
+fn find_owner(user: &str) -> Result<Option<Owner>, AgentError> {
     let path = Path::new("/etc/passwd");
     let users = fs::read_to_string(path).map_err(AgentError::file("read", path))?;
-    Ok(owner_in(&users, USER))
+    Ok(owner_in(&users, user))
 }
 
 /// A user that nobody logs in as.
@@ -220,26 +220,37 @@ pub(crate) fn owner_in(users: &str, name: &str) -> Option<Owner> {
     })
 }
 
-/// The unit. At least one of its conditions must hold: there is data, or this is the first start.
-fn unit(launch: &Launch, layout: &Layout) -> Result<String, AgentError> {
+/// The unit. Where the first start differs, at least one of two conditions must hold: there is data, or this is the first start.
+fn unit(launch: &Launch, profile: &Profile, layout: &Layout) -> Result<String, AgentError> {
     let words = [launch.program.display().to_string()];
-    let command = words.iter().chain(&launch.args).map(|word| quote(word)).collect::<Result<Vec<_>, _>>()?;
+    let mut command = words.iter().chain(&launch.args).map(|word| quote(word)).collect::<Result<Vec<_>, _>>()?;
+    let mut conditions = String::new();
+    let mut variables = format!("Environment={DIGEST}={}\n", one_line(&launch.digest)?);
+    for (variable, value) in &launch.env {
+        variables.push_str(&format!("Environment={}\n", quote(&format!("{variable}={value}"))?));
+    }
+    if let Some(first) = &profile.first_start {
+        let file = first_args_file(layout, &profile.name);
+        for path in [&first.leaves, &file] {
+            conditions.push_str(&format!("ConditionPathExists=|{}\n", path.display()));
+        }
+        variables.push_str(&format!("Environment={FORMATION}={}\n", first.otherwise));
+        variables.push_str(&format!("EnvironmentFile=-{}\n", file.display()));
+        command.push(format!("${FORMATION}"));
+    }
     Ok(format!(
-        "# Written by quorate at each start of etcd; changes are lost.\n\
+        "# Written by quorate at each start of {name}; changes are lost.\n\
          [Unit]\n\
-         Description=etcd, kept by quorate\n\
+         Description={name}, kept by quorate\n\
          After=network.target\n\
          StartLimitIntervalSec=0\n\
-         ConditionPathExists=|{wal}\n\
-         ConditionPathExists=|{first}\n\
+         {conditions}\
          \n\
          [Service]\n\
          Type=exec\n\
-         User={USER}\n\
-         Environment={DIGEST}={digest}\n\
-         Environment={FORMATION}={NEVER_NEW}\n\
-         EnvironmentFile=-{first}\n\
-         ExecStart={command} ${FORMATION}\n\
+         User={user}\n\
+         {variables}\
+         ExecStart={command}\n\
          Restart=always\n\
          RestartSec=500ms\n\
          RestartSteps=6\n\
@@ -247,17 +258,15 @@ fn unit(launch: &Launch, layout: &Layout) -> Result<String, AgentError> {
          TimeoutStopSec=10s\n\
          StandardOutput=append:{log}\n\
          StandardError=inherit\n\
-         LimitNOFILE=65536\n\
-         OOMScoreAdjust=-900\n\
-         CPUWeight=1000\n\
+         {settings}\
          {SHUT_IN}\
          ReadWritePaths={data}\n",
-        wal = layout.data().join("member/wal").display(),
-        first = first_args_file(layout).display(),
-        digest = one_line(&launch.digest)?,
+        name = profile.name,
+        user = one_line(&profile.user)?,
         command = command.join(" "),
-        log = layout.etcd_log().display(),
-        data = layout.data().display(),
+        log = profile.log.display(),
+        settings = profile.settings,
+        data = profile.data.display(),
     ))
 }
 
@@ -325,12 +334,21 @@ pub(crate) async fn run(command: &mut Command) -> Result<String, AgentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kinds::etcd;
+
+    const UNIT: &str = "etcd.service";
+    const USER: &str = "etcd";
+
+    fn layout() -> Layout {
+        Layout::new(Path::new("/")).unwrap()
+    }
 
     fn launch() -> Launch {
         Launch {
             program: PathBuf::from("/opt/etcd/etcd"),
             args: vec![String::from("--name=etcd-1"), String::from("--log-level=a \"b\" 5%")],
             first_args: Vec::new(),
+            env: BTreeMap::new(),
             digest: String::from("abc123"),
             version: None,
         }
@@ -338,7 +356,7 @@ mod tests {
 
     #[test]
     fn the_unit_never_founds_a_cluster_unless_told_to() {
-        let unit = unit(&launch(), &Layout::new(Path::new("/")).unwrap()).unwrap();
+        let unit = unit(&launch(), &etcd::profile(&layout()), &layout()).unwrap();
         let has = |line: &str| assert!(unit.lines().any(|l| l == line), "{line} is not in\n{unit}");
         has("ExecStart=\"/opt/etcd/etcd\" \"--name=etcd-1\" \"--log-level=a \\\"b\\\" 5%%\" $QUORATE_FORMATION");
         has("Environment=QUORATE_FORMATION=--initial-cluster-state=existing");
@@ -357,9 +375,8 @@ mod tests {
 
     #[test]
     fn a_flag_cannot_add_a_line_to_the_unit() {
-        let layout = Layout::new(Path::new("/")).unwrap();
         let args = vec![String::from("--log-level=info\nExecStartPre=/bin/sh -c id")];
-        let refused = unit(&Launch { args, ..launch() }, &layout).unwrap_err().to_string();
+        let refused = unit(&Launch { args, ..launch() }, &etcd::profile(&layout()), &layout()).unwrap_err().to_string();
         assert!(refused.contains(r"info\nExecStartPre") && refused.contains("control character"), "{refused}");
     }
 
@@ -389,7 +406,8 @@ mod tests {
     #[tokio::test]
     async fn a_systemd_that_fails_or_is_silent_has_not_said_that_etcd_is_stopped() {
         let root = tempfile::tempdir().unwrap();
-        let systemd = Systemd { layout: Layout::new(root.path()).unwrap(), seen: Mutex::default() };
+        let layout = Layout::new(root.path()).unwrap();
+        let systemd = Systemd { profile: etcd::profile(&layout), layout, seen: Mutex::default() };
         assert_eq!(systemd.look().await, ServiceState::Stopped, "nothing was ever started");
         files::write(&systemd.unit_file(), b"", 0o644, None).unwrap();
         // Without a running systemd every question fails, as it does here.

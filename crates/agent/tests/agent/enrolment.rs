@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_agent::api::{EnrolRequest, FactsRequest, Order, Refusal};
+use quorate_agent::api::{EnrolRequest, EtcdOrder, FactsRequest, Order, Refusal};
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_core::Secret;
 use quorate_core::model::{AGENT_PORT, CertificateUse};
@@ -36,7 +36,7 @@ async fn a_new_machine_proves_itself_and_then_shows_the_certificate_it_was_given
     else {
         panic!("nobody enrolled it")
     };
-    assert_eq!(order(&client, 1, Order::StopEtcd).await, Err(Refusal::NotEnrolled));
+    assert_eq!(order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await, Err(Refusal::NotEnrolled));
 
     let (answer, served) = client.enrol(&request(KeyAlgorithm::P256)).await.unwrap();
     assert_eq!((&answer.public_key, &served.sha256), (&public_key, &public_key));

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use quorate_agent::api::{FactsRequest, LogOf, LogRequest, Order, Refusal};
+use quorate_agent::api::{EtcdOrder, FactsRequest, LogOf, LogRequest, Order, Refusal};
 use quorate_agent::client::{AgentClient, Look};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthLook;
@@ -20,7 +20,7 @@ async fn auth(client: &AgentClient, op: AuthOp, password: Option<&str>) {
     let password = password.map(Secret::new);
     // Everything twice: an answer may have been lost.
     for _ in 0..2 {
-        order(client, 1, Order::Auth { op: op.clone(), password: password.clone() }).await.unwrap();
+        order(client, 1, Order::Etcd(EtcdOrder::Auth { op: op.clone(), password: password.clone() })).await.unwrap();
     }
 }
 
@@ -72,7 +72,7 @@ async fn etcd_starts_is_healthy_takes_users_and_outlives_its_agent() {
     let ServiceState::Running { digest, restarts: 0, .. } = first.etcd.service else {
         panic!("{:?}", first.etcd.service)
     };
-    assert_eq!(digest, config().etcd_digest());
+    assert_eq!(digest, config().service_digests()["etcd"]);
     assert_eq!(health(&machine).await, (200, String::from(r#"{"health":"true"}"#)));
     set_up_auth(&client, None).await;
 
@@ -85,7 +85,7 @@ async fn etcd_starts_is_healthy_takes_users_and_outlives_its_agent() {
     assert!(matches!(found.etcd.service, ServiceState::Running { restarts: 0, .. }));
     assert!(auth_seen(&client).await.enabled);
 
-    let wipe = order(&client, 1, Order::WipeData { stamp: stamp("t-1") }).await;
+    let wipe = order(&client, 1, Order::Etcd(EtcdOrder::WipeData { stamp: stamp("t-1") })).await;
     assert!(matches!(wipe, Err(Refusal::NotAsExpected { .. })), "{wipe:?}");
 
     // Found processes and own children alike are brought back.
@@ -99,7 +99,8 @@ async fn etcd_starts_is_healthy_takes_users_and_outlives_its_agent() {
         let back = machine.healthy(&client).await;
         assert!(matches!(back.etcd.service, ServiceState::Running { restarts: now, .. } if now == restarts));
     }
-    let log = client.logs(&LogRequest { of: LogOf::Etcd, from: None, lines: 5 }).await.unwrap();
+    let log =
+        client.logs(&LogRequest { of: LogOf::Service(String::from("etcd")), from: None, lines: 5 }).await.unwrap();
     assert_eq!(log.text.lines().count(), 5);
 }
 
@@ -113,15 +114,17 @@ async fn etcd_is_brought_back_with_its_agent_when_both_were_killed() {
     machine.start_agent().await;
     machine.healthy(&client).await;
 
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     assert!(machine.etcds().is_empty());
     machine.stop_agent();
     machine.start_agent().await;
     assert_eq!(facts(&client).await.etcd.service, ServiceState::Stopped, "what was stopped stays so");
     let expects = DataSeen::Stamped(stamp("t-1"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+        .await
+        .unwrap();
     machine.healthy(&client).await;
-    order(&client, 1, Order::RestartEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Restart)).await.unwrap();
     machine.healthy(&client).await;
     assert_eq!(machine.etcds().len(), 1);
 }
@@ -133,7 +136,7 @@ async fn an_etcd_whose_agent_ended_before_noting_it_is_found_even_when_another_i
     machine.healthy(&client).await;
     let before = machine.etcds();
     let mut other = config();
-    other.etcd.version = String::from("3.6.0");
+    other.etcd_mut().unwrap().version = String::from("3.6.0");
     order(&client, 1, Order::converge(2, other, None)).await.unwrap();
     machine.stop_agent();
     let note = machine.root().join("var/lib/quorate/etcd.process.json");
@@ -153,21 +156,22 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
     let (mut machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let data = machine.root().join("var/lib/etcd");
     fs::remove_dir_all(&data).unwrap();
     assert_eq!(facts(&client).await.etcd.data, DataSeen::Empty);
     let again = machine.start_etcd(&client, "t-1").await.unwrap_err().to_string();
     assert!(again.contains("its data is gone"), "{again}");
     let expects = DataSeen::Stamped(stamp("t-1"));
-    let expected = order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await;
+    let expected =
+        order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() })).await;
     assert!(matches!(expected, Err(Refusal::NotAsExpected { .. })), "{expected:?}");
 
     // Nor by the order of another formation, which may be a late one. Once wiped it may begin; and when that data is lost
     // while it should run, nothing is started.
     let other = machine.start_etcd(&client, "t-2").await.unwrap_err().to_string();
     assert!(other.contains("its data is gone"), "{other}");
-    order(&client, 1, Order::WipeData { stamp: stamp("t-1") }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::WipeData { stamp: stamp("t-1") })).await.unwrap();
     machine.start_etcd(&client, "t-2").await.unwrap();
     machine.healthy(&client).await;
     machine.stop_agent();
@@ -200,14 +204,14 @@ async fn data_dies_only_by_its_own_name() {
     let (machine, client) = Machine::ready().await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
-    order(&client, 1, Order::StopEtcd).await.unwrap();
-    let wipe = |token: &str| order(&client, 1, Order::WipeData { stamp: stamp(token) });
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
+    let wipe = |token: &str| order(&client, 1, Order::Etcd(EtcdOrder::WipeData { stamp: stamp(token) }));
     assert!(matches!(wipe("t-2").await, Err(Refusal::NotAsExpected { .. })));
     let new = machine.start_etcd(&client, "t-2").await;
     assert!(matches!(new, Err(Refusal::NotAsExpected { .. })), "{new:?}");
     let expects = DataSeen::Stamped(stamp("t-1"));
     let bootstrap = Some(machine.bootstrap("t-2"));
-    let new = order(&client, 1, Order::StartEtcd { expects, bootstrap, peers: BTreeSet::new() }).await;
+    let new = order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap, peers: BTreeSet::new() })).await;
     assert!(matches!(new, Err(Refusal::Failed { .. })), "{new:?}");
     wipe("t-1").await.unwrap();
     wipe("t-1").await.unwrap();
@@ -238,15 +242,15 @@ async fn a_frozen_etcd_delays_facts_by_little_and_shows_no_status() {
 async fn passwords_instead_of_certificates() {
     let (machine, client) = Machine::ready().await;
     let mut by_password = config();
-    by_password.etcd.flags.remove("client-cert-auth");
+    by_password.etcd_mut().unwrap().flags.remove("client-cert-auth");
     // With a CA for clients, etcd wants a certificate of each, whatever it was told.
-    by_password.etcd.flags.remove("trusted-ca-file");
+    by_password.etcd_mut().unwrap().flags.remove("trusted-ca-file");
     by_password.files.push(crate::common::file(ROOT_PASSWORD_FILE, "root's own"));
     order(&client, 1, Order::converge(2, by_password, None)).await.unwrap();
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
     set_up_auth(&client, Some("root's own")).await;
-    order(&client, 1, Order::RestartEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Restart)).await.unwrap();
     machine.healthy(&client).await;
     assert!(auth_seen(&client).await.enabled, "the login is made anew after a restart");
 }

@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quorate_agent::api::Order;
+use quorate_agent::api::{EtcdOrder, Order};
 use quorate_agent::client::AgentClient;
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
@@ -111,7 +111,7 @@ fn source(machine: &Machine, login: SourceLogin) -> LogSourceConfig {
 }
 
 async fn auth(client: &AgentClient, op: AuthOp, password: Option<&str>) {
-    order(client, 1, Order::Auth { op, password: password.map(Secret::new) }).await.unwrap();
+    order(client, 1, Order::Etcd(EtcdOrder::Auth { op, password: password.map(Secret::new) })).await.unwrap();
 }
 
 /// A user who may read below the prefix, and nothing else.
@@ -126,8 +126,8 @@ async fn add_reader(client: &AgentClient, password: Option<&str>) {
 
 fn by_password() -> NodeConfig {
     let mut config = config();
-    config.etcd.flags.remove("trusted-ca-file");
-    config.etcd.flags.insert(String::from("client-cert-auth"), String::from("false"));
+    config.etcd_mut().unwrap().flags.remove("trusted-ca-file");
+    config.etcd_mut().unwrap().flags.insert(String::from("client-cert-auth"), String::from("false"));
     config.files.push(file(ROOT_PASSWORD_FILE, "root's"));
     config
 }
@@ -218,11 +218,13 @@ async fn a_source_that_is_away_or_refuses_leaves_the_last_configuration_in_place
     root.put("/logs/index.conf", "# two\n").await.unwrap();
     follower.has("index.conf", Some("# two\n")).await;
 
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     follower.says("cannot reach etcd").await;
     assert_eq!(follower.content("index.conf").as_deref(), Some("# two\n"));
     let expects = crate::common::facts(&client).await.etcd.data;
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+        .await
+        .unwrap();
     machine.healthy(&client).await;
     follower.is_content().await;
 

@@ -5,8 +5,8 @@ use std::fmt::Debug;
 
 use quorate_agent::api::boot::Machine;
 use quorate_agent::api::{
-    Bootstrap, EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, FactsRequest, LogAnswer, LogOf, LogRequest,
-    Order, Refusal, Seed, ServedKey,
+    Bootstrap, EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, LogAnswer, LogOf,
+    LogRequest, Order, Refusal, Seed, ServedKey,
 };
 use quorate_core::Secret;
 use quorate_core::model::{DataSeen, Facts};
@@ -35,13 +35,17 @@ fn orders_and_requests() {
     let bootstrap = Bootstrap { stamp: stamp("token"), initial_cluster: BTreeMap::new(), existing: false };
     let samples = [
         order(Order::converge(3, config(), None)),
-        order(Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: Default::default() }),
-        order(Order::WipeData { stamp: stamp("token") }),
-        order(Order::MoveLeader { to: u64::MAX }),
+        order(Order::Etcd(EtcdOrder::Start {
+            expects: DataSeen::Empty,
+            bootstrap: Some(bootstrap),
+            peers: Default::default(),
+        })),
+        order(Order::Etcd(EtcdOrder::WipeData { stamp: stamp("token") })),
+        order(Order::Etcd(EtcdOrder::MoveLeader { to: u64::MAX })),
         json(&FactsRequest { fence: Some(9), auth: true, reach: [host.address].into() }),
         json(&EnrolRequest { nonce: String::from("00ff"), key_algorithm: KeyAlgorithm::P256 }),
         json(&EnrolCertificate { chain: String::from("-----BEGIN CERTIFICATE-----") }),
-        json(&LogRequest { of: LogOf::Etcd, from: Some(1), lines: 10 }),
+        json(&LogRequest { of: LogOf::Service(String::from("etcd")), from: Some(1), lines: 10 }),
         json(&LogAnswer { text: String::from("a line"), next: 7 }),
         json(&Refusal::StaleFence { obeyed: 1, carried: 2 }),
     ];

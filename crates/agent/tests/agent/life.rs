@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use quorate_agent::api::{FactsRequest, Order};
+use quorate_agent::api::{EtcdOrder, FactsRequest, Order};
 use quorate_agent::client::{AgentClient, Look};
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::{BinarySeen, BinarySource, ConfigAttempt, DataSeen, Facts, NodeConfig, ServiceState};
@@ -36,7 +36,7 @@ impl Shelf {
 
 fn config_at(path: &Path) -> NodeConfig {
     let mut config = config();
-    config.etcd.binary = BinarySource::Path(path.display().to_string());
+    config.etcd_mut().unwrap().binary = BinarySource::Path(path.display().to_string());
     config
 }
 
@@ -89,7 +89,7 @@ async fn a_config_whose_etcd_is_not_there_is_not_taken_and_a_boot_starts_what_ra
 
     // The right version is asked for at the wrong place.
     let mut newer = config();
-    newer.etcd.version = VERSIONS[2].to_owned();
+    newer.etcd_mut().unwrap().version = VERSIONS[2].to_owned();
     newer.files = vec![file("etc/quorate/note", "two")];
     order(&client, 1, Order::converge(2, newer.clone(), None)).await.unwrap();
     let refused = facts_for(&client, 1).await;
@@ -106,7 +106,7 @@ async fn a_config_whose_etcd_is_not_there_is_not_taken_and_a_boot_starts_what_ra
     order(&client, 1, Order::converge(2, newer.clone(), None)).await.unwrap();
     assert!(matches!(facts_for(&client, 1).await.etcd.attempt, ConfigAttempt::WithoutProgram { .. }));
     assert_eq!(facts_for(&client, 2).await.etcd.attempt, ConfigAttempt::Taken, "a later controller tries again");
-    newer.etcd.binary = BinarySource::Path(programs(VERSIONS[2]).display().to_string());
+    newer.etcd_mut().unwrap().binary = BinarySource::Path(programs(VERSIONS[2]).display().to_string());
     order(&client, 2, Order::converge(3, newer, None)).await.unwrap();
     let taken = facts_for(&client, 2).await;
     assert_eq!(taken.node_config.map(|(generation, _)| generation), Some(3));
@@ -142,7 +142,7 @@ async fn an_etcd_of_which_nothing_is_noted_does_not_hold_the_data_for_ever() {
     until("another etcd runs", async || (machine.etcds().len() == 1 && machine.etcds() != unknown).then_some(())).await;
     let found = machine.healthy(&client).await;
     assert!(matches!(found.etcd.service, ServiceState::Running { restarts: 0, .. }), "{:?}", found.etcd.service);
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     assert!(machine.etcds().is_empty());
 }
 
@@ -159,10 +159,10 @@ fn by_password(machine: &Machine, password: &str) -> Client {
 #[tokio::test]
 async fn whoever_was_logged_in_by_a_simple_token_comes_back_after_the_data_was_replaced() {
     let mut config = config();
-    config.etcd.flags.remove("client-cert-auth");
-    config.etcd.flags.remove("trusted-ca-file");
-    config.etcd.flags.insert(String::from("auth-token"), String::from("simple"));
-    config.etcd.flags.insert(String::from("bcrypt-cost"), String::from("4"));
+    config.etcd_mut().unwrap().flags.remove("client-cert-auth");
+    config.etcd_mut().unwrap().flags.remove("trusted-ca-file");
+    config.etcd_mut().unwrap().flags.insert(String::from("auth-token"), String::from("simple"));
+    config.etcd_mut().unwrap().flags.insert(String::from("bcrypt-cost"), String::from("4"));
     config.files.push(file(ROOT_PASSWORD_FILE, "root's own"));
     let (machine, client) = Machine::ready_with(&config).await;
     machine.start_etcd(&client, "t-1").await.unwrap();
@@ -174,12 +174,16 @@ async fn whoever_was_logged_in_by_a_simple_token_comes_back_after_the_data_was_r
     }
     machine.healthy(&client).await;
 
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let (was, stamp) = (machine.stamp("t-1"), machine.stamp("t-2"));
     let peer_url = machine.peer_url();
-    order(&client, 1, Order::Rebuild { was, stamp: stamp.clone(), peer_url, bump_revision: 1000 }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Rebuild { was, stamp: stamp.clone(), peer_url, bump_revision: 1000 }))
+        .await
+        .unwrap();
     let expects = DataSeen::Stamped(stamp);
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+        .await
+        .unwrap();
     let after = machine.healthy(&client).await.etcd.status.unwrap();
     assert!(after.raft_index < 60, "or the old token would be good by chance: {}", after.raft_index);
     until("a client that gives up waiting logs in again", async || user.put("key", "value").await.ok()).await;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::{Duration, Instant};
 
-use quorate_agent::api::Order;
+use quorate_agent::api::{EtcdOrder, Order};
 use quorate_agent::client::AgentClient;
 use quorate_core::kinds::etcd::{EtcdStatus, LogEnd};
 use quorate_core::model::{DataSeen, ServiceState};
@@ -40,23 +40,26 @@ async fn the_log_on_disk_ends_where_etcd_said() {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
         // Small enough that the log is cut, and that whoever joins is sent a snapshot.
-        config.etcd.flags.insert(String::from("snapshot-count"), String::from("50"));
+        config.etcd_mut().unwrap().flags.insert(String::from("snapshot-count"), String::from("50"));
         let (mut one, first) = Machine::ready_with(&config).await;
         one.start_etcd(&first, "t-1").await.unwrap();
         one.healthy(&first).await;
         assert_eq!(facts(&first).await.etcd.log, None, "etcd runs");
         put(&one, 300).await;
-        order(&first, 1, Order::StopEtcd).await.unwrap();
+        order(&first, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
         let stopped = log_end(&first).await;
-        let start =
-            Order::StartEtcd { expects: DataSeen::Stamped(one.stamp("t-1")), bootstrap: None, peers: BTreeSet::new() };
+        let start = Order::Etcd(EtcdOrder::Start {
+            expects: DataSeen::Stamped(one.stamp("t-1")),
+            bootstrap: None,
+            peers: BTreeSet::new(),
+        });
         order(&first, 1, start.clone()).await.unwrap();
         one.healthy(&first).await;
         put(&one, 20).await;
         let said = status(&first).await;
         assert!(said.raft_index > stopped.index && stopped.index > 300, "{said:?} after {stopped:?}");
         // The agent is told that etcd is to stay ended, and finds it killed.
-        order(&first, 1, Order::StopEtcd).await.unwrap();
+        order(&first, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
         order(&first, 1, start.clone()).await.unwrap();
         one.healthy(&first).await;
         put(&one, 7).await;
@@ -74,13 +77,13 @@ async fn the_log_on_disk_ends_where_etcd_said() {
         order(&first, 1, start).await.unwrap();
         let alone = one.healthy(&first).await;
         let (two, second) = one.beside("etcd-2", &config).await;
-        let add = Order::AddLearner { expects: membership(&alone), peer_url: two.peer_url() };
+        let add = Order::Etcd(EtcdOrder::AddLearner { expects: membership(&alone), peer_url: two.peer_url() });
         order(&first, 1, add).await.unwrap();
         two.join(&second, "t-1", &[&one]).await.unwrap();
         let leader = status(&first).await;
         until("the learner has all", async || (status(&second).await.raft_index >= leader.raft_index).then_some(()))
             .await;
-        order(&second, 1, Order::StopEtcd).await.unwrap();
+        order(&second, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
         let joined = log_end(&second).await;
         assert_eq!((joined.term, joined.index), (leader.raft_term, status(&first).await.raft_index));
     }
@@ -128,11 +131,11 @@ async fn older_data_is_not_started_on_and_the_true_data_is() {
         assert!(older.holds + 100 <= older.acknowledged && older.acknowledged >= acknowledged, "{older:?}");
         assert!(all.iter().any(|(other, _)| older.told_by == format!("https://{}:2379", other.address)), "{older:?}");
         assert_eq!(refused.log.unwrap().index, older.holds);
-        let start = Order::StartEtcd {
+        let start = Order::Etcd(EtcdOrder::Start {
             expects: DataSeen::Stamped(machine.stamp("t-1")),
             bootstrap: None,
             peers: BTreeSet::new(),
-        };
+        });
         let by_order = order(&client, 1, start.clone()).await.unwrap_err().to_string();
         assert!(by_order.contains("older than it was"), "{by_order}");
         assert!(machine.etcds().is_empty());
@@ -184,10 +187,13 @@ async fn older_data_is_found_also_after_a_crash_and_a_whole_cluster_comes_up_at_
     }
     let (machine, client) = followers[0];
     let copied = machine.directory.path().join("copied");
-    order(client, 1, Order::StopEtcd).await.unwrap();
+    order(client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     copy(&machine.data(), &copied);
-    let start =
-        Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp("t-1")), bootstrap: None, peers: BTreeSet::new() };
+    let start = Order::Etcd(EtcdOrder::Start {
+        expects: DataSeen::Stamped(machine.stamp("t-1")),
+        bootstrap: None,
+        peers: BTreeSet::new(),
+    });
     order(client, 1, start).await.unwrap();
     machine.healthy(client).await;
     put(machine, 50).await;

@@ -13,4 +13,6 @@ mod orders;
 mod read;
 mod rebuild;
 mod restore;
+mod services;
 mod slow_orders;
+mod trial;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use quorate_agent::api::{Order, Refusal};
+use quorate_agent::api::{EtcdOrder, Order, Refusal};
 use quorate_agent::client::AgentClient;
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthOp;
@@ -32,7 +32,7 @@ async fn learner(client: &AgentClient) -> Facts {
 async fn promote(client: &AgentClient, id: u64) {
     let expects = membership(&facts(client).await);
     until("the learner is promoted", async || {
-        match order(client, 1, Order::Promote { expects: expects.clone(), id }).await {
+        match order(client, 1, Order::Etcd(EtcdOrder::Promote { expects: expects.clone(), id })).await {
             Ok(()) => Some(()),
             Err(Refusal::Failed { why }) => {
                 assert_eq!(why, "the learner is not in sync with the leader yet");
@@ -42,12 +42,12 @@ async fn promote(client: &AgentClient, id: u64) {
         }
     })
     .await;
-    twice(client, Order::Promote { expects, id }).await;
+    twice(client, Order::Etcd(EtcdOrder::Promote { expects, id })).await;
 }
 
 async fn join(first: &AgentClient, at: &Machine, client: &AgentClient, others: &[&Machine]) -> u64 {
     let expects = membership(&facts(first).await);
-    twice(first, Order::AddLearner { expects: expects.clone(), peer_url: at.peer_url() }).await;
+    twice(first, Order::Etcd(EtcdOrder::AddLearner { expects: expects.clone(), peer_url: at.peer_url() })).await;
     let now = membership(&facts(first).await);
     let added: Vec<u64> = now.keys().filter(|id| !expects.contains_key(id)).copied().collect();
     let [id] = added[..] else { panic!("{expects:?} became {now:?}") };
@@ -67,7 +67,7 @@ async fn grow_and_shrink(config: NodeConfig) {
     let (three, third) = one.beside("etcd-3", &config).await;
 
     let wrong = Membership::from([(1, false)]);
-    let add = Order::AddLearner { expects: wrong.clone(), peer_url: two.peer_url() };
+    let add = Order::Etcd(EtcdOrder::AddLearner { expects: wrong.clone(), peer_url: two.peer_url() });
     let refused = order(&first, 1, add).await;
     assert!(matches!(refused, Err(Refusal::NotAsExpected { .. })), "{refused:?}");
     assert_eq!(membership(&facts(&first).await), membership(&alone));
@@ -76,19 +76,20 @@ async fn grow_and_shrink(config: NodeConfig) {
     promote(&first, id_two).await;
     two.healthy(&second).await;
     let id_three = join(&first, &three, &third, &[&one, &two]).await;
-    for what in
-        [Order::Promote { expects: wrong.clone(), id: id_three }, Order::RemoveMember { expects: wrong, id: id_three }]
-    {
+    for what in [
+        Order::Etcd(EtcdOrder::Promote { expects: wrong.clone(), id: id_three }),
+        Order::Etcd(EtcdOrder::RemoveMember { expects: wrong, id: id_three }),
+    ] {
         let refused = order(&first, 1, what).await;
         assert!(matches!(refused, Err(Refusal::NotAsExpected { .. })), "{refused:?}");
     }
     promote(&first, id_three).await;
     three.healthy(&third).await;
     // As one that is no longer new.
-    order(&third, 1, Order::RestartEtcd).await.unwrap();
+    order(&third, 1, Order::Etcd(EtcdOrder::Restart)).await.unwrap();
     let whole = three.healthy(&third).await;
     assert_eq!(whole.etcd.status.as_ref().unwrap().members.len(), 3);
-    let minor = config.etcd.version.rsplit_once('.').unwrap().0;
+    let minor = config.etcd().unwrap().version.rsplit_once('.').unwrap().0;
     until("the members agree on a version", async || {
         let version = facts(&first).await.etcd.status.unwrap().cluster_version?;
         (version == format!("{minor}.0")).then_some(())
@@ -98,8 +99,8 @@ async fn grow_and_shrink(config: NodeConfig) {
     for id in [id_three, id_two] {
         until("etcd lets it go", async || {
             let expects = membership(&facts(&first).await);
-            order(&first, 1, Order::RemoveMember { expects: expects.clone(), id }).await.ok()?;
-            order(&first, 1, Order::RemoveMember { expects, id }).await.ok()
+            order(&first, 1, Order::Etcd(EtcdOrder::RemoveMember { expects: expects.clone(), id })).await.ok()?;
+            order(&first, 1, Order::Etcd(EtcdOrder::RemoveMember { expects, id })).await.ok()
         })
         .await;
     }
@@ -119,14 +120,15 @@ async fn a_learner_tells_its_status_where_users_log_in_by_password() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
-        config.etcd.flags.remove("client-cert-auth");
-        config.etcd.flags.remove("trusted-ca-file");
+        config.etcd_mut().unwrap().flags.remove("client-cert-auth");
+        config.etcd_mut().unwrap().flags.remove("trusted-ca-file");
         config.files.push(file(ROOT_PASSWORD_FILE, "root's own"));
         let (one, first) = Machine::ready_with(&config).await;
         one.start_etcd(&first, "t-1").await.unwrap();
         one.healthy(&first).await;
         let root = || String::from("root");
-        let auth = |op| order(&first, 1, Order::Auth { op, password: Some(Secret::new("root's own")) });
+        let auth =
+            |op| order(&first, 1, Order::Etcd(EtcdOrder::Auth { op, password: Some(Secret::new("root's own")) }));
         auth(AuthOp::AddUser { user: root() }).await.unwrap();
         auth(AuthOp::AddRole { role: root() }).await.unwrap();
         auth(AuthOp::GrantRole { user: root(), role: root() }).await.unwrap();
@@ -145,7 +147,7 @@ async fn a_learner_tells_its_status_where_users_log_in_by_password() {
         assert!(status.raft_index >= leader.raft_index && status.raft_term == leader.raft_term && status.db_size > 0);
         assert_eq!(status.cluster_version, facts(&first).await.etcd.status.unwrap().cluster_version);
 
-        order(&second, 1, Order::RestartEtcd).await.unwrap();
+        order(&second, 1, Order::Etcd(EtcdOrder::Restart)).await.unwrap();
         assert_eq!(learner(&second).await.etcd.status.unwrap().member_id, id);
         promote(&first, id).await;
         two.healthy(&second).await;
@@ -155,7 +157,7 @@ async fn a_learner_tells_its_status_where_users_log_in_by_password() {
 #[tokio::test]
 async fn a_learner_is_not_asked_again_and_again() {
     let mut config = config();
-    config.etcd.flags.insert(String::from("listen-metrics-urls"), String::from("http://{address}:2381"));
+    config.etcd_mut().unwrap().flags.insert(String::from("listen-metrics-urls"), String::from("http://{address}:2381"));
     let (one, first) = Machine::ready_with(&config).await;
     one.start_etcd(&first, "t-1").await.unwrap();
     one.healthy(&first).await;

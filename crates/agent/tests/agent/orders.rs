@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use quorate_agent::api::{Certificate, FactsRequest, LogOf, LogRequest, Order, Refusal};
+use quorate_agent::api::{Certificate, EtcdOrder, FactsRequest, LogOf, LogRequest, Order, Refusal};
 use quorate_agent::client::Look;
 use quorate_core::model::{BinarySeen, BinarySource, CertificateUse};
 
@@ -15,17 +15,20 @@ async fn a_controller_that_was_overtaken_is_not_obeyed_even_by_an_agent_that_cam
     let mut machine = Machine::new().await;
     let client = machine.client();
     machine.enrol(&client).await;
-    order(&client, 7, Order::StopEtcd).await.unwrap();
+    order(&client, 7, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let stale = Err(Refusal::StaleFence { obeyed: 7, carried: 6 });
-    assert_eq!(order(&client, 6, Order::StopEtcd).await, stale);
+    assert_eq!(order(&client, 6, Order::Etcd(EtcdOrder::Stop)).await, stale);
     let look = client.look(&FactsRequest { fence: Some(6), auth: false, reach: Default::default() }).await;
     assert!(look.unwrap_err().obeyed().is_some());
     client.look(&FactsRequest { fence: Some(8), auth: false, reach: Default::default() }).await.unwrap();
     machine.stop_agent();
     machine.start_agent().await;
-    assert_eq!(order(&client, 7, Order::StopEtcd).await, Err(Refusal::StaleFence { obeyed: 8, carried: 7 }));
+    assert_eq!(
+        order(&client, 7, Order::Etcd(EtcdOrder::Stop)).await,
+        Err(Refusal::StaleFence { obeyed: 8, carried: 7 })
+    );
     assert_eq!(facts(&client).await.fence, 8);
-    order(&client, 8, Order::StopEtcd).await.unwrap();
+    order(&client, 8, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
 }
 
 #[tokio::test]
@@ -85,12 +88,12 @@ async fn a_missing_or_other_etcd_is_a_fact_and_no_failure() {
     let client = machine.client();
     machine.enrol(&client).await;
     let mut missing = config();
-    missing.etcd.binary = BinarySource::Path(String::from("/nowhere/etcd"));
+    missing.etcd_mut().unwrap().binary = BinarySource::Path(String::from("/nowhere/etcd"));
     order(&client, 1, Order::converge(1, missing, None)).await.unwrap();
     let BinarySeen::Missing { why } = facts(&client).await.etcd.binary else { panic!("it is not missing") };
     assert!(why.contains("/nowhere/etcd"), "{why}");
     let mut other = config();
-    other.etcd.version = String::from("3.6.0");
+    other.etcd_mut().unwrap().version = String::from("3.6.0");
     order(&client, 1, Order::converge(2, other, None)).await.unwrap();
     assert_eq!(facts(&client).await.etcd.binary, BinarySeen::Version(crate::common::VERSION.to_owned()));
 }
@@ -144,7 +147,7 @@ async fn keys_made_elsewhere_come_and_go_with_their_certificates() {
 async fn logs_are_for_the_enrolled_alone() {
     let machine = Machine::new().await;
     let client = machine.client();
-    let request = LogRequest { of: LogOf::Etcd, from: None, lines: 10 };
+    let request = LogRequest { of: LogOf::Service(String::from("etcd")), from: None, lines: 10 };
     assert!(client.logs(&request).await.is_err());
     machine.enrol(&client).await;
     assert_eq!(client.logs(&request).await.unwrap().text, "");

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use hyper::body::Bytes;
-use quorate_agent::api::{Order, ReadFailure};
+use quorate_agent::api::{EtcdOrder, Order, ReadFailure};
 use quorate_agent::client::{AgentClient, Answers, ClientError};
 use quorate_core::kinds::etcd::desire::ROOT_PASSWORD_FILE;
 use quorate_core::model::NodeConfig;
@@ -27,9 +27,9 @@ async fn started(config: &NodeConfig) -> (Machine, AgentClient) {
 
 fn by_password(version: &str) -> NodeConfig {
     let mut config = config_of(version);
-    config.etcd.flags.remove("client-cert-auth");
+    config.etcd_mut().unwrap().flags.remove("client-cert-auth");
     // With a CA for clients, etcd wants a certificate of each, whatever it was told.
-    config.etcd.flags.remove("trusted-ca-file");
+    config.etcd_mut().unwrap().flags.remove("trusted-ca-file");
     config.files.push(file(ROOT_PASSWORD_FILE, PASSWORD));
     config
 }
@@ -155,7 +155,7 @@ async fn whoever_may_not_read_is_told_so_and_an_etcd_that_does_not_run_is_unavai
     assert!(matches!(denied, ReadFailure::Denied { .. }), "{denied:?}");
     let denied = failure(client.changes(0).await.map(drop).unwrap_err());
     assert!(matches!(denied, ReadFailure::Denied { .. }), "{denied:?}");
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let stopped = failure(client.status().await.unwrap_err());
     assert!(matches!(stopped, ReadFailure::Unavailable { .. }), "{stopped:?}");
     drop(machine);
@@ -182,7 +182,11 @@ async fn when_the_reader_goes_the_call_to_etcd_ends() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
-        config.etcd.flags.insert(String::from("listen-metrics-urls"), String::from("http://{address}:2381"));
+        config
+            .etcd_mut()
+            .unwrap()
+            .flags
+            .insert(String::from("listen-metrics-urls"), String::from("http://{address}:2381"));
         let (mut machine, client) = started(&config).await;
         let etcd = machine.root_client();
         for number in 0..48 {

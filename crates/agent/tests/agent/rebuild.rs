@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use quorate_agent::api::{Order, Refusal};
+use quorate_agent::api::{EtcdOrder, Order, Refusal};
 use quorate_agent::client::AgentClient;
 use quorate_core::kinds::etcd::EtcdStatus;
 use quorate_core::model::{DataSeen, Stamp};
@@ -41,7 +41,7 @@ async fn survivor(all: Vec<(Machine, AgentClient)>, leader: u64) -> (Machine, Ag
     all.iter().for_each(|(machine, _)| machine.signal_etcd(Signal::KILL));
     let mut best = None;
     for ((machine, client), id) in all.into_iter().zip(ids) {
-        order(&client, 1, Order::StopEtcd).await.unwrap();
+        order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
         let log = facts(&client).await.etcd.log.unwrap();
         eprintln!("{} {}: {log:?}", machine.member, if id == leader { "led" } else { "followed" });
         if id != leader && best.as_ref().is_none_or(|(most, _)| log > *most) {
@@ -66,11 +66,13 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         machine.lend_etcdutl();
 
         let (was, stamp) = (machine.stamp("t-1"), machine.stamp(TOKEN));
-        let rebuild = |was: &Stamp| Order::Rebuild {
-            was: was.clone(),
-            stamp: stamp.clone(),
-            peer_url: machine.peer_url(),
-            bump_revision: BUMP,
+        let rebuild = |was: &Stamp| {
+            Order::Etcd(EtcdOrder::Rebuild {
+                was: was.clone(),
+                stamp: stamp.clone(),
+                peer_url: machine.peer_url(),
+                bump_revision: BUMP,
+            })
         };
         let other = order(&client, 1, rebuild(&machine.stamp("t-0"))).await;
         assert!(matches!(other, Err(Refusal::NotAsExpected { .. })), "{other:?}");
@@ -81,8 +83,11 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
         let kept = machine.root().join("var/lib/etcd.before-8173d43d555a6b54/member/wal");
         assert!(kept.exists() && !machine.root().join("var/lib/etcd.renewal").exists());
 
-        let start =
-            Order::StartEtcd { expects: DataSeen::Stamped(stamp.clone()), bootstrap: None, peers: BTreeSet::new() };
+        let start = Order::Etcd(EtcdOrder::Start {
+            expects: DataSeen::Stamped(stamp.clone()),
+            bootstrap: None,
+            peers: BTreeSet::new(),
+        });
         order(&client, 1, start).await.unwrap();
         let after = machine.healthy(&client).await.etcd.status.unwrap();
         order(&client, 1, rebuild(&was)).await.unwrap();
@@ -129,15 +134,17 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;
     put(&machine).await;
-    let rebuild = |machine: &Machine| Order::Rebuild {
-        was: machine.stamp("t-1"),
-        stamp: machine.stamp(TOKEN),
-        peer_url: machine.peer_url(),
-        bump_revision: BUMP,
+    let rebuild = |machine: &Machine| {
+        Order::Etcd(EtcdOrder::Rebuild {
+            was: machine.stamp("t-1"),
+            stamp: machine.stamp(TOKEN),
+            peer_url: machine.peer_url(),
+            bump_revision: BUMP,
+        })
     };
     let running = order(&client, 1, rebuild(&machine)).await;
     assert!(matches!(running, Err(Refusal::NotAsExpected { .. })), "{running:?}");
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let place = machine.root().join("var/lib/etcd.renewal");
     fs::create_dir_all(place.join("copy/member")).unwrap();
     fs::write(place.join("copy/member/half"), "half").unwrap();
@@ -156,8 +163,11 @@ async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
     assert_eq!((etcd.data, etcd.last_started), (DataSeen::Stamped(machine.stamp(TOKEN)), Some(machine.stamp(TOKEN))));
     assert!(!place.exists());
     order(&client, 1, rebuild(&machine)).await.unwrap();
-    let start =
-        Order::StartEtcd { expects: DataSeen::Stamped(machine.stamp(TOKEN)), bootstrap: None, peers: BTreeSet::new() };
+    let start = Order::Etcd(EtcdOrder::Start {
+        expects: DataSeen::Stamped(machine.stamp(TOKEN)),
+        bootstrap: None,
+        peers: BTreeSet::new(),
+    });
     order(&client, 1, start).await.unwrap();
     machine.healthy(&client).await;
     assert!(machine.root_client().get("key-199").await.unwrap().is_some());
@@ -175,7 +185,7 @@ async fn a_downgrade_may_be_announced_again() {
         .await;
     };
     speaks("3.6.0").await;
-    let down = |version: &str| order(&client, 1, Order::Downgrade { version: version.to_owned() });
+    let down = |version: &str| order(&client, 1, Order::Etcd(EtcdOrder::Downgrade { version: version.to_owned() }));
     assert!(down("3.4.0").await.is_err());
     assert!(down("three").await.is_err());
     down("3.5.0").await.unwrap();

@@ -9,7 +9,7 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
-use quorate_agent::api::{Order, Refusal, UploadRequest};
+use quorate_agent::api::{EtcdOrder, Order, Refusal, UploadRequest};
 use quorate_agent::client::{AgentClient, ClientError};
 use quorate_core::kinds::etcd::Staged;
 use quorate_core::model::{DataSeen, Stamp};
@@ -106,7 +106,7 @@ async fn a_snapshot_counts_only_when_all_of_it_is_here() {
 
     let overtaken = stage(&client, &UploadRequest { fence: 4, ..request.clone() }, &bytes).await;
     assert_eq!(overtaken, Err(Refusal::StaleFence { obeyed: 5, carried: 4 }));
-    let late = order(&client, 4, Order::DropStaged).await;
+    let late = order(&client, 4, Order::Etcd(EtcdOrder::DropStaged)).await;
     assert_eq!(late, Err(Refusal::StaleFence { obeyed: 5, carried: 4 }));
     let huge = UploadRequest { bytes: 1 << 60, ..announce(5, b"other") };
     let no_room = stage(&client, &huge, b"other").await.unwrap_err().to_string();
@@ -120,7 +120,7 @@ async fn a_snapshot_counts_only_when_all_of_it_is_here() {
     machine.start_agent().await;
     assert_eq!((facts(&client).await.etcd.staged, here(&machine).len()), (kept(&next), 1));
     for _ in 0..2 {
-        order(&client, 6, Order::DropStaged).await.unwrap();
+        order(&client, 6, Order::Etcd(EtcdOrder::DropStaged)).await.unwrap();
         assert_eq!((facts(&client).await.etcd.staged, here(&machine).len()), (None, 0));
     }
 }
@@ -152,14 +152,14 @@ struct Restore {
 
 impl Restore {
     fn order(&self, machine: &Machine, was: DataSeen) -> Order {
-        Order::RestoreData {
+        Order::Etcd(EtcdOrder::RestoreData {
             was,
             stamp: machine.stamp("t-2"),
             initial_cluster: self.initial_cluster.clone(),
             peer_url: machine.peer_url(),
             sha256: self.sha256.clone(),
             bump_revision: BUMP,
-        }
+        })
     }
 }
 
@@ -213,7 +213,7 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
             stage(client, &request, &bytes).await.unwrap();
         }
         for (_, client) in &all {
-            order(client, 1, Order::StopEtcd).await.unwrap();
+            order(client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
         }
         for (machine, client) in &all {
             let other = order(client, 1, restore.order(machine, DataSeen::Empty)).await;
@@ -234,7 +234,9 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
         }
         for (machine, client) in &all {
             let expects = DataSeen::Stamped(machine.stamp("t-2"));
-            order(client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+            order(client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+                .await
+                .unwrap();
         }
         for (machine, client) in &all {
             let after = machine.healthy(client).await.etcd.status.unwrap();
@@ -242,7 +244,7 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
             assert_ne!(after.cluster_id, before.cluster_id);
             check_restored(machine, revision).await;
             order(client, 1, restore.order(machine, was(machine))).await.unwrap();
-            order(client, 1, Order::DropStaged).await.unwrap();
+            order(client, 1, Order::Etcd(EtcdOrder::DropStaged)).await.unwrap();
         }
         all[0].0.root_client().put("after", "it").await.unwrap();
         all[2].0.signal_etcd(Signal::KILL);
@@ -301,7 +303,9 @@ async fn an_empty_machine_is_restored_and_damage_on_disk_is_found() {
     order(&client, 1, restore.order(&machine, DataSeen::Empty)).await.unwrap();
     assert!(!machine.root().join("var/lib/etcd.before-b1ad9ff6eb8dad4a").exists(), "there was nothing to keep");
     let expects = DataSeen::Stamped(machine.stamp("t-2"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+        .await
+        .unwrap();
     machine.healthy(&client).await;
     check_restored(&machine, revision).await;
 }
@@ -315,7 +319,7 @@ async fn a_database_without_etcds_checksum_is_restored_as_well() {
     turn_auth_on(&client, None).await;
     let mut bytes = snapshot(&client).await;
     bytes.truncate(bytes.len() - 32);
-    order(&client, 1, Order::StopEtcd).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let request = announce(1, &bytes);
     stage(&client, &request, &bytes).await.unwrap();
     let restore = Restore {
@@ -324,7 +328,9 @@ async fn a_database_without_etcds_checksum_is_restored_as_well() {
     };
     order(&client, 1, restore.order(&source, was(&source))).await.unwrap();
     let expects = DataSeen::Stamped(source.stamp("t-2"));
-    order(&client, 1, Order::StartEtcd { expects, bootstrap: None, peers: BTreeSet::new() }).await.unwrap();
+    order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() }))
+        .await
+        .unwrap();
     source.healthy(&client).await;
     check_restored(&source, revision).await;
 }

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io::Write;
 
-use quorate_agent::api::{FactsRequest, Order, Refusal};
+use quorate_agent::api::{EtcdOrder, FactsRequest, Order, Refusal};
 use quorate_core::model::{Busy, DataSeen};
 
 use crate::common::{Machine, config, facts, membership, order, until};
@@ -13,12 +13,12 @@ use crate::common::{Machine, config, facts, membership, order, until};
 async fn an_order_that_is_tried_again_gives_way_to_a_later_controller() {
     let [(one, first), (_two, _second), (three, third)] = Machine::three(&config()).await;
     let before = membership(&facts(&first).await);
-    order(&third, 1, Order::StopEtcd).await.unwrap();
+    order(&third, 1, Order::Etcd(EtcdOrder::Stop)).await.unwrap();
     let (expects, joins) = (before.clone(), one.beside("etcd-4", &config()).await.0);
     let peer_url = joins.peer_url();
     let adding = tokio::spawn({
         let first = one.client();
-        async move { order(&first, 1, Order::AddLearner { expects, peer_url }).await }
+        async move { order(&first, 1, Order::Etcd(EtcdOrder::AddLearner { expects, peer_url })).await }
     });
     let busy = until("the agent tells what it is at", async || facts(&first).await.busy).await;
     assert_eq!(busy, Busy { order: String::from("add learner"), fence: 1 });
@@ -29,7 +29,9 @@ async fn an_order_that_is_tried_again_gives_way_to_a_later_controller() {
     assert_eq!(facts(&first).await.busy, None);
 
     let expects = DataSeen::Stamped(three.stamp("t-1"));
-    order(&third, 1, Order::StartEtcd { expects, bootstrap: None, peers: Default::default() }).await.unwrap();
+    order(&third, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: Default::default() }))
+        .await
+        .unwrap();
     three.healthy(&third).await;
     assert_eq!(membership(&one.healthy(&first).await), before);
 }

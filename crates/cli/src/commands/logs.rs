@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use quorate_agent::api::{LogOf, LogRequest};
 use quorate_control::run::observe::Sight;
+use quorate_core::kinds::etcd::SERVICE;
 use quorate_core::model::{MachineId, MemberName, Observation, Seen};
 
 use super::Context;
@@ -24,14 +25,14 @@ pub async fn run(context: &Context, options: cli::Logs) -> Result<Exit, Error> {
         return Err(Error::UnknownMember { cluster: options.name, member: options.member, members });
     }
     let member = MemberName::from(options.member.as_str());
-    let of = if options.agent { LogOf::Agent } else { LogOf::Etcd };
+    let of = if options.agent { LogOf::Agent } else { LogOf::Service(SERVICE.to_owned()) };
     let provider = context.home.provider(&ledger);
     let mut sight = Sight::new(provider.clone());
     let seen = sight.glance(&ledger, None).await?;
     let Some(agent) = sight.agent(&member).filter(|_| answered(&seen, &member)) else {
         let incarnation = ledger.members.get(&member).map_or(1, |record| record.incarnation.max(1));
-        let file = provider.log_file(&MachineId::new(&member, incarnation), of);
-        return Err(no_answer(&seen, &member, of, file.as_deref()));
+        let file = provider.log_file(&MachineId::new(&member, incarnation), &of);
+        return Err(no_answer(&seen, &member, &of, file.as_deref()));
     };
     let mut request = LogRequest { of, from: None, lines: options.lines };
     loop {
@@ -65,14 +66,14 @@ fn answered(seen: &Observation, member: &MemberName) -> bool {
     seen.agents.get(member).is_some_and(|agent| agent.get().is_some())
 }
 
-fn no_answer(seen: &Observation, member: &MemberName, of: LogOf, file: Option<&Path>) -> Error {
+fn no_answer(seen: &Observation, member: &MemberName, of: &LogOf, file: Option<&Path>) -> Error {
     let why = match seen.agents.get(member) {
         Some(Seen::Unreachable { why, .. }) => why.clone(),
         _ => String::from("its machine is off or not there"),
     };
     let unit = match of {
         LogOf::Agent => "quorate-agent",
-        LogOf::Etcd => "etcd",
+        LogOf::Service(name) => name.as_str(),
     };
     let hint = match file {
         Some(file) => format!("its log is the file {}", file.display()),

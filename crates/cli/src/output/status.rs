@@ -204,7 +204,7 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
-            agent: healthy.then(|| Program { version: String::from("0.1.0"), protocol: 2 }),
+            agent: healthy.then(|| Program { version: String::from("0.1.0"), protocol: 3 }),
             log_source_trouble: None,
         }
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
-use quorate_agent::api::{EnrolCertificate, EnrolRequest, Envelope, FactsRequest, Order, path};
+use quorate_agent::api::{EnrolCertificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, Order, path};
 use quorate_core::model::{AGENT_PORT, HEALTH_PORT, NodeConfig};
 use quorate_pki::KeyAlgorithm;
 use serde_json::Value;
@@ -161,7 +161,7 @@ fn whoever_is_not_the_controller_is_refused_at_the_agents_port() {
         ("root of the control CA", Intruder::signed_by(&ledger["authorities"]["control"], "root")),
     ];
     let facts = FactsRequest { fence: Some(u64::MAX), auth: true, reach: Default::default() };
-    let stop = Envelope { fence: u64::MAX, order: Order::StopEtcd };
+    let stop = Envelope { fence: u64::MAX, order: Order::Etcd(EtcdOrder::Stop) };
     for (who, intruder) in &strangers {
         let asked = intruder.ask(address, path::FACTS, &facts);
         assert!(asked.is_err(), "{who} was answered: {asked:?}");
@@ -235,12 +235,12 @@ fn the_controllers_own_certificate_does_not_open_what_is_closed_for_good() {
 
     // Orders of yesterday.
     let fence = ledger["fence"].as_u64().expect("a number");
-    let older = Envelope { fence: fence - 1, order: Order::StopEtcd };
+    let older = Envelope { fence: fence - 1, order: Order::Etcd(EtcdOrder::Stop) };
     refused(controller.ask(address, path::ORDERS, &older), "stale_fence");
     let generation = state["node_config"]["generation"].as_u64().expect("a number");
     let config: NodeConfig = serde_json::from_value(state["node_config"]["config"].clone()).expect("a node config");
     let mut other = config.clone();
-    other.etcd.flags.insert(String::from("log-level"), String::from("debug"));
+    other.etcd_mut().unwrap().flags.insert(String::from("log-level"), String::from("debug"));
     let converge = |generation, config| Envelope { fence, order: Order::converge(generation, config, None) };
     refused(controller.ask(address, path::ORDERS, &converge(generation - 1, config.clone())), "stale_generation");
     refused(controller.ask(address, path::ORDERS, &converge(generation, other)), "changed_content");

@@ -93,7 +93,7 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
 #[test]
 fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     let trio = Trio::up(Login::Certificate);
-    let changes = [("protocol=0002", "protocol=0009"), ("version=0.1.0", "version=9.9.9")];
+    let changes = [("protocol=0003", "protocol=0009"), ("version=0.1.0", "version=9.9.9")];
     let newer = program(&trio, "newer", &changes);
     run(&trio, &newer, &["apply", "--yes", "trio.yaml"]).ok();
     let (before, ledger) = (trio.pids(), trio.ledger());
@@ -161,7 +161,7 @@ fn a_program_that_does_not_come_up_is_given_up_and_the_old_one_goes_on() {
     let trio = Trio::up(Login::Certificate);
     let fence = trio.ledger()["fence"].as_u64().expect("a number");
     let before = etcds(&trio);
-    let good_check = r#"echo '{"protocol":2,"version":"9.9.9"}'"#;
+    let good_check = r#"echo '{"protocol":3,"version":"9.9.9"}'"#;
     let send = |content: &[u8]| send(&trio, "etcd-1", fence, content, &hex(&Sha256::digest(content)));
     let no_trace = || !trio.root("etcd-1").join(NEXT).exists() && !trio.root("etcd-1").join(PROGRAM).exists();
 

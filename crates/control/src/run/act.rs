@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{
-    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, Order, UploadRequest, agent_common_name,
+    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, EtcdOrder, Order, UploadRequest, agent_common_name,
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
@@ -207,48 +207,65 @@ impl Controller {
                 self.order(member, order).await
             }
             Action::StopEtcd { member } => self.order(member, stop_order(&desired.etcd.formation)).await,
-            Action::RestartEtcd { member } => self.order(member, Order::RestartEtcd).await,
-            Action::WipeData { member, stamp } => self.order(member, Order::WipeData { stamp: stamp.clone() }).await,
-            Action::MoveLeader { member, to_id, .. } => self.order(member, Order::MoveLeader { to: *to_id }).await,
+            Action::RestartEtcd { member } => self.order(member, Order::Etcd(EtcdOrder::Restart)).await,
+            Action::WipeData { member, stamp } => {
+                self.order(member, Order::Etcd(EtcdOrder::WipeData { stamp: stamp.clone() })).await
+            }
+            Action::MoveLeader { member, to_id, .. } => {
+                self.order(member, Order::Etcd(EtcdOrder::MoveLeader { to: *to_id })).await
+            }
             Action::Auth { member, op } => {
-                let order = Order::Auth { op: op.clone(), password: self.password(op) };
+                let order = Order::Etcd(EtcdOrder::Auth { op: op.clone(), password: self.password(op) });
                 self.order(member, order).await
             }
             Action::AddLearner { through, joining, .. } => {
                 let peer_url = joining.peer_url.clone();
-                self.order(through, Order::AddLearner { expects: membership(&step.expects), peer_url }).await
+                self.order(through, Order::Etcd(EtcdOrder::AddLearner { expects: membership(&step.expects), peer_url }))
+                    .await
             }
             Action::JoinEtcd { member, stamp, initial_cluster } => {
                 let initial_cluster = initial_cluster.clone();
                 let bootstrap = Some(Bootstrap { stamp: stamp.clone(), initial_cluster, existing: true });
-                self.order(member, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() })
-                    .await
+                self.order(
+                    member,
+                    Order::Etcd(EtcdOrder::Start { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() }),
+                )
+                .await
             }
             Action::Promote { through, id, .. } => {
-                self.order(through, Order::Promote { expects: membership(&step.expects), id: *id }).await
+                self.order(through, Order::Etcd(EtcdOrder::Promote { expects: membership(&step.expects), id: *id }))
+                    .await
             }
             Action::RemoveMember { through, id, .. } => {
-                self.order(through, Order::RemoveMember { expects: membership(&step.expects), id: *id }).await
+                self.order(
+                    through,
+                    Order::Etcd(EtcdOrder::RemoveMember { expects: membership(&step.expects), id: *id }),
+                )
+                .await
             }
             Action::EnableDowngrade { through, version } => {
-                self.order(through, Order::Downgrade { version: version.clone() }).await
+                self.order(through, Order::Etcd(EtcdOrder::Downgrade { version: version.clone() })).await
             }
-            Action::CancelDowngrade { through } => self.order(through, Order::CancelDowngrade).await,
+            Action::CancelDowngrade { through } => self.order(through, Order::Etcd(EtcdOrder::CancelDowngrade)).await,
             Action::Rebuild { member, was, stamp, peer_url, bump_revision } => {
                 let (was, stamp, peer_url) = (was.clone(), stamp.clone(), peer_url.clone());
-                self.order(member, Order::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }).await
+                self.order(
+                    member,
+                    Order::Etcd(EtcdOrder::Rebuild { was, stamp, peer_url, bump_revision: *bump_revision }),
+                )
+                .await
             }
             Action::StageSnapshot { member, sha256, bytes } => self.stage(member, sha256, *bytes).await,
-            Action::DropSnapshot { member } => self.order(member, Order::DropStaged).await,
+            Action::DropSnapshot { member } => self.order(member, Order::Etcd(EtcdOrder::DropStaged)).await,
             Action::RestoreData { member, was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
-                let order = Order::RestoreData {
+                let order = Order::Etcd(EtcdOrder::RestoreData {
                     was: was.clone(),
                     stamp: stamp.clone(),
                     initial_cluster: initial_cluster.clone(),
                     peer_url: peer_url.clone(),
                     sha256: sha256.clone(),
                     bump_revision: *bump_revision,
-                };
+                });
                 self.order(member, order).await
             }
             Action::MakeSecrets { .. }
@@ -475,7 +492,7 @@ impl Controller {
         let peers = others.filter_map(|(_, known)| Some(https_url(known.address()?, CLIENT_PORT))).collect();
         let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
         let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
-        Order::StartEtcd { expects, bootstrap, peers }
+        Order::Etcd(EtcdOrder::Start { expects, bootstrap, peers })
     }
 
     fn password(&self, op: &AuthOp) -> Option<Secret> {
@@ -504,8 +521,8 @@ fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers
 /// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.
 fn stop_order(formation: &Formation) -> Order {
     match formation {
-        Formation::Restoring { .. } => Order::HaltEtcd,
-        _ => Order::StopEtcd,
+        Formation::Restoring { .. } => Order::Etcd(EtcdOrder::Halt),
+        _ => Order::Etcd(EtcdOrder::Stop),
     }
 }
 
@@ -551,7 +568,7 @@ mod tests {
             sha256: String::from("abc"),
             bump_revision: 1,
         };
-        assert_eq!(stop_order(&restoring), Order::HaltEtcd);
-        assert_eq!(stop_order(&Formation::Unformed), Order::StopEtcd);
+        assert_eq!(stop_order(&restoring), Order::Etcd(EtcdOrder::Halt));
+        assert_eq!(stop_order(&Formation::Unformed), Order::Etcd(EtcdOrder::Stop));
     }
 }

@@ -77,7 +77,9 @@ pub struct DesiredMember {
     pub generation: u64,
     pub config: Arc<NodeConfig>,
     pub digest: String,
+    /// Of what etcd must be restarted for.
     pub etcd_digest: String,
+    pub etcd_version: String,
     pub enrolment: Option<Enrolment>,
     pub unseen_since: Option<Timestamp>,
     /// Where its machine is to be, for providers with several such places.

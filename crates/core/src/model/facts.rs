@@ -69,6 +69,9 @@ pub struct Facts {
     /// Signing requests for the keys that were made on the machine.
     pub requests: BTreeMap<CertificateUse, String>,
     pub etcd: EtcdFacts,
+    /// By name, those services that need no more than to be kept running. etcd reports on its own.
+    #[serde(default)]
+    pub services: BTreeMap<String, ServiceState>,
     pub host: Host,
     /// Of the addresses it was asked about: whether a machine answers there.
     pub reaches: BTreeMap<IpAddr, bool>,

@@ -32,7 +32,9 @@ pub use ledger::{
     Power, SecretKind, migrate_ledger,
 };
 pub use name::{MachineId, MemberName};
-pub use node_config::{ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ROOT};
+pub use node_config::{
+    ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, ProgramService, ROOT, Runs, ServiceConfig,
+};
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, PowerState, Seen};
 pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};

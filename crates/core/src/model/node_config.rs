@@ -18,8 +18,9 @@ pub const ADDRESS: &str = "{address}";
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct NodeConfig {
     pub files: Vec<ConfigFile>,
-    pub etcd: EtcdService,
-    /// What the machine runs beside etcd; absent where it is none of our affair.
+    /// What the agent keeps running, each known by its name.
+    pub services: Vec<ServiceConfig>,
+    /// What the machine runs next to them; absent where it is none of our affair.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<Box<HostConfig>>,
 }
@@ -51,14 +52,42 @@ impl ConfigFile {
     }
 }
 
+/// A service of a machine. No two of a config have the same name.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServiceConfig {
+    /// Lower-case letters, digits and `-`: its log and its unit are called so.
+    pub name: String,
+    /// The user it runs as on a machine; it owns the files in `inputs`.
+    pub user: String,
+    pub runs: Runs,
+    /// Files of this config that it reads only when it starts.
+    pub inputs: BTreeSet<String>,
+}
+
+/// What a service runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Runs {
+    /// Started, restarted and stopped by orders of its kind, which look at its data first.
+    Etcd(EtcdService),
+    /// A program of the machine that needs no more than to be kept running.
+    Program(ProgramService),
+}
+
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct EtcdService {
     pub version: String,
     pub binary: BinarySource,
     /// Flags without their dashes. Those that matter only at the first start are not here.
     pub flags: BTreeMap<String, String>,
-    /// Files of this config that etcd reads only when it starts.
-    pub inputs: BTreeSet<String>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ProgramService {
+    pub path: String,
+    pub args: Vec<String>,
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
 }
 
 /// Where a machine takes etcd from.
@@ -89,11 +118,35 @@ impl NodeConfig {
         digest_of(self)
     }
 
-    /// Changes exactly when etcd must be restarted for this config to take effect. Where the program comes from does
-    /// not matter to a running process, only its version.
-    pub fn etcd_digest(&self) -> String {
-        let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| self.etcd.inputs.contains(&f.path)).collect();
-        digest_of(&(&self.etcd.version, &self.etcd.flags, inputs))
+    pub fn service(&self, name: &str) -> Option<&ServiceConfig> {
+        self.services.iter().find(|service| service.name == name)
+    }
+
+    pub fn etcd(&self) -> Option<&EtcdService> {
+        self.services.iter().find_map(|service| match &service.runs {
+            Runs::Etcd(etcd) => Some(etcd),
+            Runs::Program(_) => None,
+        })
+    }
+
+    pub fn etcd_mut(&mut self) -> Option<&mut EtcdService> {
+        self.services.iter_mut().find_map(|service| match &mut service.runs {
+            Runs::Etcd(etcd) => Some(etcd),
+            Runs::Program(_) => None,
+        })
+    }
+
+    /// By name: changes exactly when that service must be restarted for this config to take effect. Where etcd's program comes from
+    /// does not matter to a running process, only its version.
+    pub fn service_digests(&self) -> BTreeMap<String, String> {
+        let digest = |service: &ServiceConfig| {
+            let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| service.inputs.contains(&f.path)).collect();
+            match &service.runs {
+                Runs::Etcd(EtcdService { version, binary: _, flags }) => digest_of(&(version, flags, inputs)),
+                Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
+            }
+        };
+        self.services.iter().map(|service| (service.name.clone(), digest(service))).collect()
     }
 }
 

@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use crate::kinds::etcd::versions::Version;
 
 /// Raised with every change of what controllers and agents say to each other.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// The oldest protocol whose facts and orders this program still uses. An older agent can only be upgraded.
-pub const OLDEST_PROTOCOL: u32 = 0;
+pub const OLDEST_PROTOCOL: u32 = 3;
 /// Agents of this protocol and later take a new program over their own port.
 pub const FIRST_UPGRADABLE: u32 = 2;
 
 /// Part of every quorate binary, so a program's file shows what it is without being run.
-static MARK: &str = concat!("quorate-program protocol=0002 version=", env!("CARGO_PKG_VERSION"), ";");
+static MARK: &str = concat!("quorate-program protocol=0003 version=", env!("CARGO_PKG_VERSION"), ";");
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Program {

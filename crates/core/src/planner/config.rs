@@ -108,7 +108,7 @@ pub(crate) fn told_with_numbers(view: &View<'_>, member: &MemberName, why: &str)
 
 fn what_changed(view: &View<'_>, member: &MemberName) -> String {
     let View { desired, seen, .. } = *view;
-    let wanted = &desired.members[member].config.etcd.version;
+    let wanted = &desired.members[member].etcd_version;
     match seen.status(member).map(|s| &s.version) {
         Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
         _ => with_changes(desired, String::from("its settings changed")),
@@ -138,7 +138,7 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
 
 /// Its program was exchanged under it, and the one that the spec asks for is there again.
 fn runs_other_version(wish: &DesiredMember, facts: &Facts) -> bool {
-    let wanted = &wish.config.etcd.version;
+    let wanted = &wish.etcd_version;
     let is_there = facts.etcd.binary == BinarySeen::Version(wanted.clone());
     is_there && facts.etcd.status.as_ref().is_some_and(|status| status.version != *wanted)
 }
@@ -158,7 +158,7 @@ fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<U
 }
 
 fn wrong_binary(member: &MemberName, wish: &DesiredMember, seen: &BinarySeen) -> Option<UnsafeBecause> {
-    let wanted = &wish.config.etcd.version;
+    let wanted = &wish.etcd_version;
     let found = match seen {
         BinarySeen::Version(version) if version == wanted => return None,
         BinarySeen::Version(version) => format!("finds {version}"),

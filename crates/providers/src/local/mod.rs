@@ -313,11 +313,11 @@ impl Provider for Local {
         Ok(Machines { found: self.marked()?.into_iter().map(seen).collect(), away: BTreeMap::new() })
     }
 
-    fn log_file(&self, machine: &MachineId, of: LogOf) -> Option<PathBuf> {
+    fn log_file(&self, machine: &MachineId, of: &LogOf) -> Option<PathBuf> {
         let (directory, _) = self.find(machine).ok()??;
         Some(match of {
             LogOf::Agent => directory.join("agent.log"),
-            LogOf::Etcd => directory.join("root/var/log/etcd.log"),
+            LogOf::Service(name) => directory.join(format!("root/var/log/{name}.log")),
         })
     }
 

@@ -10,7 +10,13 @@ use quorate_core::spec::Firewall;
 use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+use quorate_core::model::{CLIENT_PORT, HEALTH_PORT, PEER_PORT};
+
 use super::*;
+
+fn text_of(config: &FirewallConfig, node_exporter: bool) -> String {
+    render(config, node_exporter, &crate::kinds::etcd::openings(config))
+}
 
 fn ranges(text: &[&str]) -> Vec<AddressRange> {
     text.iter().map(|range| range.parse().unwrap()).collect()
@@ -28,7 +34,7 @@ fn full() -> FirewallConfig {
 
 #[test]
 fn each_port_is_open_to_those_who_are_named() {
-    let text = render(&full(), true);
+    let text = text_of(&full(), true);
     let rules: Vec<&str> = text.lines().map(str::trim).filter(|line| line.contains("tcp dport")).collect();
     let client = format!("{{ {CLIENT_PORT}, {HEALTH_PORT} }}");
     let expected = [
@@ -39,11 +45,11 @@ fn each_port_is_open_to_those_who_are_named() {
         String::from("ip saddr { 10.9.0.0/16 } tcp dport 9100 accept"),
     ];
     assert_eq!(rules, expected);
-    assert!(!render(&full(), false).contains("9100"), "an exporter that does not run has no open port");
-    let open = render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true);
+    assert!(!text_of(&full(), false).contains("9100"), "an exporter that does not run has no open port");
+    let open = text_of(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true);
     assert!(open.contains("\n    tcp dport 22 accept\n") && !open.contains("9100"));
     let metrics = Some(Metrics { port: 2381, scrape_from: ranges(&["10.9.0.0/16"]) });
-    let with_metrics = render(&FirewallConfig { metrics, ..full() }, true);
+    let with_metrics = text_of(&FirewallConfig { metrics, ..full() }, true);
     assert!(with_metrics.contains("    ip saddr { 10.9.0.0/16 } tcp dport 2381 accept\n"), "{with_metrics}");
     assert!(!text.contains("2381"), "who is not asked to show metrics has no open port");
     assert!(is_ours(&text) && is_ours(&none()) && !is_ours("flush ruleset\n"));
@@ -58,7 +64,7 @@ fn nft_itself_understands_it() {
         std::fs::write(&file, text).unwrap();
         Command::new(&nft).arg("-c").arg("-f").arg(&file).output().unwrap()
     };
-    for text in [render(&full(), true), none()] {
+    for text in [text_of(&full(), true), none()] {
         let output = check(&text);
         assert!(output.status.success(), "{}\n{text}", String::from_utf8_lossy(&output.stderr));
     }
@@ -158,7 +164,7 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
         ..Firewall::default()
     };
     let config = FirewallConfig { rules, scrape_from: only, metrics: None };
-    load(render(&config, true));
+    load(text_of(&config, true));
     for port in named {
         assert_eq!(hosts.knock(NAMED, port), Ok(()), "{port}");
         assert_eq!(hosts.knock(STRANGER, port), Err(ErrorKind::ConnectionRefused), "{port}");
@@ -167,9 +173,9 @@ fn a_machine_answers_whom_the_rules_name_and_refuses_all_others_at_once() {
     let itself = hosts.at(0, || TcpStream::connect((IpAddr::from(MACHINE), unnamed)).map(drop));
     assert!(itself.is_ok(), "the machine reaches itself: {itself:?}");
 
-    load(render(&config, false));
+    load(text_of(&config, false));
     assert_eq!(hosts.knock(NAMED, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "no exporter, no port");
-    load(render(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true));
+    load(text_of(&FirewallConfig { rules: Firewall::default(), scrape_from: Vec::new(), metrics: None }, true));
     assert_eq!(hosts.knock(STRANGER, CLIENT_PORT), Ok(()), "an absent list lets all in");
     assert_eq!(hosts.knock(STRANGER, node_exporter::PORT), Err(ErrorKind::ConnectionRefused), "but to the exporter");
     load(none());

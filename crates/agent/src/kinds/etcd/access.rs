@@ -73,7 +73,7 @@ impl Access {
         let config = &state.node_config.as_ref()?.config;
         let mut means = Means { password: None, ..self.client_means(state)? };
         // Where gRPC is kept apart from all else.
-        if config.etcd.flags.contains_key(PAGES) {
+        if config.etcd()?.flags.contains_key(PAGES) {
             means.url = self.url(config, PAGES, state.address, CLIENT_PORT);
         }
         over_tls(&self.kept_pages, means)
@@ -82,7 +82,7 @@ impl Access {
     /// By certificate where etcd asks for one, by password where the node config brings one.
     fn client_means(&self, state: &State) -> Option<Means> {
         let config = &state.node_config.as_ref()?.config;
-        let by_certificate = config.etcd.flags.get("client-cert-auth").is_some_and(|value| value == "true");
+        let by_certificate = config.etcd()?.flags.get("client-cert-auth").is_some_and(|value| value == "true");
         let identity = if by_certificate { Some(identity(state, CertificateUse::Root)?) } else { None };
         let password = config.files.iter().find(|file| file.path == ROOT_PASSWORD_FILE);
         Some(Means {
@@ -105,7 +105,7 @@ impl Access {
 
     /// The first URL that etcd listens at; one that means every address is reached at the machine's own.
     fn url(&self, config: &NodeConfig, flag: &str, address: IpAddr, port: u16) -> String {
-        let urls = config.etcd.flags.get(flag).map(|urls| self.layout.fill_in(urls, address));
+        let urls = config.etcd().and_then(|etcd| etcd.flags.get(flag)).map(|urls| self.layout.fill_in(urls, address));
         let first = urls.as_deref().and_then(|urls| urls.split(',').next()).map_or("", str::trim);
         let port = first.rsplit_once(':').and_then(|(_, port)| port.parse().ok()).unwrap_or(port);
         let everywhere = first.contains("//0.0.0.0:") || first.contains("//[::]:");

@@ -15,7 +15,7 @@ impl Agent {
             .parse()
             .map_err(|_| Refusal::Failed { why: format!("{version:?} is not a version to downgrade to") })?;
         let goal = Version { patch: 0, ..target }.to_string();
-        let client = self.access.client(&self.state.get())?;
+        let client = self.etcd.access.client(&self.state.get())?;
         let going = client.status().await.map_err(AgentError::Etcd)?.downgrade_target;
         if going.as_deref() == Some(&goal) || self.ask_cluster_version().await.as_deref() == Some(&goal) {
             return Ok(());
@@ -24,7 +24,7 @@ impl Agent {
     }
 
     pub(crate) async fn cancel_downgrade(&self) -> Result<(), Refusal> {
-        let client = self.access.client(&self.state.get())?;
+        let client = self.etcd.access.client(&self.state.get())?;
         if client.status().await.map_err(AgentError::Etcd)?.downgrade_target.is_none() {
             return Ok(());
         }

@@ -45,7 +45,7 @@ impl Change {
 impl Agent {
     /// Makes one change, once etcd is willing.
     pub(crate) async fn change_membership(&self, expects: &Membership, change: Change) -> Result<(), Refusal> {
-        let client = self.access.client(&self.state.get())?;
+        let client = self.etcd.access.client(&self.state.get())?;
         let begun = Instant::now();
         loop {
             let members = list(&client).await?;

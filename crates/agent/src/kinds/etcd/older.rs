@@ -37,19 +37,19 @@ impl Agent {
     pub(super) async fn check_age(&self) -> Result<(), AgentError> {
         let Some(log) = self.log().await else { return Ok(()) };
         let holds = log.end.index;
-        let known = self.state.get().older.clone().filter(|older| holds < older.acknowledged);
+        let known = self.state.get().etcd.older.clone().filter(|older| holds < older.acknowledged);
         let older = match known {
             Some(older) => Some(OlderData { holds, ..older }),
             None => self.ask_peers(&log).await,
         };
-        self.state.update(|state| state.older = older.clone()).await?;
+        self.state.update(|state| state.etcd.older = older.clone()).await?;
         older.map_or(Ok(()), |older| Err(AgentError::Older(older)))
     }
 
     async fn ask_peers(&self, log: &Log) -> Option<OlderData> {
         let state = self.state.get();
-        let (_, config) = self.access.pages(&state)?;
-        let mut asked: JoinSet<_> = (state.peers.iter().cloned())
+        let (_, config) = self.etcd.access.pages(&state)?;
+        let mut asked: JoinSet<_> = (state.etcd.peers.iter().cloned())
             .map(|url| {
                 let config = config.clone();
                 async move { pages::raft(&url, config, PATIENCE).await.map(|raft| (url, raft)) }
@@ -84,18 +84,18 @@ impl Agent {
     }
 
     async fn read_log(&self) -> Result<Option<Log>, AgentError> {
-        let (log, data) = (self.log.clone(), self.layout.data());
+        let (log, data) = (self.etcd.log.clone(), self.layout.data());
         blocking(move || log.read(&data)).await
     }
 
     /// Keeps in mind where the others are to be asked. Nobody waits for it.
     pub(super) fn remember_peers(self: &Arc<Self>, peers: BTreeSet<String>) {
-        if self.state.get().peers == peers {
+        if self.state.get().etcd.peers == peers {
             return;
         }
         let agent = self.clone();
         tokio::spawn(async move {
-            if let Err(error) = agent.state.update(|state| state.peers = peers).await {
+            if let Err(error) = agent.state.update(|state| state.etcd.peers = peers).await {
                 tracing::warn!(error = error.in_full(), "the peers' endpoints are not remembered");
             }
         });

@@ -2,15 +2,15 @@
 //! so that a bring-up loses no time; afterwards etcd is asked when facts are, within bounds, and never otherwise.
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use quorate_core::kinds::etcd::{AlarmSeen, AuthLook, EtcdStatus, MemberEntry};
 use quorate_etcd::{Client, Error, Member, Status};
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 
 use super::pages;
+use super::prober::Look;
 use crate::agent::Agent;
 
 /// For each question of a look; they are asked at once.
@@ -22,52 +22,16 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 /// An etcd that is not well by then is looked at when facts are asked for, like a steady one.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What was last seen of etcd.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Look {
-    pub(crate) peer_serving: bool,
-    pub(crate) status: Option<EtcdStatus>,
-}
-
-/// Asks an etcd that is starting until it is well.
-#[derive(Default)]
-pub(crate) struct Prober {
-    task: Mutex<Option<AbortHandle>>,
-    /// Present while the prober is at work.
-    found: Mutex<Option<Look>>,
-}
-
-impl Prober {
-    pub(crate) fn begin(&self, agent: &Arc<Agent>) {
-        self.end();
-        *self.found.lock().expect("no holder panics") = Some(Look::default());
-        let agent = agent.clone();
-        let task = tokio::spawn(async move {
-            agent.probe_until_healthy().await;
-            agent.prober.found.lock().expect("no holder panics").take();
-        });
-        *self.task.lock().expect("no holder panics") = Some(task.abort_handle());
-    }
-
-    pub(crate) fn end(&self) {
-        if let Some(task) = self.task.lock().expect("no holder panics").take() {
-            task.abort();
-        }
-        self.found.lock().expect("no holder panics").take();
-    }
-
-    fn found(&self) -> Option<Look> {
-        self.found.lock().expect("no holder panics").clone()
-    }
-
-    fn report(&self, look: Look) {
-        if let Some(found) = &mut *self.found.lock().expect("no holder panics") {
-            *found = look;
-        }
-    }
-}
-
 impl Agent {
+    /// Asks an etcd that is starting until it is well.
+    pub(super) fn begin_probing(self: &Arc<Self>) {
+        let agent = self.clone();
+        self.etcd.prober.begin(async move {
+            agent.probe_until_healthy().await;
+            agent.etcd.prober.forget();
+        });
+    }
+
     async fn probe_until_healthy(&self) {
         let begun = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -77,15 +41,15 @@ impl Agent {
             if !look.peer_serving {
                 look.peer_serving = self.peer_serves().await;
                 if look.peer_serving {
-                    self.service.came_into_being();
-                    self.prober.report(look.clone());
+                    self.etcd.service.came_into_being();
+                    self.etcd.prober.report(look.clone());
                     pause = FIRST_PAUSE;
                 }
             }
             if look.peer_serving {
                 look.status = self.ask_status().await.map(|(status, _)| status);
                 look.peer_serving = look.status.is_some() || self.peer_serves().await;
-                self.prober.report(look.clone());
+                self.etcd.prober.report(look.clone());
             }
             if look.status.as_ref().is_some_and(|status| status.healthy) {
                 tracing::info!(after = ?begun.elapsed(), "etcd is healthy");
@@ -104,7 +68,7 @@ impl Agent {
 
     /// What etcd says now, or what the prober last found.
     pub(crate) async fn look_at_etcd(self: &Arc<Self>) -> Look {
-        if let Some(look) = self.prober.found() {
+        if let Some(look) = self.etcd.prober.found() {
             return look;
         }
         let ((status, peer_serving), cluster_version) =
@@ -130,7 +94,7 @@ impl Agent {
 
     /// And the endpoints of the other members.
     async fn ask_status(&self) -> Option<(EtcdStatus, BTreeSet<String>)> {
-        let client = self.access.client(&self.state.get()).ok()?;
+        let client = self.etcd.access.client(&self.state.get()).ok()?;
         let (status, healthy, members) = tokio::join!(
             timeout(ANSWER, client.status()),
             timeout(ANSWER, client.linearizable_read_ok()),
@@ -141,7 +105,7 @@ impl Agent {
             Ok(Ok(status)) => Some(in_our_words(status)),
             // A learner logs nobody in, and from 3.5.30 on it tells its status to an administrator alone.
             Ok(Err(Error::Unauthenticated(_) | Error::PermissionDenied | Error::NotForLearner)) => {
-                let (url, config) = self.access.pages(&self.state.get())?;
+                let (url, config) = self.etcd.access.pages(&self.state.get())?;
                 pages::status(&url, config, ANSWER).await
             }
             Ok(Err(error)) => {
@@ -169,7 +133,7 @@ impl Agent {
     }
 
     pub(super) async fn ask_cluster_version(&self) -> Option<String> {
-        let (url, config) = self.access.pages(&self.state.get())?;
+        let (url, config) = self.etcd.access.pages(&self.state.get())?;
         pages::cluster_version(&url, config, ANSWER).await
     }
 
@@ -179,13 +143,13 @@ impl Agent {
 
     /// The cluster's number and its members, as etcd tells its peers.
     async fn ask_peer_page(&self) -> Option<(u64, Vec<Member>)> {
-        let (url, config) = self.access.peer(&self.state.get())?;
+        let (url, config) = self.etcd.access.peer(&self.state.get())?;
         pages::members(&url, config, ANSWER).await
     }
 
     /// Whether a linearizable read is answered, for the health page.
     pub(crate) async fn health(&self) -> Result<(), &'static str> {
-        let client = self.access.client(&self.state.get()).map_err(|_| "etcd is not set up")?;
+        let client = self.etcd.access.client(&self.state.get()).map_err(|_| "etcd is not set up")?;
         match timeout(ANSWER, client.linearizable_read_ok()).await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(quorate_etcd::Error::NoLeader)) => Err("etcd has no leader"),

@@ -10,12 +10,11 @@ use hyper::body::{Body, Bytes, Frame};
 use quorate_etcd::{Client, Error, ReadMethod};
 use tokio::sync::mpsc;
 
+use super::parts::READINGS;
 use crate::agent::Agent;
 use crate::api::frame::{self, Kind};
 use crate::api::{ReadEnd, Refusal};
 
-/// More than any controller needs.
-pub(crate) const AT_ONCE: usize = 16;
 /// How many pieces wait to be taken.
 const AHEAD: usize = 4;
 
@@ -36,9 +35,9 @@ impl Agent {
         if !state.enrolled {
             return Err(Refusal::NotEnrolled);
         }
-        let client = self.access.client(&state)?;
-        let Ok(permit) = self.readings.clone().try_acquire_owned() else {
-            let why = format!("{AT_ONCE} reading calls are under way on this machine already; let one end first");
+        let client = self.etcd.access.client(&state)?;
+        let Ok(permit) = self.etcd.readings.clone().try_acquire_owned() else {
+            let why = format!("{READINGS} reading calls are under way on this machine already; let one end first");
             return Err(Refusal::Failed { why });
         };
         let (sender, receiver) = mpsc::channel(AHEAD);

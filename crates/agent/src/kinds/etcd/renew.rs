@@ -15,19 +15,18 @@ use std::time::Duration;
 
 use quorate_core::kinds::etcd::safety::restore::MARGIN;
 use quorate_core::kinds::etcd::safety::revision::MAX_REVISION;
-use quorate_core::model::{DataSeen, MemberName, NodeConfig, Stamp};
+use quorate_core::model::{DataSeen, EtcdService, MemberName, Stamp};
 use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::data;
 use super::start::{check_own, describe, not_as_expected};
+use super::{data, service};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
 use crate::kinds::etcd::binaries;
 use crate::layout::Layout;
-use crate::services::child;
 use crate::state::State;
 use crate::{AgentError, blocking};
 
@@ -85,13 +84,14 @@ impl Agent {
     /// Makes the new data, complete but not yet in place.
     async fn make(&self, place: &Place, renewal: &Renewal) -> Result<(), Refusal> {
         self.find_binary_again().await?;
-        let (config, program) = self.etcd_in_place(&self.state.get())?;
-        let etcdutl = self.etcdutl(&config, &program).await?;
+        let state = self.state.get();
+        let (etcd, program) = self.etcd_in_place(&state)?;
+        let etcdutl = self.etcdutl(etcd, &program).await?;
         place.clear().await?;
         place.create()?;
-        let owner = self.service.owner()?;
+        let owner = self.etcd.service.owner()?;
         let database = match &renewal.origin {
-            Origin::Survivor => rebuild::database(&self.layout, place, &config, &program, owner).await?,
+            Origin::Survivor => rebuild::database(&self.layout, place, etcd, &program, owner).await?,
             Origin::Staged { sha256 } => restore::database(&self.layout, place, sha256, owner).await?,
         };
         let bump_revision = raised(renewal.bump_revision, database.revision)?;
@@ -112,17 +112,17 @@ impl Agent {
 
     /// Refuses where what makes the new data is missing. Where no etcd is in place yet, nothing can be told.
     pub(crate) async fn check_renewable(&self) -> Result<(), Refusal> {
-        if let Ok((config, program)) = self.etcd_in_place(&self.state.get()) {
-            self.etcdutl(&config, &program).await?;
+        if let Ok((etcd, program)) = self.etcd_in_place(&self.state.get()) {
+            self.etcdutl(etcd, &program).await?;
         }
         Ok(())
     }
 
-    async fn etcdutl(&self, config: &NodeConfig, program: &Path) -> Result<PathBuf, AgentError> {
+    async fn etcdutl(&self, etcd: &EtcdService, program: &Path) -> Result<PathBuf, AgentError> {
         let state = self.state.get();
-        let beside = state.binary.home.as_ref().map_or_else(|| program.to_owned(), |home| home.join("etcd"));
+        let beside = state.etcd.binary.home.as_ref().map_or_else(|| program.to_owned(), |home| home.join("etcd"));
         let search = state.search.clone().map(OsString::from).or_else(|| std::env::var_os("PATH"));
-        let found = binaries::etcdutl(&beside, &config.etcd.version, &self.cache, search.as_deref()).await;
+        let found = binaries::etcdutl(&beside, &etcd.version, &self.cache, search.as_deref()).await;
         found.map_err(AgentError::Binary)
     }
 
@@ -132,8 +132,8 @@ impl Agent {
         let Some(stamp) = blocking(move || put_in_place(&place, &layout)).await? else { return Ok(()) };
         let token = stamp.token.clone();
         let begin = |state: &mut State| {
-            state.forget_formation();
-            state.last_started = Some(stamp);
+            state.etcd.forget_formation();
+            state.etcd.last_started = Some(stamp);
         };
         self.state.update(begin).await?;
         tracing::info!(token, "the data of a new formation is in place; what was there is kept beside it");
@@ -224,7 +224,7 @@ impl Place {
 
     /// Removes everything, an etcd that an earlier agent left behind included.
     async fn clear(&self) -> Result<(), AgentError> {
-        if let Some(pid) = child::search(&self.data_argument()).and_then(rustix::process::Pid::from_raw) {
+        if let Some(pid) = service::search(&self.data_argument()).and_then(rustix::process::Pid::from_raw) {
             let _ = rustix::process::kill_process(pid, Signal::KILL);
         }
         let (ready, root) = (self.ready(), self.root.clone());
@@ -276,7 +276,7 @@ async fn restore_into(
         command.arg(format!("--bump-revision={bump_revision}")).arg("--mark-compacted");
     }
     become_owner(&mut command, owner);
-    let done = timeout(RESTORING, child::without_etcd_variables(&mut command).kill_on_drop(true).output()).await;
+    let done = timeout(RESTORING, service::without_variables(&mut command).kill_on_drop(true).output()).await;
     let failed = |why: String| AgentError::Renewal { why: format!("etcdutl {why}") };
     let output = done
         .map_err(|_| failed(String::from("took too long")))?

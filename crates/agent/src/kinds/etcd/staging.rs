@@ -8,7 +8,6 @@ use std::pin::pin;
 
 use hyper::body::{Bytes, Incoming};
 use quorate_core::kinds::etcd::Staged;
-use tokio::sync::Notify;
 
 use crate::agent::Agent;
 use crate::api::{Refusal, UploadRequest};
@@ -20,25 +19,18 @@ use crate::{AgentError, blocking};
 /// Beyond the snapshot and the data that is made of it: etcd's log, which takes its room in advance.
 const RESERVE: u64 = 128 << 20;
 
-#[derive(Default)]
-pub(crate) struct Staging {
-    /// Held while a snapshot is brought here, or taken away. Taken after that of orders, never before.
-    one_at_a_time: tokio::sync::Mutex<()>,
-    /// Another snapshot is announced.
-    asked: Notify,
-}
-
 impl Agent {
     /// Takes in a snapshot. Needs no other order to end first: nothing rests on it until a restore names it.
     pub(crate) async fn stage(&self, request: UploadRequest, mut body: Incoming) -> Result<(), Refusal> {
         if !self.state.get().enrolled {
             return Err(Refusal::NotEnrolled);
         }
+        self.confirm_trial().await?;
         self.state.obey_fence(request.fence).await?;
         // While all still runs, and not when the old data is given up already.
         self.check_renewable().await?;
-        self.staging.asked.notify_waiters();
-        let _one_at_a_time = self.staging.one_at_a_time.lock().await;
+        self.etcd.staging.asked.notify_waiters();
+        let _one_at_a_time = self.etcd.staging.one_at_a_time.lock().await;
         let Some(mut upload) = self.begin_upload(request.clone()).await? else { return Ok(()) };
         tracing::info!(fence = request.fence, bytes = request.bytes, "a snapshot is being brought");
         while let Some(piece) = self.next(&mut body, request.fence).await? {
@@ -51,7 +43,7 @@ impl Agent {
     /// The next piece, unless a newer controller has come meanwhile: it is not kept waiting by one that hangs.
     async fn next(&self, body: &mut Incoming, fence: u64) -> Result<Option<Bytes>, Refusal> {
         loop {
-            let mut asked = pin!(self.staging.asked.notified());
+            let mut asked = pin!(self.etcd.staging.asked.notified());
             asked.as_mut().enable();
             let obeyed = self.state.get().fence;
             if obeyed > fence {
@@ -82,7 +74,7 @@ impl Agent {
     }
 
     pub(crate) async fn drop_staged(&self) -> Result<(), Refusal> {
-        let _one_at_a_time = self.staging.one_at_a_time.lock().await;
+        let _one_at_a_time = self.etcd.staging.one_at_a_time.lock().await;
         let layout = self.layout.clone();
         Ok(blocking(move || clear(&layout)).await?)
     }

@@ -1,23 +1,24 @@
 //! Starting and ending etcd, and wiping its data. The rules here are the last line of defence against two clusters of one
 //! name: data is what was expected, `new` is said on empty disks only, and lost data is never taken for a fresh machine.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, Exit, NodeConfig, ServiceState, Stamp};
+use quorate_core::kinds::etcd::SERVICE;
+use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, EtcdService, Exit, ServiceState, Stamp};
 use tokio::time::timeout;
 
 use super::data;
+use super::service::data_argument;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
 use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::kinds::etcd::trust;
-use crate::services::child::data_argument;
 use crate::services::{Launch, PATIENT};
-use crate::state::{InPlace, State};
+use crate::state::State;
 use crate::{AgentError, blocking, reach};
 
 /// How long after a boot the network may take.
@@ -58,13 +59,14 @@ impl Agent {
             (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
             (DataSeen::Stamped(stamp), None) => {
                 // What came with its disk to this machine may have come from a copy of it.
-                if state.peers.is_empty() {
-                    self.state.update(|state| state.peers = peers).await?;
+                if state.etcd.peers.is_empty() {
+                    self.state.update(|state| state.etcd.peers = peers).await?;
                 }
                 self.check_age().await?;
                 self.check_still_obeyed()?;
                 let stamp = stamp.clone();
-                let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
+                let wanted =
+                    |state: &mut State| (state.etcd.last_started, state.etcd.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
             }
             (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
@@ -76,11 +78,11 @@ impl Agent {
     async fn bring_up(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
         self.check_program(&launch).await?;
         // What the etcd before gave out means nothing to one that starts on other data.
-        self.access.forget_login();
+        self.etcd.access.forget_login();
         self.note_trust(&launch.digest).await?;
-        self.service.start(launch, self.gate()).await?;
-        self.not_started.lock().expect("no holder panics").take();
-        self.prober.begin(self);
+        self.etcd.service.start(launch, self.gate()).await?;
+        self.etcd.not_started.lock().expect("no holder panics").take();
+        self.begin_probing();
         Ok(())
     }
 
@@ -99,14 +101,14 @@ impl Agent {
     /// Stamp and memory first: once etcd may have written, nobody must take this disk for a fresh one.
     async fn prepare_first_start(&self, state: &State, stamp: Stamp) -> Result<(), Refusal> {
         // Also when that was another formation: whoever begins anew has wiped first, and this order is a late one.
-        if let Some(earlier) = &state.last_started {
+        if let Some(earlier) = &state.etcd.last_started {
             let why = format!("etcd was started in formation {} before, and its data is gone", earlier.token);
             return Err(Refusal::Failed { why });
         }
         check_own(state, &stamp)?;
         let (layout, written) = (self.layout.clone(), stamp.clone());
         blocking(move || data::prepare(&layout, &written)).await?;
-        let wanted = |state: &mut State| (state.last_started, state.wanted_running) = (Some(stamp), true);
+        let wanted = |state: &mut State| (state.etcd.last_started, state.etcd.wanted_running) = (Some(stamp), true);
         Ok(self.state.update(wanted).await?)
     }
 
@@ -117,7 +119,7 @@ impl Agent {
         found: &DataSeen,
         bootstrap: Option<&Bootstrap>,
     ) -> Result<bool, Refusal> {
-        let digest = match self.service.look().await {
+        let digest = match self.etcd.service.look().await {
             ServiceState::Stopped => return Ok(false),
             ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
             ServiceState::Running { digest, .. } => digest,
@@ -134,7 +136,7 @@ impl Agent {
 
     pub(crate) async fn restart_etcd(self: &Arc<Self>) -> Result<(), Refusal> {
         let state = self.state.get();
-        if !state.wanted_running {
+        if !state.etcd.wanted_running {
             return Err(refuse("etcd is not meant to run; order a start"));
         }
         self.find_binary_again().await?;
@@ -142,7 +144,7 @@ impl Agent {
         let launch = self.launch(&state, None)?;
         self.check_program(&launch).await?;
         self.check_data(&state).await.map_err(|why| refuse(&why))?;
-        match self.service.look().await {
+        match self.etcd.service.look().await {
             // The order has come before, or late: one restart more would take a healthy member away for nothing.
             ServiceState::Running { digest, .. } if digest == launch.digest && !self.runs_other(&launch).await => {
                 return Ok(());
@@ -153,31 +155,31 @@ impl Agent {
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
         self.check_still_obeyed()?;
-        self.prober.end();
+        self.etcd.prober.end();
         self.note_trust(&launch.digest).await?;
-        self.service.stop(PATIENT).await?;
+        self.etcd.service.stop(PATIENT).await?;
         Ok(self.bring_up(launch).await?)
     }
 
     /// Whether the etcd that runs says to be of another version.
     async fn runs_other(&self, launch: &Launch) -> bool {
-        let Ok(client) = self.access.client(&self.state.get()) else { return false };
+        let Ok(client) = self.etcd.access.client(&self.state.get()) else { return false };
         let Ok(Ok(status)) = timeout(ANSWER, client.status()).await else { return false };
         launch.version.as_ref().is_some_and(|wanted| *wanted != status.version)
     }
 
     pub(crate) async fn stop_etcd(&self, patience: Duration) -> Result<(), Refusal> {
-        self.state.update(|state| state.wanted_running = false).await?;
-        self.prober.end();
-        self.not_started.lock().expect("no holder panics").take();
-        Ok(self.service.stop(patience).await?)
+        self.state.update(|state| state.etcd.wanted_running = false).await?;
+        self.etcd.prober.end();
+        self.etcd.not_started.lock().expect("no holder panics").take();
+        Ok(self.etcd.service.stop(patience).await?)
     }
 
     /// What touches data needs an etcd that is known to be stopped; one of which nothing is known may run.
     pub(super) async fn check_stopped(&self) -> Result<(), Refusal> {
         let expected = || String::from("a stopped etcd");
-        match self.service.look().await {
-            _ if self.state.get().wanted_running => {
+        match self.etcd.service.look().await {
+            _ if self.state.get().etcd.wanted_running => {
                 Err(not_as_expected(expected(), String::from("one that runs or is meant to")))
             }
             ServiceState::Stopped => Ok(()),
@@ -196,7 +198,7 @@ impl Agent {
         let layout = self.layout.clone();
         let (found, marked) =
             blocking(move || Ok::<_, AgentError>((data::look(&layout)?, data::read_stamp(&layout)?))).await?;
-        let remembered = state.last_started.as_ref();
+        let remembered = state.etcd.last_started.as_ref();
         match (&found, &marked) {
             (_, Some(marked)) if *marked == stamp => {}
             // An earlier wipe was interrupted, or its answer was lost.
@@ -205,7 +207,7 @@ impl Agent {
         }
         let layout = self.layout.clone();
         blocking(move || data::wipe(&layout)).await?;
-        Ok(self.state.update(State::forget_formation).await?)
+        Ok(self.state.update(|state| state.etcd.forget_formation()).await?)
     }
 
     /// Called once, when the agent starts: finds the etcd of an earlier agent, or brings back what should run. What is in the way may go
@@ -224,7 +226,7 @@ impl Agent {
                     return;
                 }
                 match agent.try_to_resume().await {
-                    Ok(()) => *agent.not_started.lock().expect("no holder panics") = None,
+                    Ok(()) => *agent.etcd.not_started.lock().expect("no holder panics") = None,
                     Err(why) => agent.note_not_started(&why),
                 }
             }
@@ -232,26 +234,26 @@ impl Agent {
     }
 
     fn is_not_started(&self) -> bool {
-        self.not_started.lock().expect("no holder panics").is_some()
+        self.etcd.not_started.lock().expect("no holder panics").is_some()
     }
 
     fn note_not_started(&self, why: &str) {
         tracing::error!(why, "etcd is not started");
         let exit = Exit { at: Timestamp::now(), how: format!("not started: {why}"), last_words: String::new() };
-        *self.not_started.lock().expect("no holder panics") = Some(exit);
+        *self.etcd.not_started.lock().expect("no holder panics") = Some(exit);
     }
 
     async fn try_to_resume(self: &Arc<Self>) -> Result<(), String> {
         let in_full = |error: AgentError| error.in_full();
-        if !self.state.get().wanted_running {
+        if !self.state.get().etcd.wanted_running {
             // The agent may have ended before etcd did.
-            return self.service.stop(PATIENT).await.map_err(in_full);
+            return self.etcd.service.stop(PATIENT).await.map_err(in_full);
         }
-        if self.service.adopt(self.gate()).await {
-            self.prober.begin(self);
+        if self.etcd.service.adopt(self.gate()).await {
+            self.begin_probing();
             return Ok(());
         }
-        if let ServiceState::Unknown { why } = self.service.look().await {
+        if let ServiceState::Unknown { why } = self.etcd.service.look().await {
             return Err(format!("whether it runs is not known: {why}"));
         }
         // Fetching can take minutes, and whoever asks for facts must not wait for it.
@@ -272,7 +274,7 @@ impl Agent {
     /// Data must bear the stamp that etcd was last started with.
     async fn check_data(&self, state: &State) -> Result<(), String> {
         let found = self.look_at_data().await.map_err(|error| error.in_full())?;
-        match (&found, &state.last_started) {
+        match (&found, &state.etcd.last_started) {
             (DataSeen::Stamped(stamp), Some(last)) if stamp == last => Ok(()),
             (_, Some(last)) => {
                 Err(format!("expected {}, found {}", describe(&DataSeen::Stamped(last.clone())), describe(&found)))
@@ -283,34 +285,35 @@ impl Agent {
 
     /// How etcd is to be started with all that is in place now.
     fn launch(&self, state: &State, bootstrap: Option<&Bootstrap>) -> Result<Launch, Refusal> {
-        let (config, program) = self.etcd_in_place(state)?;
-        let digest = state.node_config.as_ref().map(InPlace::etcd_digest).unwrap_or_default();
-        let own = trust::peer_bundle(&config).map(|_| CertificateUse::Peer);
+        let (etcd, program) = self.etcd_in_place(state)?;
+        let in_place = state.node_config.as_ref();
+        let digest = in_place.map(|in_place| in_place.service_digest(SERVICE)).unwrap_or_default();
+        let own = in_place.and_then(|in_place| trust::peer_bundle(&in_place.config)).map(|_| CertificateUse::Peer);
         let mut needed = [Some(CertificateUse::Member), own].into_iter().flatten();
         if state.trust.is_none() || !needed.all(|of| state.chains.contains_key(&of)) {
             return Err(refuse("there are no certificates for etcd yet"));
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
-        let version = Some(config.etcd.version.clone());
-        Ok(Launch { program, args: self.args(state, &config), first_args, digest, version })
+        let version = Some(etcd.version.clone());
+        Ok(Launch { program, args: self.args(state, etcd), first_args, env: BTreeMap::new(), digest, version })
     }
 
-    /// The node config, and the program that it asks for.
-    pub(super) fn etcd_in_place(&self, state: &State) -> Result<(NodeConfig, PathBuf), Refusal> {
+    /// etcd's part of the node config, and the program that it asks for.
+    pub(super) fn etcd_in_place<'a>(&self, state: &'a State) -> Result<(&'a EtcdService, PathBuf), Refusal> {
         let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?;
-        let config = NodeConfig::clone(&in_place.config);
-        match (&state.binary.path, &state.binary.seen) {
-            (Some(path), BinarySeen::Version(version)) if *version == config.etcd.version => Ok((config, path.clone())),
+        let etcd = in_place.config.etcd().ok_or_else(|| refuse("the node config has no etcd"))?;
+        match (&state.etcd.binary.path, &state.etcd.binary.seen) {
+            (Some(path), BinarySeen::Version(version)) if *version == etcd.version => Ok((etcd, path.clone())),
             (_, BinarySeen::Version(found)) => {
-                Err(not_as_expected(format!("etcd {}", config.etcd.version), format!("etcd {found}")))
+                Err(not_as_expected(format!("etcd {}", etcd.version), format!("etcd {found}")))
             }
             (_, BinarySeen::Missing { why }) => Err(refuse(why)),
             (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => Err(refuse("no etcd was looked for yet")),
         }
     }
 
-    fn args(&self, state: &State, config: &NodeConfig) -> Vec<String> {
-        let mut flags = config.etcd.flags.clone();
+    fn args(&self, state: &State, etcd: &EtcdService) -> Vec<String> {
+        let mut flags = etcd.flags.clone();
         // Where the data lies is the agent's affair: it looks there, and knows its etcd by it.
         flags.remove("data-dir");
         flags.entry(String::from("name")).or_insert_with(|| state.identity.member.to_string());

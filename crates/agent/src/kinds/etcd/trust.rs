@@ -6,9 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use quorate_core::kinds::etcd::desire::{CLIENT_TRUST_FILE, PEER_TRUST_FILE};
 use quorate_core::model::{NodeConfig, ServiceState, TrustPlane, TrustSeen};
 
+use super::state::Launched;
 use crate::AgentError;
 use crate::agent::Agent;
-use crate::state::{Launched, State};
+use crate::state::State;
 
 /// How many starts are remembered: a crash may come between the note and the start.
 const REMEMBERED: usize = 2;
@@ -20,9 +21,9 @@ impl Agent {
         let Some(in_place) = &state.node_config else { return Ok(()) };
         let launched = Launched { digest: digest.to_owned(), trust: in_config(&in_place.config) };
         let note = |state: &mut State| {
-            state.launched.retain(|known| known.digest != launched.digest);
-            state.launched.insert(0, launched);
-            state.launched.truncate(REMEMBERED);
+            state.etcd.launched.retain(|known| known.digest != launched.digest);
+            state.etcd.launched.insert(0, launched);
+            state.etcd.launched.truncate(REMEMBERED);
         };
         self.state.update(note).await
     }
@@ -32,7 +33,7 @@ impl Agent {
 pub(crate) fn seen(state: &State, service: &ServiceState) -> BTreeMap<TrustPlane, TrustSeen> {
     let on_disk = state.node_config.as_ref().map(|in_place| in_config(&in_place.config)).unwrap_or_default();
     let running = match service {
-        ServiceState::Running { digest, .. } => state.launched.iter().find(|known| known.digest == *digest),
+        ServiceState::Running { digest, .. } => state.etcd.launched.iter().find(|known| known.digest == *digest),
         ServiceState::Stopped | ServiceState::BackingOff { .. } | ServiceState::Unknown { .. } => None,
     };
     let of = |plane: &TrustPlane| running.and_then(|known| known.trust.get(plane).cloned()).unwrap_or_default();

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{
-    Bootstrap, Certificate, EnrolRequest, Envelope, FactsRequest, Identity, Order, Refusal, Seed,
+    Bootstrap, Certificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, Identity, Order, Refusal, Seed,
 };
 use quorate_agent::client::{AgentClient, ClientError, Look};
 use quorate_agent::{Options, Supervisor};
@@ -22,7 +22,8 @@ use quorate_core::Secret;
 use quorate_core::kinds::etcd::AuthOp;
 use quorate_core::kinds::etcd::Membership;
 use quorate_core::model::{
-    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, NodeConfig, Stamp,
+    AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, NodeConfig, Runs,
+    ServiceConfig, Stamp,
 };
 use quorate_etcd::ConnectOptions;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
@@ -135,13 +136,22 @@ impl Machine {
     }
 
     pub async fn start_agent(&mut self) {
+        self.start(false).await;
+    }
+
+    /// As the agent of a machine whose older program waits for its success.
+    pub async fn start_agent_on_trial(&mut self) {
+        self.start(true).await;
+    }
+
+    async fn start(&mut self, on_trial: bool) {
         let options = Options {
             root: self.root(),
             seed: self.seed_file(),
             cache: Some(self.directory.path().join("cache")),
             supervisor: Supervisor::Child,
             channel: None,
-            on_trial: false,
+            on_trial,
         };
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::spawn(move || {
@@ -234,7 +244,8 @@ impl Machine {
 
     pub async fn start_etcd(&self, client: &AgentClient, token: &str) -> Result<(), Refusal> {
         let bootstrap = Some(self.bootstrap(token));
-        order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() }).await
+        order(client, 1, Order::Etcd(EtcdOrder::Start { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() }))
+            .await
     }
 
     /// Three members of one cluster, healthy.
@@ -248,9 +259,13 @@ impl Machine {
         for (machine, client) in &all {
             let (stamp, initial_cluster) = (machine.stamp("t-1"), initial_cluster.clone());
             let bootstrap = Some(Bootstrap { stamp, initial_cluster, existing: false });
-            order(client, 1, Order::StartEtcd { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() })
-                .await
-                .unwrap();
+            order(
+                client,
+                1,
+                Order::Etcd(EtcdOrder::Start { expects: DataSeen::Empty, bootstrap, peers: BTreeSet::new() }),
+            )
+            .await
+            .unwrap();
         }
         for (machine, client) in &all {
             machine.healthy(client).await;
@@ -278,7 +293,11 @@ impl Machine {
         order(
             client,
             1,
-            Order::StartEtcd { expects: DataSeen::Empty, bootstrap: Some(bootstrap), peers: BTreeSet::new() },
+            Order::Etcd(EtcdOrder::Start {
+                expects: DataSeen::Empty,
+                bootstrap: Some(bootstrap),
+                peers: BTreeSet::new(),
+            }),
         )
         .await
     }
@@ -375,12 +394,16 @@ pub fn config_of(version: &str) -> NodeConfig {
     ];
     NodeConfig {
         files: vec![file("etc/quorate/note", "one")],
-        etcd: EtcdService {
-            version: version.to_owned(),
-            binary: BinarySource::Path(programs(version).display().to_string()),
-            flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+        services: vec![ServiceConfig {
+            name: String::from("etcd"),
+            user: String::from("etcd"),
+            runs: Runs::Etcd(EtcdService {
+                version: version.to_owned(),
+                binary: BinarySource::Path(programs(version).display().to_string()),
+                flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+            }),
             inputs: BTreeSet::new(),
-        },
+        }],
         host: None,
     }
 }
@@ -426,7 +449,7 @@ pub async fn turn_auth_on(client: &AgentClient, password: Option<&str>) {
         (AuthOp::Enable, None),
     ];
     for (op, password) in ops {
-        order(client, 1, Order::Auth { op, password }).await.unwrap();
+        order(client, 1, Order::Etcd(EtcdOrder::Auth { op, password })).await.unwrap();
     }
 }
 

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
-use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, UserWish, Wish, flags, versions};
+use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, versions};
 use crate::Secret;
 use crate::model::{
     ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, ConfigFile, EtcdService, Ledger, NodeConfig,
-    PEER_PORT, ROOT,
+    PEER_PORT, ROOT, Runs, ServiceConfig,
 };
 use crate::spec::{ClusterSpec, MemberSpec};
 
@@ -146,8 +146,9 @@ pub(crate) fn node_config(
         files.push(ConfigFile { hex: true, ..ConfigFile::text(PEER_CRL_FILE, 0o644, content) });
         flags.insert(PEER_CRL_FLAG.to_owned(), format!("{ROOT}/{PEER_CRL_FILE}"));
     }
-    let etcd = EtcdService { version, binary, flags, inputs };
-    NodeConfig { files, etcd, host: None }
+    let runs = Runs::Etcd(EtcdService { version, binary, flags });
+    let etcd = ServiceConfig { name: SERVICE.to_owned(), user: SERVICE.to_owned(), runs, inputs };
+    NodeConfig { files, services: vec![etcd], host: None }
 }
 
 /// Whom peers trust.

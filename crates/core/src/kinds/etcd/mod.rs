@@ -22,3 +22,6 @@ pub use record::{
 };
 pub use users::{Access, AuthOp, AuthSeen, Permission};
 pub use wish::{AuthWish, Restore, UserWish, Wish};
+
+/// Its name among the services of a machine, and the user it runs as there.
+pub const SERVICE: &str = "etcd";

@@ -101,7 +101,7 @@ impl World {
         let record = self.ledger.members.get(member).cloned().unwrap_or_default();
         if record.generation > 0 {
             facts.node_config = Some((record.generation, record.digest.clone()));
-            facts.etcd.binary = BinarySeen::Version(wish.config.etcd.version.clone());
+            facts.etcd.binary = BinarySeen::Version(wish.etcd_version.clone());
         }
         if let Some(machine) = self.machines.get(member) {
             let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];

@@ -360,7 +360,7 @@ impl World {
 
     fn push(&mut self, desired: &Desired, member: &MemberName, generation: u64) {
         let Some(wish) = desired.members.get(member) else { return };
-        let (digest, version) = (wish.digest.clone(), wish.config.etcd.version.clone());
+        let (digest, version) = (wish.digest.clone(), wish.etcd_version.clone());
         self.on(member, |facts| {
             facts.node_config = Some((generation, digest));
             facts.etcd.binary = BinarySeen::Version(version);
@@ -376,7 +376,7 @@ impl World {
         let wish = desired.members.get(member);
         let digest = wish.map(|m| m.etcd_digest.clone()).unwrap_or_default();
         if let (Some(wish), Some(machine)) = (wish, self.machines.get(member)) {
-            self.versions.insert(machine.peer_url(), wish.config.etcd.version.clone());
+            self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
         }
         self.on(member, |facts| {
             facts.etcd.service = running(digest);
@@ -465,6 +465,7 @@ fn blank(machine_id: &str) -> Facts {
             attempt: ConfigAttempt::Untold,
             trust: BTreeMap::new(),
         },
+        services: BTreeMap::new(),
         host: Host::default(),
         reaches: BTreeMap::new(),
         busy: None,

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
-use quorate_core::model::NodeConfig;
+use quorate_core::model::EtcdService;
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
@@ -18,10 +18,10 @@ use tokio::time::{sleep, timeout};
 
 use super::{Database, Place, become_owner};
 use crate::files::Owner;
+use crate::kinds::etcd::complaint::last_complaint;
 use crate::kinds::etcd::pages::Metrics;
-use crate::kinds::etcd::{last_complaint, wal};
+use crate::kinds::etcd::{service, wal};
 use crate::layout::Layout;
-use crate::services::child;
 use crate::{AgentError, blocking, files};
 
 /// For etcd to take in what its log holds beyond its database.
@@ -36,15 +36,15 @@ const LONGEST_PAGE: u64 = 16 << 20;
 pub(super) async fn database(
     layout: &Layout,
     place: &Place,
-    config: &NodeConfig,
+    etcd: &EtcdService,
     program: &Path,
     owner: Option<Owner>,
 ) -> Result<Database, AgentError> {
-    wal::check_proven(&config.etcd.version)?;
+    wal::check_proven(&etcd.version)?;
     let (source, copy) = (layout.data(), place.copy());
     let last = blocking(move || copy_and_agree(&source, &copy)).await?;
     place.give_to(owner).await?;
-    let quota = config.etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
+    let quota = etcd.flags.get("quota-backend-bytes").map(|bytes| format!("--quota-backend-bytes={bytes}"));
     let revision = take_in(program, place, quota, last, owner).await?;
     Ok(Database { path: place.copy().join("member/snap/db"), has_checksum: false, revision })
 }
@@ -97,7 +97,7 @@ async fn take_in(
     command.args(quota);
     become_owner(&mut command, owner);
     command.current_dir(place.work()).stdin(Stdio::null()).kill_on_drop(true);
-    let spawn = log.try_clone().and_then(|out| child::without_etcd_variables(command.stdout(out).stderr(log)).spawn());
+    let spawn = log.try_clone().and_then(|out| service::without_variables(command.stdout(out).stderr(log)).spawn());
     let mut etcd = spawn.map_err(|source| AgentError::Spawn { program: program.display().to_string(), source })?;
     let failed = |how: String| {
         let said = last_complaint(&place.log());

@@ -16,7 +16,7 @@ pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let Formation::Formed { members, .. } = &desired.etcd.formation else { return Ok(Path::Same) };
     let Some(wish) = desired.members.values().next() else { return Ok(Path::Same) };
-    let wanted = &wish.config.etcd.version;
+    let wanted = &wish.etcd_version;
     let settled = desired.etcd.formed_with.as_ref().map(|f| f.version.as_str());
     let spoken = view
         .cluster()
@@ -71,7 +71,7 @@ pub(crate) fn is_everywhere(view: &View<'_>, path: Path) -> bool {
         !desired.etcd.formation.has_member(member)
             || seen.facts(member).is_some_and(|f| {
                 f.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest)
-                    && f.etcd.binary == BinarySeen::Version(wish.config.etcd.version.clone())
+                    && f.etcd.binary == BinarySeen::Version(wish.etcd_version.clone())
             })
     };
     desired.members.iter().all(in_place)
@@ -117,7 +117,7 @@ pub(crate) fn is_open(view: &View<'_>, path: Path) -> bool {
 fn way_down(view: &View<'_>, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return WayDown::Unseen };
-    let Some(goal) = desired.members.values().next().and_then(|w| w.config.etcd.version.parse::<Version>().ok()) else {
+    let Some(goal) = desired.members.values().next().and_then(|w| w.etcd_version.parse::<Version>().ok()) else {
         return WayDown::Unseen;
     };
     let wanted = Version { patch: 0, ..goal }.to_string();
@@ -184,7 +184,7 @@ pub(crate) fn takes_back(view: &View<'_>, decision: &mut Decision) -> bool {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return false };
     let Some(wish) = desired.members.values().next() else { return false };
-    let wanted = &wish.config.etcd.version;
+    let wanted = &wish.etcd_version;
     let told = |m: &Listed<'_>| m.facts?.etcd.status.as_ref()?.downgrade_target.clone();
     let Some(target) = cluster.voters().filter_map(told).find(|to| !wanted.starts_with(&line_of(to))) else {
         return false;
@@ -205,7 +205,7 @@ pub(crate) fn follow(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return };
     let Some(wish) = desired.members.values().next() else { return };
-    let wanted = &wish.config.etcd.version;
+    let wanted = &wish.etcd_version;
     let line = |v: &str| v.parse::<Version>().ok().map(|v| (v.major, v.minor));
     let all_run_it = cluster
         .voters()

@@ -431,7 +431,7 @@ pub fn may_join_at_this_version(
     cluster: &Cluster<'_>,
     member: &MemberName,
 ) -> Result<(), UnsafeBecause> {
-    let wanted = &desired.members[member].config.etcd.version;
+    let wanted = &desired.members[member].etcd_version;
     let minor = |v: &str| v.parse::<Version>().ok().map(|v| v.minor);
     let Some(joins) = minor(wanted) else { return Ok(()) };
     // While a cluster goes down, etcd lets nobody in.

@@ -1,0 +1,111 @@
+//! The orders that concern etcd.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quorate_core::Secret;
+use quorate_core::kinds::etcd::{AuthOp, Membership};
+use quorate_core::model::{DataSeen, MemberName, Stamp};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Starts etcd on data that must be as expected.
+    Start {
+        expects: DataSeen,
+        bootstrap: Option<Bootstrap>,
+        /// Where the others serve clients, for a machine that has met none of them yet.
+        #[serde(default)]
+        peers: BTreeSet<String>,
+    },
+    Restart,
+    Stop,
+    /// The same where its data is given up: it is not waited for until etcd has handed over what nobody wants.
+    Halt,
+    /// Removes the data of exactly this stamp.
+    WipeData {
+        stamp: Stamp,
+    },
+    MoveLeader {
+        to: u64,
+    },
+    /// Lets a member join that has no vote yet. Each change of the membership is made only if etcd's own list, read with a
+    /// quorum just before, is as expected.
+    AddLearner {
+        expects: Membership,
+        peer_url: String,
+    },
+    Promote {
+        expects: Membership,
+        id: u64,
+    },
+    RemoveMember {
+        expects: Membership,
+        id: u64,
+    },
+    /// Lets members of an older version join, by etcd's own procedure.
+    Downgrade {
+        version: String,
+    },
+    /// Takes that back.
+    CancelDowngrade,
+    /// Makes the data of a new one-member formation from a copy of the data at hand. What was there is kept beside it.
+    Rebuild {
+        /// Of the data at hand.
+        was: Stamp,
+        stamp: Stamp,
+        peer_url: String,
+        /// By how much the revision goes up; all before is marked as compacted.
+        bump_revision: u64,
+    },
+    /// Makes the data of a new formation from the snapshot that was brought here before. What was there is kept beside it.
+    RestoreData {
+        /// What must lie in the data directory.
+        was: DataSeen,
+        stamp: Stamp,
+        /// All members of the new formation, this one among them.
+        initial_cluster: BTreeMap<MemberName, String>,
+        peer_url: String,
+        sha256: String,
+        /// By how much the revision goes up; all before is marked as compacted.
+        bump_revision: u64,
+    },
+    /// Removes the snapshot that was brought here.
+    DropStaged,
+    Auth {
+        op: AuthOp,
+        password: Option<Secret>,
+    },
+}
+
+impl Order {
+    /// For the log, which must not show what is in it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Order::Start { .. } => "start etcd",
+            Order::Restart => "restart etcd",
+            Order::Stop => "stop etcd",
+            Order::Halt => "halt etcd",
+            Order::WipeData { .. } => "wipe data",
+            Order::MoveLeader { .. } => "move leader",
+            Order::AddLearner { .. } => "add learner",
+            Order::Promote { .. } => "promote",
+            Order::RemoveMember { .. } => "remove member",
+            Order::Downgrade { .. } => "downgrade",
+            Order::CancelDowngrade => "cancel downgrade",
+            Order::Rebuild { .. } => "rebuild",
+            Order::RestoreData { .. } => "restore data",
+            Order::DropStaged => "drop staged",
+            Order::Auth { .. } => "auth",
+        }
+    }
+}
+
+/// What etcd is told at its first start, and the stamp to set beside its data before.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Bootstrap {
+    pub stamp: Stamp,
+    pub initial_cluster: BTreeMap<MemberName, String>,
+    /// `new` in a formation; `existing` when joining a living cluster.
+    pub existing: bool,
+}

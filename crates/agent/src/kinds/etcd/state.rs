@@ -1,0 +1,58 @@
+//! What the agent remembers of etcd.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use quorate_core::kinds::etcd::OlderData;
+use quorate_core::model::{BinarySeen, Stamp, TrustPlane};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct EtcdState {
+    pub(crate) binary: Binary,
+    /// Whether etcd is meant to run.
+    pub(crate) wanted_running: bool,
+    pub(crate) last_started: Option<Stamp>,
+    /// Where the other members serve their clients, to be asked before etcd is started.
+    #[serde(default)]
+    pub(crate) peers: BTreeSet<String>,
+    /// Found at the last attempt to start etcd.
+    #[serde(default)]
+    pub(crate) older: Option<OlderData>,
+    /// With which CAs etcd was started last, and before that: one of the two runs.
+    #[serde(default)]
+    pub(crate) launched: Vec<Launched>,
+}
+
+impl EtcdState {
+    /// Nothing is left of the formation that etcd was in here.
+    pub(crate) fn forget_formation(&mut self) {
+        (self.last_started, self.older) = (None, None);
+        self.peers.clear();
+    }
+}
+
+/// What etcd was told to trust when it was started.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Launched {
+    /// Of all inputs: by it a running etcd is known.
+    pub(crate) digest: String,
+    /// Key identifiers of CAs.
+    pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
+}
+
+/// The etcd program as it was found for the node config in place.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Binary {
+    pub(crate) path: Option<PathBuf>,
+    pub(crate) seen: BinarySeen,
+    /// Where it was found, if that is elsewhere: etcd's other programs are there.
+    #[serde(default)]
+    pub(crate) home: Option<PathBuf>,
+}
+
+impl Default for Binary {
+    fn default() -> Self {
+        Binary { path: None, seen: BinarySeen::Unasked, home: None }
+    }
+}

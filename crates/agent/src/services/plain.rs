@@ -1,0 +1,224 @@
+//! Services that need no more than to be kept running. They have no data that must be looked at before they start, and come back with the
+//! agent if they are meant to run.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use quorate_core::model::{Exit, ProgramService, Runs, ServiceConfig, ServiceState};
+
+use super::{Gate, Launch, PATIENT, Profile, child};
+use crate::agent::Agent;
+use crate::api::{Refusal, ServiceCommand};
+use crate::kinds::etcd;
+use crate::layout::Layout;
+use crate::{AgentError, logs};
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Enough for the last line of a log.
+const LAST_BYTES: u64 = 4 << 10;
+
+impl Agent {
+    pub(crate) async fn act_on_service(self: &Arc<Self>, name: &str, command: ServiceCommand) -> Result<(), Refusal> {
+        match command {
+            ServiceCommand::Start => self.start_service(name).await,
+            ServiceCommand::Restart => self.restart_service(name).await,
+            ServiceCommand::Stop => self.stop_service(name).await,
+        }
+    }
+
+    async fn start_service(&self, name: &str) -> Result<(), Refusal> {
+        let (service, launch) = self.plain_service(name)?;
+        self.state.update(|state| _ = state.services.insert(name.to_owned())).await?;
+        match self.services.with(self.plain_profile(&service)).await?.look().await {
+            ServiceState::Running { digest, .. } if digest == launch.digest => Ok(()),
+            ServiceState::Running { .. } => Err(refuse(format!("{name} runs already, with other inputs"))),
+            ServiceState::Unknown { why } => Err(refuse(format!("whether {name} runs is not known: {why}"))),
+            ServiceState::Stopped | ServiceState::BackingOff { .. } => self.launch_again(&service, launch).await,
+        }
+    }
+
+    async fn restart_service(&self, name: &str) -> Result<(), Refusal> {
+        let (service, launch) = self.plain_service(name)?;
+        if !self.state.get().services.contains(name) {
+            return Err(refuse(format!("{name} is not meant to run; order a start")));
+        }
+        match self.services.with(self.plain_profile(&service)).await?.look().await {
+            // The order has come before, or late.
+            ServiceState::Running { digest, .. } if digest == launch.digest => Ok(()),
+            ServiceState::Unknown { why } => Err(refuse(format!("whether {name} runs is not known: {why}"))),
+            _ => self.launch_again(&service, launch).await,
+        }
+    }
+
+    /// Its user may be another now, so nothing is kept of how it ran before.
+    async fn launch_again(&self, service: &ServiceConfig, launch: Launch) -> Result<(), Refusal> {
+        self.end_service(&service.name).await?;
+        let profile = self.plain_profile(service);
+        Ok(self.services.with(profile).await?.start(launch, no_gate()).await?)
+    }
+
+    async fn stop_service(&self, name: &str) -> Result<(), Refusal> {
+        let (service, _) = self.plain_service(name)?;
+        self.state.update(|state| _ = state.services.remove(name)).await?;
+        self.services.with(self.plain_profile(&service)).await?;
+        Ok(self.end_service(name).await?)
+    }
+
+    async fn end_service(&self, name: &str) -> Result<(), AgentError> {
+        if let Some(service) = self.services.named(name) {
+            service.stop(PATIENT).await?;
+        }
+        self.services.forget(name);
+        Ok(())
+    }
+
+    /// Stops what the config in place no longer has.
+    pub(crate) async fn stop_unlisted(&self) -> Result<(), AgentError> {
+        let state = self.state.get();
+        for name in state.services.iter().filter(|name| self.plain_service(name).is_err()) {
+            // Who it ran as is not known any more, and does not matter to its end.
+            self.services.with(profile(&self.layout, name, "root")).await?;
+            self.end_service(name).await?;
+            self.state.update(|state| _ = state.services.remove(name)).await?;
+        }
+        Ok(())
+    }
+
+    /// Called once, when the agent starts: takes over what runs, and starts what should.
+    pub(crate) async fn resume_services(self: &Arc<Self>) {
+        if let Err(error) = self.stop_unlisted().await {
+            tracing::error!(error = error.in_full(), "a service that is not wanted any more was not stopped");
+        }
+        for name in self.state.get().services.clone() {
+            if self.try_to_resume_service(&name).await.is_err() {
+                let agent = self.clone();
+                tokio::spawn(async move { agent.resume_service(&name).await });
+            }
+        }
+    }
+
+    /// What is in the way may go away by itself.
+    async fn resume_service(&self, name: &str) {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            let _no_order = self.orders.lock().await;
+            if !self.state.get().services.contains(name) || self.try_to_resume_service(name).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    async fn try_to_resume_service(&self, name: &str) -> Result<(), ()> {
+        let resumed = async {
+            let (service, launch) = self.plain_service(name).map_err(|refusal| refusal.to_string())?;
+            let kept = self.services.with(self.plain_profile(&service)).await.map_err(|error| error.in_full())?;
+            let is_up = matches!(kept.look().await, ServiceState::Running { .. } | ServiceState::BackingOff { .. });
+            if is_up || kept.adopt(no_gate()).await {
+                return Ok(());
+            }
+            kept.start(launch, no_gate()).await.map_err(|error| error.in_full())
+        };
+        let failed = resumed.await.err();
+        if let Some(why) = &failed {
+            tracing::error!(service = name, why, "the service is not started");
+        }
+        let is_up = failed.is_none();
+        self.services.note_failure(name, failed);
+        if is_up { Ok(()) } else { Err(()) }
+    }
+
+    /// By name, those of the config in place.
+    pub(crate) async fn service_facts(&self) -> BTreeMap<String, ServiceState> {
+        let state = self.state.get();
+        let mut facts = BTreeMap::new();
+        for service in state.node_config.iter().flat_map(|in_place| &in_place.config.services) {
+            if !matches!(service.runs, Runs::Program(_)) {
+                continue;
+            }
+            let seen = match (self.services.failure(&service.name), self.services.named(&service.name)) {
+                (Some(how), _) => {
+                    let last_exit = Exit { at: Timestamp::now(), how, last_words: String::new() };
+                    ServiceState::BackingOff { restarts: 0, last_exit }
+                }
+                (None, Some(service)) => service.look().await,
+                (None, None) => ServiceState::Stopped,
+            };
+            facts.insert(service.name.clone(), seen);
+        }
+        facts
+    }
+
+    /// The logs of all services that this machine has.
+    pub(crate) fn service_logs(&self) -> Vec<PathBuf> {
+        let state = self.state.get();
+        let others = state.node_config.iter().flat_map(|in_place| &in_place.config.services);
+        let others = others.map(|service| service.name.as_str()).filter(|name| *name != etcd::SERVICE);
+        [etcd::SERVICE].into_iter().chain(others).map(|name| self.layout.service_log(name)).collect()
+    }
+
+    pub(crate) fn service_log(&self, name: &str) -> Result<PathBuf, Refusal> {
+        let path = self.layout.service_log(name);
+        let unknown = || refuse(format!("this machine has no service {name:?}"));
+        self.service_logs().contains(&path).then_some(path).ok_or_else(unknown)
+    }
+
+    /// A service of the config in place, and how it is to be started.
+    fn plain_service(&self, name: &str) -> Result<(ServiceConfig, Launch), Refusal> {
+        let state = self.state.get();
+        let in_place = state.node_config.as_ref().ok_or_else(|| refuse(String::from("there is no node config yet")))?;
+        let service = in_place.config.service(name);
+        let service = service.ok_or_else(|| refuse(format!("the node config has no service {name:?}")))?;
+        let Runs::Program(ProgramService { path, args, env }) = &service.runs else {
+            return Err(refuse(format!("{name} is started and stopped by orders of its own")));
+        };
+        let fill_in = |text: &String| self.layout.fill_in(text, state.address);
+        let launch = Launch {
+            program: fill_in(path).into(),
+            args: args.iter().map(fill_in).collect(),
+            first_args: Vec::new(),
+            env: env.iter().map(|(name, value)| (name.clone(), fill_in(value))).collect(),
+            digest: in_place.service_digest(name),
+            version: None,
+        };
+        Ok((service.clone(), launch))
+    }
+
+    pub(crate) fn plain_profile(&self, service: &ServiceConfig) -> Profile {
+        profile(&self.layout, &service.name, &service.user)
+    }
+}
+
+fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
+    let (here, own) = (layout.clone(), name.to_owned());
+    Profile {
+        name: name.to_owned(),
+        // Units of the system have names without this.
+        unit: format!("quorate-{name}.service"),
+        user: user.to_owned(),
+        data: layout.service_data(name),
+        log: layout.service_log(name),
+        first_start: None,
+        variables: None,
+        settings: "",
+        find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
+        last_words: last_line,
+    }
+}
+
+fn no_gate() -> Gate {
+    Arc::new(|_| Box::pin(async { Ok(()) }))
+}
+
+fn last_line(log: &Path) -> String {
+    logs::last_bytes(log, LAST_BYTES).lines().next_back().unwrap_or_default().to_owned()
+}
+
+fn refuse(why: String) -> Refusal {
+    Refusal::Failed { why }
+}
