@@ -91,14 +91,17 @@ pub enum Look {
         public_key: String,
     },
     Facts(Box<Facts>),
-    /// An agent of ours whose protocol this program does not speak.
-    OtherProtocol(ProgramSeen),
+    /// An agent of ours whose protocol this program does not speak, and the highest fencing number that it has obeyed.
+    OtherProtocol {
+        program: ProgramSeen,
+        fence: Option<u64>,
+    },
 }
 
 /// What an agent answers to a facts request. Its program is looked at first: agents of another protocol may answer in another form.
 enum Told {
     Facts(Box<Facts>),
-    OtherProtocol(ProgramSeen),
+    OtherProtocol { program: ProgramSeen, fence: Option<u64> },
 }
 
 impl<'de> Deserialize<'de> for Told {
@@ -107,7 +110,8 @@ impl<'de> Deserialize<'de> for Told {
         let program = answer.get("program").map(ProgramSeen::deserialize).transpose().map_err(D::Error::custom)?;
         let program = program.unwrap_or_default();
         if !Program::this().understands(&program.runs) {
-            return Ok(Told::OtherProtocol(program));
+            let fence = answer.get("fence").and_then(serde_json::Value::as_u64);
+            return Ok(Told::OtherProtocol { program, fence });
         }
         Facts::deserialize(answer).map(|facts| Told::Facts(Box::new(facts))).map_err(D::Error::custom)
     }
@@ -182,7 +186,7 @@ impl AgentClient {
     pub async fn look(&self, request: &FactsRequest) -> Result<Look, ClientError> {
         match self.verified(path::FACTS, request, FACTS).await? {
             Answer::Of(Bounded(Told::Facts(facts))) => Ok(Look::Facts(facts)),
-            Answer::Of(Bounded(Told::OtherProtocol(program))) => Ok(Look::OtherProtocol(program)),
+            Answer::Of(Bounded(Told::OtherProtocol { program, fence })) => Ok(Look::OtherProtocol { program, fence }),
             Answer::Stranger(key) => Ok(Look::Unenrolled { public_key: key.sha256 }),
         }
     }

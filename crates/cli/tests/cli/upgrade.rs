@@ -93,14 +93,19 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
 #[test]
 fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     let trio = Trio::up(Login::Certificate);
-    let changes = [("protocol=0003", "protocol=0009"), ("version=0.1.0", "version=9.9.9")];
+    let changes =
+        [("protocol=0003", "protocol=0009"), ("oldest=0003", "oldest=0009"), ("version=0.1.0", "version=9.9.9")];
     let newer = program(&trio, "newer", &changes);
+    // To the newer one the agents are of a protocol that it does not speak. One run upgrades all of them.
+    let etcds_before = etcds(&trio);
     run(&trio, &newer, &["apply", "--yes", "trio.yaml"]).ok();
+    assert_eq!(versions(&run(&trio, &newer, &["status", NAME, "--output", "json"]).json()), ["9.9.9"; 3]);
+    assert_eq!(etcds(&trio), etcds_before, "an etcd was restarted");
     let (before, ledger) = (trio.pids(), trio.ledger());
     let refused = trio.apply().expect(3);
     let text = refused.text();
     assert!(text.contains("the agent of etcd-1 runs quorate 9.9.9 (protocol 9)"), "{text}");
-    assert!(text.contains("operate this cluster with quorate 9.9.9 or newer"), "{text}");
+    assert!(text.contains("operate this cluster with quorate 9.9.9 (protocol 9) or newer"), "{text}");
     assert_eq!(trio.pids(), before);
     for member in MEMBERS {
         assert_eq!(trio.ledger()["members"][member], ledger["members"][member]);

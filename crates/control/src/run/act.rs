@@ -348,7 +348,7 @@ impl Controller {
         }
         let chain = self.sign_for_agent(member, request)?;
         self.agent(member)?.enrol_certificate(chain).await?;
-        self.sight.claimed(member);
+        self.sight.told(member);
         Ok(())
     }
 

@@ -82,8 +82,9 @@ impl Sight {
         self.agents.remove(member).map(|contact| contact.client)
     }
 
-    /// An agent that has just been claimed has obeyed nobody before, so that no number it hears from now on is another's.
-    pub fn claimed(&self, member: &MemberName) {
+    /// An agent that gets our number now, otherwise than by a look. It has obeyed nobody before, or was asked what it remembers; a number
+    /// that it reports from now on is ours.
+    pub fn told(&self, member: &MemberName) {
         if let Some(contact) = self.agents.get(member) {
             self.asked.borrow_mut().insert(key(member, &contact.machine));
         }
@@ -403,7 +404,11 @@ async fn look_first(
         let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
         let facts = match look {
             Ok(Look::Facts(facts)) => facts,
-            Ok(Look::OtherProtocol(program)) => return Ok(Met::Agent(AgentSeen::OtherProtocol(program))),
+            Ok(Look::OtherProtocol { program, fence }) => {
+                let later = known.zip(fence).filter(|(known, told)| told > known);
+                let later = later.map(|(known, told)| Met::KnowsMore(LaterFence { known, told }, None));
+                return Ok(later.unwrap_or(Met::Agent(AgentSeen::OtherProtocol(program))));
+            }
             Ok(Look::Unenrolled { public_key }) => return Ok(Met::Agent(AgentSeen::Unenrolled { public_key })),
             Err(e) => match e.obeyed() {
                 Some(told) => return Ok(Met::KnowsMore(LaterFence { known: fence.unwrap_or(0), told }, None)),

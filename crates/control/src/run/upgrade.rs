@@ -36,6 +36,8 @@ impl Controller {
         let fence = self.held.fence();
         let program = tokio::fs::File::open(THIS).await.map_err(unread)?;
         let request = UploadRequest { fence, sha256, bytes };
+        // Afterwards it remembers our number, also if it was of another protocol and is asked for its facts only then.
+        self.sight.told(member);
         match agent.upgrade(&request, program).await {
             // It may have left for the new program before its answer was on its way.
             Ok(()) | Err(ClientError::Unreachable { .. }) => self.await_upgrade(member, agent, fence).await,
@@ -74,7 +76,7 @@ fn unread(source: std::io::Error) -> ControlError {
 async fn look(agent: &AgentClient, fence: u64) -> Result<Option<ProgramSeen>, ClientError> {
     Ok(match agent.look(&FactsRequest { fence: Some(fence), auth: false, reach: BTreeSet::new() }).await? {
         Look::Facts(facts) => Some(facts.program),
-        Look::OtherProtocol(program) => Some(program),
+        Look::OtherProtocol { program, .. } => Some(program),
         Look::Unenrolled { .. } => None,
     })
 }

@@ -1,7 +1,8 @@
 //! Which quorate a machine's agent runs, and whether a controller and an agent understand each other.
 //!
-//! Promise: an agent's answer to a facts request holds `program` in this shape in every version, and an agent takes a new program in the
-//! same way in every version from `FIRST_UPGRADABLE` on. All else between controller and agent may change with the protocol number.
+//! Promise: an agent's answer to a facts request holds `program` in this shape and the number `fence` in every version, and an agent takes a
+//! new program in the same way in every version from `FIRST_UPGRADABLE` on. All else between controller and agent may change with the
+//! protocol number.
 
 use std::fmt;
 use std::hint::black_box;
@@ -19,7 +20,7 @@ pub const OLDEST_PROTOCOL: u32 = 3;
 pub const FIRST_UPGRADABLE: u32 = 2;
 
 /// Part of every quorate binary, so a program's file shows what it is without being run.
-static MARK: &str = concat!("quorate-program protocol=0003 version=", env!("CARGO_PKG_VERSION"), ";");
+static MARK: &str = concat!("quorate-program protocol=0003 oldest=0003 version=", env!("CARGO_PKG_VERSION"), ";");
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Program {
@@ -33,15 +34,7 @@ pub struct Program {
 impl Program {
     /// The program that runs here.
     pub fn this() -> &'static Program {
-        static THIS: OnceLock<Program> = OnceLock::new();
-        // Without `black_box` the compiler may keep only what follows from the mark, and not the mark itself.
-        THIS.get_or_init(|| Program::parse(black_box(MARK)).expect("the mark has this form"))
-    }
-
-    fn parse(mark: &str) -> Option<Program> {
-        let (protocol, version) =
-            mark.strip_prefix("quorate-program protocol=")?.strip_suffix(';')?.split_once(" version=")?;
-        Some(Program { protocol: protocol.parse().ok()?, version: version.to_owned() })
+        &marked().0
     }
 
     /// Whether a machine that runs this program should get the other one.
@@ -52,12 +45,25 @@ impl Program {
 
     /// Whether a controller that is `self` understands an agent that is `other`.
     pub fn understands(&self, other: &Program) -> bool {
-        (OLDEST_PROTOCOL..=self.protocol).contains(&other.protocol)
+        (marked().1..=self.protocol).contains(&other.protocol)
     }
 
     pub fn takes_programs(&self) -> bool {
         self.protocol >= FIRST_UPGRADABLE
     }
+}
+
+/// What the mark says: this program, and the oldest protocol that it speaks.
+fn marked() -> &'static (Program, u32) {
+    static MARKED: OnceLock<(Program, u32)> = OnceLock::new();
+    // Without `black_box` the compiler may keep only what follows from the mark, and not the mark itself.
+    MARKED.get_or_init(|| parse(black_box(MARK)).expect("the mark has this form"))
+}
+
+fn parse(mark: &str) -> Option<(Program, u32)> {
+    let (protocol, rest) = mark.strip_prefix("quorate-program protocol=")?.strip_suffix(';')?.split_once(" oldest=")?;
+    let (oldest, version) = rest.split_once(" version=")?;
+    Some((Program { protocol: protocol.parse().ok()?, version: version.to_owned() }, oldest.parse().ok()?))
 }
 
 impl fmt::Display for Program {
@@ -93,7 +99,7 @@ mod tests {
 
     #[test]
     fn this_program_is_what_its_constants_say() {
-        assert_eq!(*Program::this(), program(PROTOCOL, env!("CARGO_PKG_VERSION")));
+        assert_eq!(*marked(), (program(PROTOCOL, env!("CARGO_PKG_VERSION")), OLDEST_PROTOCOL));
     }
 
     #[test]

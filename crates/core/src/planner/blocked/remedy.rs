@@ -27,9 +27,8 @@ impl UnsafeBecause {
                  new machine with `quorate replace NAME {member}`; the other members are operated as usual"
             ),
             UnsafeBecause::NewerAgent { member, runs, .. } => format!(
-                "operate this cluster with quorate {} or newer; if only {member} reports it, its state may be damaged or somebody \
-                 else may control it: move the member to a new machine with `quorate replace NAME {member}`",
-                runs.version
+                "operate this cluster with {runs} or newer; if only {member} reports it, its state may be damaged or somebody \
+                 else may control it: move the member to a new machine with `quorate replace NAME {member}`"
             ),
             UnsafeBecause::UpgradeFailed { member, .. } => format!(
                 "see `quorate logs NAME {member} --agent`; `quorate apply` tries the upgrade again, and the agent goes on with \
