@@ -1,7 +1,8 @@
-//! `cargo xtask lab NAME`: a real system that machines are made on, for as long as a provider's tests take: its conformance
-//! suite, and stories of clusters on it.
+//! `cargo xtask lab NAME`: a real system for tests that need more than this checkout. Machines of a provider, for its conformance suite and
+//! for stories of clusters on it; an older quorate, for upgrades.
 
 pub mod libvirt;
+mod upgrade;
 
 use anyhow::Result;
 use clap::Subcommand;
@@ -21,6 +22,11 @@ pub enum Which {
         #[arg(long, hide = true)]
         inside: bool,
     },
+    /// An older quorate, built from its commit: clusters that it made are upgraded under load
+    Upgrade {
+        #[command(flatten)]
+        options: upgrade::Options,
+    },
 }
 
 pub fn run(lab: &Lab, which: &Which) -> Result<()> {
@@ -28,5 +34,6 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Libvirt { prepare: true, options, .. } => libvirt::prepare(lab, options.wanted()).map(drop),
         Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
+        Which::Upgrade { options } => upgrade::run(lab, options),
     }
 }

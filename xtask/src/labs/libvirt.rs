@@ -136,11 +136,11 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     // Its machines boot no agent, and it tries what is said of a program that is not static.
     let mut without_program = test("quorate-providers::conformance")?;
     without_program.env_remove(machine::PROGRAM_VARIABLE);
-    let refusals = [String::from("--ignored")];
+    let refusals = options.filter.clone().unwrap_or_else(|| String::from("machine_refusals::"));
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
     Ok([
         (vec![conformance], without_program),
-        (refusals.into_iter().chain(options.filter.clone()).collect(), test("quorate::cli")?),
+        (vec![String::from("--ignored"), refusals], test("quorate::cli")?),
         (stories.into_iter().chain([options.stories()]).collect(), test("quorate::machines")?),
     ])
 }

@@ -26,6 +26,7 @@ mod metrics;
 mod netns;
 mod numbers;
 mod offline;
+mod older_program;
 mod own_peer_ca;
 mod peer_port;
 mod plans;

@@ -14,8 +14,8 @@ use crate::common::intruder::Intruder;
 use crate::common::trio::{Login, MEMBERS, NAME, Trio};
 use crate::common::{Run, eventually, signal};
 
-const PROGRAM: &str = "usr/lib/quorate/quorate";
-const NEXT: &str = "usr/lib/quorate/quorate.next";
+pub const PROGRAM: &str = "usr/lib/quorate/quorate";
+pub const NEXT: &str = "usr/lib/quorate/quorate.next";
 
 /// The program under test with another version or protocol in it, of the same length.
 fn program(trio: &Trio, name: &str, changes: &[(&str, &str)]) -> PathBuf {
@@ -41,11 +41,11 @@ fn older(trio: &Trio) -> PathBuf {
     program(trio, "older", &[("version=0.1.0", "version=0.0.9")])
 }
 
-fn run(trio: &Trio, program: &Path, arguments: &[&str]) -> Run {
+pub fn run(trio: &Trio, program: &Path, arguments: &[&str]) -> Run {
     command(trio, program, arguments).output().expect("it runs").into()
 }
 
-fn command(trio: &Trio, program: &Path, arguments: &[&str]) -> Command {
+pub fn command(trio: &Trio, program: &Path, arguments: &[&str]) -> Command {
     let like = trio.sandbox.command(arguments);
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).current_dir(trio.sandbox.path());
@@ -58,7 +58,7 @@ fn versions(status: &Value) -> Vec<String> {
     members.iter().map(|m| m["agent"]["version"].as_str().unwrap_or("?").to_owned()).collect()
 }
 
-fn etcds(trio: &Trio) -> Vec<Option<u32>> {
+pub fn etcds(trio: &Trio) -> Vec<Option<u32>> {
     MEMBERS.map(|member| trio.etcd_of(member)).to_vec()
 }
 
@@ -146,7 +146,7 @@ fn a_machine_that_cannot_take_the_program_does_not_hold_up_the_others() {
 }
 
 /// Sends a program to an agent as its controller would.
-fn send(trio: &Trio, member: &str, fence: u64, content: &[u8], sha256: &str) -> (u16, Value) {
+pub fn send(trio: &Trio, member: &str, fence: u64, content: &[u8], sha256: &str) -> (u16, Value) {
     let head = format!(
         "PUT /v1/program HTTP/1.1\r\nHost: agent\r\nConnection: close\r\nContent-Length: {}\r\nquorate-fence: {fence}\r\n\
          quorate-sha256: {sha256}\r\nquorate-bytes: {}\r\n\r\n",
