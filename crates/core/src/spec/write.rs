@@ -21,9 +21,11 @@ pub const SCHEMA_LINE: &str = "\
 
 /// How the template is read and changed.
 const HEADER: &str = "
-## A quorate spec: the clusters that should exist. `quorate validate FILE` checks it, `quorate plan FILE` shows what would
-## be done, `quorate apply FILE` does it. Lines with `##` explain. Lines with one `#` are settings: remove `# ` to set one.
-## A setting shows its default, or, after a line that ends with a colon, an example.
+## A quorate spec: the clusters that should exist. `quorate validate FILE`
+## checks it, `quorate plan FILE` shows what would be done, `quorate apply FILE`
+## does it. Lines with `##` explain. Lines with one `#` are settings: remove
+## `# ` to set one. A setting shows its default, or, after a line that ends with
+## a colon, an example.
 ";
 
 /// A commented spec to start from, with every option and its default, for the provider of this name. All lines that show a setting

@@ -45,7 +45,10 @@ fn with_defaults_written_out(template: &str) -> String {
 #[test]
 fn every_setting_of_a_template_can_be_uncommented_and_no_two_exclude_each_other() {
     for (provider, _) in TEMPLATES {
-        let text = uncommented(&spec::template(provider).unwrap(), true);
+        let template = spec::template(provider).unwrap();
+        let long: Vec<&str> = template.lines().filter(|line| line.chars().count() > 80).collect();
+        assert_eq!(long, Vec::<&str>::new(), "lines that do not fit a terminal");
+        let text = uncommented(&template, true);
         let commented = text.lines().filter(|line| line.trim_start().starts_with("# ")).count();
         assert_eq!(commented, 2, "the two lines about the schema alone:\n{text}");
         let checked = Document::parse("cluster.yaml", &text).unwrap().spec(&HostFacts::default());
