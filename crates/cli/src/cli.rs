@@ -18,6 +18,7 @@ pub use backup::*;
 pub use ledger::*;
 pub use machine::*;
 
+/// Laid out for 80 columns, because clap does not indent what it wraps here.
 const EXIT_CODES: &str = "\
 Exit codes:
   0  done; `status`: healthy, or off as requested
@@ -30,12 +31,14 @@ Exit codes:
   6  `status`: down, or not bootstrapped yet
   7  another controller holds the lock, or took over
   8  `drill`: a scenario failed, or had too little traffic
-  9  `backup create`, `backup verify`: a backup is damaged, or does not restore to the expected data
+  9  `backup create`, `backup verify`: a backup is damaged, or does not
+     restore to the expected data
   130, 143  stopped by Ctrl-C or SIGTERM; no step is half done
 
-Data goes to stdout, messages to stderr. State is kept in $QUORATE_HOME, by default quorate in the XDG data directory.
-Its secrets are encrypted to the key in $QUORATE_KEY, by default $QUORATE_HOME/key, or to the key that the command in
-$QUORATE_KEY_COMMAND prints.";
+Data goes to stdout, messages to stderr.
+State is kept in $QUORATE_HOME, by default ~/.local/share/quorate. Its secrets
+are encrypted with the key in the file $QUORATE_KEY, by default
+$QUORATE_HOME/key, or with the key that $QUORATE_KEY_COMMAND prints.";
 
 /// Creates and operates highly available etcd clusters.
 ///

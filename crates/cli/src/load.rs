@@ -32,15 +32,7 @@ pub fn errors(problems: &[Problem]) -> usize {
 }
 
 fn tell(problems: &[Problem], text: &str) {
-    output::talk_as_it_is(&rendered(problems, text, "\n"));
-}
-
-/// The first problems with their lines, and how many more there are.
-pub fn rendered(problems: &[Problem], text: &str, after_each: &str) -> String {
-    let shown = problems.iter().take(MOST_PROBLEMS).map(|problem| format!("{}{after_each}", problem.render(text)));
-    let more = problems.len().saturating_sub(MOST_PROBLEMS);
-    let rest = (more > 0).then(|| format!("and {}\n", output::count(more, "more problem")));
-    shown.chain(rest).collect()
+    output::talk_page(&output::problems::page(problems, text, 0));
 }
 
 /// The clusters of a file, or the one of that name as it was applied last.
@@ -171,8 +163,6 @@ struct Source {
 
 /// Enough for tens of thousands of clusters, and little enough to be read whole.
 const LARGEST: u64 = 4 << 20;
-/// How many problems are printed. Whoever has more mends these first.
-const MOST_PROBLEMS: usize = 50;
 
 fn read(target: &str) -> Result<Source, Error> {
     if target == "-" {
@@ -235,8 +225,6 @@ pub fn brought_files(ledger: &Ledger) -> Result<BroughtFiles, Error> {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::spec::Document;
-
     use super::*;
 
     #[test]
@@ -246,16 +234,5 @@ mod tests {
         let bytes: &[u8] = b"quorate: 1\n# caf\xe9\n";
         let foreign = text_of("a.yaml", bytes).unwrap_err().render(None);
         assert!(foreign.contains("a.yaml:2: this line is not UTF-8 text"), "{foreign}");
-    }
-
-    #[test]
-    fn thousands_of_problems_are_counted_and_not_all_printed() {
-        let members: String = (0..2000).map(|n| format!("      - {{name: m{n}, adress: x}}\n")).collect();
-        let text = format!("quorate: 1\nclusters:\n  - name: c\n    members:\n{members}");
-        let problems = Document::parse("c.yaml", &text).unwrap().spec(&HostFacts::default()).problems;
-        let shown = rendered(&problems, &text, "\n");
-        assert_eq!(shown.lines().filter(|line| line.contains(": error: ")).count(), MOST_PROBLEMS);
-        let more = format!("and {} more problems\n", problems.len() - MOST_PROBLEMS);
-        assert!(shown.ends_with(&more), "{shown}");
     }
 }

@@ -22,6 +22,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
 use crate::output;
+use crate::output::page::{Page, Style};
 
 /// What `--output json` prints.
 #[derive(Serialize)]
@@ -170,13 +171,16 @@ fn list(format: Format) -> Result<Exit, Error> {
         output::print_json(&SCENARIOS.iter().map(listed).collect::<Vec<_>>())?;
         return Ok(Exit::Done);
     }
-    let row = |cells: [&str; 4]| cells.map(str::to_owned).to_vec();
-    let mut rows = vec![row(["SCENARIO", "DOWNTIME", "NEEDS", "WHAT HAPPENS"])];
-    rows.extend(SCENARIOS.iter().map(|scenario| {
-        let downtime = scenario.downtime(3, false).text();
-        row([scenario.name, downtime, scenario.needs().unwrap_or("-"), &scenario.does()])
-    }));
-    output::print(&output::table(&rows))?;
+    let mut page = Page::new();
+    let width = SCENARIOS.iter().map(|scenario| scenario.name.len()).max().unwrap_or(0);
+    for scenario in SCENARIOS {
+        let (name, does) = (format!("{:width$}  ", scenario.name), scenario.does());
+        page.line(width + 2, [(Style::Bold, name.as_str()), (Style::Plain, &does)]);
+        let needs = scenario.needs().map(|needs| format!("; needs {needs}")).unwrap_or_default();
+        let more = format!("{:width$}  downtime: {}{needs}", "", scenario.downtime(3, false).text());
+        page.line(width + 2, [(Style::Dim, more.as_str())]);
+    }
+    output::show(&page)?;
     Ok(Exit::Done)
 }
 

@@ -1,4 +1,4 @@
-//! `quorate history`: every step that was ever done to a cluster. It reads, and looks at nothing else.
+//! `quorate history`: every step ever taken. Reads the history alone, not the cluster.
 
 use jiff::Timestamp;
 use quorate_control::ledger::seems_held;
@@ -35,8 +35,8 @@ pub fn run(context: &Context, options: cli::History) -> Result<Exit, Error> {
     let steps = &steps[first..];
     match options.output.format {
         Format::Json => output::print_json(&Told { cluster: name, steps })?,
-        Format::Text if steps.is_empty() => output::talk(&format!("no step of cluster {name} is recorded\n")),
-        Format::Text => output::print(&output::history::text(steps))?,
+        Format::Text if steps.is_empty() => output::talk(&format!("cluster {name} has no recorded steps\n")),
+        Format::Text => output::show(&output::history::page(steps))?,
     }
     Ok(Exit::Done)
 }

@@ -14,6 +14,7 @@ use crate::completion;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
+use crate::output::page::Style;
 use crate::output::{self, count};
 
 pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> {
@@ -48,16 +49,13 @@ pub fn validate(options: cli::Validate) -> Result<Exit, Error> {
     match options.output.format {
         Format::Json => output::print_json(&Verdict { file: &checked.file, valid, problems: &checked.problems })?,
         Format::Text => {
-            let mut text = load::rendered(&checked.problems, &checked.text, "\n\n");
+            let mut page = output::problems::page(&checked.problems, &checked.text, 1);
             let warnings = checked.problems.len() - errors;
-            let verdict = if valid { "valid" } else { "not valid" };
-            text.push_str(&format!(
-                "{} is {verdict}: {}, {}\n",
-                checked.file,
-                count(errors, "error"),
-                count(warnings, "warning")
-            ));
-            output::print(&text)?;
+            let verdict = if valid { (Style::Green, "valid") } else { (Style::Red, "not valid") };
+            let counts = format!(": {}, {}", count(errors, "error"), count(warnings, "warning"));
+            let file = format!("{} is ", checked.file);
+            page.line(2, [(Style::Plain, file.as_str()), verdict, (Style::Plain, counts.as_str())]);
+            output::show(&page)?;
         }
     }
     Ok(if valid { Exit::Done } else { Exit::Error })

@@ -12,6 +12,7 @@ use quorate_backup::{BackupId, Damage};
 use quorate_core::spec::Signer;
 use serde::Serialize;
 
+use super::page::{Look, Page, Style};
 use super::{count, size, table};
 
 /// All that is known of a cluster's backups.
@@ -135,67 +136,75 @@ fn listed(full: &Full) -> Vec<Listed> {
     vec![row, changes]
 }
 
-pub fn list(listing: &Listing) -> String {
+/// Columns that a narrow terminal does without, the least needed first. An ID begins with the time, and the places are
+/// named below the table.
+const DROPPED: [usize; 5] = [8, 3, 1, 6, 4];
+
+pub fn list(listing: &Listing, look: Look) -> Page {
     let head = ["ID", "WHEN", "REVISIONS", "KEYS", "SIZE", "KIND", "SIGNED", "VERIFIED", "WHERE"];
-    let mut rows = vec![head.map(String::from).to_vec()];
-    rows.extend(listing.backups.iter().map(|one| {
-        let revisions = match one.first_revision == one.last_revision {
-            true => one.last_revision.to_string(),
-            false => format!("{}-{}", one.first_revision, one.last_revision),
-        };
-        vec![
-            one.id.to_string(),
-            shown(one.at),
-            revisions,
-            one.keys.map_or_else(|| String::from("-"), |keys| keys.to_string()),
-            size(one.stored_bytes),
-            one.kind.to_owned(),
-            String::from(if one.signed { "yes" } else { "NO" }),
-            verified(one),
-            one.places.join(", "),
-        ]
-    }));
-    let mut text = table(&rows);
+    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
+    rows.extend(listing.backups.iter().map(row));
+    let mut page = table::page(&rows, &DROPPED, look);
+    page.plain(2, &format!("stored in {}", listing.places.join(" and ")));
     match &listing.signed_by {
-        Some(signer) => drop(writeln!(text, "signed by {signer}")),
-        None => text.push_str(UNCHECKED),
+        Some(signer) => page.plain(2, &format!("signed by {signer}")),
+        None => page.line(2, [(Style::Yellow, UNCHECKED)]),
     }
     if listing.signed_by.is_some() && listing.backups.iter().any(|one| !one.signed) {
-        text.push_str(UNSIGNED);
+        page.line(2, [(Style::Yellow, UNSIGNED)]);
     }
     let of_backups = listing.backups.iter().flat_map(|one| &one.damage);
     for damage in of_backups.chain(&listing.damage) {
-        let _ = writeln!(text, "damaged: {damage}");
+        page.line(2, [(Style::Red, "damaged: "), (Style::Plain, damage)]);
     }
     if !listing.of_others.is_empty() {
         let others = count(listing.of_others.len(), "backup");
-        let _ = writeln!(
-            text,
-            "also {others} of another cluster that had this name; `quorate backup export` gives them out"
-        );
+        let text =
+            format!("also {others} of another cluster that had this name; `quorate backup export` can export them");
+        page.plain(2, &text);
     }
     if !listing.unfinished.is_empty() {
         let remains = count(listing.unfinished.len(), "unfinished backup");
-        let _ = writeln!(text, "remains of {remains}, which are cleared a day later");
+        page.plain(2, &format!("remains of {remains}, deleted after a day"));
     }
-    text
+    page
+}
+
+fn row(one: &Listed) -> Vec<table::Cell> {
+    let plain = |text: String| (Style::Plain, text);
+    let revisions = match one.first_revision == one.last_revision {
+        true => one.last_revision.to_string(),
+        false => format!("{}-{}", one.first_revision, one.last_revision),
+    };
+    let signed = if one.signed { (Style::Plain, "yes") } else { (Style::Yellow, "NO") };
+    vec![
+        (Style::Bold, one.id.to_string()),
+        plain(shown(one.at)),
+        plain(revisions),
+        plain(one.keys.map_or_else(|| String::from("-"), |keys| keys.to_string())),
+        plain(size(one.stored_bytes)),
+        plain(one.kind.to_owned()),
+        (signed.0, signed.1.to_owned()),
+        verified(one),
+        plain(one.places.join(", ")),
+    ]
 }
 
 const UNCHECKED: &str =
-    "nothing here knows the key that signs these backups: anyone who can write to the store could have made them\n";
+    "the key that signs these backups is not known here: anyone who can write to the store could have made them";
 const UNSIGNED: &str = "\
-those without a signature were made by an older quorate, or by anybody else who can write to the store: they count for nothing, and are
-restored only with `--unsigned`
-";
+backups without a signature were made by an older quorate, or by anyone else who can write to the store: they do not \
+count as backups, and are restored only with `--unsigned`";
 
-fn verified(one: &Listed) -> String {
-    match (&one.verified_at, &one.verify_failed) {
-        _ if !one.damage.is_empty() => String::from("damaged"),
-        _ if !one.signed => String::from("no"),
-        (Some(at), _) => shown(*at),
-        (None, Some(_)) => String::from("failed"),
-        (None, None) => String::from("no"),
-    }
+fn verified(one: &Listed) -> table::Cell {
+    let (style, text) = match (&one.verified_at, &one.verify_failed) {
+        _ if !one.damage.is_empty() => (Style::Red, String::from("damaged")),
+        _ if !one.signed => (Style::Yellow, String::from("no")),
+        (Some(at), _) => (Style::Green, shown(*at)),
+        (None, Some(_)) => (Style::Red, String::from("failed")),
+        (None, None) => (Style::Yellow, String::from("no")),
+    };
+    (style, text)
 }
 
 pub fn shown(at: Timestamp) -> String {
@@ -270,7 +279,7 @@ impl Verified {
     fn living(&self) -> String {
         let names = self.compared_with.join(", ");
         match self.compared_with.as_slice() {
-            [] => String::from("; not compared with the living cluster"),
+            [] => String::from("; not compared with the live cluster"),
             [alone] if *alone == self.from_member => {
                 format!("; {names}, which it was read from, agrees; not compared with another member")
             }
@@ -295,7 +304,7 @@ pub fn created(manifest: &Manifest, places: &[&str]) -> String {
 #[derive(Debug, Serialize)]
 pub struct Pruning {
     pub cluster: String,
-    /// All that go, from any place.
+    /// All that are deleted, from any place.
     pub remove: BTreeSet<BackupId>,
     pub places: Vec<PruningPlace>,
 }
@@ -346,15 +355,15 @@ pub fn pruning(pruning: &Pruning) -> String {
         let _ = writeln!(text, "{}:", place.place);
         let mut rows: BTreeMap<&BackupId, Vec<String>> = BTreeMap::new();
         for Kept { id, because } in &place.keep {
-            rows.insert(id, vec![format!("  {id}"), String::from("stays"), because.join(", ").replace('_', " ")]);
+            rows.insert(id, vec![format!("  {id}"), String::from("kept"), because.join(", ").replace('_', " ")]);
         }
         for id in &place.remove {
-            rows.insert(id, vec![format!("  {id}"), String::from("goes"), String::new()]);
+            rows.insert(id, vec![format!("  {id}"), String::from("deleted"), String::new()]);
         }
         for id in &place.unfinished {
-            rows.insert(id, vec![format!("  {id}"), String::from("goes"), String::from("was never finished")]);
+            rows.insert(id, vec![format!("  {id}"), String::from("deleted"), String::from("never finished")]);
         }
-        text.push_str(&table(&rows.into_values().collect::<Vec<_>>()));
+        text.push_str(&table::text(&rows.into_values().collect::<Vec<_>>()));
     }
     text
 }

@@ -1,5 +1,4 @@
-//! What stands at the end of a run: how the cluster is, where it is reached, what to type next, and by when to come
-//! back.
+//! The end of a run: the state of the cluster, its endpoints, what to type next, and when `apply` is due again.
 
 use quorate_control::kinds::etcd::status::{Status, Verdict};
 use quorate_core::kinds::etcd::spec::ClientAuth;
@@ -18,7 +17,7 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
     match status.verdict {
         Verdict::Off => {
             let start = context.command(&format!("start {name}"));
-            page.whole(Style::Plain, &format!("  switch it on with: {start}"));
+            page.whole(Style::Plain, &format!("  start it with: {start}"));
             return page;
         }
         Verdict::Unformed => return page,
@@ -55,7 +54,7 @@ fn password(context: &Context, ledger: &Ledger) -> Option<String> {
     let name = &ledger.spec.name;
     Some(match &ledger.spec.auth.root_password_file {
         Some(file) => format!("root's is the one in {}", file.display()),
-        None => format!("root's was made here: `{}` prints it", context.command(&format!("env {name}"))),
+        None => format!("root's was generated: `{}` prints it", context.command(&format!("env {name}"))),
     })
 }
 
@@ -65,7 +64,7 @@ fn due(context: &Context, ledger: &Ledger, status: &Status) -> Option<String> {
         return Some(format!("`{apply}` by {}, to renew certificates", by.strftime("%Y-%m-%d %H:%M UTC")));
     }
     let first = status.members.iter().filter_map(|m| m.certificate_days_left).min()?;
-    Some(format!("the first certificate ends in {first} days: bring new ones and run `{apply}` before"))
+    Some(format!("the first certificate expires in {first} days: provide new ones and run `{apply}` before then"))
 }
 
 #[cfg(test)]
@@ -123,7 +122,7 @@ cluster demo is down: 0 of 1 voter is healthy, quorum is 1
         let context = Context::new(Home::new("/my home"), true);
         let mut ledger = ledger(ClientAuth::Password);
         let text = shown(&ledger, &context);
-        assert!(text.contains("root's was made here: `quorate --home '/my home' env demo` prints it"), "{text}");
+        assert!(text.contains("root's was generated: `quorate --home '/my home' env demo` prints it"), "{text}");
         ledger.spec.auth.root_password_file = Some(PathBuf::from("/p"));
         assert!(shown(&ledger, &context).contains("root's is the one in /p"));
     }
@@ -133,6 +132,6 @@ cluster demo is down: 0 of 1 voter is healthy, quorum is 1
         let context = Context::new(Home::new("/h"), false);
         let mut ledger = ledger(ClientAuth::Certificate);
         ledger.power = Power::Off;
-        assert!(shown(&ledger, &context).ends_with("  switch it on with: quorate start demo\n"));
+        assert!(shown(&ledger, &context).ends_with("  start it with: quorate start demo\n"));
     }
 }

@@ -1,66 +1,84 @@
-//! The history of a cluster, for people: the runs of quorate, and below each the steps that it did.
-
-use std::fmt::Write;
+//! The history of a cluster, for people: the runs of quorate, and below each its steps.
 
 use jiff::Timestamp;
 use quorate_control::run::history::{Ending, Entry};
 
-pub fn text(entries: &[Entry]) -> String {
-    let mut text = String::new();
-    let mut run = "";
+use super::page::{Page, Style};
+
+/// Where the text of a step begins.
+const MARGIN: usize = 25;
+
+pub fn page(entries: &[Entry]) -> Page {
+    let mut page = Page::new();
+    let mut run: Option<&Entry> = None;
     for entry in entries {
-        if entry.run != run {
-            let blank = if run.is_empty() { "" } else { "\n" };
-            let (at, step) = (time(entry.at), &entry.step);
-            let _ = writeln!(text, "{blank}quorate {}, by {} on {}, {at} UTC", step.verb, step.by, step.host);
-            run = &entry.run;
-        }
-        text.push_str(&step(entry));
+        let first = match run.filter(|first| first.run == entry.run) {
+            Some(first) => first,
+            None => {
+                if run.is_some() {
+                    page.blank();
+                }
+                head(&mut page, entry);
+                entry
+            }
+        };
+        run = Some(first);
+        step(&mut page, entry, first);
     }
-    text
+    page
 }
 
-fn step(entry: &Entry) -> String {
-    let margin = " ".repeat(36);
-    let (at, ending) = (time(entry.at), ending(entry.result));
-    let mut text = format!("  {at}  {ending:11}  {}{}\n", entry.step.action, took(entry));
-    let mut explain = |word: &str, what: &str| {
+fn head(page: &mut Page, entry: &Entry) {
+    let (at, step) = (entry.at.strftime("%Y-%m-%d %H:%M:%S"), &entry.step);
+    let command = format!("quorate {}", step.verb);
+    let rest = format!(", by {} on {}, {at} UTC", step.by, step.host);
+    page.line(2, [(Style::Bold, command.as_str()), (Style::Plain, &rest)]);
+}
+
+fn step(page: &mut Page, entry: &Entry, first: &Entry) {
+    let (style, ending) = ending(entry.result);
+    if date(entry.at) != date(first.at) {
+        page.plain(2, &format!("  {}", date(entry.at)));
+    }
+    let at = format!("  {}  ", entry.at.strftime("%H:%M:%S"));
+    let text = format!("  {}{}", entry.step.action, took(entry));
+    page.line(MARGIN, [(Style::Plain, at.as_str()), (style, &format!("{ending:11}")), (Style::Plain, &text)]);
+    let mut explain = |style, word: &str, what: &str| {
         let mut lines = what.lines().map(str::trim).filter(|line| !line.is_empty());
-        let _ = writeln!(text, "{margin}{word} {}", lines.next().unwrap_or_default());
-        lines.for_each(|line| {
-            let _ = writeln!(text, "{margin}{line}");
-        });
+        let first = format!("{:MARGIN$}{word} {}", "", lines.next().unwrap_or_default());
+        page.line(MARGIN, [(style, first.as_str())]);
+        lines.for_each(|line| page.line(MARGIN, [(style, format!("{:MARGIN$}{line}", "").as_str())]));
     };
-    explain("because", &entry.step.because);
+    explain(Style::Dim, "because", &entry.step.because);
     if let Some(why) = &entry.why {
-        explain("failed:", why);
+        explain(Style::Red, "failed:", why);
     }
-    text
 }
 
-fn ending(result: Ending) -> &'static str {
+fn ending(result: Ending) -> (Style, &'static str) {
     match result {
-        Ending::Done => "done",
-        Ending::Failed => "failed",
-        Ending::Interrupted => "interrupted",
-        Ending::Running => "running",
+        Ending::Done => (Style::Plain, "done"),
+        Ending::Failed => (Style::Red, "failed"),
+        Ending::Interrupted => (Style::Yellow, "interrupted"),
+        Ending::Running => (Style::Yellow, "running"),
     }
 }
 
-/// What took less than a tenth of a second needs no time of its own.
+/// Steps that took less than a tenth of a second show no duration.
 fn took(entry: &Entry) -> String {
     let seconds = entry.ended.map_or(0.0, |ended| ended.duration_since(entry.at).as_secs_f64());
     if seconds < 0.1 { String::new() } else { format!(" ({seconds:.1} s)") }
 }
 
-fn time(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%d %H:%M:%S").to_string()
+fn date(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d").to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use quorate_control::run::history::Beginning;
 
+    use super::super::page::Look;
     use super::*;
 
     fn entry(run: &str, action: &str, result: Ending, why: Option<&str>) -> Entry {
@@ -85,23 +103,31 @@ mod tests {
     }
 
     #[test]
-    fn steps_stand_below_the_run_that_did_them() {
-        let told = text(&[
+    fn steps_are_listed_below_the_run_that_took_them() {
+        let mut after_midnight = entry("b", "restart etcd on etcd-3", Ending::Done, None);
+        after_midnight.at += jiff::SignedDuration::from_hours(24);
+        after_midnight.ended = None;
+        let shown = page(&[
             entry("a", "restart etcd on etcd-1", Ending::Done, None),
             entry("b", "restart etcd on etcd-2", Ending::Failed, Some("it said no")),
+            after_midnight,
         ]);
         let expected = "\
 quorate apply, by ada on mill, 2026-01-02 03:04:05 UTC
-  2026-01-02 03:04:05  done         restart etcd on etcd-1 (1.5 s)
-                                    because its settings
-                                    changed
+  03:04:05  done         restart etcd on etcd-1 (1.5 s)
+                         because its settings
+                         changed
 
 quorate apply, by ada on mill, 2026-01-02 03:04:05 UTC
-  2026-01-02 03:04:05  failed       restart etcd on etcd-2 (1.5 s)
-                                    because its settings
-                                    changed
-                                    failed: it said no
+  03:04:05  failed       restart etcd on etcd-2 (1.5 s)
+                         because its settings
+                         changed
+                         failed: it said no
+  2026-01-03
+  03:04:05  done         restart etcd on etcd-3
+                         because its settings
+                         changed
 ";
-        assert_eq!(told, expected);
+        assert_eq!(shown.render(Look::default()), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! What is printed: data to stdout, talk to stderr. Rendering is pure and writes to text; only this file prints.
+//! What is printed: data to stdout, messages to stderr. Rendering is pure and writes to text; only this file prints.
 
 pub mod backup;
 pub mod block;
@@ -7,6 +7,7 @@ pub mod history;
 pub mod page;
 pub mod plain;
 pub mod plan;
+pub mod problems;
 pub mod progress;
 pub mod status;
 pub mod table;
@@ -21,7 +22,8 @@ use crate::error::Error;
 use page::Page;
 pub use table::text as table;
 
-/// Stdout, for data. A reader that has gone, such as `head`, changes nothing about how a command ends: what is left to print is dropped.
+/// Stdout, for data. A reader that has exited, such as `head`, changes nothing about how a command ends: what is left to
+/// print is dropped.
 pub struct Data<'a> {
     stdout: StdoutLock<'a>,
     is_read: bool,
@@ -92,12 +94,7 @@ pub fn talk_page(page: &Page) {
     let _ = io::stderr().lock().write_all(page.render(terminal::of_stderr()).as_bytes());
 }
 
-/// The same as it is laid out, such as lines of a file with marks below them.
-pub fn talk_as_it_is(text: &str) {
-    draw("", text);
-}
-
-/// The same behind a sequence of our own that moves the cursor.
+/// Writes a message as it is laid out, behind a sequence of our own that moves the cursor.
 pub fn draw(sequence: &str, text: &str) {
     let _ = io::stderr().lock().write_all(format!("{sequence}{}", plain::text(text)).as_bytes());
 }

@@ -1,5 +1,5 @@
 //! Progress of a run, on stderr. On a terminal each member has a line that is redrawn in place with its stage; elsewhere
-//! a line is written when a step begins and when it is done. It never holds up the loop that it tells of.
+//! a line is written when a step begins and when it is done. It never delays the loop that it reports on.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -81,14 +81,13 @@ impl Progress {
     pub async fn keep_drawing(&self) -> Infallible {
         loop {
             tokio::time::sleep(if self.terminal { REDRAW } else { Duration::from_secs(3600) }).await;
-            self.redraw(false);
+            self.redraw();
         }
     }
 
-    /// Draws how it ended.
+    /// Removes the live lines, because the steps stay above and the state of the cluster follows; adds the total time.
     pub fn finish(&self) {
-        self.state.borrow_mut().note.clear();
-        self.redraw(true);
+        self.clear();
         let state = self.state.borrow();
         if state.done > 0 {
             let seconds = state.started.elapsed().as_secs_f64();
@@ -102,13 +101,15 @@ impl Progress {
         let cleared = state.clear();
         state.lines_drawn = 0;
         // The cursor may stand behind the `^C` that the terminal shows.
-        draw(&format!("\r{cleared}"), "");
+        if self.terminal {
+            draw(&format!("\r{cleared}"), "");
+        }
     }
 
-    fn redraw(&self, at_once: bool) {
+    fn redraw(&self) {
         let mut state = self.state.borrow_mut();
         let fresh = state.drawn_at.is_some_and(|at| at.elapsed() < REDRAW);
-        if !self.terminal || self.asking.get() || (fresh && !at_once) {
+        if !self.terminal || self.asking.get() || fresh {
             return;
         }
         let lines = state.lines();
@@ -160,14 +161,14 @@ impl Reporter for Progress {
                 let number = self.state.borrow().number();
                 match self.terminal {
                     true => self.styled(&format!("{number}  "), style_of(step), &step.action.to_string()),
-                    false => self.line(&format!("{} … done ({number})", self.subject(step))),
+                    false => self.line(&format!("{} … done ({})", self.subject(step), number.trim())),
                 }
             }
             Event::Failed(step, error) => {
                 self.line(&format!("{} … failed: {}", self.subject(step), why_failed(error)));
             }
         }
-        self.redraw(false);
+        self.redraw();
     }
 
     fn agrees<'a>(&'a self, steps: &'a [Step]) -> Answer<'a> {
@@ -245,11 +246,11 @@ impl State {
         self.enter(step, stage(&step.action));
     }
 
-    /// "3 of 22"; more than were planned are only counted.
+    /// " 3 of 22", so that the steps line up; more than were planned are only counted.
     fn number(&self) -> String {
         match self.planned.filter(|planned| self.done <= *planned) {
-            Some(planned) => format!("{} of {planned}", self.done),
-            None => self.done.to_string(),
+            Some(planned) => format!("{:>width$} of {planned}", self.done, width = planned.to_string().len()),
+            None => format!("{:>2}", self.done),
         }
     }
 
@@ -277,7 +278,7 @@ impl State {
         let width = self.members.keys().map(|m| m.as_str().len()).max().unwrap_or(0);
         let line = |(name, row): (&MemberName, &Row)| {
             let seconds = row.arrived.unwrap_or(elapsed).as_secs_f64();
-            format!("  {name:width$}  {:13} {seconds:6.1}s", row.stage)
+            format!("  {name:width$}  {:19} {seconds:6.1}s", row.stage)
         };
         let mut lines = vec![format!("cluster {}", self.cluster)];
         lines.extend(self.members.iter().map(line));
@@ -303,8 +304,8 @@ fn subject(waiting: &WaitingFor) -> String {
 fn stage(action: &Action) -> Option<&'static str> {
     match action {
         Action::CreateMachine { .. } => Some("creating"),
-        Action::StartMachine { .. } => Some("switching on"),
-        Action::StopMachine { .. } => Some("switching off"),
+        Action::StartMachine { .. } => Some("starting machine"),
+        Action::StopMachine { .. } => Some("stopping machine"),
         Action::DestroyMachine { .. } => Some("destroying"),
         Action::Enrol { .. } => Some("enrolling"),
         Action::InstallCertificates { .. } => Some("certificates"),
@@ -353,7 +354,7 @@ fn stage_after(action: &Action) -> Option<&'static str> {
     }
 }
 
-/// The error and its causes in one line, without the step, which is told beside it.
+/// The error and its causes in one line, without the step, which is printed next to it.
 fn why_failed(error: &ControlError) -> String {
     let error: &dyn std::error::Error = match error {
         ControlError::Step { source, .. } => source.as_ref(),
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(stages, ["cluster demo", "etcd-1 enrolling", "etcd-2 voting", "forget the"]);
         assert_eq!(state.number(), "1 of 2");
         state.done = 3;
-        assert_eq!(state.number(), "3");
+        assert_eq!(state.number(), " 3");
         assert_eq!(state.clear(), "");
         state.lines_drawn = 3;
         assert_eq!(state.clear(), "\x1b[3A\x1b[J");

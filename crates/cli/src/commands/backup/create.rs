@@ -12,6 +12,7 @@ use crate::exit::Exit;
 use crate::load;
 use crate::output;
 use crate::output::backup::Verified;
+use crate::output::page::Page;
 use crate::output::working::Working;
 
 #[derive(Serialize)]
@@ -25,13 +26,13 @@ struct Told<'a> {
 
 pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
     let known = load::ledger(&context.home, &options.name)?;
+    let vault = Vault::open(&known.spec)?;
     let is_new = known.backup_signing.is_none();
     let ledger = with_key(&context.home, known).await?;
     refuse_another_signer(&ledger)?;
     if is_new {
         output::talk(&who_signs(&ledger));
     }
-    let vault = Vault::open(&ledger.spec)?;
     let working = Working::new();
     let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
     say_who_can_read(&backups).await?;
@@ -47,12 +48,12 @@ pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, 
         Format::Json => output::print_json(&Told { manifest: &manifest, places: &places, verification: verified })?,
         Format::Text => {
             let proof = verified.map_or_else(|| unproven(context, &options.name), |verified| verified.line());
-            output::print(&format!("{}{proof}", output::backup::created(&manifest, &places)))?;
+            output::show(&Page::written(&format!("{}{proof}", output::backup::created(&manifest, &places))))?;
         }
     }
     if !noted {
         output::talk(
-            "warning: another controller holds the ledger, so that `quorate status` does not know of it yet\n",
+            "warning: another controller holds the ledger, so `quorate status` does not show this backup yet\n",
         );
     }
     if failed {
@@ -91,9 +92,8 @@ async fn say_who_can_read(backups: &Backups<'_>) -> Result<(), Error> {
 }
 
 pub(super) const NOT_ENCRYPTED: &str = "\
-WARNING: these backups are NOT ENCRYPTED: whoever can read the store can read every key and value, and the password hashes of etcd's
-  users. For the same reason the ledger with its CA keys is not stored beside them, and cannot come back from there.
-  hint: put age public keys under `backup.recipients` in the spec; `age-keygen -o operator.key` makes a pair
+warning: these backups are NOT ENCRYPTED: anyone who can read the store can read every key and value, and the password hashes of etcd's users; the ledger with its CA keys is therefore not stored with them, and cannot be restored from there
+  hint: `age-keygen -o operator.key` makes a key; put its public key under `backup.recipients` in the spec
 ";
 
 const ENCRYPTED_TO: &str = "these backups are encrypted to:\n";

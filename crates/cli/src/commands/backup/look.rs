@@ -15,6 +15,7 @@ use crate::error::Error;
 use crate::exit::Exit;
 use crate::output;
 use crate::output::backup::{Listing, Verified, loose};
+use crate::output::page::Page;
 use crate::output::working::Working;
 
 pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
@@ -42,9 +43,9 @@ pub async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, E
         Format::Json => output::print_json(&listing)?,
         Format::Text if listing.backups.is_empty() && listing.damage.is_empty() && listing.of_others.is_empty() => {
             let make = context.command(&format!("backup create {name}"));
-            output::talk(&format!("there is no backup of {name} yet; `{make}` makes one\n"));
+            output::talk(&format!("there is no backup of {name} yet; `{make}` takes one\n"));
         }
-        Format::Text => output::print(&output::backup::list(&listing))?,
+        Format::Text => output::show(&output::backup::list(&listing, output::terminal::of_stdout()))?,
     }
     Ok(worst)
 }
@@ -92,7 +93,7 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
         }
         working.doing(Doing::Nothing);
         if options.output.format == Format::Text {
-            output::print(&told.line())?;
+            output::show(&Page::written(&told.line()))?;
         }
         verified.push(told);
     }
@@ -104,12 +105,12 @@ pub async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exi
     let good = damage.is_empty() && verified.iter().all(|one| one.ok);
     match options.output.format {
         Format::Json => output::print_json(&Told { cluster: name, place: store.place(), verified, damage })?,
-        Format::Text => output::print(&what_else(&catalog, &damage, &found))?,
+        Format::Text => output::show(&Page::written(&what_else(&catalog, &damage, &found)))?,
     }
     Ok(if good { Exit::Done } else { Exit::Damaged })
 }
 
-/// After what was proven: what is damaged beside it, and what is left.
+/// After the verified backups: what else is damaged, and what is still good.
 fn what_else(catalog: &Catalog, damage: &[String], found: &[Damage]) -> String {
     let mut text: String = damage.iter().map(|damage| format!("damaged: {damage}\n")).collect();
     if !found.is_empty() {

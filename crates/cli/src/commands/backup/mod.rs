@@ -63,14 +63,14 @@ impl Subject {
     }
 }
 
-/// Said when the key is made: whoever restores without the ledger needs it.
+/// Printed when the key is made: anyone who restores without the ledger needs it.
 pub fn who_signs(ledger: &Ledger) -> String {
     let Some(signing) = &ledger.backup_signing else { return String::new() };
     let named = ledger.spec.backup.as_ref().and_then(|backup| backup.signed_by.as_ref());
     let keep = match named {
         Some(_) => "",
         None => {
-            "  hint: write this into the spec as `backup.signed_by`; a restore without the ledger needs it to tell your backups from forged ones\n"
+            "  hint: write this into the spec as `backup.signed_by`; without the ledger, a restore needs it to tell your backups from forged ones\n"
         }
     };
     format!("backups of {} are signed by {}\n{keep}", ledger.spec.name, signing.public)

@@ -33,15 +33,15 @@ pub enum BackupError {
     Control(#[from] ControlError),
     #[error(transparent)]
     Ledger(#[from] LedgerError),
-    #[error("the ledger beside the backup cannot be used")]
+    #[error("the ledger next to the backup cannot be used")]
     LedgerBeside(#[from] ExportError),
-    #[error("the programs of etcd {version}, with which backups are tried out, are not at hand")]
+    #[error("the programs of etcd {version}, which verify backups, cannot be found")]
     Programs { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
     #[error(
         "revisions of etcd {version} cannot be raised above those that clients have seen, without which nothing is restored"
     )]
     Restorer { version: String, source: quorate_agent::kinds::etcd::binaries::BinaryError },
-    #[error("cluster {cluster} has no `backup` in its spec, so that it is not known where its backups are")]
+    #[error("cluster {cluster} has no `backup` section in its spec, which says where backups are stored")]
     NoSettings { cluster: String },
     #[error("cluster {cluster} has no second destination in its spec (`also_to`)")]
     NoSecond { cluster: String },

@@ -1,0 +1,78 @@
+//! The problems of a spec, for people: each with the line of the file that it is about, a mark below, and a hint.
+
+use quorate_core::spec::{Problem, Severity};
+
+use super::count;
+use super::page::{Page, Style};
+
+/// How many problems are printed. Anyone with more of them fixes these first.
+pub const MOST: usize = 50;
+
+/// The first problems, with `between` blank lines after each, and how many more there are.
+pub fn page(problems: &[Problem], text: &str, between: usize) -> Page {
+    let mut page = Page::new();
+    for problem in problems.iter().take(MOST) {
+        one(&mut page, problem, text);
+        (0..between).for_each(|_| page.blank());
+    }
+    match problems.len().saturating_sub(MOST) {
+        0 => {}
+        more => page.plain(2, &format!("and {}", count(more, "more problem"))),
+    }
+    page
+}
+
+fn one(page: &mut Page, problem: &Problem, text: &str) {
+    let Problem { file, span, severity, .. } = problem;
+    let rendered = problem.render(text);
+    let mut lines = rendered.lines();
+    let (place, word) = (format!("{file}:{}:{}: ", span.line, span.column), format!("{severity}:"));
+    let style = match severity {
+        Severity::Error => Style::Red,
+        Severity::Warning => Style::Yellow,
+    };
+    let head = lines.next().unwrap_or_default();
+    let message = head.strip_prefix(&place).and_then(|rest| rest.strip_prefix(&word)).unwrap_or(head);
+    page.line(2, [(Style::Bold, place.as_str()), (style, &word), (Style::Plain, message)]);
+    for line in lines {
+        match line.strip_prefix("  hint:") {
+            Some(hint) => page.line(4, [(Style::Bold, "  hint:"), (Style::Plain, hint)]),
+            None => page.whole(Style::Plain, line),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use quorate_core::spec::{Document, HostFacts};
+
+    use super::super::page::Look;
+    use super::*;
+
+    fn shown(text: &str, width: Option<usize>) -> String {
+        let problems = Document::parse("c.yaml", text).unwrap().spec(&HostFacts::default()).problems;
+        page(&problems, text, 0).render(Look { width, colour: false })
+    }
+
+    #[test]
+    fn thousands_of_problems_are_counted_and_not_all_printed() {
+        let members: String = (0..2000).map(|n| format!("      - {{name: m{n}, adress: x}}\n")).collect();
+        let text = format!("quorate: 1\nclusters:\n  - name: c\n    members:\n{members}");
+        let shown = shown(&text, None);
+        assert_eq!(shown.lines().filter(|line| line.contains(": error: ")).count(), MOST);
+        assert!(shown.lines().last().is_some_and(|line| line.starts_with("and ")), "{shown}");
+        assert!(shown.ends_with(" more problems\n"), "{shown}");
+    }
+
+    #[test]
+    fn a_long_message_wraps_and_the_mark_stays_below_its_place() {
+        let text = "quorate: 1\nclusters:\n  - name: c\n    members: [{name: a}]\n    replace_after: 5\n";
+        let expected = "\
+c.yaml:5:20: error: `5` has no unit; expected a duration
+  such as 100ms, 1s, 30m or 12h
+  5 |     replace_after: 5
+    |                    ^
+";
+        assert_eq!(shown(text, Some(60)), expected);
+    }
+}
