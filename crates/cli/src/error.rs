@@ -147,16 +147,16 @@ impl Error {
             error if error.of_the_ledger().is_some() => error.of_the_ledger().and_then(LedgerError::hint),
             Error::Backup(error) => backup_hint(error),
             Error::Control(ControlError::NotAgreed { .. }) => Some(String::from(
-                "`quorate plan` shows what is needed now; `apply` without a saved plan asks, and with --yes it does what is necessary",
+                "`quorate plan` shows what is needed now; `apply` without a saved plan asks, and with --yes it does not ask",
             )),
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
-                "`quorate status NAME` and `quorate logs NAME MEMBER` tell more; re-run the same command to continue",
+                "`quorate status NAME` and `quorate logs NAME MEMBER` show more; re-run the same command to continue",
             )),
             // Nothing was begun, or nothing changes when it is begun again.
             Error::Control(ControlError::Ledger(_) | ControlError::Pki(_) | ControlError::Snapshot { .. }) => None,
             Error::Control(e) if !e.is_taken_over() => Some(String::from("re-run the same command to continue")),
             Error::UnknownCluster { known, .. } if known.is_empty() => {
-                Some(String::from("none is known yet; `quorate up` makes one, `quorate init` prints a spec"))
+                Some(String::from("none is known yet; `quorate up` creates one, `quorate init` prints a spec"))
             }
             Error::UnknownCluster { known, .. } => Some(format!("known clusters: {}", known.join(", "))),
             Error::UnknownMember { members, .. } => Some(format!("its members: {}", members.join(", "))),
@@ -167,7 +167,7 @@ impl Error {
         }
     }
 
-    /// The error, each cause on a line of its own, and the way on.
+    /// The error, each cause on a line, and a hint whose commands can be typed as they are.
     pub fn render(&self, cluster: Option<&str>) -> String {
         if let Error::Declined = self {
             return format!("{self}\n");
@@ -185,6 +185,7 @@ impl Error {
             cause = error.source();
         }
         if let Some(hint) = self.hint() {
+            let hint = cluster.map_or_else(|| hint.clone(), |cluster| hint.replace(" NAME", &format!(" {cluster}")));
             let _ = writeln!(text, "  hint: {hint}");
         }
         text
@@ -206,19 +207,18 @@ fn backup_hint(error: &BackupError) -> Option<String> {
             "pass --identity FILE, or set QUORATE_IDENTITY"
         }
         BackupError::Backup(quorate_backup::Error::Key { source: KeyError::WrongIdentity, .. }) => {
-            "find the identity of one of the recipients of then; `quorate backup rekey` lets another in, but needs one that opens it"
+            "use the identity of one of the recipients that it was encrypted to; `quorate backup rekey` adds another, but needs one that opens it"
         }
         BackupError::Backup(quorate_backup::Error::NotCopied { .. }) => {
-            "`quorate backup verify NAME --second` proves what the second destination has; take a new full backup"
+            "`quorate backup verify NAME --second` verifies what the second destination has; take a new full backup"
         }
-        BackupError::RecordedTwice { .. } => {
-            "end the other one, wherever it runs; this one then goes on when it is started again"
-        }
+        BackupError::RecordedTwice { .. } => "stop the other one, then start this one again",
         BackupError::RootPassword { .. } => {
-            "nothing was touched. Put root's password of then into a file and name it in `auth.root_password_file` before the cluster is \
-             made; where it is made already, set its own password in the old cluster (`etcdctl user passwd root`) and take the snapshot again"
+            "nothing was changed. Put the root password of the snapshot into a file and name it in `auth.root_password_file` before \
+             the cluster is created; if the cluster exists, set its root password in the old cluster (`etcdctl user passwd root`) and \
+             take the snapshot again"
         }
-        BackupError::NobodyToRead { .. } => "`quorate status NAME` tells more",
+        BackupError::NobodyToRead { .. } => "`quorate status NAME` shows why",
         BackupError::Programs { .. } => {
             "put that version's etcd and etcdutl (before 3.5 etcdctl) on the PATH, or name them in the spec's `etcd.binary`"
         }

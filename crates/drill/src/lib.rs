@@ -66,7 +66,7 @@ pub enum DrillError {
     Workload(#[from] WorkloadError),
     #[error(transparent)]
     Fault(#[from] faults::FaultError),
-    #[error("cluster {0} is not formed, so there is nothing to rehearse")]
+    #[error("cluster {0} is not bootstrapped, so there is nothing to rehearse")]
     NotFormed(String),
     #[error("scenario {scenario} needs {needs}")]
     Needs { scenario: &'static str, needs: &'static str },

@@ -50,7 +50,9 @@ fn clients(site: &Site) -> Vec<(String, Client)> {
 /// Every data directory bears the stamp of the formation that the ledger has.
 fn one_formation(site: &Site) -> Result<String, String> {
     let ledger = site.ledger().map_err(|e| e.to_string())?;
-    let Formation::Formed { token, .. } = &ledger.etcd.formation else { return Err(String::from("it is not formed")) };
+    let Formation::Formed { token, .. } = &ledger.etcd.formation else {
+        return Err(String::from("it is not bootstrapped"));
+    };
     for machine in machines(&site.home, &site.cluster) {
         match machine.stamp() {
             Some(stamp) if stamp.token == *token && stamp.cluster_id == ledger.cluster_id => {}

@@ -48,12 +48,12 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
         if let Some(why) = destroy.why_no_backup() {
             output::talk(&format!("{why}\n"));
         }
-        return Ok(Some(refused(&destroy.plan.end.blocked)));
+        return Ok(Some(refused(name, &destroy.plan.end.blocked)));
     }
     agree_by_name(options.yes, name, "destroy")?;
     let outcome = run_loop(context, &ledger.spec, &brought, "destroy", |ledger| destroy.note(ledger)).await?;
     if !outcome.blocked.is_empty() {
-        return Ok(Some(refused(&outcome.blocked)));
+        return Ok(Some(refused(name, &outcome.blocked)));
     }
     remove_rest(context, name)
 }
@@ -65,7 +65,7 @@ fn what_goes(status: &status::Status) -> String {
         let data = member.db_size.map_or_else(|| String::from("unknown"), size);
         rows.push(vec![member.member.to_string(), address, data]);
     }
-    format!("this will delete cluster {} with all data and keys:\n\n{}\n", status.cluster, table(&rows))
+    format!("this will delete cluster {} with all data and keys:\n\n{}", status.cluster, table(&rows))
 }
 
 /// The machines and the ledger are gone; what is left of the cluster here is its clients' certificates.
@@ -73,7 +73,7 @@ fn remove_rest(context: &Context, name: &str) -> Result<Option<Exit>, Error> {
     match destroy::remove_rest(&context.home, name).map_err(|error| context.error(error))? {
         false => Ok(None),
         true => {
-            output::talk(&format!("cluster {name} is gone\n"));
+            output::talk(&format!("cluster {name} is deleted\n"));
             Ok(Some(Exit::Done))
         }
     }

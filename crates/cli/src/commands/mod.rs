@@ -212,13 +212,13 @@ fn conclude(context: &Context, outcome: Outcome) -> Result<Exit, Error> {
     let decision = Decision { blocked, ..Decision::default() };
     let status: Status = summarize(&ledger, &seen, &decision);
     output::show(&block::page(context, &ledger, &status))?;
-    Ok(if decision.blocked.is_empty() { Exit::Done } else { refused(&decision.blocked) })
+    Ok(if decision.blocked.is_empty() { Exit::Done } else { refused(ledger.spec.name.as_str(), &decision.blocked) })
 }
 
-/// Tells what was refused.
-fn refused(blocked: &[UnsafeBecause]) -> Exit {
-    output::talk("\nnot done, as it would be unsafe:");
-    output::talk_page(&output::plan::blocked(blocked));
+/// Prints what was refused.
+fn refused(cluster: &str, blocked: &[UnsafeBecause]) -> Exit {
+    output::talk("\nnot done:");
+    output::talk_page(&output::plan::blocked(cluster, blocked));
     Exit::Blocked
 }
 

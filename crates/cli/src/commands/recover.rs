@@ -34,7 +34,7 @@ pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error
     let recover = Recover::prepare(&context.home, &cluster, (&ledger, &seen), shown.clone(), options.now).await?;
     if !recover.succeeds() {
         output::talk(&standing);
-        return Ok(refused(&recover.plan.end.blocked));
+        return Ok(refused(name, &recover.plan.end.blocked));
     }
     output::talk(&format!("{shown}\n"));
     context.show_plan(name, &recover.plan)?;

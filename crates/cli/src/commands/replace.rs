@@ -20,7 +20,7 @@ pub async fn run(context: &Context, options: cli::Replace) -> Result<Exit, Error
         output::talk(&format!("{member} is being replaced already; continuing\n"));
     }
     if !replace.refused.is_empty() {
-        return Ok(refused(&replace.refused));
+        return Ok(refused(&options.name, &replace.refused));
     }
     context.show_plan(&options.name, &replace.plan)?;
     agree(context, options.yes, replace.plan.steps.len())?;

@@ -61,7 +61,7 @@ async fn run_prepared(
     let plan = request.plan(&context.home, cluster).await?;
     output::talk(&format!("{shown}\n"));
     if !restore::succeeds(&plan) {
-        return Ok(refused(&plan.end.blocked));
+        return Ok(refused(name, &plan.end.blocked));
     }
     context.show_plan(name, &plan)?;
     if options.dry_run {

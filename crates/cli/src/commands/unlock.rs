@@ -1,4 +1,4 @@
-//! `quorate unlock`: breaks the lock of a controller that is gone, with consent.
+//! `quorate unlock`: breaks the lock of a controller that has died, with consent.
 
 use quorate_control::ledger::is_alive_here;
 
@@ -17,10 +17,14 @@ pub fn run(context: &Context, options: cli::Unlock) -> Result<Exit, Error> {
     };
     output::talk(&format!(
         "cluster {} is locked by `{}` on {} (process {}) since {}\n",
-        options.name, lock.holder, lock.host, lock.pid, lock.since
+        options.name,
+        lock.holder,
+        lock.host,
+        lock.pid,
+        lock.since.strftime("%Y-%m-%d %H:%M:%S UTC")
     ));
     if is_alive_here(lock) {
-        output::talk("that process is alive on this host: it is better to end it, which frees the lock at once\n");
+        output::talk("that process is alive on this host: rather kill it, which frees the lock at once\n");
     }
     if !options.yes {
         if !output::can_ask() {

@@ -56,7 +56,8 @@ pub fn page(cluster: &str, plan: &Plan, detail: Detail) -> Page {
     let Plan { steps, changes, end, remarks, .. } = plan;
     let mut page = Page::new();
     let head = match steps.len() {
-        0 if end.settled() => String::from("nothing to do"),
+        0 if end.settled() && changes.is_empty() => String::from("nothing to do"),
+        0 if end.settled() => String::from("no steps; applying it records the new settings"),
         0 => String::from("no step can be taken"),
         number => count(number, "step"),
     };
@@ -71,7 +72,7 @@ pub fn page(cluster: &str, plan: &Plan, detail: Detail) -> Page {
     for waiting in &end.waiting {
         page.plain(4, &format!("  waiting for {waiting}"));
     }
-    page.append(blocked(&end.blocked));
+    page.append(blocked(cluster, &end.blocked));
     page
 }
 
@@ -104,11 +105,12 @@ fn listed(plan: &Plan, detail: Detail) -> Page {
             page.line(indent + 2, [(Style::Plain, margin.as_str()), (style_of(step), action)]);
             // Below the members of a group, a reason stands below its step.
             let margin = " ".repeat(if group.members.is_empty() { indent } else { indent + 2 });
-            page.line(indent + 2, [(Style::Dim, format!("{margin}because {why}").as_str())]);
+            let hang = margin.len() + 2;
+            page.line(hang, [(Style::Dim, format!("{margin}because {why}").as_str())]);
             if detail == Detail::Explained && said != Some(*strength) {
                 said = Some(*strength);
                 let told = format!("{margin}while it runs: {}", explained(strength.as_ref()));
-                page.line(indent + 2, [(Style::Dim, told.as_str())]);
+                page.line(hang, [(Style::Dim, told.as_str())]);
             }
         }
     }
@@ -135,15 +137,26 @@ fn explained(strength: Option<&Strength>) -> String {
     format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }
 
-/// What is refused, by which rule, and what can be done.
-pub fn blocked(refusals: &[UnsafeBecause]) -> Page {
+/// What is refused, by which rule, and what can be done. A rule and a remedy that several refusals in a row share are
+/// printed once, below the last of them.
+pub fn blocked(cluster: &str, refusals: &[UnsafeBecause]) -> Page {
     let mut page = Page::new();
-    for because in refusals {
+    let way_on = |because: &UnsafeBecause| (because.rule().to_string(), remedy(cluster, because));
+    for (index, because) in refusals.iter().enumerate() {
         page.line(4, [(Style::Red, "  blocked: "), (Style::Plain, because.to_string().as_str())]);
-        page.line(12, [(Style::Plain, format!("    rule:   {}", because.rule()).as_str())]);
-        page.line(12, [(Style::Plain, "    remedy: "), (Style::Bold, because.remedy().as_str())]);
+        let (rule, remedy) = way_on(because);
+        if refusals.get(index + 1).is_some_and(|next| way_on(next) == (rule.clone(), remedy.clone())) {
+            continue;
+        }
+        page.line(12, [(Style::Plain, format!("    rule:   {rule}").as_str())]);
+        page.line(12, [(Style::Plain, "    remedy: "), (Style::Bold, remedy.as_str())]);
     }
     page
+}
+
+/// The remedy, with commands that can be typed as they are.
+fn remedy(cluster: &str, because: &UnsafeBecause) -> String {
+    because.remedy().replace(" NAME", &format!(" {cluster}"))
 }
 
 #[derive(Debug, Serialize)]
@@ -199,7 +212,7 @@ pub fn json(cluster: &str, plan: &Plan) -> PlanJson {
         member: b.member().map(ToString::to_string),
         because: b.to_string(),
         rule: b.rule().to_string(),
-        remedy: b.remedy(),
+        remedy: remedy(cluster, b),
     };
     PlanJson {
         cluster: cluster.to_owned(),
@@ -257,7 +270,7 @@ cluster demo: 2 steps
   waiting for etcd on etcd-2 to answer its peers
   blocked: etcd-1 must be restarted and is the only voter: the cluster is down while it restarts
     rule:   quorum is never lost
-    remedy: allow the downtime with `--allow-downtime`
+    remedy: re-run the command with `--allow-downtime` to allow the downtime
 ";
         assert_eq!(shown(&plan(), Detail::Reasons), expected);
         let mut summary = Summary::default();
@@ -288,6 +301,25 @@ cluster demo: 2 steps
             remarks: Vec::new(),
         };
         assert_eq!(shown(&settled, Detail::Explained), "cluster demo: nothing to do\n");
+        let path = String::from("backup.schedule");
+        let change = Change { path, before: Some(String::from("24h")), after: Some(String::from("12h")) };
+        let recorded = Plan { changes: vec![change], ..settled };
+        let expected = "cluster demo: no steps; applying it records the new settings\n  ~ backup.schedule: 24h → 12h\n";
+        assert_eq!(shown(&recorded, Detail::Reasons), expected);
+    }
+
+    #[test]
+    fn refusals_of_the_same_kind_share_a_rule_and_a_remedy_that_names_the_cluster() {
+        let silent = |member: &str| UnsafeBecause::JoinFailed { member: member.into(), why: String::from("it hangs") };
+        let wrong = |member: &str| UnsafeBecause::WrongBinary {
+            member: member.into(),
+            wanted: String::from("3.6.16"),
+            found: String::from("finds 3.5.30"),
+        };
+        let text = blocked("demo", &[wrong("etcd-1"), wrong("etcd-2"), silent("etcd-3")]).render(Look::default());
+        let starts: Vec<&str> = text.lines().filter_map(|line| line.split(':').next()).map(str::trim).collect();
+        assert_eq!(starts, ["blocked", "blocked", "rule", "remedy", "blocked", "rule", "remedy"]);
+        assert!(text.contains("`quorate logs demo etcd-3`") && !text.contains("NAME"), "{text}");
     }
 
     #[test]

@@ -61,8 +61,19 @@ pub fn page(status: &Status, look: Look) -> Page {
 
 fn head(page: &mut Page, status: &Status) {
     let ca = status.ca_expires.map(|at| format!(", CA expires {}", at.strftime("%Y-%m-%d"))).unwrap_or_default();
-    let rest = format!(": etcd {}, provider {}, {}{ca}", status.etcd_version, status.provider, status.formation);
+    let rest = format!(": etcd {}, provider {}{}{ca}", status.etcd_version, status.provider, stage(status.formation));
     page.line(2, [(Style::Plain, "cluster "), (Style::Bold, status.cluster.as_str()), (Style::Plain, &rest)]);
+}
+
+/// Said only until the cluster serves.
+fn stage(formation: &str) -> &'static str {
+    match formation {
+        "unformed" => ", not bootstrapped",
+        "forming" => ", bootstrapping",
+        "recovering" => ", recovering",
+        "restoring" => ", restoring",
+        _ => "",
+    }
 }
 
 /// Many clusters, a line each.
@@ -100,7 +111,7 @@ pub fn verdict_style(verdict: Verdict) -> Style {
 fn health_style(health: &str) -> Style {
     match health {
         "healthy" => Style::Green,
-        "unhealthy" | "failing" | "untrusted" | "absent" => Style::Red,
+        "unhealthy" | "failing" | "untrusted" | "absent" | "unreachable" => Style::Red,
         _ => Style::Yellow,
     }
 }
@@ -166,9 +177,14 @@ fn leaves(member: &MemberStatus) -> String {
 fn pending(page: &mut Page, status: &Status) {
     if status.pending.steps > 0 {
         let steps = count(status.pending.steps, "step");
-        page.plain(2, &format!("{steps} can be taken at once: see `quorate plan {}`", status.cluster));
+        page.plain(2, &format!("{steps} to take: `quorate plan {}` shows what `apply` would do", status.cluster));
     }
-    for waiting in &status.pending.waiting {
+    // What the lines of the members say already is not repeated.
+    let said = |waiting: &&String| {
+        let of_member = |m: &MemberStatus| m.why.as_ref().is_some_and(|why| waiting.contains(why.trim_end()));
+        status.members.iter().any(|m| waiting.contains(m.member.as_str()) && of_member(m))
+    };
+    for waiting in status.pending.waiting.iter().filter(|waiting| !said(waiting)) {
         page.plain(2, &format!("waiting for {waiting}"));
     }
     for blocked in &status.pending.blocked {
@@ -239,7 +255,7 @@ mod tests {
     #[test]
     fn the_table_says_who_is_not_well_and_why() {
         let expected = "\
-cluster demo: etcd 3.6.14, provider local, formed, CA expires 2036-11-13
+cluster demo: etcd 3.6.14, provider local, CA expires 2036-11-13
 
 MEMBER  MACHINE  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        RAFT INDEX  LAG  CERTIFICATE  AGENT  GENERATION
 etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.1.0  1
@@ -249,7 +265,7 @@ etcd-2 is off: its machine does not run
 alarm NOSPACE on etcd-1
   remedy: raise `etcd.quota` and apply, or delete keys; compact with `etcdctl compact REVISION` and run `etcdctl defrag` for each \
 member; then `etcdctl alarm disarm`, as etcd does not lift the alarm by itself
-1 step can be taken at once: see `quorate plan demo`
+1 step to take: `quorate plan demo` shows what `apply` would do
 down: 1 of 2 voters are healthy, quorum is 2
 ";
         assert_eq!(full(&status()), expected);

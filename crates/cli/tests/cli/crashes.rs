@@ -315,7 +315,7 @@ fn a_stopped_controller_that_wakes_after_another_took_over_changes_nothing() {
     std::thread::scope(|scope| {
         scope.spawn(|| stopped_at(Login::Certificate, "create the machine of etcd-1 …"));
         scope.spawn(|| stopped_at(Login::Certificate, "install certificates on etcd-2"));
-        scope.spawn(|| stopped_at(Login::Certificate, "begin the formation"));
+        scope.spawn(|| stopped_at(Login::Certificate, "begin to bootstrap"));
         scope.spawn(|| stopped_at(Login::Certificate, "start etcd on etcd-2 for the first time …"));
         scope.spawn(|| stopped_at(Login::Password, "turn authentication on"));
     });

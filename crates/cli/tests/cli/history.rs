@@ -218,7 +218,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
     assert_eq!((&status["formation"], &status["verdict"]), (&"recovering".into(), &"down".into()));
     assert!(status["summary"].as_str().unwrap().contains("being recovered from etcd-3"), "{status:#}");
     let mut run = watch(&trio.sandbox, &["recover", NAME, "--yes"]);
-    run.until("record that the cluster is formed … done");
+    run.until("record that the cluster is bootstrapped … done");
     run.kill();
     // One survivor serves: the cluster has its majority, and the recovery goes on nevertheless.
     let told = trio.sandbox.quorate(&["recover", NAME, "--yes"]).ok().text();

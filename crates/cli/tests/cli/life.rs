@@ -17,7 +17,7 @@ fn a_refused_version_change_leaves_the_cluster_as_it_is_also_over_a_restart_of_i
     sandbox.file("c.yaml", &spec(1, NEWER, &there, ""));
     for _ in 0..2 {
         let told = sandbox.quorate(&["apply", "c.yaml", "--yes", "--allow-downtime"]).expect(3).text();
-        assert!(told.contains(&format!("etcd-1 should run etcd {NEWER}, and finds {OLDER}")), "{told}");
+        assert!(told.contains(&format!("etcd-1 needs etcd {NEWER}, but finds {OLDER}")), "{told}");
     }
     sandbox.quorate(&["down", "c"]).ok();
     // What cannot be done is told again; the machines come back all the same.

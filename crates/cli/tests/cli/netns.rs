@@ -152,7 +152,7 @@ fn a_member_that_is_cut_off_is_missed_and_comes_back() {
     netns::partition(&lab.home().machines(), "c", &away.as_str().into()).expect("it is cut off");
     let run = lab.quorate(&["status", "c", "--output", "json"]).expect(5);
     assert_eq!(run.json()["verdict"], "degraded", "{}", run.stdout);
-    assert_eq!(member(&run.json(), &away)["health"], "unseen", "{}", run.stdout);
+    assert_eq!(member(&run.json(), &away)["health"], "unreachable", "{}", run.stdout);
     lab.etcdctl(&["put", "during", "2"]).ok();
     eventually("the others notice", 10, || {
         lab.etcdctl(&["endpoint", "health"]).text().matches("is unhealthy").count() == 1

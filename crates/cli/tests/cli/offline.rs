@@ -307,7 +307,7 @@ fn a_cluster_that_is_not_known_is_an_error_that_helps() {
         assert_eq!(code(&output), 1, "{verb}");
         let told = err(&output);
         assert!(told.starts_with("error: there is no cluster `nowhere` in "), "{verb}: {told}");
-        assert!(told.contains("hint: none is known yet; `quorate up` makes one"), "{verb}: {told}");
+        assert!(told.contains("hint: none is known yet; `quorate up` creates one"), "{verb}: {told}");
     }
     let output = operator.run(&["destroy", "../state"]);
     assert_eq!(code(&output), 1);

@@ -34,7 +34,7 @@ fn with_a_shared_ca() -> Trio {
     // Whatever that run had begun was made for another ledger.
     trio.destroy_machines_by_hand();
     let mut run = trio.spawn_apply();
-    run.until("record that the cluster is formed");
+    run.until("record that the cluster is bootstrapped");
     run.kill();
     trio
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
 use quorate_core::model::{LEDGER_FORMAT, Lock};
 
 use crate::key::{COMMAND_VARIABLE, FILE_VARIABLE, KeyError};
@@ -58,8 +59,8 @@ impl LedgerError {
             }
             LedgerError::Sealed { source, .. } => key_hint(source),
             LedgerError::Locked { .. } => Some(String::from(
-                "wait for it to end; if it hangs, end that process, and its lock is free at once; `quorate unlock NAME` \
-                 breaks the lock of one that cannot be reached",
+                "wait until it exits; if it hangs, kill that process, which frees the lock at once; if its host is \
+                 unreachable, break the lock with `quorate unlock NAME`",
             )),
             LedgerError::Io { source, .. } => space_hint(source),
             LedgerError::Lost { .. } => None,
@@ -112,10 +113,17 @@ fn chain(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
+fn to_the_second(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S UTC").to_string()
+}
+
 fn locked(lock: &Lock) -> String {
     format!(
-        "the ledger is locked by `{}` on {} (process {}) since {}; its lock runs until {}",
-        lock.holder, lock.host, lock.pid, lock.since, lock.expires
+        "the ledger is locked by `{}` on {} (process {}) since {}",
+        lock.holder,
+        lock.host,
+        lock.pid,
+        to_the_second(lock.since)
     )
 }
 
@@ -123,7 +131,10 @@ fn taken_over(by: Option<&Lock>) -> String {
     match by {
         Some(lock) => format!(
             "this controller has lost its lock: `{}` on {} (process {}) took over at {}; nothing more is done here",
-            lock.holder, lock.host, lock.pid, lock.since
+            lock.holder,
+            lock.host,
+            lock.pid,
+            to_the_second(lock.since)
         ),
         None => String::from("this controller has lost its lock; nothing more is done here"),
     }

@@ -30,7 +30,7 @@ pub enum ControlError {
     OwnProgram { source: io::Error },
     #[error("the snapshot {} cannot be read", path.display())]
     Snapshot { path: PathBuf, source: io::Error },
-    #[error("the formation was begun {times} times and failed each time: {why}")]
+    #[error("the bootstrap was begun {times} times and failed each time: {why}")]
     FormationFails { times: u32, why: String },
     #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
     NeverSettles { rounds: u32, step: String },

@@ -5,6 +5,7 @@ mod remedy;
 use std::collections::BTreeSet;
 use std::fmt;
 
+use jiff::Timestamp;
 use serde::Serialize;
 
 use super::safety::Rule;
@@ -53,7 +54,7 @@ pub enum UnsafeBecause {
     AuthorityDiffers { ledger: String, brought: String },
     RootPasswordDiffers,
     NoBackup,
-    BackupOlder { id: String, at: String, backup: u64, data: Option<u64> },
+    BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
 }
 
 /// A change of the membership.
@@ -293,7 +294,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the agent of {member} still runs {runs}, because the upgrade to {to} failed: {why}")
             }
             UnsafeBecause::WrongBinary { member, wanted, found } => {
-                write!(f, "{member} should run etcd {wanted}, and {found}")
+                write!(f, "{member} needs etcd {wanted}, but {found}")
             }
             UnsafeBecause::ForeignData { member, found } => {
                 write!(f, "the data directory of {member} is not empty and not of this cluster: {found}")
@@ -359,7 +360,10 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "{member} will be restored from {source}, but the snapshot is no longer here")
             }
             UnsafeBecause::RestoreUnfinished { token } => {
-                write!(f, "the formation {token} was started from a snapshot, and the ledger no longer says which")
+                write!(
+                    f,
+                    "the bootstrap with token {token} was started from a snapshot, and the ledger no longer says which"
+                )
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was removed again: {why}")
@@ -369,11 +373,12 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::Membership { member, change, voters, healthy, quorum } => {
                 let what = match change {
-                    Change::Join => "is to join",
-                    Change::Promotion => "is to vote",
-                    Change::Removal => "is to leave",
+                    Change::Join => "add it",
+                    Change::Promotion => "promote it",
+                    Change::Removal => "remove it",
                 };
-                write!(f, "{member} {what}, and {}: quorum would be {quorum}", healthy_of(*healthy, *voters))
+                let now = healthy_of(*healthy, *voters);
+                write!(f, "{member}: it is not safe to {what} while {now}; quorum would then be {quorum}")
             }
             UnsafeBecause::LastVoter { member } => {
                 write!(f, "{member} is the only voter: the data would be lost with it")
@@ -426,8 +431,8 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::UnknownFormation { member, token } => write!(
                 f,
-                "{member} took part in the formation {token}, which this ledger does not know: the ledger is older \
-                 than the cluster"
+                "{member} took part in the bootstrap with token {token}, which this ledger does not know: the ledger \
+                 is older than the cluster"
             ),
             UnsafeBecause::FixedAtFormation { field, was, wanted } => {
                 write!(f, "the cluster was created with `{field}` {was}, and the spec now says {wanted}")
@@ -444,18 +449,22 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::NoBackup => write!(f, "there is no verified backup of this cluster's data"),
             UnsafeBecause::BackupOlder { id, at, backup, data: Some(data) } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and the data is at revision \
-                 {data}: {}",
+                "the newest verified backup, {id}, ends at revision {backup} ({}), and the data is at revision {data}: {}",
+                to_the_second(*at),
                 not_in_it(*data, *backup)
             ),
             UnsafeBecause::BackupOlder { id, at, backup, data: None } => write!(
                 f,
-                "the newest verified backup, {id}, goes up to revision {backup} ({at}), and no quorum of voters reports \
-                 how far the \
-                 data goes"
+                "the newest verified backup, {id}, ends at revision {backup} ({}), and no quorum of voters reports the \
+                 revision of the data",
+                to_the_second(*at)
             ),
         }
     }
+}
+
+fn to_the_second(at: Timestamp) -> impl fmt::Display {
+    at.strftime("%Y-%m-%d %H:%M:%S UTC")
 }
 
 /// A restore or a recovery raises the revision by a billion, which no client wrote.

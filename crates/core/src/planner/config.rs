@@ -4,7 +4,9 @@
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::kinds::etcd::versions::Path;
 use crate::kinds::etcd::{self};
-use crate::model::{BinarySeen, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState};
+use crate::model::{
+    BinarySeen, BinarySource, ConfigAttempt, Desired, DesiredMember, Facts, MemberName, Observation, ServiceState,
+};
 use crate::spec::Change;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -157,12 +159,22 @@ fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<U
     }
 }
 
+/// Why nothing was downloaded.
+fn without_archive(wish: &DesiredMember) -> &'static str {
+    match wish.config.etcd().map(|etcd| &etcd.binary) {
+        Some(BinarySource::Search { otherwise: None }) => {
+            " on its PATH, and this quorate knows no checksum with which it could download that release"
+        }
+        _ => "",
+    }
+}
+
 fn wrong_binary(member: &MemberName, wish: &DesiredMember, seen: &BinarySeen) -> Option<UnsafeBecause> {
     let wanted = &wish.etcd_version;
     let found = match seen {
         BinarySeen::Version(version) if version == wanted => return None,
-        BinarySeen::Version(version) => format!("finds {version}"),
-        BinarySeen::Missing { why } => format!("finds none: {why}"),
+        BinarySeen::Version(version) => format!("finds {version}{}", without_archive(wish)),
+        BinarySeen::Missing { why } => format!("finds none: {why}{}", without_archive(wish)),
         BinarySeen::Unasked => return None,
     };
     Some(UnsafeBecause::WrongBinary { member: member.clone(), wanted: wanted.clone(), found })

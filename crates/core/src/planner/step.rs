@@ -412,15 +412,15 @@ impl fmt::Display for Action {
             Action::PushConfig { member, generation } => {
                 write!(f, "update the configuration of {member} (generation {generation})")
             }
-            Action::RecordForming { token, .. } => write!(f, "begin the formation {token}"),
-            Action::AbandonFormation { token } => write!(f, "abandon the formation {token}"),
+            Action::RecordForming { token, .. } => write!(f, "begin to bootstrap the cluster, with token {token}"),
+            Action::AbandonFormation { token } => write!(f, "abandon the bootstrap with token {token}"),
             Action::StartEtcd { member, bootstrap: Some(_) } => write!(f, "start etcd on {member} for the first time"),
             Action::StartEtcd { member, bootstrap: None } => write!(f, "start etcd on {member}"),
             Action::StopEtcd { member } => write!(f, "stop etcd on {member}"),
             Action::WipeData { member, stamp } => {
-                write!(f, "wipe the data of formation {} from {member}", stamp.token)
+                write!(f, "wipe the data of the bootstrap with token {} from {member}", stamp.token)
             }
-            Action::RecordFormed { .. } => write!(f, "record that the cluster is formed"),
+            Action::RecordFormed { .. } => write!(f, "record that the cluster is bootstrapped"),
             Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
             Action::RecordReplacement { member, incarnation } => {
@@ -439,7 +439,9 @@ impl fmt::Display for Action {
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
             Action::StageSnapshot { member, .. } => write!(f, "send the snapshot to {member}"),
             Action::DropSnapshot { member } => write!(f, "remove the snapshot from {member}"),
-            Action::RecordRestoring { token, .. } => write!(f, "begin the formation {token} from the snapshot"),
+            Action::RecordRestoring { token, .. } => {
+                write!(f, "begin to bootstrap the cluster from the snapshot, with token {token}")
+            }
             Action::RestoreData { member, .. } => write!(f, "restore the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
             Action::RecordSigner { plane, epoch } => {

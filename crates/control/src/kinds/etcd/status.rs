@@ -210,7 +210,9 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
                 format!("degraded: {}; {}", alarm.means(), safety::healthy_of(healthy, voters))
             }
             // What is refused now is refused to `apply` too.
-            None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => String::from("not formed yet"),
+            None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
+                String::from("not bootstrapped yet")
+            }
             _ => summary(ledger, verdict, voters, healthy),
         },
         voters,
@@ -390,8 +392,8 @@ fn health(
             (_, Some(Seen::At(_, AgentSeen::OtherProtocol(program)))) => {
                 ("other_protocol", Some(format!("its agent runs {}", program.runs)))
             }
-            (_, Some(Seen::Unreachable { why, .. })) => ("unseen", Some(why.clone())),
-            _ => ("unseen", None),
+            (_, Some(Seen::Unreachable { why, .. })) => ("unreachable", Some(why.clone())),
+            _ => ("unreachable", None),
         };
     };
     match (&facts.etcd.service, &facts.etcd.status) {

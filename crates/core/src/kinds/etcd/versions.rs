@@ -212,6 +212,12 @@ pub fn release_checksum(version: Version, arch: &str) -> Option<&'static str> {
     })
 }
 
+/// The newest release of the same minor whose checksum is known, so it can be downloaded.
+pub fn newest_download(version: Version) -> Option<Version> {
+    let known = RELEASES.lines().filter_map(|line| line.split('\t').next()?.parse::<Version>().ok());
+    known.filter(|known| known.line() == version.line()).max()
+}
+
 /// The file name of a release archive for Linux, which is also the name of its top directory with `.tar.gz` added.
 pub fn release_archive_name(version: Version, arch: &str) -> String {
     format!("etcd-v{version}-linux-{arch}.tar.gz")
@@ -223,6 +229,12 @@ mod tests {
 
     fn version(text: &str) -> Version {
         text.parse().unwrap()
+    }
+
+    #[test]
+    fn the_newest_release_to_download_is_of_the_same_minor() {
+        assert_eq!(newest_download(version("3.6.99")), Some(DEFAULT));
+        assert_eq!(newest_download(version("3.9.0")), None);
     }
 
     #[test]

@@ -2,9 +2,17 @@
 
 use super::super::step::list;
 use super::UnsafeBecause;
+use crate::kinds::etcd::versions;
+
+/// The newest release of the same minor that quorate can download, if it cannot download the wanted one.
+fn downloadable(wanted: &str) -> String {
+    let wanted = wanted.parse().ok().filter(|wanted| versions::release_checksum(*wanted, "amd64").is_none());
+    let newest = wanted.and_then(versions::newest_download);
+    newest.map(|newest| format!(" or can be downloaded, such as {newest}")).unwrap_or_default()
+}
 
 impl UnsafeBecause {
-    /// What the operator can do.
+    /// What the operator can do. Commands in it name the cluster `NAME`.
     pub fn remedy(&self) -> String {
         match self {
             UnsafeBecause::ForeignMachine { member, .. } => format!(
@@ -16,7 +24,7 @@ impl UnsafeBecause {
                  recreated outside quorate and holds no data, remove it manually"
             ),
             UnsafeBecause::OlderLedger { member, .. } => format!(
-                "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply \
+                "bring back the newer ledger with `quorate ledger import`; if it is permanently lost, `quorate apply NAME \
                  --accept-older-ledger` continues above what the agents remember; if only {member} says so, its state \
                  may be \
                  damaged or somebody else may control it: `quorate replace NAME {member}` moves it to a new machine"
@@ -31,42 +39,47 @@ impl UnsafeBecause {
                  else may control it: move the member to a new machine with `quorate replace NAME {member}`"
             ),
             UnsafeBecause::UpgradeFailed { member, .. } => format!(
-                "see `quorate logs NAME {member} --agent`; `quorate apply` tries the upgrade again, and the agent goes on with \
-                 the program that it has"
+                "see `quorate logs NAME {member} --agent`; `quorate apply NAME` tries the upgrade again; until then the \
+                 agent continues to run its present program"
             ),
             UnsafeBecause::WrongBinary { wanted, .. } => {
-                format!("set `etcd.version` to what is there, or `etcd.binary` to where etcd {wanted} can be found")
+                format!(
+                    "install etcd {wanted} on the PATH, or set `etcd.binary` to where it is; or set `etcd.version` to a \
+                     release that is there{}",
+                    downloadable(wanted)
+                )
             }
             UnsafeBecause::ForeignData { member, .. } => format!(
                 "quorate never removes data that it did not create: move the data directory of {member} away manually"
             ),
             UnsafeBecause::Unseen { majority: Some((there, voters)), .. } => format!(
                 "bring back as many as the quorum needs: {} of {voters} voters are missing, so waiting does not replace \
-                 them; if they are lost permanently, see `quorate recover`",
+                 them; if they are lost permanently, see `quorate recover NAME`",
                 voters.saturating_sub(*there)
             ),
             UnsafeBecause::Unseen { seconds, grace, .. } => format!(
-                "bring it back; or run `apply` again in {} s, when it counts as dead and is replaced; or confirm with \
-                 `--now` that it is dead",
+                "bring it back; or run `quorate apply NAME` again in {} s, when it counts as dead and is replaced; or, if it \
+                 is dead, confirm that by re-running with `--now`",
                 grace.saturating_sub(*seconds)
             ),
             UnsafeBecause::PeersReach { .. } => String::from(
                 "find out why this controller does not reach it; quorate does not replace a machine that is alive",
             ),
             UnsafeBecause::PeersUntold { member, untold, .. } => format!(
-                "bring back the agents of {}, so they can report; or confirm with `--now` that {member} is dead",
+                "bring back the agents of {}, so they can report; or, if {member} is dead, confirm that \
+                 by re-running with `--now`",
                 list(untold)
             ),
             UnsafeBecause::MajorityLost { .. } => String::from(
-                "bring back as many members as the quorum needs; if they are lost permanently, `quorate recover` \
+                "bring back as many members as the quorum needs; if they are lost permanently, `quorate recover NAME` \
                  rebuilds the cluster from a survivor and shows what may be lost",
             ),
             UnsafeBecause::NotLost { .. } => {
-                String::from("there is nothing to recover: `quorate apply` replaces what is lost")
+                String::from("there is nothing to recover: `quorate apply NAME` replaces what is lost")
             }
             UnsafeBecause::Serves { .. } => String::from(
                 "find out why this controller does not reach the others: they serve clients, and a recovery would lose \
-                 what those have written; `quorate apply` replaces what is lost",
+                 what those have written; `quorate apply NAME` replaces what is lost",
             ),
             UnsafeBecause::NothingSurvives { silent, .. } if !silent.is_empty() => format!(
                 "bring back {}, which may still have data, or another machine with its data; or restore a backup",
@@ -74,30 +87,30 @@ impl UnsafeBecause {
             ),
             UnsafeBecause::NothingSurvives { .. } => String::from(
                 "bring back at least one machine with its data, or restore a backup; if everything is lost, `quorate \
-                 destroy` and `quorate apply` create a new cluster",
+                 destroy NAME` and then `quorate apply` of its spec create a new cluster",
             ),
             UnsafeBecause::OtherLoss { .. } => {
-                String::from("run `quorate recover` again: it shows what is left now, and what would be lost")
+                String::from("run `quorate recover NAME` again: it shows what is left now, and what would be lost")
             }
             UnsafeBecause::SurvivorGone { .. } => String::from(
-                "bring it back; if it is lost permanently, re-run `quorate recover` to choose another survivor",
+                "bring it back; if it is lost permanently, re-run `quorate recover NAME` to choose another survivor",
             ),
             UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => {
-                String::from("re-run `quorate restore`: it prepares the snapshot again and continues")
+                String::from("re-run `quorate restore NAME`: it prepares the snapshot again and continues")
             }
             UnsafeBecause::AddressHeld { by, .. } => {
                 format!("pin another address, or move {by} away first")
             }
             UnsafeBecause::JoinFailed { member, .. } => {
-                format!("read `quorate logs NAME {member}`; `quorate apply` tries again")
+                format!("read `quorate logs NAME {member}`; `quorate apply NAME` tries again")
             }
             UnsafeBecause::StrangerVoter { id, .. } => format!(
                 "if it is not needed, remove it with `etcdctl member remove {id}`; quorate changes no membership while \
                  an unknown member votes"
             ),
-            UnsafeBecause::Membership { .. } => {
-                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
-            }
+            UnsafeBecause::Membership { .. } => String::from(
+                "wait for the others to be healthy, or run `quorate status NAME` to see why they are unhealthy",
+            ),
             UnsafeBecause::LastVoter { member } => format!(
                 "unpin the address of {member}, so its new machine can join before it leaves; or add a member first"
             ),
@@ -106,7 +119,7 @@ impl UnsafeBecause {
             }
             UnsafeBecause::ClientsWrote { .. } => String::from(
                 "if there is a newer ledger, bring it back with `quorate ledger import`; if the data is not needed, \
-                 `quorate destroy` and `quorate apply` create a new cluster",
+                 `quorate destroy NAME` and then `quorate apply` of its spec create a new cluster",
             ),
             UnsafeBecause::OtherFormation { member, .. } => {
                 format!(
@@ -116,12 +129,14 @@ impl UnsafeBecause {
             UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
             UnsafeBecause::VersionUnknown { member, .. } => format!(
                 "start etcd on {member} from a release so it reports its version; or move it to a new machine with \
-                 `quorate replace`"
+                 `quorate replace NAME {member}`"
             ),
-            UnsafeBecause::Quorum { .. } => {
-                String::from("wait for the others to be healthy, or run `quorate status` to see why they are unhealthy")
+            UnsafeBecause::Quorum { .. } => String::from(
+                "wait for the others to be healthy, or run `quorate status NAME` to see why they are unhealthy",
+            ),
+            UnsafeBecause::Outage { .. } => {
+                String::from("re-run the command with `--allow-downtime` to allow the downtime")
             }
-            UnsafeBecause::Outage { .. } => String::from("allow the downtime with `--allow-downtime`"),
             UnsafeBecause::AuthUnseen { .. } => String::from(
                 "if another tool changed the user root or its password, give quorate a user root that it can use again; \
                  everything else continues",
@@ -142,15 +157,15 @@ impl UnsafeBecause {
                  quorate does not change it",
             ),
             UnsafeBecause::NoBackup => {
-                String::from("confirm with `--without-backup` that none is needed: the data is then permanently lost")
+                String::from("if none is needed, `quorate destroy NAME --without-backup` deletes the data permanently")
             }
             UnsafeBecause::BackupOlder { data: None, .. } => String::from(
-                "bring back a majority of the members so they can report it; or confirm with `--without-backup` that \
-                 later changes may be lost",
+                "bring back a majority of the members so they can report it; or confirm that \
+                 later changes may be lost with `quorate destroy NAME --without-backup`",
             ),
             UnsafeBecause::BackupOlder { .. } => String::from(
-                "`quorate backup create` makes and verifies another; or confirm with `--without-backup` that later \
-                 changes may be lost",
+                "take and verify another with `quorate backup create NAME`; or confirm that later changes may be \
+                 lost with `quorate destroy NAME --without-backup`",
             ),
         }
     }

@@ -130,7 +130,9 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
         return Err(refuse("etcd does not read data of a later minor; say at least that version in the spec"));
     }
     if data.major != wanted.major || data.minor + 1 < wanted.minor {
-        return Err(refuse("etcd goes up one minor at a time; restore with one in between, and upgrade from there"));
+        return Err(refuse(
+            "etcd upgrades one minor at a time; restore with a version in between, and upgrade from there",
+        ));
     }
     Ok(())
 }

@@ -65,13 +65,16 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
         return;
     }
     if count == 2 {
-        let message = "2 members survive no loss, just as 1 does, and both must agree";
+        let message = "2 members tolerate no failure, like 1 member, and every write waits for both";
         found.warning(at.clone(), message, "use 1 or 3 members");
     } else if count.is_multiple_of(2) {
         let (fewer, survives) = (count - 1, (count - 1) / 2);
         found.warning(
             at.clone(),
-            format!("{count} members survive the loss of {survives}, just as {fewer} do, and more of them must agree"),
+            format!(
+                "{count} members tolerate {}, like {fewer} members, and every write waits for one more",
+                failures(survives)
+            ),
             format!("use {fewer} members"),
         );
     }
@@ -82,24 +85,29 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
                 "{count} members: every write would wait for {} of them, and {MOST_MEMBERS} are the most that quorate runs",
                 count / 2 + 1
             ),
-            "use 3, 5 or 7; five already survive the loss of two",
+            "use 3, 5 or 7; 5 already tolerate 2 failures",
         );
     } else if count > 7 {
         found.warning(
             at,
             format!("{count} members: every write waits for {} of them", count / 2 + 1),
-            "use at most 7; five already survive the loss of two",
+            "use at most 7; 5 already tolerate 2 failures",
         );
     }
 }
 
+fn failures(count: usize) -> String {
+    if count == 1 { String::from("1 failure") } else { format!("{count} failures") }
+}
+
 fn release(cluster: &Cluster, found: &mut Findings) {
     let at = || cluster.at("etcd.version");
+    let hint = || format!("the default, {}, does not have this problem", versions::DEFAULT);
     match versions::gate(cluster.spec.etcd.version) {
         Gate::Fine => {}
         Gate::Warned(warnings) => {
             for warning in warnings {
-                found.warning(at(), warning, format!("the default is {}", versions::DEFAULT));
+                found.warning(at(), warning, hint());
             }
         }
         Gate::Refused(reason) => found.error(at(), reason, format!("the default is {}", versions::DEFAULT)),

@@ -93,18 +93,18 @@ pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName
         let facts = seen.facts(member)?;
         let now = forming_member(seen, member, facts).map(|(_, now)| now)?;
         if now.machine_id != began.machine_id {
-            return Some(format!("{member} has another machine than when the formation began, so it forgot its votes"));
+            return Some(format!("{member} has another machine than when the bootstrap began, so its votes are lost"));
         }
         if now.peer_url != began.peer_url {
-            return Some(format!("{member} has another address than when the formation began"));
+            return Some(format!("{member} has another address than when the bootstrap began"));
         }
         let lost = safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::Lost;
         lost.then(|| match &facts.etcd.service {
             ServiceState::BackingOff { last_exit, .. } => format!(
-                "etcd on {member} exited without leaving data ({}: {}), and may have forgotten its votes",
+                "etcd on {member} exited without leaving data ({}: {}), and its votes may be lost",
                 last_exit.how, last_exit.last_words
             ),
-            _ => format!("{member} lost the data of this formation, and with it its votes"),
+            _ => format!("{member} lost the data of this bootstrap, and with it its votes"),
         })
     })
 }
@@ -129,9 +129,9 @@ pub(crate) fn start_members(view: &View<'_>, decision: &mut Decision, token: &st
                 decision.step_expecting(
                     Action::StartEtcd { member: member.clone(), bootstrap: fresh.then_some(stamp) },
                     if fresh {
-                        format!("{member} is part of the formation and was never started in it")
+                        format!("{member} takes part in the bootstrap and was not started yet")
                     } else {
-                        format!("{member} holds data of this formation and does not run")
+                        format!("{member} holds data of this bootstrap and does not run")
                     },
                     Precondition::Data(facts.etcd.data.clone()),
                 );
@@ -195,8 +195,8 @@ fn keep(
             DataVerdict::MayBeginAsNew | DataVerdict::Lost => {}
             DataVerdict::Leftover(stamp) => decision.block(UnsafeBecause::OtherFormation {
                 member: member.clone(),
-                found: format!("formation {}", stamp.token),
-                ours: format!("formation {token}"),
+                found: format!("the bootstrap with token {}", stamp.token),
+                ours: format!("the one with token {token}"),
             }),
             DataVerdict::Foreign(found) => {
                 decision.block(UnsafeBecause::ForeignData { member: member.clone(), found });
@@ -272,7 +272,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
         DataVerdict::Foreign(found) => decision.block(UnsafeBecause::ForeignData { member: member.clone(), found }),
         _ if facts.etcd.service != ServiceState::Stopped => decision.step(
             Action::StopEtcd { member: member.clone() },
-            "it runs in a formation that was abandoned before any client could write",
+            "its bootstrap was abandoned before any client could write",
         ),
         DataVerdict::Leftover(stamp) if safety::may_wipe_leftover(&desired.etcd.formation) => {
             // One that ended before it came into being does not run, and is meant to all the same.
@@ -280,7 +280,7 @@ fn clear(desired: &Desired, decision: &mut Decision, member: &MemberName, facts:
             decision.step(Action::StopEtcd { member: member.clone() }, why);
             decision.step_expecting(
                 Action::WipeData { member: member.clone(), stamp },
-                "that formation was abandoned before any client could write",
+                "that bootstrap was abandoned before any client could write",
                 Precondition::Data(facts.etcd.data.clone()),
             );
         }

@@ -207,8 +207,16 @@ fn even(desired: &Desired, voters: usize) -> String {
         Ordering::Equal => "as the spec wants it",
         Ordering::Greater => "until the old member is removed",
     };
-    let (quorum, fewer) = (safety::quorum(voters), voters.saturating_sub(1));
-    format!("; an even number of voters (quorum {quorum}) tolerates no more failures than {fewer}, {until}")
+    format!("; {voters} voters (quorum {}) tolerate {}, {until}", safety::quorum(voters), failures(voters))
+}
+
+/// How many failures so many healthy voters tolerate.
+fn failures(voters: usize) -> String {
+    match voters.saturating_sub(safety::quorum(voters)) {
+        0 => String::from("no failure"),
+        1 => String::from("1 failure"),
+        many => format!("{many} failures"),
+    }
 }
 
 fn give_up_or_wait(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, late: bool, why: &str) {
@@ -314,11 +322,11 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
     }
     let Some(through) = through(decision, cluster, Some(member.id)) else { return };
     let Voters { all, healthy } = after;
-    let even = if all % 2 == 0 { ", an even number, which tolerates no more failures than one less" } else { "" };
+    let tolerated = if all % 2 == 0 { format!(", tolerating {}", failures(all)) } else { String::new() };
     decision.step_expecting(
         Action::RemoveMember { through, member: member.name.clone(), id: member.id, failed: None },
         format!(
-            "{why}; {healthy} of {all} {} healthy{even}, quorum is then {}",
+            "{why}; {healthy} of {all} {} healthy, quorum is then {}{tolerated}",
             if all == 1 { "voter remains" } else { "voters remain" },
             safety::quorum(all)
         ),

@@ -49,8 +49,8 @@ pub fn voters(view: &View<'_>) -> Voters {
     view.cluster().map_or_else(|| count_known(view, |_| true), Cluster::count)
 }
 
-/// The voters without this one, in the same way. Nothing is subtracted, for who counts as a voter and who calls itself one may be told
-/// by different sources.
+/// The voters without this one, in the same way. Nothing is subtracted, because the list of voters and a member's own claim
+/// to vote may come from different sources.
 pub fn other_voters(view: &View<'_>, member: &MemberName) -> Voters {
     match view.cluster() {
         Some(cluster) => cluster.count_without(member),
@@ -73,7 +73,7 @@ pub fn is_healthy_voter(facts: &Facts) -> bool {
     facts.etcd.status.as_ref().is_some_and(|s| s.healthy && !s.is_learner)
 }
 
-/// What rule 5 and 6 say of a member's data in the present formation.
+/// What a member's data is in the present formation (`NewWithinOneFormation`, `FormationsShareNothing`).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum DataVerdict {
     /// Never started here in this formation: it may start as `new` while forming.
@@ -116,8 +116,8 @@ pub fn judge_data(
     }
 }
 
-/// Rule 7 again: an etcd that was written to shows that the ledger, which knows of no formed cluster, is not the latest.
-/// Nothing is wiped on the word of such a ledger.
+/// `DataDiesOnlyByConsent`: if clients wrote to an etcd, a ledger that knows of no formed cluster is not the latest.
+/// Nothing is wiped because of such a ledger.
 pub fn no_client_wrote(view: &View<'_>) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let wrote = |member: &MemberName| {
@@ -139,16 +139,16 @@ fn has_just_started(facts: &Facts, now: Timestamp) -> bool {
     matches!(facts.etcd.service, ServiceState::Running { since, .. } if now.duration_since(since) < FIRST_WRITE)
 }
 
-/// Rule 7 for what is left of formations: only while the cluster was never formed can no client have written.
+/// `DataDiesOnlyByConsent` for leftovers of formations: no client can have written only while the cluster was never formed.
 pub fn may_wipe_leftover(formation: &Formation) -> bool {
     matches!(formation, Formation::Unformed | Formation::Forming { .. })
 }
 
-/// Rule 7 for the whole cluster: once clients may have written, the word that it goes is not yet the word that no
-/// backup is needed.
+/// `DataDiesOnlyByConsent` for the whole cluster: once clients may have written, a confirmed `destroy` does not yet mean
+/// that no backup is needed.
 ///
-/// The ledger's word that nothing was formed is not enough, as it may be an older one: what is not seen to be empty may
-/// hold data.
+/// A ledger that says that nothing was formed is not enough, because it may be an older one: a machine that was not observed
+/// to be empty may hold data.
 pub fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let machines = seen.machines.get().into_iter().flatten();
@@ -163,8 +163,9 @@ pub fn may_destroy(view: &View<'_>, word: &Destruction) -> Result<(), UnsafeBeca
     }
 }
 
-/// Rules 7 and 8: whether all that was ever written is in a backup that was proven. How far the data goes is known only where a quorum
-/// of voters reports it: a member that was cut off may be far behind. Where no machine is left, there is nothing to lose.
+/// `DataDiesOnlyByConsent`, `UnseenIsUnsafe`: whether a verified backup holds everything that was ever written. The latest
+/// revision is known only if a quorum of voters reports it: a partitioned member may be far behind. If no machine is left,
+/// there is nothing to lose.
 fn is_in_backup(view: &View<'_>, backup: &BackupNote) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let ours = |machine: &MachineSeen| machine.cluster_id == desired.cluster_id;
@@ -181,12 +182,7 @@ fn is_in_backup(view: &View<'_>, backup: &BackupNote) -> Result<(), UnsafeBecaus
     let data = told.map(|told| told.max(revision::remembered(desired.etcd.highest_revision)));
     match data {
         Some(data) if data <= backup.revision => Ok(()),
-        _ => Err(UnsafeBecause::BackupOlder {
-            id: backup.id.clone(),
-            at: backup.at.to_string(),
-            backup: backup.revision,
-            data,
-        }),
+        _ => Err(UnsafeBecause::BackupOlder { id: backup.id.clone(), at: backup.at, backup: backup.revision, data }),
     }
 }
 
@@ -199,8 +195,8 @@ fn was_never_used(seen: &Observation, member: &MemberName) -> bool {
     }
 }
 
-/// Rules 5 and 7: data of a formation that this ledger neither began nor gave up belongs to a cluster that it does not
-/// know, though it bears the cluster's name.
+/// `NewWithinOneFormation`, `DataDiesOnlyByConsent`: data of a formation that this ledger neither began nor abandoned belongs
+/// to a cluster that it does not know, although it has the same name.
 pub fn formation_is_known(desired: &Desired, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
     let current = desired.etcd.formation.token();
     let unknown = |s: &&Stamp| {
@@ -227,8 +223,8 @@ pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &St
     vec![("etcd.client_auth", &then.client_auth, &now.client_auth), ("auth.bootstrap", bootstrap, &now.bootstrap)]
 }
 
-/// Rules 3, 8 and 9: may this member be taken out for a restart now? All others must be healthy; it need not be so itself,
-/// since the restart may be what heals it.
+/// `QuorumIsKept`, `UnseenIsUnsafe`, `OneDisturbance`: may this member restart now? All others must be healthy; the member
+/// itself need not be, because the restart may fix it.
 pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     let Voters { all, healthy } = voters(view);
@@ -280,13 +276,13 @@ pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
     Some(if before.failures_survived < after.failures_survived { before } else { after })
 }
 
-/// Rule 1: a list of members counts only if it was told after the last change.
+/// `OneMembershipChange`: a list of members counts only if it was reported after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
     // A change that lies in the future was made by a clock that has been set back since; the agent compares the lists anyway.
     desired.etcd.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
-/// Rule 1: who votes without our knowing may be somebody's change that is under way.
+/// `OneMembershipChange`: an unknown voter may be somebody else's change in progress.
 pub fn knows_every_voter(cluster: &Cluster<'_>) -> Result<(), UnsafeBecause> {
     match cluster.voters().find(|m| !m.known) {
         None => Ok(()),
@@ -294,7 +290,7 @@ pub fn knows_every_voter(cluster: &Cluster<'_>) -> Result<(), UnsafeBecause> {
     }
 }
 
-/// Rules 2, 3 and 9: a learner joins while every voter is well, and no other is on the way.
+/// `LearnerFirst`, `QuorumIsKept`, `OneDisturbance`: a learner joins while every voter is healthy and no other learner joins.
 pub fn may_add_learner(cluster: &Cluster<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
     if healthy == all && cluster.learners().next().is_none() {
@@ -303,7 +299,8 @@ pub fn may_add_learner(cluster: &Cluster<'_>, member: &MemberName) -> Result<(),
     Err(refused(member, Change::Join, all, healthy, quorum(all + 1)))
 }
 
-/// Rules 2 and 3: a learner votes if the cluster survives as many failures then as before. Tells the voters after it.
+/// `LearnerFirst`, `QuorumIsKept`: a learner is promoted if the cluster then tolerates as many failures as before. Returns
+/// the voters after it.
 pub fn may_promote(cluster: &Cluster<'_>, learner: &Listed<'_>) -> Result<Voters, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
     let after = Voters { all: all + 1, healthy: healthy + 1 };
@@ -315,8 +312,8 @@ pub fn may_promote(cluster: &Cluster<'_>, learner: &Listed<'_>) -> Result<Voters
     Err(refused(&learner.name, Change::Promotion, all, healthy, quorum(after.all)))
 }
 
-/// Rules 3 and 9: a voter leaves if those that remain have their quorum. One that is well leaves only if all the others are
-/// well too. Tells the voters after it.
+/// `QuorumIsKept`, `OneDisturbance`: a voter leaves if the others have a quorum. A healthy one leaves only if all the others
+/// are healthy too. Returns the voters after it.
 pub fn may_remove(cluster: &Cluster<'_>, member: &Listed<'_>) -> Result<Voters, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
     if cluster.count_without(&member.name).all == 0 {
@@ -335,8 +332,8 @@ fn refused(member: &MemberName, change: Change, voters: usize, healthy: usize, q
     UnsafeBecause::Membership { member: member.clone(), change, voters, healthy, quorum }
 }
 
-/// Rule 7: whether so little is left that only the operator's word can go on. Members that hold their data and only do not run are
-/// not lost.
+/// Whether so little is left that only a confirmed recovery can continue. Members that hold their data and are only stopped
+/// are not lost.
 pub fn majority_is_lost(view: &View<'_>) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     if matches!(desired.etcd.formation, Formation::Recovering { .. }) {
@@ -352,8 +349,8 @@ pub fn majority_is_lost(view: &View<'_>) -> Result<(), UnsafeBecause> {
     serves_nobody(view, there)
 }
 
-/// Rule 8 for a majority: one that this controller does not see is there all the same where a member's linearizable read was answered,
-/// for that takes a quorum.
+/// `UnseenIsUnsafe` for a quorum: even if this controller does not reach one, it exists if a member answered a linearizable
+/// read.
 fn serves_nobody(view: &View<'_>, there: Voters) -> Result<(), UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return Ok(()) };
@@ -378,8 +375,8 @@ pub fn majority_is_there(view: &View<'_>) -> Result<(), UnsafeBecause> {
     Err(UnsafeBecause::MajorityLost { voters: all, healthy, quorum: quorum(all) })
 }
 
-/// The voters, and how many of them are seen with their data, whether they run or not. Where no etcd tells who votes, the ledger
-/// does.
+/// The voters, and how many of them are reachable with their data, running or not. If no etcd reports who votes, the ledger
+/// counts.
 pub(crate) fn able(view: &View<'_>) -> Voters {
     let View { desired, seen, .. } = *view;
     let Formation::Formed { token, members, .. } = &desired.etcd.formation else {
@@ -400,7 +397,7 @@ pub(crate) fn able(view: &View<'_>) -> Voters {
     Voters { all, healthy }
 }
 
-/// The peer URLs of those who vote, as the etcd that has come furthest tells them, quorum or not.
+/// The peer URLs of the voters, as the etcd with the longest log reports them, with or without a quorum.
 fn voters_told<'a>(view: &View<'a>) -> Option<BTreeSet<&'a String>> {
     let View { desired, seen, .. } = *view;
     let Formation::Formed { etcd_cluster_id, .. } = &desired.etcd.formation else { return None };
@@ -416,7 +413,7 @@ pub fn healthy_of(healthy: usize, all: usize) -> String {
     format!("{healthy} of {all} {are} healthy")
 }
 
-/// Rule 3: whether a member that is lost may be given up. Tells what is left.
+/// `QuorumIsKept`: whether a lost member may be removed. Returns the voters that are left.
 pub fn may_lose(cluster: &Cluster<'_>, member: &MemberName) -> Result<String, UnsafeBecause> {
     let Voters { all, healthy } = cluster.count();
     if let Some(voter) = cluster.voters().find(|m| m.name == *member && !m.healthy) {
@@ -425,7 +422,7 @@ pub fn may_lose(cluster: &Cluster<'_>, member: &MemberName) -> Result<String, Un
     Ok(format!("{}, quorum is {}", healthy_of(healthy, all), quorum(all)))
 }
 
-/// Rule 10: who joins speaks what the cluster speaks, or the next minor.
+/// `KnownVersions`: a new member runs the cluster's version, or the next minor.
 pub fn may_join_at_this_version(
     desired: &Desired,
     cluster: &Cluster<'_>,
@@ -434,7 +431,7 @@ pub fn may_join_at_this_version(
     let wanted = &desired.members[member].etcd_version;
     let minor = |v: &str| v.parse::<Version>().ok().map(|v| v.minor);
     let Some(joins) = minor(wanted) else { return Ok(()) };
-    // While a cluster goes down, etcd lets nobody in.
+    // During a downgrade etcd admits no new member.
     let statuses = || cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref());
     let going_down = statuses().any(|s| s.downgrade_target.is_some() || minor(&s.version) > Some(joins));
     // A new cluster takes some seconds to agree on what it speaks; then it is what its members run.
@@ -450,8 +447,8 @@ pub fn may_join_at_this_version(
     })
 }
 
-/// Rule 7: the machine of somebody who is no member any more goes when every member that is wanted is well, so that whatever it
-/// holds is not needed; or when its address is.
+/// `DataDiesOnlyByConsent`: the machine of a former member is destroyed when every wanted member is healthy, because its data
+/// is then not needed; or when its address is needed.
 pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(cluster) = view.cluster().filter(|c| is_fresh(desired, c)) else { return false };

@@ -104,7 +104,10 @@ fn up(from: Version, to: Version) -> Result<Path, PathRefused> {
     if to.minor == from.minor + 1 {
         return Ok(Path::Up);
     }
-    let why = format!("{from} → {to}: etcd goes up one minor at a time; go by {}", lines(from.minor + 1..to.minor));
+    let why = format!(
+        "{from} → {to}: etcd upgrades one minor at a time; upgrade to {} first",
+        lines(from.minor + 1..to.minor)
+    );
     Err(PathRefused { why, remedy: next_stop(&format!("3.{}", from.minor + 1), least_stop(from.minor + 1)) })
 }
 
@@ -181,7 +184,7 @@ mod tests {
     #[test]
     fn two_minors_at_once_are_refused_with_the_next_stop() {
         let (why, remedy) = refused("3.4.23", "3.7.3");
-        assert_eq!(why, "3.4.23 → 3.7.3: etcd goes up one minor at a time; go by 3.5.x and 3.6.x");
+        assert_eq!(why, "3.4.23 → 3.7.3: etcd upgrades one minor at a time; upgrade to 3.5.x and 3.6.x first");
         assert_eq!(remedy, "set `etcd.version` to 3.5.26 or a later 3.5 next");
         assert_eq!(refused("3.5.30", "3.7.3").1, "set `etcd.version` to 3.6.11 or a later 3.6 next");
         let (why, remedy) = refused("3.7.3", "3.5.30");
