@@ -1,4 +1,4 @@
-//! `quorate recover`: the majority is lost for good. Shows what is left and what may be lost, takes the operator's word, and
+//! `quorate recover`: the quorum is lost permanently. Shows what is left and what may be lost, asks for confirmation, and
 //! lets the loop make a cluster again of what one survivor holds.
 
 use std::collections::BTreeMap;

@@ -53,7 +53,7 @@ impl fmt::Display for Rule {
             Rule::LearnerFirst => "every new voter is a learner first",
             Rule::QuorumIsKept => "quorum is never lost",
             Rule::NewWithinOneFormation => "only one bootstrap token may start a new cluster",
-            Rule::FormationsShareNothing => "formations never share an identity",
+            Rule::FormationsShareNothing => "clusters never share an identity",
             Rule::DataDiesOnlyByConsent => "data is deleted only with consent",
             Rule::UnseenIsUnsafe => "unseen is unsafe",
             Rule::OneDisturbance => "one disturbance at a time",

@@ -128,8 +128,8 @@ fn recipients(cluster: &Cluster, backup: &BackupSettings, found: &mut Findings) 
     if backup.recipients.is_empty() {
         found.warning(
             cluster.at("backup"),
-            "backups are not encrypted, as there are no `recipients`: whoever reads the store reads the data; and the ledger \
-             with the keys of the CAs is not stored beside them",
+            "backups are not encrypted, because there are no `recipients`: anyone who can read the store can read the data, and \
+             the ledger with the CA keys is not stored with them",
             "make a key with `age-keygen -o key.txt`, keep it away from here, and name its public part in `recipients`",
         );
     }
