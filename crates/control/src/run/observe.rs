@@ -182,7 +182,9 @@ impl Sight {
             let tell = || {
                 self.asked.borrow_mut().insert(machine);
             };
-            (member, contact, look_first(&contact.client, ledger, member, (number, tell), fence).await)
+            let ask =
+                async |fence| contact.client.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
+            (member, contact, look_first(ask, ledger, member, (number, tell), fence).await)
         });
         let looks = join_all(looks).await;
         let agrees = looks.iter().any(|(.., met)| matches!(met, Ok(Met::Agent(AgentSeen::Enrolled(_)))));
@@ -394,15 +396,14 @@ fn is_witness(ledger: &Ledger, member: &MemberName, contact: &Contact) -> bool {
 /// Looks at one agent. One that never heard our `number` is asked first what it remembers, and hears nothing if that is later. Before it
 /// hears it, `tell` is called: it may obey the number and its answer come too late, and must not count as one that heard it from others.
 async fn look_first(
-    agent: &AgentClient,
+    ask: impl AsyncFn(Option<u64>) -> Result<Look, ClientError>,
     ledger: &Ledger,
     member: &MemberName,
     (number, tell): (Option<u64>, impl FnOnce()),
     fence: Option<u64>,
 ) -> Result<Met, ClientError> {
     let look = async |fence, known: Option<u64>| {
-        let look = agent.look(&FactsRequest { fence, auth: false, reach: BTreeSet::new() }).await;
-        let facts = match look {
+        let facts = match ask(fence).await {
             Ok(Look::Facts(facts)) => facts,
             Ok(Look::OtherProtocol { program, fence }) => {
                 let later = known.zip(fence).filter(|(known, told)| told > known);
@@ -451,6 +452,7 @@ pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>)
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
     use std::net::{IpAddr, Ipv4Addr};
 
     use jiff::SignedDuration;
@@ -535,6 +537,40 @@ mod tests {
         let moved = &machines[&names[2]];
         assert_eq!((moved.power, moved.incarnation, moved.place.as_deref()), (PowerState::Unknown, 4, Some(hosts[0])));
         assert_eq!(moved.address, Some("192.0.2.3".parse().unwrap()), "its agent may answer all the same");
+    }
+
+    /// Of an agent that has done nothing but remember this number.
+    fn facts(fence: u64) -> Box<Facts> {
+        let etcd = serde_json::json!({
+            "binary": "unasked", "service": "stopped", "data": "empty", "last_started": null, "peer_serving": false,
+            "status": null, "log": null, "older": null
+        });
+        let facts = serde_json::json!({
+            "machine_id": "m", "fence": fence, "node_config": null, "certificates": {}, "requests": {}, "etcd": etcd,
+            "host": {"memory_bytes": 1, "disk_free_bytes": 1, "clock": null}, "reaches": {}
+        });
+        serde_json::from_value(facts).unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_obeyed_our_number_and_answered_too_late_did_not_hear_it_from_others() {
+        let (ledger, member) = (ledger(Timestamp::now()), MemberName::from("etcd-1"));
+        let (remembers, told) = (Cell::new(6), Cell::new(false));
+        let ask = async |fence: Option<u64>| {
+            let before = remembers.replace(fence.unwrap_or(remembers.get()));
+            if remembers.get() == before {
+                return Ok(Look::Facts(facts(before)));
+            }
+            let address = (Ipv4Addr::LOCALHOST, 1).into();
+            Err(ClientError::Unreachable { address, why: String::from("no answer in time") })
+        };
+        let look = async || {
+            let number = Some(7).filter(|_| !told.get());
+            look_first(ask, &ledger, &member, (number, || told.set(true)), Some(7)).await
+        };
+        assert!(matches!(look().await, Err(ClientError::Unreachable { .. })));
+        assert_eq!(remembers.get(), 7);
+        assert!(matches!(look().await, Ok(Met::Agent(AgentSeen::Enrolled(_)))));
     }
 
     #[tokio::test]
