@@ -99,8 +99,8 @@ fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
     refused(backed.restore(&["--revision", "5", "--backup", id]), &["cannot be used with"]);
     refused(backed.quorate(&["backup", "create", "nobody"]), &["nobody"]);
     backed.sandbox.file("without.yaml", &spec(1, V35, "", ""));
-    refused(backed.quorate(&["backup", "list", "without.yaml"]), &["no `backup` in its spec"]);
-    refused(backed.quorate(&["restore", "without.yaml", "--yes"]), &["no `backup` in its spec"]);
+    refused(backed.quorate(&["backup", "list", "without.yaml"]), &["no `backup` section in its spec"]);
+    refused(backed.quorate(&["restore", "without.yaml", "--yes"]), &["no `backup` section in its spec"]);
 }
 
 fn a_snapshot_is_none(backed: &Backed) {
