@@ -114,7 +114,7 @@ tls:
         text = text.replace(&member, &format!("{member}, address: {}", address(number)));
     }
     let told = apply(&sandbox, &text).ok().stdout;
-    assert!(told.contains("the first certificate ends in 19 days: bring new ones"), "{told}");
+    assert!(told.contains("the first certificate expires in 19 days: provide new ones"), "{told}");
     for address in addresses(&sandbox) {
         let shown = served(&sandbox, &address, &["-CAfile", "corp.crt", "-verify_ip", &address]);
         assert!(shown.contains("Verify return code: 0 (ok)") && shown.contains("i:CN = between"), "{shown}");

@@ -35,7 +35,7 @@ fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing
 
     let told = "reports fencing number 18446744073709551615";
     let blocked = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3).text();
-    assert!(blocked.contains(told) && blocked.contains("quorate replace NAME etcd-2"), "{blocked}");
+    assert!(blocked.contains(told) && blocked.contains("quorate replace c etcd-2"), "{blocked}");
     let status = sandbox.status("c");
     let health: Vec<&str> = status["members"].as_array().unwrap().iter().filter_map(|m| m["health"].as_str()).collect();
     assert_eq!(health, ["healthy", "untrusted", "healthy"], "{status:#}");
@@ -57,7 +57,7 @@ fn an_agent_that_reports_the_last_fencing_number_blocks_nobody_and_wraps_nothing
     // A number that could be true says that this ledger is an old copy, so nothing is done; but the machine that says so can be replaced.
     remembers(&sandbox, "etcd-3", sandbox.ledger("c")["fence"].as_u64().expect("a number") + 1000);
     let blocked = sandbox.quorate(&["apply", "c.yaml", "--yes"]).expect(3).text();
-    assert!(blocked.contains("this ledger is older") && blocked.contains("quorate replace NAME etcd-3"), "{blocked}");
+    assert!(blocked.contains("this ledger is older") && blocked.contains("quorate replace c etcd-3"), "{blocked}");
     sandbox.quorate(&["replace", "c", "etcd-3", "--yes"]).ok();
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     assert_eq!(sandbox.status("c")["verdict"], "healthy");

@@ -199,7 +199,7 @@ fn a_snapshot_whose_root_has_another_password_is_refused_beforehand() {
     put("new");
     let before = sandbox.processes();
     let told = restore().expect(1).stderr;
-    for word in ["root has another password in snapshot old.db", "nothing was touched", "auth.root_password_file"] {
+    for word in ["root has another password in snapshot old.db", "nothing was changed", "auth.root_password_file"] {
         assert!(told.contains(word), "{word} in {told}");
     }
     assert!(!told.contains(&password), "{told}");
