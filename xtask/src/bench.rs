@@ -94,7 +94,7 @@ impl Programs {
                 let programs = host::release_directory()?;
                 Ok((programs.join("quorate"), programs.join("examples")))
             }
-            Programs::Static => Ok((static_build::for_tests()?, build::programs()?.join("examples"))),
+            Programs::Static => Ok((static_build::build(true)?, build::programs()?.join("examples"))),
         }
     }
 }

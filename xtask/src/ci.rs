@@ -47,15 +47,10 @@ const IS_STEP: &str = "QUORATE_CI_STEP";
 /// Before the seconds of processor time that a step used.
 const USED: &str = "processor time used: ";
 
-/// Whether this program runs as a step.
-pub fn is_step() -> bool {
-    std::env::var_os(IS_STEP).is_some()
-}
-
 /// At the end of a step: how much of the processors it used, without what it left running.
 pub fn tell_processor_time() {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    if let Some(seconds) = processor_time(&stat).filter(|_| is_step()) {
+    if let Some(seconds) = processor_time(&stat).filter(|_| std::env::var_os(IS_STEP).is_some()) {
         println!("{USED}{seconds}");
     }
 }
@@ -70,11 +65,11 @@ fn processor_time(stat: &str) -> Option<u64> {
 const STEPS: &[Step] = &[
     Step::new("prepare", &["prepare"], &[]),
     Step::new("build", &["test", "--no-run"], &[]),
-    // The static program of the bench and the lab, built as tests are: to optimize it takes longer than all that is then done with
-    // it. After the build, whose macros it uses again.
-    Step::new("static", &["static", "--dev"], &["prepare", "build"]).giving_way(10),
-    // Cargo would make it wait for both builds. Nothing waits for it.
-    Step::new("lint", &["lint"], &[]).after(&["build", "static"]).giving_way(19),
+    // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests. Not before
+    // the packages are there: two calls of apt at once fail.
+    Step::new("static", &["static"], &["prepare"]).giving_way(10),
+    // Cargo would make it wait for the build. Nothing waits for it.
+    Step::new("lint", &["lint"], &[]).after(&["build"]).giving_way(19),
     Step::new("test", &["test"], &["prepare", "build"]),
     Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(15),
     Step::new("drill", &["drill", "--quick"], &["prepare", "build"]).after(&["test"]),

@@ -7,20 +7,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::ci;
 use crate::host::{self, Need};
 
 /// zstd and ring are C in part.
-pub const NEEDS: [Need; 2] =
-    [Need::Command { name: "musl-gcc", package: "musl-tools" }, Need::Command { name: "strip", package: "binutils" }];
+pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
 
-/// For labs and benches: as it is released, except in CI, which has no time for that.
-pub fn for_tests() -> Result<PathBuf> {
-    build(!ci::is_step())
-}
-
-/// Builds it, and returns where it lies. Without `release` it is built sooner, from what tests are built of where that is there, and
-/// is larger.
+/// Builds it, and returns where it lies. Without `release` it is built sooner, for tests, and larger.
 pub fn build(release: bool) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     host::install_missing(&NEEDS)?;
@@ -32,19 +24,14 @@ pub fn build(release: bool) -> Result<PathBuf> {
     cargo.args(["build", "--locked", "--package", "quorate", "--target", &target]);
     if release {
         cargo.arg("--release");
+    } else {
+        // Tables for debuggers would be most of it.
+        cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");
     }
     host::run(&mut cargo)?;
-    let built = host::target_directory()?.join(&target);
-    let program = if release { built.join("release/quorate") } else { stripped(&built)? };
+    let kind = if release { "release" } else { "debug" };
+    let program = host::target_directory()?.join(&target).join(kind).join("quorate");
     check_static(&program)?;
-    Ok(program)
-}
-
-/// Machines have no use for symbols. Cargo could leave them out as well, and would then build every dependency again.
-fn stripped(built: &Path) -> Result<PathBuf> {
-    let (all, program) = (built.join("debug/quorate"), built.join("debug/stripped/quorate"));
-    fs::create_dir_all(program.parent().context("it is below another")?).context("cannot make a place for it")?;
-    host::run(Command::new("strip").arg("--strip-all").arg("-o").arg(&program).arg(all))?;
     Ok(program)
 }
 

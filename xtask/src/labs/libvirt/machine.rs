@@ -57,7 +57,7 @@ pub struct Machine {
 impl Machine {
     /// Builds what is not there yet. It needs the network, so it is done outside of the lab's namespaces.
     pub fn prepare(lab: &Lab, wanted: Wanted) -> Result<Self> {
-        let program = static_build::for_tests()?;
+        let program = static_build::build(true)?;
         let image = image(lab, &program, IMAGE, &[])?;
         let packages: Vec<&str> = CLOUD_INIT_PACKAGES.iter().flat_map(|name| ["--package", name]).collect();
         let options = [&["--cloud-init"], &packages[..]].concat();
