@@ -119,7 +119,7 @@ pub enum Order {
         trust: String,
         certificates: BTreeMap<CertificateUse, Certificate>,
     },
-    /// Acts on a service that needs no more than to be kept running. One of a kind has orders of its own.
+    /// Acts on a service that needs no more than to be kept running. A service of a kind has its own orders.
     Service {
         name: String,
         command: ServiceCommand,

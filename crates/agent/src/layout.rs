@@ -104,7 +104,7 @@ impl Layout {
         self.root.join(format!("var/lib/quorate-{name}"))
     }
 
-    /// Whoever started the agent chose where its words go.
+    /// The agent's own output goes where its parent process sends it.
     pub(crate) fn agent_log(&self) -> PathBuf {
         let stderr = std::fs::canonicalize("/proc/self/fd/2").ok().filter(|path| path.is_file());
         stderr.unwrap_or_else(|| self.service_log("agent"))

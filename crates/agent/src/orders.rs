@@ -16,7 +16,7 @@ impl Agent {
             return Err(Refusal::NotEnrolled);
         }
         self.confirm_trial().await?;
-        // Before the fence is looked at: whoever raises it afterwards sees that something is under way.
+        // Before the fence is checked, so that a controller that raises it afterwards sees the order under way.
         let _under_way = UnderWay::begin(self, Busy { order: order.name().to_owned(), fence });
         self.state.obey_fence(fence).await?;
         tracing::info!(fence, order = order.name(), "ordered");

@@ -35,8 +35,7 @@ pub(crate) type Gate = Arc<dyn Fn(Launch) -> Doing<'static, Result<(), AgentErro
 pub(crate) struct Launch {
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
-    /// Further arguments, for as long as the service has not come into being. Never remembered: whoever comes later cannot know
-    /// that it still has not.
+    /// Further arguments until its first start has succeeded. Never stored, because a later agent cannot know whether it has.
     #[serde(skip)]
     pub(crate) first_args: Vec<String>,
     #[serde(default)]
@@ -108,8 +107,8 @@ pub(crate) trait Service: Send + Sync {
 
     fn look(&self) -> Doing<'_, ServiceState>;
 
-    /// The service has come into being: what was for its first start only is forgotten.
-    fn came_into_being(&self);
+    /// Its first start has succeeded: arguments for that alone are dropped.
+    fn first_start_succeeded(&self);
 
     /// To whom its files must belong, where not to the agent's own user.
     fn owner(&self) -> Result<Option<Owner>, AgentError>;

@@ -1,4 +1,4 @@
-//! A service as a child process in a group of its own, which outlives the agent: a later agent finds it by process id and start
+//! A service as a child process in its own process group, which outlives the agent: a later agent finds it by process id and start
 //! time. When it ends by itself it is started again, after pauses that grow.
 
 use std::fs;
@@ -116,7 +116,7 @@ impl Service for Children {
         Box::pin(async { self.shared.now.lock().expect("no holder panics").clone() })
     }
 
-    fn came_into_being(&self) {
+    fn first_start_succeeded(&self) {
         self.shared.first_args.lock().expect("no holder panics").clear();
     }
 

@@ -175,7 +175,7 @@ impl Agent {
         let service = in_place.config.service(name);
         let service = service.ok_or_else(|| refuse(format!("the node config has no service {name:?}")))?;
         let Runs::Program(ProgramService { path, args, env }) = &service.runs else {
-            return Err(refuse(format!("{name} is started and stopped by orders of its own")));
+            return Err(refuse(format!("{name} has its own orders for starting and stopping")));
         };
         let fill_in = |text: &String| self.layout.fill_in(text, state.address);
         let launch = Launch {

@@ -1,4 +1,4 @@
-//! A service under systemd, on machines. The unit is written anew at each start and is not enabled: after a boot the agent
+//! A service under systemd, on machines. The unit is rewritten at each start and is not enabled: after a boot the agent
 //! starts it. A service that makes its data at its first start is refused by systemd itself where there is none.
 
 use std::collections::BTreeMap;
@@ -167,7 +167,7 @@ impl Service for Systemd {
         })
     }
 
-    fn came_into_being(&self) {
+    fn first_start_succeeded(&self) {
         if let Err(error) = files::remove(&first_args_file(&self.layout, &self.profile.name)) {
             tracing::warn!(error = error.in_full(), "the arguments of the first start are still there");
         }

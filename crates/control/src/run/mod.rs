@@ -5,5 +5,6 @@ pub mod controller;
 pub mod error;
 pub mod event;
 pub mod history;
+mod met;
 pub mod observe;
 mod upgrade;

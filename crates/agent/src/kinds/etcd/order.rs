@@ -49,7 +49,7 @@ pub enum Order {
     },
     /// Takes that back.
     CancelDowngrade,
-    /// Makes the data of a new one-member formation from a copy of the data at hand. What was there is kept beside it.
+    /// Creates the data of a new one-member cluster from a copy of the present data, which is kept next to it.
     Rebuild {
         /// Of the data at hand.
         was: Stamp,
@@ -58,7 +58,7 @@ pub enum Order {
         /// By how much the revision goes up; all before is marked as compacted.
         bump_revision: u64,
     },
-    /// Makes the data of a new formation from the snapshot that was brought here before. What was there is kept beside it.
+    /// Creates the data of a new cluster from the staged snapshot. The present data is kept next to it.
     RestoreData {
         /// What must lie in the data directory.
         was: DataSeen,

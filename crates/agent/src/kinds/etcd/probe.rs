@@ -41,7 +41,7 @@ impl Agent {
             if !look.peer_serving {
                 look.peer_serving = self.peer_serves().await;
                 if look.peer_serving {
-                    self.etcd.service.came_into_being();
+                    self.etcd.service.first_start_succeeded();
                     self.etcd.prober.report(look.clone());
                     pause = FIRST_PAUSE;
                 }

@@ -41,7 +41,7 @@ impl Agent {
         }
     }
 
-    /// Another version, or none at all, does not fail the order: the facts carry it, and whoever plans decides.
+    /// Another version, or none at all, does not fail the order: the facts report it, and the planner decides.
     async fn find_binary(&self, etcd: &EtcdService, search: Option<&str>) -> Binary {
         // What was found once is as good for as long as it is there, also for a controller whose PATH leads elsewhere.
         if let Some(kept) = self.kept_program(etcd).await {

@@ -15,7 +15,7 @@ use crate::process;
 use crate::services::{FirstStart, Profile};
 
 /// Said at every start but the first. etcd ignores it where it has data; where the data has vanished, it makes etcd fail
-/// instead of founding a cluster of its own.
+/// instead of bootstrapping a new cluster.
 const NEVER_NEW: &str = "--initial-cluster-state=existing";
 /// etcd takes variables that begin so for flags.
 const VARIABLES: &str = "ETCD_";
@@ -49,7 +49,8 @@ pub(super) fn data_argument(layout: &Layout) -> String {
     format!("--data-dir={}", layout.data().display())
 }
 
-/// An etcd that works on the data below this root, whoever started it. etcd's tools take the same argument, and serve no peers.
+/// The process of an etcd that uses the data below this root, no matter what started it. etcd's tools take the same argument, but have
+/// no peer port.
 fn find(layout: &Layout) -> Option<i32> {
     called_with(&data_argument(layout)).find(|pid| arguments(*pid).any(|one| one.starts_with("--listen-peer-urls=")))
 }
