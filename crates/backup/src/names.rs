@@ -14,7 +14,7 @@ use std::str::FromStr;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use quorate_core::kinds::etcd::safety::revision::MAX_REVISION;
+use quorate_core::kinds::etcd::limits::MAX_REVISION;
 use serde::{Deserialize, Serialize};
 
 /// Of a full backup: when it was begun, and something random. Sorted by time.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use quorate_core::kinds::etcd::Formation;
-use quorate_core::kinds::etcd::safety::restore::MARGIN;
+use quorate_core::kinds::etcd::limits::MARGIN;
 use quorate_core::model::address_in;
 use quorate_etcd::{Client, Error};
 use tokio::time::sleep;

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use quorate_backup::choose::Wish;
 use quorate_control::kinds::etcd::backup::{Ready, SnapshotAt, Wanted};
 use quorate_control::verbs::restore::{self, Restore, Source};
-use quorate_core::kinds::etcd::safety::restore::MARGIN;
+use quorate_core::kinds::etcd::limits::MARGIN;
 use quorate_core::spec::ClusterSpec;
 
 use super::backup::{id, identities, identity};

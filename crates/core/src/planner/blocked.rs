@@ -8,10 +8,10 @@ use std::fmt;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::safety::Rule;
+use super::rule::Rule;
 use super::step::list;
-use crate::kinds::etcd::safety::restore::MARGIN;
-use crate::kinds::etcd::safety::{healthy_of, quorum};
+use crate::kinds::etcd::limits::MARGIN;
+use crate::kinds::etcd::voters::{healthy_of, quorum};
 use crate::model::{Distrust, MemberName, Program};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]

@@ -13,8 +13,7 @@ use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quorate_core::kinds::etcd::safety::restore::MARGIN;
-use quorate_core::kinds::etcd::safety::revision::MAX_REVISION;
+use quorate_core::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use quorate_core::model::{DataSeen, EtcdService, MemberName, Stamp};
 use rustix::process::Signal;
 use tokio::process::Command;

@@ -3,7 +3,7 @@
 
 use jiff::Timestamp;
 
-use crate::kinds::etcd::safety;
+use crate::kinds::etcd::voters::Voters;
 use crate::kinds::etcd::{EtcdStatus, Formation, Membership};
 use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, https_url};
 
@@ -78,14 +78,14 @@ impl<'a> Cluster<'a> {
         self.listed.iter().find(|m| m.name == *member)
     }
 
-    pub fn count(&self) -> safety::Voters {
-        safety::Voters { all: self.voters().count(), healthy: self.voters().filter(|m| m.healthy).count() }
+    pub fn count(&self) -> Voters {
+        Voters { all: self.voters().count(), healthy: self.voters().filter(|m| m.healthy).count() }
     }
 
     /// The same without one of them.
-    pub fn count_without(&self, member: &MemberName) -> safety::Voters {
+    pub fn count_without(&self, member: &MemberName) -> Voters {
         let others = || self.voters().filter(|m| m.name != *member);
-        safety::Voters { all: others().count(), healthy: others().filter(|m| m.healthy).count() }
+        Voters { all: others().count(), healthy: others().filter(|m| m.healthy).count() }
     }
 
     pub fn membership(&self) -> Membership {

@@ -6,6 +6,7 @@ pub mod cluster;
 pub mod desire;
 mod facts;
 pub mod flags;
+pub mod limits;
 pub mod planner;
 mod record;
 pub mod safety;
@@ -13,6 +14,7 @@ pub mod simulate;
 pub mod spec;
 mod users;
 pub mod versions;
+pub mod voters;
 mod wish;
 
 pub use facts::{AlarmSeen, AuthLook, EtcdFacts, EtcdStatus, LogEnd, MemberEntry, Membership, OlderData, Staged};

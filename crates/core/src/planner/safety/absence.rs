@@ -7,10 +7,9 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
-use super::UnsafeBecause;
 use crate::kinds::etcd::safety::{Voters, able, quorum, voters};
 use crate::model::MemberName;
-use crate::planner::View;
+use crate::planner::{UnsafeBecause, View};
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.
 const BLINK: SignedDuration = SignedDuration::from_secs(10);

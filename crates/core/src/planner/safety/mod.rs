@@ -10,10 +10,6 @@ pub mod requests;
 mod revocation;
 mod trust;
 
-use std::fmt;
-
-use serde::Serialize;
-
 use super::blocked::UnsafeBecause;
 use crate::kinds::etcd::{self, safety::may_wipe_leftover};
 use crate::model::{Desired, DesiredMember, Facts, MemberName};
@@ -25,46 +21,7 @@ pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
 pub use renewal::{may_renew, may_replace};
 pub use revocation::is_gone;
-pub use trust::{LAST_REVISION, believe, is_absurd_fence, is_witness};
-
-/// The rules by name, as refusals cite them.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Rule {
-    OneMembershipChange,
-    LearnerFirst,
-    QuorumIsKept,
-    NewWithinOneFormation,
-    FormationsShareNothing,
-    DataDiesOnlyByConsent,
-    UnseenIsUnsafe,
-    OneDisturbance,
-    KnownVersions,
-    OneController,
-    OneKeyPerToken,
-    TrustComesFirst,
-    SomeThingsStay,
-}
-
-impl fmt::Display for Rule {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Rule::OneMembershipChange => "one membership change at a time",
-            Rule::LearnerFirst => "every new voter is a learner first",
-            Rule::QuorumIsKept => "quorum is never lost",
-            Rule::NewWithinOneFormation => "only one bootstrap token may start a new cluster",
-            Rule::FormationsShareNothing => "clusters never share an identity",
-            Rule::DataDiesOnlyByConsent => "data is deleted only with consent",
-            Rule::UnseenIsUnsafe => "unseen is unsafe",
-            Rule::OneDisturbance => "one disturbance at a time",
-            Rule::KnownVersions => "only known versions and paths",
-            Rule::OneController => "one controller at a time",
-            Rule::OneKeyPerToken => "an enrolment token is valid for one key",
-            Rule::TrustComesFirst => "every member trusts a new CA before it is used",
-            Rule::SomeThingsStay => "cannot be changed after creation",
-        })
-    }
-}
+pub use trust::{believe, is_absurd_fence, is_witness};
 
 /// Settings that a running cluster cannot change: each one that the spec changes is refused on its own.
 pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {

@@ -3,9 +3,9 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::UnsafeBecause;
 use crate::kinds::etcd::{Formation, LogEnd, LostMajority, RecoveryRequest};
 use crate::model::{Consent, DataSeen, Facts, Ledger, MemberName, Observation};
+use crate::planner::UnsafeBecause;
 
 /// How long a request that has not begun counts. Clients may have written since.
 pub const CONFIRMED_FOR: SignedDuration = SignedDuration::from_mins(15);

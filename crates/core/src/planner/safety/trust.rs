@@ -2,6 +2,7 @@
 //! machine that was taken over, or whose files are damaged, could steer or block the whole cluster with one absurd number. Such a
 //! number is that machine's problem alone: its agent counts as not seen, and the others are operated as usual.
 
+use crate::kinds::etcd::limits::MAX_REVISION;
 use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
 
 /// How far a fencing number or a generation may be ahead of the ledger. Both are raised by one with each run: with a run every
@@ -10,9 +11,6 @@ const MOST_RUNS: u64 = 1 << 32;
 
 /// How far a revision may be ahead of the highest that the ledger has noted: 100,000 writes a second for 89 years.
 const MOST_WRITES: u64 = 1 << 48;
-
-/// No revision and no log index is believed beyond this. etcd counts both in 63 bits, and a restore must still go above.
-pub const LAST_REVISION: u64 = 1 << 62;
 
 /// What follows from an enrolled agent's report.
 pub fn believe(ledger: &Ledger, member: &MemberName, facts: Box<Facts>) -> AgentSeen {
@@ -47,10 +45,10 @@ fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distr
         .or_else(|| absurd(Number::Generation, Some(generation), held, is_beyond(generation, held, MOST_RUNS)))
         .or_else(|| {
             let highest = ledger.etcd.highest_revision;
-            let beyond = revision > LAST_REVISION || is_beyond(highest, revision, MOST_WRITES);
+            let beyond = revision > MAX_REVISION || is_beyond(highest, revision, MOST_WRITES);
             absurd(Number::Revision, Some(highest), revision, beyond)
         })
-        .or_else(|| absurd(Number::LogIndex, None, index, index > LAST_REVISION))
+        .or_else(|| absurd(Number::LogIndex, None, index, index > MAX_REVISION))
 }
 
 fn is_beyond(known: u64, told: u64, most: u64) -> bool {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::{SimMachine, World};
+use super::world::{SimMachine, World};
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{
     CertificateSeen, CertificateUse, Desired, Facts, MachineCertificate, MemberName, PlaneWish, TrustPlane, TrustSeen,

@@ -2,8 +2,8 @@
 
 use jiff::SignedDuration;
 
-use super::certificates::{certificate, trusted};
-use super::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running, take_up_trust};
+use super::certificates::{certificate, take_up_trust, trusted};
+use super::world::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running};
 use crate::Secret;
 use crate::kinds::etcd::Formation;
 use crate::model::{

@@ -39,8 +39,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 /// leader. A member that is not known to be of this cluster speaks for nobody.
 fn spokesman<'a>(view: &View<'a>, decision: &Decision) -> Option<(&'a MemberName, &'a AuthLook)> {
     let View { desired, seen, .. } = *view;
-    let trusted = |m: &&MemberName| !decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
-    let healthy = desired.members.keys().filter(trusted).filter_map(|member| {
+    let trusted = desired.members.keys().filter(|member| !decision.bars_orders(member));
+    let healthy = trusted.filter_map(|member| {
         let facts = seen.facts(member).filter(|f| safety::is_healthy_voter(f))?;
         Some((member, facts.etcd.status.as_ref()?))
     });

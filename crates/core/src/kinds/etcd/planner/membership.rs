@@ -336,8 +336,7 @@ fn leave(desired: &Desired, decision: &mut Decision, cluster: &Cluster<'_>, memb
 
 /// The voter that a change goes through; none that is not known to be of this cluster.
 fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> Option<MemberName> {
-    let barred = |m: &MemberName| decision.blocked.iter().any(|b| b.member() == Some(m) && b.bars_orders());
-    cluster.spokesman(except, |m| !barred(m)).cloned()
+    cluster.spokesman(except, |member| !decision.bars_orders(member)).cloned()
 }
 
 /// What this run gave up, so that the operator is told.

@@ -17,6 +17,8 @@ use crate::model::{
 };
 use crate::planner::{Action, Change, UnsafeBecause, View};
 
+pub use super::voters::{Voters, failures_survived, healthy_of, quorum};
+
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;
 
@@ -25,23 +27,6 @@ const FIRST_WRITE: SignedDuration = SignedDuration::from_secs(30);
 
 /// Clocks of controllers differ by less.
 const CLOCKS_AGREE: SignedDuration = SignedDuration::from_mins(1);
-
-/// How many of `voters` must agree.
-pub fn quorum(voters: usize) -> usize {
-    voters / 2 + 1
-}
-
-/// How many more of the healthy voters may fail before the cluster stops.
-pub fn failures_survived(voters: usize, healthy: usize) -> usize {
-    healthy.saturating_sub(quorum(voters))
-}
-
-/// The voters of a formed cluster: how many there are, and how many of them are healthy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Voters {
-    pub all: usize,
-    pub healthy: usize,
-}
 
 /// Counts voters as etcd lists them. One that could not be seen counts as a voter and not as healthy. Where nobody has a
 /// quorum, all that the ledger knows count.
@@ -405,12 +390,6 @@ fn voters_told<'a>(view: &View<'a>) -> Option<BTreeSet<&'a String>> {
     let told = statuses.filter(|s| s.cluster_id == *etcd_cluster_id && !s.members.is_empty());
     let told = told.max_by_key(|s| s.raft_applied_index)?;
     Some(told.members.iter().filter(|m| !m.is_learner).filter_map(|m| m.peer_urls.first()).collect())
-}
-
-/// "2 of 3 voters are healthy".
-pub fn healthy_of(healthy: usize, all: usize) -> String {
-    let are = if all == 1 { "voter is" } else { "voters are" };
-    format!("{healthy} of {all} {are} healthy")
 }
 
 /// `QuorumIsKept`: whether a lost member may be removed. Returns the voters that are left.

@@ -1,14 +1,12 @@
 //! The rules of a restore: nothing is given up before every member has what it is to begin from, and nobody begins while anybody
 //! could still run on what was.
 
-use super::revision::{self, MAX_REVISION};
+use super::revision;
 use super::{DataVerdict, judge_data};
 use crate::kinds::etcd::Restore;
+use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState};
 use crate::planner::View;
-
-/// How far above every revision ever seen a restored or recovered cluster begins.
-pub const MARGIN: u64 = 1_000_000_000;
 
 /// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time. Never beyond what etcd can count.
 pub fn bump_past(highest: u64, revision: u64) -> u64 {

@@ -1,12 +1,9 @@
 //! Which revisions are believed. etcd counts them in 63 bits and panics beyond, so a number that no cluster can have reached is refused
 //! wherever it enters; and a member that is alone with what it reports does not steer the others.
 
-use super::restore::MARGIN;
 use crate::kinds::etcd::EtcdStatus;
+use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use crate::planner::View;
-
-/// No cluster comes here: a million writes a second take 146,000 years.
-pub const MAX_REVISION: u64 = crate::planner::safety::LAST_REVISION;
 
 /// Members of one cluster are never so far apart: what separates them then is a lie, or a restore.
 const APART: u64 = MARGIN / 2;

@@ -3,22 +3,18 @@
 use std::collections::BTreeSet;
 
 pub(crate) mod auth;
+mod listed;
+
+use listed::number_for;
+
+pub use listed::SimListed;
 
 use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
 use crate::kinds::etcd::versions::Version;
-use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry};
+use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd};
 use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
 use crate::planner::simulate::{SimAgent, SimMachine, World};
-
-/// A member as the imagined etcd lists it.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct SimListed {
-    pub id: u64,
-    pub name: MemberName,
-    pub peer_url: String,
-    pub is_learner: bool,
-}
 
 impl World {
     /// What the etcds that answered tell of the cluster as a whole.
@@ -184,26 +180,4 @@ impl World {
             facts.etcd.peer_serving = false;
         }
     }
-}
-
-impl SimListed {
-    pub(crate) fn new(name: &MemberName, peer_url: &str) -> Self {
-        let (name, peer_url) = (name.seat().into(), peer_url.to_owned());
-        SimListed { id: number_for(&format!("{name} at {peer_url}")), name, peer_url, is_learner: false }
-    }
-
-    fn told(entry: &MemberEntry) -> Self {
-        let peer_url = entry.peer_urls.first().cloned().unwrap_or_default();
-        SimListed { id: entry.id, name: entry.name.as_str().into(), peer_url, is_learner: entry.is_learner }
-    }
-
-    fn entry(&self) -> MemberEntry {
-        let (id, name) = (self.id, self.name.to_string());
-        MemberEntry { id, name, peer_urls: vec![self.peer_url.clone()], is_learner: self.is_learner }
-    }
-}
-
-/// A number that stands for a name; never zero, which etcd uses for "none".
-fn number_for(name: &str) -> u64 {
-    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)) | 1
 }

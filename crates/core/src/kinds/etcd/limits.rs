@@ -1,0 +1,8 @@
+//! How far revisions may go. Rules, messages and agents count with the same numbers.
+
+/// No revision and no log index is believed beyond this: a million writes a second take 146,000 years. etcd counts both in 63 bits, and
+/// a restore must still go above.
+pub const MAX_REVISION: u64 = 1 << 62;
+
+/// How far above every revision ever seen a restored or recovered cluster begins.
+pub const MARGIN: u64 = 1_000_000_000;

@@ -1,0 +1,24 @@
+//! Voters and quorum as numbers. Rules, messages and the list of members count with them.
+
+/// How many of `voters` must agree.
+pub fn quorum(voters: usize) -> usize {
+    voters / 2 + 1
+}
+
+/// How many more of the healthy voters may fail before the cluster stops.
+pub fn failures_survived(voters: usize, healthy: usize) -> usize {
+    healthy.saturating_sub(quorum(voters))
+}
+
+/// The voters of a formed cluster: how many there are, and how many of them are healthy.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Voters {
+    pub all: usize,
+    pub healthy: usize,
+}
+
+/// "2 of 3 voters are healthy".
+pub fn healthy_of(healthy: usize, all: usize) -> String {
+    let are = if all == 1 { "voter is" } else { "voters are" };
+    format!("{healthy} of {all} {are} healthy")
+}

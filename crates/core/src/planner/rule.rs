@@ -1,0 +1,44 @@
+//! The names of the safety rules. The rules themselves are in `safety` and in `kinds/NAME/safety`.
+
+use std::fmt;
+
+use serde::Serialize;
+
+/// The rules by name, as refusals cite them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Rule {
+    OneMembershipChange,
+    LearnerFirst,
+    QuorumIsKept,
+    NewWithinOneFormation,
+    FormationsShareNothing,
+    DataDiesOnlyByConsent,
+    UnseenIsUnsafe,
+    OneDisturbance,
+    KnownVersions,
+    OneController,
+    OneKeyPerToken,
+    TrustComesFirst,
+    SomeThingsStay,
+}
+
+impl fmt::Display for Rule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Rule::OneMembershipChange => "one membership change at a time",
+            Rule::LearnerFirst => "every new voter is a learner first",
+            Rule::QuorumIsKept => "quorum is never lost",
+            Rule::NewWithinOneFormation => "only one bootstrap token may start a new cluster",
+            Rule::FormationsShareNothing => "clusters never share an identity",
+            Rule::DataDiesOnlyByConsent => "data is deleted only with consent",
+            Rule::UnseenIsUnsafe => "unseen is unsafe",
+            Rule::OneDisturbance => "one disturbance at a time",
+            Rule::KnownVersions => "only known versions and paths",
+            Rule::OneController => "one controller at a time",
+            Rule::OneKeyPerToken => "an enrolment token is valid for one key",
+            Rule::TrustComesFirst => "every member trusts a new CA before it is used",
+            Rule::SomeThingsStay => "cannot be changed after creation",
+        })
+    }
+}

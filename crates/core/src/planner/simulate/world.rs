@@ -1,0 +1,221 @@
+//! The simulated world itself, how it begins and how it is observed.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+
+use jiff::Timestamp;
+
+use crate::kinds::etcd::simulate::SimListed;
+use crate::kinds::etcd::versions::Version;
+use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts};
+use crate::model::{
+    AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, Host, Ledger, MachineSeen,
+    MemberName, Observation, PEER_PORT, Program, ProgramSeen, Seen, ServiceState, https_url,
+};
+
+/// An imagined cluster: the truth of each machine, whether it can be seen or not.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct World {
+    pub ledger: Ledger,
+    pub now: Timestamp,
+    pub machines: BTreeMap<MemberName, SimMachine>,
+    /// What a healthy member would tell of users and roles.
+    pub auth: AuthLook,
+    /// Set while the provider does not answer.
+    pub(crate) provider_away: Option<String>,
+    /// Whether anything was done to an etcd here, so that what each of them says must be imagined too.
+    pub(crate) touched: bool,
+    /// etcd's number of the member that leads.
+    pub(crate) leader: Option<u64>,
+    /// Who belongs to the formed cluster.
+    pub listed: Vec<SimListed>,
+    /// What all members have agreed to speak.
+    pub(crate) agreed: Option<Version>,
+    /// What they have agreed to go down to, until all have.
+    pub(crate) going_down: Option<Version>,
+    /// The version of each etcd that was started, which is not always that of the program beside it.
+    pub(crate) versions: BTreeMap<String, String>,
+    /// Data that outlived the machines of these seats.
+    pub kept: BTreeMap<MemberName, DataSeen>,
+    /// The number of the machine that was made last.
+    pub(super) made: u8,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct SimMachine {
+    pub seen: MachineSeen,
+    pub agent: SimAgent,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum SimAgent {
+    Fresh {
+        public_key: String,
+        /// What lies on its disk already.
+        data: DataSeen,
+    },
+    Enrolled(Box<Facts>),
+    /// Nothing that it reports is believed.
+    Untrusted(Distrust),
+    /// Only its program is known.
+    OtherProtocol(ProgramSeen),
+    /// It was not seen, so nothing is imagined of it.
+    Unknown {
+        since: Timestamp,
+        why: String,
+    },
+}
+
+impl World {
+    /// The world as it was seen. What was not seen stays unknown.
+    pub fn imagine(ledger: Ledger, seen: Observation) -> Self {
+        let now = seen.now;
+        let mut world = World::empty(ledger, now);
+        match seen.machines {
+            Seen::Unreachable { why, .. } => world.provider_away = Some(why),
+            Seen::At(_, machines) => {
+                for (member, machine) in machines {
+                    let agent = match seen.agents.get(&member) {
+                        Some(Seen::At(_, AgentSeen::Unenrolled { public_key })) => {
+                            let data = world.expected_data(&member);
+                            SimAgent::Fresh { public_key: public_key.clone(), data }
+                        }
+                        Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
+                        Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => SimAgent::Untrusted(*distrust),
+                        Some(Seen::At(_, AgentSeen::OtherProtocol(program))) => {
+                            SimAgent::OtherProtocol(program.clone())
+                        }
+                        Some(Seen::Unreachable { since, why }) => SimAgent::Unknown { since: *since, why: why.clone() },
+                        None => SimAgent::Unknown { since: now, why: String::from("it was not asked") },
+                    };
+                    world.machines.insert(member, SimMachine { seen: machine, agent });
+                }
+            }
+        }
+        let members: Vec<MemberName> =
+            world.ledger.etcd.formation.members().into_iter().flatten().map(|(m, _)| m.clone()).collect();
+        for member in members.into_iter().filter(|m| !world.machines.contains_key(m)) {
+            let data = world.expected_data(&member);
+            world.kept.insert(member, data);
+        }
+        world.take_up_etcd();
+        world
+    }
+
+    /// A world with nothing in it.
+    pub fn empty(ledger: Ledger, now: Timestamp) -> Self {
+        World {
+            ledger,
+            now,
+            machines: BTreeMap::new(),
+            auth: AuthLook::Seen(AuthSeen::default()),
+            provider_away: None,
+            touched: false,
+            leader: None,
+            listed: Vec::new(),
+            agreed: None,
+            going_down: None,
+            versions: BTreeMap::new(),
+            kept: BTreeMap::new(),
+            made: 0,
+        }
+    }
+
+    pub fn observe(&self) -> Observation {
+        let now = self.now;
+        if let Some(why) = &self.provider_away {
+            let machines = Seen::Unreachable { since: now, why: why.clone() };
+            return Observation { now, machines, agents: BTreeMap::new() };
+        }
+        let machines = self.machines.iter().map(|(member, m)| (member.clone(), m.seen.clone())).collect();
+        let agents = self.machines.iter().map(|(member, m)| (member.clone(), self.look(member, m))).collect();
+        Observation { now, machines: Seen::At(now, machines), agents }
+    }
+
+    fn look(&self, member: &MemberName, machine: &SimMachine) -> Seen<AgentSeen> {
+        if !machine.seen.is_up() {
+            return Seen::Unreachable { since: self.now, why: String::from("its machine is off") };
+        }
+        match &machine.agent {
+            SimAgent::Unknown { since, why } => Seen::Unreachable { since: *since, why: why.clone() },
+            SimAgent::Untrusted(distrust) => Seen::At(self.now, AgentSeen::Untrusted(*distrust)),
+            SimAgent::OtherProtocol(program) => Seen::At(self.now, AgentSeen::OtherProtocol(program.clone())),
+            SimAgent::Fresh { public_key, .. } => {
+                Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
+            }
+            SimAgent::Enrolled(facts) => {
+                let mut facts = facts.clone();
+                if self.touched || facts.etcd.status.is_none() {
+                    facts.etcd.status = self.status(member, &facts);
+                }
+                Seen::At(self.now, AgentSeen::Enrolled(facts))
+            }
+        }
+    }
+}
+
+impl SimMachine {
+    pub(crate) fn peer_url(&self) -> String {
+        self.seen.address.map(|address| https_url(address, PEER_PORT)).unwrap_or_default()
+    }
+
+    pub fn facts(&self) -> Option<&Facts> {
+        match &self.agent {
+            SimAgent::Enrolled(facts) => Some(facts),
+            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
+                None
+            }
+        }
+    }
+}
+
+impl Facts {
+    pub(crate) fn version_there(&self) -> Option<String> {
+        match &self.etcd.binary {
+            BinarySeen::Version(version) => Some(version.clone()),
+            BinarySeen::Unasked | BinarySeen::Missing { .. } => None,
+        }
+    }
+}
+
+pub(super) fn imagined_address(number: u8) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(127, 64, 0, number))
+}
+
+pub(super) fn imagined_machine(number: u8) -> String {
+    format!("machine-of-key-{number}")
+}
+
+pub(super) fn running(digest: String) -> ServiceState {
+    ServiceState::Running { since: Timestamp::UNIX_EPOCH, digest, restarts: 0 }
+}
+
+pub(super) fn blank(machine_id: &str) -> Facts {
+    let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
+    Facts {
+        program: ProgramSeen { runs: Program::this().clone(), failed: None },
+        machine_id: machine_id.to_owned(),
+        fence: 0,
+        node_config: None,
+        certificates: BTreeMap::new(),
+        requests: uses.into_iter().map(|of| (of, String::new())).collect(),
+        etcd: EtcdFacts {
+            binary: BinarySeen::Unasked,
+            service: ServiceState::Stopped,
+            data: DataSeen::Empty,
+            last_started: None,
+            peer_serving: false,
+            status: None,
+            log: None,
+            log_damage: None,
+            older: None,
+            staged: None,
+            attempt: ConfigAttempt::Untold,
+            trust: BTreeMap::new(),
+        },
+        services: BTreeMap::new(),
+        host: Host::default(),
+        reaches: BTreeMap::new(),
+        busy: None,
+    }
+}
