@@ -5,6 +5,7 @@
 
 pub mod desire;
 pub mod kinds;
+mod listed;
 pub mod model;
 pub mod planner;
 pub mod providers;

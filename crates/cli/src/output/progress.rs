@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use quorate_control::{Agreed, Answer, ControlError, Event, Reporter};
 use quorate_core::model::{MemberName, Observation};
-use quorate_core::planner::{Action, Decision, Effect, Step, WaitingFor};
+use quorate_core::planner::{Decision, Effect, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
@@ -243,7 +243,7 @@ impl State {
     }
 
     fn begins(&mut self, step: &Step) {
-        self.enter(step, stage(&step.action));
+        self.enter(step, step.action.stage());
     }
 
     /// " 3 of 22", so that the steps line up; more than were planned are only counted.
@@ -256,7 +256,7 @@ impl State {
 
     fn done(&mut self, step: &Step) {
         self.done += 1;
-        if let Some(stage) = stage_after(&step.action) {
+        if let Some(stage) = step.action.stage_after() {
             self.enter(step, Some(stage));
         }
     }
@@ -300,60 +300,6 @@ fn subject(waiting: &WaitingFor) -> String {
     format!("{:?} {has_words}", waiting.subject())
 }
 
-/// The stage of its member while a step is done; none for steps that concern the cluster as a whole.
-fn stage(action: &Action) -> Option<&'static str> {
-    match action {
-        Action::CreateMachine { .. } => Some("creating"),
-        Action::StartMachine { .. } => Some("starting machine"),
-        Action::StopMachine { .. } => Some("stopping machine"),
-        Action::DestroyMachine { .. } => Some("destroying"),
-        Action::Enrol { .. } => Some("enrolling"),
-        Action::InstallCertificates { .. } => Some("certificates"),
-        Action::UpgradeAgent { .. } => Some("upgrading its agent"),
-        Action::PushConfig { .. } => Some("configuring"),
-        Action::StartEtcd { .. } => Some("starting"),
-        Action::StopEtcd { .. } => Some("stopping"),
-        Action::WipeData { .. } => Some("wiping"),
-        Action::RestartEtcd { .. } => Some("restarting"),
-        Action::JoinEtcd { .. } => Some("joining"),
-        Action::Rebuild { .. } => Some("rebuilding"),
-        Action::StageSnapshot { .. } => Some("snapshot"),
-        Action::DropSnapshot { .. } => Some("cleaning up"),
-        Action::RestoreData { .. } => Some("restoring"),
-        Action::MakeSecrets { .. }
-        | Action::RecordReplacement { .. }
-        | Action::RecordRenewal { .. }
-        | Action::AddLearner { .. }
-        | Action::Promote { .. }
-        | Action::RemoveMember { .. }
-        | Action::EnableDowngrade { .. }
-        | Action::CancelDowngrade { .. }
-        | Action::RecordRecovery { .. }
-        | Action::RecordRestoring { .. }
-        | Action::RecordForming { .. }
-        | Action::AbandonFormation { .. }
-        | Action::RecordFormed { .. }
-        | Action::RecordSigner { .. }
-        | Action::RecordDistrust { .. }
-        | Action::RevokeUser { .. }
-        | Action::RevokeMachine { .. }
-        | Action::MoveLeader { .. }
-        | Action::Auth { .. }
-        | Action::ForgetCluster => None,
-    }
-}
-
-/// The stage that a member is in when the step is done, where that is another.
-fn stage_after(action: &Action) -> Option<&'static str> {
-    match action {
-        Action::StartEtcd { .. } | Action::RestartEtcd { .. } => Some("voting"),
-        Action::JoinEtcd { .. } => Some("learning"),
-        Action::StopMachine { .. } => Some("stopped"),
-        Action::DestroyMachine { .. } => Some("gone"),
-        _ => None,
-    }
-}
-
 /// The error and its causes in one line, without the step, which is printed next to it.
 fn why_failed(error: &ControlError) -> String {
     let error: &dyn std::error::Error = match error {
@@ -365,7 +311,7 @@ fn why_failed(error: &ControlError) -> String {
 
 #[cfg(test)]
 mod tests {
-    use quorate_core::planner::{Precondition, Reason, WaitingFor};
+    use quorate_core::planner::{Action, Precondition, Reason, WaitingFor};
 
     use super::*;
 

@@ -9,52 +9,55 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::rule::Rule;
-use super::step::list;
 use crate::kinds::etcd::limits::MARGIN;
 use crate::kinds::etcd::voters::{healthy_of, quorum};
+use crate::listed::listed;
 use crate::model::{Distrust, MemberName, Program};
+use crate::text::list;
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
-#[serde(rename_all = "snake_case", tag = "kind")]
-pub enum UnsafeBecause {
-    ForeignMachine { member: MemberName, found: String, ours: String },
-    SecondKey { member: MemberName },
-    OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
-    Untrusted { member: MemberName, distrust: Distrust },
-    NewerAgent { member: MemberName, runs: Program, ours: Program },
-    UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
-    WrongBinary { member: MemberName, wanted: String, found: String },
-    ForeignData { member: MemberName, found: String },
-    Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
-    PeersReach { member: MemberName, by: BTreeSet<MemberName> },
-    PeersUntold { member: MemberName, miss: usize, needed: usize, untold: BTreeSet<MemberName> },
-    MajorityLost { voters: usize, healthy: usize, quorum: usize },
-    NotLost { voters: usize, healthy: usize },
-    Serves { member: MemberName, voters: usize, healthy: usize, quorum: usize },
-    NothingSurvives { voters: usize, silent: BTreeSet<MemberName> },
-    OtherLoss { before: Vec<MemberName>, now: Vec<MemberName> },
-    SurvivorGone { member: MemberName },
-    SnapshotGone { member: MemberName, source: String },
-    RestoreUnfinished { token: String },
-    JoinFailed { member: MemberName, why: String },
-    StrangerVoter { id: String, peer_url: String },
-    Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
-    LastVoter { member: MemberName },
-    AddressHeld { member: MemberName, address: String, by: MemberName },
-    JoinVersion { member: MemberName, cluster: String, wanted: String },
-    ClientsWrote { member: MemberName, revision: u64 },
-    UnknownFormation { member: MemberName, token: String },
-    FixedAtFormation { field: String, was: String, wanted: String },
-    OtherFormation { member: MemberName, found: String, ours: String },
-    VersionPath { running: String, wanted: String, why: String, remedy: String },
-    VersionUnknown { member: MemberName, told: String, wanted: String },
-    Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
-    Outage { member: MemberName, voters: usize },
-    AuthUnseen { member: MemberName, why: String },
-    AuthorityDiffers { ledger: String, brought: String },
-    RootPasswordDiffers,
-    NoBackup,
-    BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
+listed! {
+    #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
+    #[serde(rename_all = "snake_case", tag = "kind")]
+    pub enum UnsafeBecause {
+        ForeignMachine { member: MemberName, found: String, ours: String },
+        SecondKey { member: MemberName },
+        OlderLedger { member: MemberName, what: &'static str, ledger: u64, agent: u64 },
+        Untrusted { member: MemberName, distrust: Distrust },
+        NewerAgent { member: MemberName, runs: Program, ours: Program },
+        UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
+        WrongBinary { member: MemberName, wanted: String, found: String },
+        ForeignData { member: MemberName, found: String },
+        Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
+        PeersReach { member: MemberName, by: BTreeSet<MemberName> },
+        PeersUntold { member: MemberName, miss: usize, needed: usize, untold: BTreeSet<MemberName> },
+        MajorityLost { voters: usize, healthy: usize, quorum: usize },
+        NotLost { voters: usize, healthy: usize },
+        Serves { member: MemberName, voters: usize, healthy: usize, quorum: usize },
+        NothingSurvives { voters: usize, silent: BTreeSet<MemberName> },
+        OtherLoss { before: Vec<MemberName>, now: Vec<MemberName> },
+        SurvivorGone { member: MemberName },
+        SnapshotGone { member: MemberName, source: String },
+        RestoreUnfinished { token: String },
+        JoinFailed { member: MemberName, why: String },
+        StrangerVoter { id: String, peer_url: String },
+        Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
+        LastVoter { member: MemberName },
+        AddressHeld { member: MemberName, address: String, by: MemberName },
+        JoinVersion { member: MemberName, cluster: String, wanted: String },
+        ClientsWrote { member: MemberName, revision: u64 },
+        UnknownFormation { member: MemberName, token: String },
+        FixedAtFormation { field: String, was: String, wanted: String },
+        OtherFormation { member: MemberName, found: String, ours: String },
+        VersionPath { running: String, wanted: String, why: String, remedy: String },
+        VersionUnknown { member: MemberName, told: String, wanted: String },
+        Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
+        Outage { member: MemberName, voters: usize },
+        AuthUnseen { member: MemberName, why: String },
+        AuthorityDiffers { ledger: String, brought: String },
+        RootPasswordDiffers,
+        NoBackup,
+        BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
+    }
 }
 
 /// A change of the membership.
@@ -166,91 +169,6 @@ impl UnsafeBecause {
                 | UnsafeBecause::OtherFormation { .. }
         )
     }
-
-    /// A short word for each kind of refusal; `KINDS` has them all.
-    pub fn kind(&self) -> &'static str {
-        match self {
-            UnsafeBecause::ForeignMachine { .. } => "foreign-machine",
-            UnsafeBecause::SecondKey { .. } => "second-key",
-            UnsafeBecause::OlderLedger { .. } => "older-ledger",
-            UnsafeBecause::Untrusted { .. } => "untrusted",
-            UnsafeBecause::NewerAgent { .. } => "newer-agent",
-            UnsafeBecause::UpgradeFailed { .. } => "upgrade-failed",
-            UnsafeBecause::WrongBinary { .. } => "wrong-binary",
-            UnsafeBecause::ForeignData { .. } => "foreign-data",
-            UnsafeBecause::Unseen { .. } => "unseen",
-            UnsafeBecause::PeersReach { .. } => "peers-reach",
-            UnsafeBecause::PeersUntold { .. } => "peers-untold",
-            UnsafeBecause::MajorityLost { .. } => "majority-lost",
-            UnsafeBecause::NotLost { .. } => "not-lost",
-            UnsafeBecause::Serves { .. } => "serves",
-            UnsafeBecause::NothingSurvives { .. } => "nothing-survives",
-            UnsafeBecause::OtherLoss { .. } => "other-loss",
-            UnsafeBecause::SurvivorGone { .. } => "survivor-gone",
-            UnsafeBecause::SnapshotGone { .. } => "snapshot-gone",
-            UnsafeBecause::RestoreUnfinished { .. } => "restore-unfinished",
-            UnsafeBecause::JoinFailed { .. } => "join-failed",
-            UnsafeBecause::StrangerVoter { .. } => "stranger-voter",
-            UnsafeBecause::Membership { .. } => "membership",
-            UnsafeBecause::LastVoter { .. } => "last-voter",
-            UnsafeBecause::AddressHeld { .. } => "address-held",
-            UnsafeBecause::JoinVersion { .. } => "join-version",
-            UnsafeBecause::ClientsWrote { .. } => "clients-wrote",
-            UnsafeBecause::UnknownFormation { .. } => "unknown-formation",
-            UnsafeBecause::FixedAtFormation { .. } => "fixed-at-formation",
-            UnsafeBecause::OtherFormation { .. } => "other-formation",
-            UnsafeBecause::VersionPath { .. } => "version-path",
-            UnsafeBecause::VersionUnknown { .. } => "version-unknown",
-            UnsafeBecause::Quorum { .. } => "quorum",
-            UnsafeBecause::Outage { .. } => "outage",
-            UnsafeBecause::AuthUnseen { .. } => "auth-unseen",
-            UnsafeBecause::AuthorityDiffers { .. } => "authority-differs",
-            UnsafeBecause::RootPasswordDiffers => "root-password-differs",
-            UnsafeBecause::NoBackup => "no-backup",
-            UnsafeBecause::BackupOlder { .. } => "backup-older",
-        }
-    }
-
-    pub const KINDS: [&str; 38] = [
-        "foreign-machine",
-        "second-key",
-        "older-ledger",
-        "untrusted",
-        "newer-agent",
-        "upgrade-failed",
-        "wrong-binary",
-        "foreign-data",
-        "unseen",
-        "peers-reach",
-        "peers-untold",
-        "majority-lost",
-        "not-lost",
-        "serves",
-        "nothing-survives",
-        "other-loss",
-        "survivor-gone",
-        "snapshot-gone",
-        "restore-unfinished",
-        "join-failed",
-        "stranger-voter",
-        "membership",
-        "last-voter",
-        "address-held",
-        "join-version",
-        "clients-wrote",
-        "unknown-formation",
-        "fixed-at-formation",
-        "other-formation",
-        "version-path",
-        "version-unknown",
-        "quorum",
-        "outage",
-        "auth-unseen",
-        "authority-differs",
-        "root-password-differs",
-        "no-backup",
-        "backup-older",
-    ];
 }
 
 impl fmt::Display for UnsafeBecause {

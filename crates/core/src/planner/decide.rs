@@ -1,8 +1,8 @@
 //! Asks each concern in turn.
 
 use super::{
-    Action, Decision, UnsafeBecause, View, agents, certificates, config, destroy, enrolment, machines, renewal, repair,
-    revocation, safety, step, trust,
+    Action, Decision, UnsafeBecause, View, action, agents, certificates, config, destroy, enrolment, machines, renewal,
+    repair, revocation, safety, trust,
 };
 use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restore};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};
@@ -36,7 +36,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     fixed.into_iter().for_each(|because| decision.block(because));
     if as_formed && !desired.secrets_missing.is_empty() {
         let kinds = desired.secrets_missing.clone();
-        let why = step::missing_secrets(&kinds);
+        let why = action::missing_secrets(&kinds);
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }

@@ -3,6 +3,7 @@
 //! One file per concern; each is handed the same `View`. Rules about safety live in `safety` and nowhere else; `simulate` runs the same function
 //! against an imagined world, which is what `plan` shows and what the model check explores.
 
+mod action;
 mod agents;
 mod blocked;
 pub(crate) mod certificates;
@@ -26,6 +27,7 @@ mod trust;
 mod view;
 mod waiting;
 
+pub use action::{Action, Effect};
 pub use blocked::{Change, UnsafeBecause};
 pub use certificates::{renewal_window, sans as certificate_sans};
 pub use decide::decide;
@@ -33,6 +35,6 @@ pub use decision::Decision;
 pub use plan::{Plan, plan};
 pub use remarks::{Remark, RemarkKind, Surroundings, remarks};
 pub use rule::Rule;
-pub use step::{Action, Effect, Precondition, Reason, Step};
+pub use step::{Precondition, Reason, Step};
 pub use view::View;
 pub use waiting::{Outstanding, WaitingFor};

@@ -27,21 +27,6 @@ fn stories_reach_every_action_and_every_refusal() {
     assert_eq!(reached.refusals, BTreeSet::from(UnsafeBecause::KINDS));
 }
 
-/// `kind` matches every variant, so the words in it are all there are.
-#[test]
-fn the_lists_of_kinds_are_complete() {
-    let actions = include_str!("../../src/planner/step.rs");
-    let refusals = include_str!("../../src/planner/blocked.rs");
-    assert_eq!(words_of_kind(actions), BTreeSet::from(Action::KINDS));
-    assert_eq!(words_of_kind(refusals), BTreeSet::from(UnsafeBecause::KINDS));
-}
-
-fn words_of_kind(source: &str) -> BTreeSet<&str> {
-    let (_, body) = source.split_once("pub fn kind(&self)").expect("a function `kind`");
-    let (body, _) = body.split_once("\n    }\n").expect("its end");
-    body.lines().filter_map(|line| line.split_once("=> \"")?.1.split_once('"')).map(|(word, _)| word).collect()
-}
-
 /// Something that may go wrong, or that somebody does, to the member of this number.
 #[derive(Clone, Copy, Debug)]
 enum Event {

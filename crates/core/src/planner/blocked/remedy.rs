@@ -1,8 +1,8 @@
 //! What the operator can do about each refusal.
 
-use super::super::step::list;
 use super::UnsafeBecause;
 use crate::kinds::etcd::versions;
+use crate::text::list;
 
 /// The newest release of the same minor that quorate can download, if it cannot download the wanted one.
 fn downloadable(wanted: &str) -> String {

@@ -1,0 +1,303 @@
+//! Actions: all that the planner can decide to do, in one list. Their names, and what is asked of each, follow from here. What an action does
+//! is written twice: for the simulated world (`simulate`) and for the real one (`act.rs` of the controller).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::kinds::etcd::{AuthOp, FormingMember};
+use crate::listed::listed;
+use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
+use crate::text::list;
+
+listed! {
+    #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case", tag = "kind")]
+    pub enum Action {
+        MakeSecrets { kinds: BTreeSet<SecretKind> },
+        CreateMachine { member: MemberName, incarnation: u64, data: Data },
+        StartMachine { member: MemberName },
+        StopMachine { member: MemberName },
+        DestroyMachine { member: MemberName, data: Data },
+        Enrol { member: MemberName },
+        InstallCertificates { member: MemberName, uses: BTreeSet<CertificateUse> },
+        /// Exchanges the agent's program for the controller's own.
+        UpgradeAgent { member: MemberName, from: Program, to: Program },
+        PushConfig { member: MemberName, generation: u64 },
+        RecordForming { token: String, members: BTreeMap<MemberName, FormingMember> },
+        AbandonFormation { token: String },
+        StartEtcd { member: MemberName, bootstrap: Option<Stamp> },
+        StopEtcd { member: MemberName },
+        WipeData { member: MemberName, stamp: Stamp },
+        RecordFormed { etcd_cluster_id: u64 },
+        MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
+        RestartEtcd { member: MemberName },
+        RecordReplacement { member: MemberName, incarnation: u64 },
+        RecordRenewal { member: MemberName, incarnation: u64 },
+        AddLearner { through: MemberName, member: MemberName, joining: FormingMember },
+        JoinEtcd { member: MemberName, stamp: Stamp, initial_cluster: BTreeMap<MemberName, String> },
+        Promote { through: MemberName, member: MemberName, id: u64 },
+        RemoveMember { through: MemberName, member: MemberName, id: u64, failed: Option<String> },
+        EnableDowngrade { through: MemberName, version: String },
+        CancelDowngrade { through: MemberName },
+        RecordRecovery { was: String, token: String, from: MemberName },
+        Rebuild { member: MemberName, was: Stamp, stamp: Stamp, peer_url: String, bump_revision: u64 },
+        StageSnapshot { member: MemberName, sha256: String, bytes: u64 },
+        DropSnapshot { member: MemberName },
+        RecordRestoring {
+            was: Option<String>,
+            token: String,
+            members: BTreeMap<MemberName, FormingMember>,
+            sha256: String,
+            bump_revision: u64,
+        },
+        RestoreData {
+            member: MemberName,
+            was: DataSeen,
+            stamp: Stamp,
+            initial_cluster: BTreeMap<MemberName, String>,
+            peer_url: String,
+            sha256: String,
+            bump_revision: u64,
+        },
+        Auth { member: MemberName, op: AuthOp },
+        /// From here on this CA signs.
+        RecordSigner { plane: TrustPlane, epoch: u64 },
+        /// From here on this CA is not trusted.
+        RecordDistrust { plane: TrustPlane, epoch: u64 },
+        /// From here on the certificates of a user who is gone are refused.
+        RevokeUser { user: String },
+        /// The same of a machine.
+        RevokeMachine { member: MemberName, incarnation: u64 },
+        ForgetCluster,
+    }
+}
+
+/// What a step can cost.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    Harmless,
+    /// A member stops, restarts or gives up the lead.
+    Interrupts,
+    /// Something is deleted that cannot be brought back.
+    Destroys,
+}
+
+/// What can be said of an action beyond what it does: everything that plans, progress and later concerns ask of it.
+struct Profile<'a> {
+    on: Option<&'a MemberName>,
+    about: Option<&'a MemberName>,
+    effect: Effect,
+    stage: Option<&'static str>,
+    stage_after: Option<&'static str>,
+}
+
+/// Concerns the ledger alone.
+const RECORDED: Profile<'static> =
+    Profile { on: None, about: None, effect: Effect::Harmless, stage: None, stage_after: None };
+
+/// Is done on a member's machine, or asked of its etcd.
+fn on(member: &MemberName) -> Profile<'_> {
+    Profile { on: Some(member), about: Some(member), ..RECORDED }
+}
+
+impl<'a> Profile<'a> {
+    fn about(self, member: &'a MemberName) -> Self {
+        Profile { about: Some(member), ..self }
+    }
+
+    fn shown(self, stage: &'static str) -> Self {
+        Profile { stage: Some(stage), ..self }
+    }
+
+    fn then(self, stage: &'static str) -> Self {
+        Profile { stage_after: Some(stage), ..self }
+    }
+
+    fn interrupts(self) -> Self {
+        Profile { effect: Effect::Interrupts, ..self }
+    }
+
+    fn destroys(self) -> Self {
+        Profile { effect: Effect::Destroys, ..self }
+    }
+}
+
+impl Action {
+    fn profile(&self) -> Profile<'_> {
+        match self {
+            Action::MakeSecrets { .. } => RECORDED,
+            Action::CreateMachine { member, .. } => on(member).shown("creating"),
+            Action::StartMachine { member } => on(member).shown("starting machine"),
+            Action::StopMachine { member } => on(member).shown("stopping machine").then("stopped").interrupts(),
+            Action::DestroyMachine { member, data: Data::Stays } => {
+                on(member).shown("destroying").then("gone").interrupts()
+            }
+            Action::DestroyMachine { member, data: Data::Goes } => {
+                on(member).shown("destroying").then("gone").destroys()
+            }
+            Action::Enrol { member } => on(member).shown("enrolling"),
+            Action::InstallCertificates { member, .. } => on(member).shown("certificates"),
+            Action::UpgradeAgent { member, .. } => on(member).shown("upgrading its agent"),
+            Action::PushConfig { member, .. } => on(member).shown("configuring"),
+            Action::RecordForming { .. } | Action::AbandonFormation { .. } | Action::RecordFormed { .. } => RECORDED,
+            Action::StartEtcd { member, .. } => on(member).shown("starting").then("voting"),
+            Action::StopEtcd { member } => on(member).shown("stopping").interrupts(),
+            Action::WipeData { member, .. } => on(member).shown("wiping").destroys(),
+            Action::MoveLeader { member, .. } => on(member).interrupts(),
+            Action::RestartEtcd { member } => on(member).shown("restarting").then("voting").interrupts(),
+            Action::RecordReplacement { member, .. } | Action::RecordRenewal { member, .. } => RECORDED.about(member),
+            Action::AddLearner { through, member, .. } => on(through).about(member),
+            Action::JoinEtcd { member, .. } => on(member).shown("joining").then("learning"),
+            Action::Promote { through, member, .. } => on(through).about(member),
+            Action::RemoveMember { through, member, .. } => on(through).about(member).destroys(),
+            Action::EnableDowngrade { through, .. } => on(through),
+            Action::CancelDowngrade { through } => on(through),
+            Action::RecordRecovery { from, .. } => RECORDED.about(from),
+            Action::Rebuild { member, .. } => on(member).shown("rebuilding").destroys(),
+            Action::StageSnapshot { member, .. } => on(member).shown("snapshot"),
+            Action::DropSnapshot { member } => on(member).shown("cleaning up"),
+            Action::RecordRestoring { .. } => RECORDED,
+            Action::RestoreData { member, .. } => on(member).shown("restoring").destroys(),
+            Action::Auth { member, .. } => on(member),
+            Action::RecordSigner { .. } | Action::RecordDistrust { .. } | Action::RevokeMachine { .. } => RECORDED,
+            Action::RevokeUser { .. } | Action::ForgetCluster => RECORDED.destroys(),
+        }
+    }
+
+    /// The machine on which it is done; none for what concerns the ledger alone.
+    pub fn member(&self) -> Option<&MemberName> {
+        self.profile().on
+    }
+
+    /// The member that it is about: where it is done, or whom it changes through another.
+    pub fn about(&self) -> Option<&MemberName> {
+        self.profile().about
+    }
+
+    /// What it means for data and clients, as far as somebody should look twice.
+    pub fn effect(&self) -> Effect {
+        self.profile().effect
+    }
+
+    /// What its member is doing meanwhile, in a word or two; none for what concerns the cluster as a whole.
+    pub fn stage(&self) -> Option<&'static str> {
+        self.profile().stage
+    }
+
+    /// What its member is doing when it is done, where that is something else.
+    pub fn stage_after(&self) -> Option<&'static str> {
+        self.profile().stage_after
+    }
+}
+
+impl fmt::Display for Action {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Action::MakeSecrets { kinds } => {
+                write!(f, "put {} into the ledger", list(kinds.iter().map(|k| secret_name(*k))))
+            }
+            Action::CreateMachine { member, incarnation: 1, .. } => write!(f, "create the machine of {member}"),
+            Action::CreateMachine { member, incarnation, data: Data::Goes } => {
+                write!(f, "create machine {member}.{incarnation}")
+            }
+            Action::CreateMachine { member, incarnation, data: Data::Stays } => {
+                write!(f, "create machine {member}.{incarnation} with the data of the previous one")
+            }
+            Action::StartMachine { member } => write!(f, "start the machine of {member}"),
+            Action::StopMachine { member } => write!(f, "stop the machine of {member}"),
+            Action::DestroyMachine { member, data: Data::Goes } => write!(f, "destroy the machine of {member}"),
+            Action::DestroyMachine { member, data: Data::Stays } => {
+                write!(f, "destroy the machine of {member} and keep its data")
+            }
+            Action::Enrol { member } => write!(f, "enrol the agent of {member}"),
+            Action::InstallCertificates { member, uses } => {
+                write!(f, "install certificates on {member} ({})", list(uses.iter().map(|u| u.file_stem())))
+            }
+            Action::UpgradeAgent { member, from, to } if from.protocol == to.protocol => {
+                write!(f, "upgrade the agent of {member} from quorate {} to {}", from.version, to.version)
+            }
+            Action::UpgradeAgent { member, from, to } => write!(
+                f,
+                "upgrade the agent of {member} from quorate {} to {} (protocol {} to {})",
+                from.version, to.version, from.protocol, to.protocol
+            ),
+            Action::PushConfig { member, generation } => {
+                write!(f, "update the configuration of {member} (generation {generation})")
+            }
+            Action::RecordForming { token, .. } => write!(f, "begin to bootstrap the cluster, with token {token}"),
+            Action::AbandonFormation { token } => write!(f, "abandon the bootstrap with token {token}"),
+            Action::StartEtcd { member, bootstrap: Some(_) } => write!(f, "start etcd on {member} for the first time"),
+            Action::StartEtcd { member, bootstrap: None } => write!(f, "start etcd on {member}"),
+            Action::StopEtcd { member } => write!(f, "stop etcd on {member}"),
+            Action::WipeData { member, stamp } => {
+                write!(f, "wipe the data of the bootstrap with token {} from {member}", stamp.token)
+            }
+            Action::RecordFormed { .. } => write!(f, "record that the cluster is bootstrapped"),
+            Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
+            Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
+            Action::RecordReplacement { member, incarnation } => {
+                write!(f, "replace the machine of {member} with {member}.{incarnation}")
+            }
+            Action::RecordRenewal { member, incarnation } => {
+                write!(f, "replace the machine of {member} with {member}.{incarnation}, keeping its data")
+            }
+            Action::AddLearner { member, .. } => write!(f, "add {member} to the cluster as a learner"),
+            Action::JoinEtcd { member, .. } => write!(f, "start etcd on {member} as a learner"),
+            Action::Promote { member, .. } => write!(f, "promote {member} to a voter"),
+            Action::RemoveMember { member, .. } => write!(f, "remove {member} from the cluster"),
+            Action::EnableDowngrade { version, .. } => write!(f, "enable the downgrade to etcd {version}"),
+            Action::CancelDowngrade { .. } => write!(f, "cancel the downgrade"),
+            Action::RecordRecovery { from, .. } => write!(f, "begin the recovery from {from}"),
+            Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
+            Action::StageSnapshot { member, .. } => write!(f, "send the snapshot to {member}"),
+            Action::DropSnapshot { member } => write!(f, "remove the snapshot from {member}"),
+            Action::RecordRestoring { token, .. } => {
+                write!(f, "begin to bootstrap the cluster from the snapshot, with token {token}")
+            }
+            Action::RestoreData { member, .. } => write!(f, "restore the data of {member} from the snapshot"),
+            Action::Auth { op, member } => write!(f, "{op}, through {member}"),
+            Action::RecordSigner { plane, epoch } => {
+                write!(f, "sign the certificates of {} with CA {epoch} from now on", of_plane(*plane))
+            }
+            Action::RecordDistrust { plane, epoch } => {
+                write!(f, "drop CA {epoch} from those trusted for {}", of_plane(*plane))
+            }
+            Action::RevokeUser { user } => write!(f, "revoke the certificates of user {user}"),
+            Action::RevokeMachine { member, incarnation } => {
+                write!(f, "revoke the certificates of machine {member}.{incarnation}")
+            }
+            Action::ForgetCluster => write!(f, "forget the cluster"),
+        }
+    }
+}
+
+fn of_plane(plane: TrustPlane) -> &'static str {
+    match plane {
+        TrustPlane::Peer => "peers",
+        TrustPlane::Client => "clients",
+    }
+}
+
+fn secret_name(kind: SecretKind) -> &'static str {
+    match kind {
+        SecretKind::ClientAuthority => "the client CA",
+        SecretKind::PeerAuthority => "the peer CA",
+        SecretKind::ControlAuthority => "the control CA",
+        SecretKind::RootPassword => "root's password",
+        SecretKind::JwtKeys => "the keys that sign tokens",
+        SecretKind::BackupSigning => "the key that signs backups",
+        SecretKind::Revocations => "the lists of revoked certificates",
+    }
+}
+
+pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
+    if kinds.iter().eq([&SecretKind::Revocations]) {
+        return String::from(
+            "etcd reads them at each connection, so they must be there before a certificate can be revoked",
+        );
+    }
+    let them = if kinds.len() == 1 { "it" } else { "them" };
+    format!("the ledger does not hold {them} yet, and everything else rests on {them}")
+}
