@@ -1,5 +1,5 @@
-//! A provider is one room in `core` and one in `providers`. This holds the promise of ARCHITECTURE.md, "To add a provider":
-//! no source outside the rooms names a provider's types.
+//! A provider is one room in `core` and one in `providers`; a kind is one in `core`, `agent` and `control`. This holds the promises of
+//! ARCHITECTURE.md, "To add a provider" and "To add a kind": no source outside the rooms names their types, but those listed here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,4 +58,100 @@ fn every_provider_has_both_rooms() {
             );
         }
     }
+}
+
+/// Crates in which a kind has a room, `src/kinds/NAME`. Of the others, `etcd` and `backup` are etcd's alone, and `cli` and `drill` offer what
+/// a kind has.
+const CRATES_WITH_KINDS: [&str; 3] = ["core", "agent", "control"];
+
+/// The shared sources that name etcd. Here a second kind finds what it must add its lines to, or what has to move to a room first. A source
+/// that no longer names it leaves the list; none comes to it.
+const NAME_ETCD: [&str; 56] = [
+    "agent/src/agent.rs",
+    "agent/src/api.rs",
+    "agent/src/certificates.rs",
+    "agent/src/converge.rs",
+    "agent/src/error.rs",
+    "agent/src/lib.rs",
+    "agent/src/services/plain.rs",
+    "agent/src/state.rs",
+    "control/src/brought.rs",
+    "control/src/home.rs",
+    "control/src/ledger/mod.rs",
+    "control/src/requests.rs",
+    "control/src/run/act.rs",
+    "control/src/run/controller.rs",
+    "control/src/run/observe.rs",
+    "control/src/secrets.rs",
+    "control/src/verbs/destroy.rs",
+    "control/src/verbs/mod.rs",
+    "control/src/verbs/recover.rs",
+    "control/src/verbs/replace.rs",
+    "control/src/verbs/restore.rs",
+    "core/src/desire.rs",
+    "core/src/model/desired.rs",
+    "core/src/model/facts.rs",
+    "core/src/model/host.rs",
+    "core/src/model/ledger.rs",
+    "core/src/model/program.rs",
+    "core/src/model/seen.rs",
+    "core/src/planner/action.rs",
+    "core/src/planner/blocked.rs",
+    "core/src/planner/blocked/remedy.rs",
+    "core/src/planner/config.rs",
+    "core/src/planner/decide.rs",
+    "core/src/planner/destroy.rs",
+    "core/src/planner/enrolment.rs",
+    "core/src/planner/machines.rs",
+    "core/src/planner/plan.rs",
+    "core/src/planner/remember.rs",
+    "core/src/planner/renewal.rs",
+    "core/src/planner/repair.rs",
+    "core/src/planner/safety/absence.rs",
+    "core/src/planner/safety/mod.rs",
+    "core/src/planner/safety/renewal.rs",
+    "core/src/planner/safety/requests.rs",
+    "core/src/planner/safety/trust.rs",
+    "core/src/planner/simulate/effect.rs",
+    "core/src/planner/simulate/machines.rs",
+    "core/src/planner/simulate/world.rs",
+    "core/src/planner/step.rs",
+    "core/src/planner/view.rs",
+    "core/src/planner/waiting.rs",
+    "core/src/providers/local/check.rs",
+    "core/src/spec/check/mod.rs",
+    "core/src/spec/types.rs",
+    "core/src/spec/units.rs",
+    "core/src/spec/write.rs",
+];
+
+#[test]
+fn no_other_source_outside_the_rooms_names_a_kind() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the directory of all crates");
+    let rooms =
+        fs::read_dir(crates.join("core/src/kinds")).expect("kinds").map(|entry| entry.expect("an entry").path());
+    let kinds: Vec<String> = rooms
+        .filter(|room| room.is_dir())
+        .map(|room| format!("kinds::{}", room.file_name().expect("a name").to_string_lossy()))
+        .collect();
+    assert!(!kinds.is_empty(), "the kinds were found");
+    let mut named = Vec::new();
+    for name in CRATES_WITH_KINDS {
+        let mut files = Vec::new();
+        sources(&crates.join(name).join("src"), &mut files);
+        for file in files.iter().filter(|file| !file.starts_with(crates.join(name).join("src/kinds"))) {
+            let text = fs::read_to_string(file).expect("a source");
+            // Tests may choose a kind.
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            let of_tests = file.file_stem().is_some_and(|stem| stem == "tests");
+            if !of_tests && kinds.iter().any(|kind| code.contains(kind)) {
+                named.push(file.strip_prefix(crates).expect("below all crates").display().to_string());
+            }
+        }
+    }
+    let new: Vec<&String> = named.iter().filter(|file| !NAME_ETCD.contains(&file.as_str())).collect();
+    assert!(new.is_empty(), "move what is a kind's alone to its room: {new:?}");
+    let over = |file: &&&str| file.starts_with("core/") && !named.iter().any(|named| named == **file);
+    let over: Vec<&&str> = NAME_ETCD.iter().filter(over).collect();
+    assert!(over.is_empty(), "take these off the list: {over:?}");
 }
