@@ -56,6 +56,9 @@ enum Verb {
         /// Compile the tests and run none
         #[arg(long)]
         no_run: bool,
+        /// Run only the tests that use clusters, or only those that compute
+        #[arg(long)]
+        only: Option<test::Only>,
         /// Run only tests whose name contains this
         filter: Option<String>,
         /// Arguments for the test binaries, after `--`
@@ -111,7 +114,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Ci => ci::run(),
         Verb::Prepare => prepare(&lab),
         Verb::Test { no_run: true, .. } => test::compile(),
-        Verb::Test { filter, arguments, .. } => test::run(&lab, filter.as_deref(), &arguments),
+        Verb::Test { only, filter, arguments, .. } => test::run(&lab, only, filter.as_deref(), &arguments),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Model { filter } => model::run(filter.as_deref()),
         Verb::Static { dev } => static_build::run(!dev),

@@ -44,6 +44,27 @@ const MOST_AGAIN: usize = 6;
 /// How long tests took on the machine of CI, for a machine that has not run them yet.
 const KNOWN: &str = include_str!("test/durations.txt");
 
+/// A part of the tests. CI runs the two next to each other: what only computes then fills the time in which others wait.
+#[derive(Clone, Copy, Debug, PartialEq, clap::ValueEnum)]
+pub enum Only {
+    Clusters,
+    Rules,
+}
+
+impl Only {
+    fn takes(self, binary: &Binary) -> bool {
+        (self == Only::Rules) == binary.is_pure()
+    }
+
+    /// Its files. Two parts may run at the same time.
+    fn directory(self) -> &'static str {
+        match self {
+            Only::Clusters => "clusters",
+            Only::Rules => "rules",
+        }
+    }
+}
+
 /// Compiles, and runs nothing.
 pub fn compile() -> Result<()> {
     let binaries = build::build()?;
@@ -51,10 +72,11 @@ pub fn compile() -> Result<()> {
     Ok(())
 }
 
-pub fn run(lab: &Lab, filter: Option<&str>, arguments: &[String]) -> Result<()> {
+pub fn run(lab: &Lab, only: Option<Only>, filter: Option<&str>, arguments: &[String]) -> Result<()> {
     let mut steps = Steps::default();
-    let binaries = prepare_and_build(lab, &mut steps)?;
-    let place = host::target_directory()?.join("tests");
+    let mut binaries = prepare_and_build(lab, &mut steps)?;
+    binaries.retain(|binary| only.is_none_or(|only| only.takes(binary)));
+    let place = host::target_directory()?.join("tests").join(only.map_or("", Only::directory));
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
     let around = Surroundings { variables: variables(lab), scratch: place.clone() };
     let file = place.join("durations.txt");
@@ -174,6 +196,15 @@ mod tests {
     fn failing(package: &str, tests: usize) -> Done {
         let failed = (0..tests).map(|n| n.to_string()).collect();
         Done { job: job(package, Part::All(9)), took: Duration::ZERO, passed: 0, failed, output: String::new() }
+    }
+
+    #[test]
+    fn the_two_parts_are_the_whole() {
+        for package in ["quorate", "quorate-core"] {
+            let binary = job(package, Part::All(1)).binary;
+            assert!(Only::Clusters.takes(&binary) != Only::Rules.takes(&binary), "{package}");
+        }
+        assert!(Only::Rules.takes(&job("quorate-core", Part::All(1)).binary));
     }
 
     #[test]
