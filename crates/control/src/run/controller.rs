@@ -359,9 +359,11 @@ pub async fn plan(
     let seen = Sight::new(provider.clone()).look(&ledger, None).await?;
     ledger.fence = latest_fence(&store, &ledger)?;
     let fingerprints = brought.fingerprints(home, &ledger);
-    let desired = Wish { spec, brought: &fingerprints, arch: arch() }.desire(&ledger, "");
+    let wish = Wish { spec, brought: &fingerprints, arch: arch() };
+    let configs = wish.configs(&ledger);
+    let desired = wish.desire_with(&ledger, &configs, "");
     remember::sighting(&mut ledger, &desired, &seen);
-    let mut plan = planner::plan(Wish { spec, brought: &fingerprints, arch: arch() }, &ledger, &seen);
+    let mut plan = planner::plan(wish, configs, &ledger, &seen);
     let makes = |step: &Step| matches!(step.action, Action::CreateMachine { .. });
     let machines = if plan.steps.iter().any(makes) { provider.how_machines_run().await } else { None };
     let around = Surroundings { comes_from: comes_from(spec), machines };

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::simulate::World;
 use super::{Action, Decision, Remark, Step, View, decide};
-use crate::desire::Wish;
+use crate::desire::{Configs, Wish};
 use crate::kinds::etcd::safety::{Strength, strength_during};
 use crate::model::{Ledger, Observation};
 use crate::spec::Change;
@@ -28,10 +28,10 @@ pub struct Plan {
     pub remarks: Vec<Remark>,
 }
 
-/// Runs `decide` against an imagined world that begins as the real one was seen.
-pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
+/// Runs `decide` against an imagined world that begins as the real one was seen. To render node configs is most of the work of a plan,
+/// so those that the caller has are used as long as they are current.
+pub fn plan(wish: Wish<'_>, mut configs: Configs, ledger: &Ledger, seen: &Observation) -> Plan {
     let mut world = World::imagine(ledger.clone(), seen.clone());
-    let mut configs = wish.configs(ledger);
     let (mut steps, mut strengths) = (Vec::new(), Vec::new());
     let changes = configs.changes.clone();
     for _ in 0..MOST_ROUNDS {
@@ -41,13 +41,17 @@ pub fn plan(wish: Wish<'_>, ledger: &Ledger, seen: &Observation) -> Plan {
         let desired = wish.desire_with(&world.ledger, &configs, IMAGINED);
         let mut seen = world.observe();
         let decision = decide(&desired, &seen);
+        let formed = desired.etcd.formation.is_formed();
         if decision.steps.is_empty() {
             return Plan { steps, changes, strengths, end: decision, remarks: Vec::new() };
         }
-        for step in decision.steps {
+        for (at, step) in decision.steps.into_iter().enumerate() {
+            // An observation copies every fact. Before the cluster is formed, nothing is asked of it here.
+            if formed && at > 0 {
+                seen = world.observe();
+            }
             strengths.push(strength_during(&View::new(&desired, &seen), &step.action));
             world.perform(&desired, &step.action);
-            seen = world.observe();
             steps.push(step);
         }
         if steps.last().is_some_and(|step| step.action == Action::ForgetCluster) {

@@ -94,7 +94,8 @@ fn answer(scene: &mut Scene, question: &str, reached: &mut Reached) -> String {
         note(reached, &round.steps, round);
     }
     scene::audit_end(scene, &outcome);
-    let shown = quorate_core::planner::plan(scene.wish(), &scene.ledger, &scene.seen);
+    let wish = scene.wish();
+    let shown = quorate_core::planner::plan(wish, wish.configs(&scene.ledger), &scene.ledger, &scene.seen);
     assert_eq!(shown.steps.len(), outcome.steps.len(), "what `plan` shows is what is done");
     let end = if outcome.world.machines.is_empty() { shown.end } else { outcome.end.clone() };
     let told = show(&outcome.steps, &end);

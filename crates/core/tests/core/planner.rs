@@ -209,8 +209,9 @@ proptest! {
         }
         let outcome = scene.run();
         scene::audit_end(&scene, &outcome);
-        let shown = plan(scene.wish(), &scene.ledger, &scene.seen);
-        prop_assert_eq!(&shown, &plan(scene.wish(), &scene.ledger, &scene.seen));
+        let planned = || plan(scene.wish(), scene.wish().configs(&scene.ledger), &scene.ledger, &scene.seen);
+        let shown = planned();
+        prop_assert_eq!(&shown, &planned());
         prop_assert_eq!(shown.steps.len(), outcome.steps.len());
     }
 

@@ -8,7 +8,7 @@ use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use crate::agent;
 use crate::controllers::{ClusterModel, Controller, State};
 use crate::deeds::is_order;
-use crate::etcd::{KILLED, backing_off, facts_mut, may_run, runs, url_of};
+use crate::etcd::{KILLED, backing_off, may_run, runs, url_of};
 use crate::reached::Event;
 use crate::shared::Shared;
 
@@ -271,7 +271,7 @@ fn others_lead(world: &World, member: &MemberName) -> bool {
 }
 
 fn with_etcd(machine: &mut SimMachine, change: impl FnOnce(&mut quorate_core::model::Facts)) {
-    if let Some(facts) = facts_mut(machine) {
+    if let Some(facts) = machine.facts_mut() {
         change(facts);
         facts.etcd.peer_serving = false;
     }

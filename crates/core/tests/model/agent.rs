@@ -4,10 +4,10 @@
 use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::kinds::etcd::{EtcdStatus, Membership};
 use quorate_core::model::{CertificateUse, DataSeen, Desired, Facts, MemberName, PowerState, ServiceState, Stamp};
-use quorate_core::planner::simulate::{SimAgent, World, take_up_trust};
+use quorate_core::planner::simulate::{SimMachine, World, take_up_trust};
 use quorate_core::planner::{Action, Precondition, Step};
 
-use crate::etcd::{RESTARTED, backing_off, facts_mut, may_run, quorum, runs, url_of};
+use crate::etcd::{RESTARTED, backing_off, may_run, quorum, runs, url_of};
 
 /// Why an order was not carried out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -49,15 +49,20 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
 }
 
 /// Whoever looks or orders tells its fencing number first; a lower one than was obeyed before is refused.
-pub fn learn_fence<'a>(world: &'a mut World, member: &MemberName, fence: u64) -> Result<&'a mut Facts, Refusal> {
+pub fn learn_fence<'a>(world: &'a mut World, member: &MemberName, fence: u64) -> Result<&'a Facts, Refusal> {
     let machine =
         world.machines.get_mut(member).filter(|m| m.seen.power == PowerState::On).ok_or(Refusal::Unreachable)?;
-    let SimAgent::Enrolled(facts) = &mut machine.agent else { return Err(Refusal::Unreachable) };
-    if fence < facts.fence {
+    let obeyed = machine.facts().ok_or(Refusal::Unreachable)?.fence;
+    if fence < obeyed {
         return Err(Refusal::StaleFence);
     }
-    facts.fence = fence;
-    Ok(facts)
+    // What stays the same stays shared with the worlds before.
+    if fence > obeyed
+        && let Some(facts) = machine.facts_mut()
+    {
+        facts.fence = fence;
+    }
+    machine.facts().ok_or(Refusal::Unreachable)
 }
 
 fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusal> {
@@ -205,7 +210,7 @@ fn is_so_already(world: &World, expects: &Membership, found: &Membership, action
 
 /// An etcd that starts is down at first; one that is no member ends, and again.
 fn takes_a_moment(world: &mut World, member: &MemberName) {
-    if let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) {
+    if let Some(facts) = world.machines.get_mut(member).and_then(SimMachine::facts_mut) {
         facts.etcd.service = backing_off(RESTARTED);
         facts.etcd.peer_serving = false;
     }
@@ -230,7 +235,7 @@ pub fn token_on_disk(world: &World, member: &MemberName) -> Option<String> {
 pub fn comes_up(world: &mut World, desired: &Desired, member: &MemberName) {
     let wish = desired.members.get(member);
     let may = world.machines.get(member).is_some_and(|m| may_run(world, &url_of(m), m));
-    let Some(facts) = world.machines.get_mut(member).and_then(facts_mut) else { return };
+    let Some(facts) = world.machines.get_mut(member).and_then(SimMachine::facts_mut) else { return };
     if facts.etcd.data == DataSeen::Empty {
         facts.etcd.service = ServiceState::Stopped;
     } else if may {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::Formation;
 use quorate_core::model::{AgentSeen, Brought, Busy, Data, Desired, Ledger, MemberName, Observation, PowerState, Seen};
-use quorate_core::planner::simulate::{SimAgent, World};
+use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use quorate_core::planner::{Action, Decision, Reason, Step, UnsafeBecause, decide, remember};
 use quorate_core::spec::ClusterSpec;
 
@@ -20,7 +20,7 @@ use crate::adversary::{Budget, Fault, Sight};
 use crate::agent::{self, Obeyed, Refusal};
 use crate::audit::audit;
 use crate::deeds::{Deeds, is_done_by_the_write, is_order, machine_id, named_token, prepare, prepares, writes_ledger};
-use crate::etcd::{Voters, facts_mut};
+use crate::etcd::Voters;
 use crate::names::{called_as, rename, rename_seen};
 use crate::past::{Past, Wrong};
 use crate::reached::{Event, Reached};
@@ -421,7 +421,7 @@ impl ClusterModel {
         let busy = Busy { order: step.action.kind().to_owned(), fence };
         let begun = state.world.change(|world| {
             called_as(world, &desired, |world| {
-                let facts = world.machines.get_mut(step.action.member()?).and_then(facts_mut)?;
+                let facts = world.machines.get_mut(step.action.member()?).and_then(SimMachine::facts_mut)?;
                 (facts.busy, facts.fence) = (Some(busy), fence);
                 Some(facts.machine_id.clone())
             })
@@ -439,7 +439,7 @@ impl ClusterModel {
         let past = &mut state.past;
         let before = state.world.clone();
         let done = state.world.change(|world| {
-            let mut machines = world.machines.values_mut().filter_map(facts_mut);
+            let mut machines = world.machines.values_mut().filter_map(SimMachine::facts_mut);
             let facts = machines.find(|facts| facts.machine_id == order.machine_id).ok_or(Refusal::Unreachable)?;
             facts.busy = None;
             let fence = facts.fence;

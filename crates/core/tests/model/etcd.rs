@@ -52,7 +52,7 @@ pub fn url_of(machine: &SimMachine) -> String {
 }
 
 pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMachine> {
-    world.machines.values().find(|m| url_of(m) == listed.peer_url)
+    world.machines.values().find(|m| m.is_at(&listed.peer_url))
 }
 
 /// Whether data of the present formation lies there, and as it was.
@@ -95,13 +95,6 @@ pub fn may_run(world: &World, url: &str, machine: &SimMachine) -> bool {
 pub fn is_restarting(machine: &SimMachine) -> bool {
     let service = machine.facts().map(|f| &f.etcd.service);
     matches!(service, Some(ServiceState::BackingOff { last_exit, .. }) if last_exit.how == RESTARTED)
-}
-
-pub fn facts_mut(machine: &mut SimMachine) -> Option<&mut Facts> {
-    match &mut machine.agent {
-        SimAgent::Enrolled(facts) => Some(facts),
-        _ => None,
-    }
 }
 
 pub fn backing_off(how: &str) -> ServiceState {

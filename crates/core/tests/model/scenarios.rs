@@ -8,14 +8,13 @@ use quorate_core::kinds::etcd::{OlderData, RecoveryRequest, RestoreWish};
 use quorate_core::model::{Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, ServiceState};
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::safety::requests;
-use quorate_core::planner::simulate::{SimAgent, World};
+use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use quorate_core::planner::{Action, Step, decide};
 use quorate_core::providers::local::LocalSettings;
 use quorate_core::spec::{ClusterSpec, Provider, generated};
 
 use crate::adversary::LONG;
 use crate::deeds::prepares;
-use crate::etcd::facts_mut;
 use crate::names::rename;
 
 /// The snapshot that lies ready where the controllers run.
@@ -154,12 +153,12 @@ impl Scenario {
             }
             Change::Wiped(member) => {
                 let machine = world.machines.get_mut(&member.into()).expect("a machine");
-                let etcd = &mut facts_mut(machine).expect("an agent").etcd;
+                let etcd = &mut machine.facts_mut().expect("an agent").etcd;
                 (etcd.data, etcd.service, etcd.peer_serving) = (DataSeen::Empty, ServiceState::Stopped, false);
             }
             Change::SetBack(member) => {
                 let machine = world.machines.get_mut(&member.into()).expect("a machine");
-                let etcd = &mut facts_mut(machine).expect("an agent").etcd;
+                let etcd = &mut machine.facts_mut().expect("an agent").etcd;
                 etcd.older = Some(OlderData { holds: 1, acknowledged: 10, told_by: String::from("its leader") });
                 (etcd.service, etcd.peer_serving) = (ServiceState::Stopped, false);
             }
@@ -227,7 +226,7 @@ fn share_ca(spec: &ClusterSpec, world: &mut World) {
         let record = world.ledger.members.get_mut(member).expect("a record");
         record.digest.clone_from(&wish.digest);
         let generation = record.generation;
-        let facts = world.machines.get_mut(member).and_then(facts_mut).expect("an agent");
+        let facts = world.machines.get_mut(member).and_then(SimMachine::facts_mut).expect("an agent");
         facts.node_config = Some((generation, wish.digest.clone()));
         facts.certificates.remove(&CertificateUse::Peer);
         facts.etcd.trust.clear();

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use quorate_core::kinds::etcd::{Formation, LostMajority};
 use quorate_core::model::{DataSeen, Desired, MemberName, Observation, ServiceState};
 use quorate_core::planner::safety::requests;
-use quorate_core::planner::simulate::World;
+use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
 
 use crate::adversary::LONG;
 use crate::agent;
 use crate::controllers::{ClusterModel, State, begin_run, tell_reach};
 use crate::deeds::{is_done_by_the_write, is_order, provide};
-use crate::etcd::{Voters, facts_mut};
+use crate::etcd::Voters;
 use crate::names::rename;
 use crate::reached::Event;
 use crate::shared::hash;
@@ -39,7 +39,8 @@ impl ClusterModel {
         world.ledger.fence += 1;
         begin_run(&mut world.ledger);
         // What was under way has ended, in vain.
-        world.machines.values_mut().filter_map(facts_mut).for_each(|f| f.busy = None);
+        let busy = world.machines.values_mut().filter(|m| m.facts().is_some_and(|facts| facts.busy.is_some()));
+        busy.filter_map(SimMachine::facts_mut).for_each(|f| f.busy = None);
         loop {
             self.bring_up(&mut world);
             world.look_again();
@@ -202,6 +203,6 @@ fn do_steps(world: &mut World, desired: &Desired, decision: &Decision) -> u8 {
 fn without_fences(world: &World) -> World {
     let mut world = world.clone();
     world.ledger.fence = 0;
-    world.machines.values_mut().filter_map(facts_mut).for_each(|f| f.fence = 0);
+    world.machines.values_mut().filter_map(SimMachine::facts_mut).for_each(|f| f.fence = 0);
     world
 }

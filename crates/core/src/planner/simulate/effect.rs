@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use jiff::{SignedDuration, Timestamp};
 
 use super::certificates::{certificate, take_up_trust, trusted};
-use super::world::{SimAgent, SimMachine, World, running};
+use super::world::{SimMachine, World, running};
 use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{self, AuthLook, JwtKeys, Staged};
@@ -251,7 +251,7 @@ impl World {
     }
 
     pub(super) fn on(&mut self, member: &MemberName, change: impl FnOnce(&mut Facts)) {
-        if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = self.machines.get_mut(member) {
+        if let Some(facts) = self.machines.get_mut(member).and_then(SimMachine::facts_mut) {
             change(facts);
         }
     }

@@ -1,5 +1,7 @@
 //! Machines and their agents in the simulated world.
 
+use std::sync::Arc;
+
 use jiff::SignedDuration;
 
 use super::certificates::{certificate, take_up_trust, trusted};
@@ -87,7 +89,7 @@ impl World {
         let Some(machine) = self.machines.get_mut(member) else { return };
         if let SimAgent::Unknown { .. } = machine.agent {
             machine.agent = if known {
-                SimAgent::Enrolled(Box::new(remembered))
+                SimAgent::Enrolled(Arc::new(remembered))
             } else {
                 let why = String::from("what it holds is seen when its machine runs");
                 SimAgent::Unknown { since: now, why }
@@ -149,7 +151,7 @@ impl World {
             let mut facts = blank(&format!("machine-of-{public_key}"));
             facts.etcd.data = data.clone();
             facts.certificates.insert(CertificateUse::Agent, own);
-            machine.agent = SimAgent::Enrolled(Box::new(facts));
+            machine.agent = SimAgent::Enrolled(Arc::new(facts));
         }
     }
 
@@ -158,7 +160,7 @@ impl World {
         let remembered = self.remembered(desired, member);
         let Some(machine) = self.machines.get_mut(member) else { return };
         if matches!(machine.agent, SimAgent::OtherProtocol(_)) {
-            machine.agent = SimAgent::Enrolled(Box::new(remembered));
+            machine.agent = SimAgent::Enrolled(Arc::new(remembered));
             self.touched = true;
             self.remember_auth(desired);
         }

@@ -1,7 +1,8 @@
 //! The simulated world itself, how it begins and how it is observed.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
 
 use jiff::Timestamp;
 
@@ -54,16 +55,14 @@ pub enum SimAgent {
         /// What lies on its disk already.
         data: DataSeen,
     },
-    Enrolled(Box<Facts>),
+    /// Shared between copies of the world until one of them changes it.
+    Enrolled(Arc<Facts>),
     /// Nothing that it reports is believed.
     Untrusted(Distrust),
     /// Only its program is known.
     OtherProtocol(ProgramSeen),
     /// It was not seen, so nothing is imagined of it.
-    Unknown {
-        since: Timestamp,
-        why: String,
-    },
+    Unknown { since: Timestamp, why: String },
 }
 
 impl World {
@@ -80,7 +79,7 @@ impl World {
                             let data = world.expected_data(&member);
                             SimAgent::Fresh { public_key: public_key.clone(), data }
                         }
-                        Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(facts.clone()),
+                        Some(Seen::At(_, AgentSeen::Enrolled(facts))) => SimAgent::Enrolled(Arc::from(facts.clone())),
                         Some(Seen::At(_, AgentSeen::Untrusted(distrust))) => SimAgent::Untrusted(*distrust),
                         Some(Seen::At(_, AgentSeen::OtherProtocol(program))) => {
                             SimAgent::OtherProtocol(program.clone())
@@ -144,7 +143,7 @@ impl World {
                 Seen::At(self.now, AgentSeen::Unenrolled { public_key: public_key.clone() })
             }
             SimAgent::Enrolled(facts) => {
-                let mut facts = facts.clone();
+                let mut facts = Box::new(Facts::clone(facts));
                 if self.touched || facts.etcd.status.is_none() {
                     facts.etcd.status = self.status(member, &facts);
                 }
@@ -157,6 +156,21 @@ impl World {
 impl SimMachine {
     pub(crate) fn peer_url(&self) -> String {
         self.seen.address.map(|address| https_url(address, PEER_PORT)).unwrap_or_default()
+    }
+
+    /// Whether this is the peer URL of its etcd.
+    pub fn is_at(&self, peer_url: &str) -> bool {
+        let at = peer_url.strip_prefix("https://").and_then(|rest| rest.parse().ok());
+        at.is_some() && at == self.seen.address.map(|address| SocketAddr::new(address, PEER_PORT))
+    }
+
+    pub fn facts_mut(&mut self) -> Option<&mut Facts> {
+        match &mut self.agent {
+            SimAgent::Enrolled(facts) => Some(Arc::make_mut(facts)),
+            SimAgent::Fresh { .. } | SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
+                None
+            }
+        }
     }
 
     pub fn facts(&self) -> Option<&Facts> {

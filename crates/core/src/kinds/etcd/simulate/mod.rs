@@ -14,7 +14,7 @@ use crate::kinds::etcd::safety;
 use crate::kinds::etcd::versions::Version;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd};
 use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
-use crate::planner::simulate::{SimAgent, SimMachine, World};
+use crate::planner::simulate::{SimMachine, World};
 
 impl World {
     /// What the etcds that answered tell of the cluster as a whole.
@@ -61,7 +61,7 @@ impl World {
         };
         let machine = self.machines.get(member)?;
         let list = self.list(&stamp.token);
-        let own = list.iter().find(|l| l.peer_url == machine.peer_url())?;
+        let own = list.iter().find(|l| machine.is_at(&l.peer_url))?;
         let voters: Vec<&SimListed> = list.iter().filter(|l| !l.is_learner).collect();
         let running: Vec<u64> = voters.iter().filter(|l| self.runs(l, &stamp.token)).map(|l| l.id).collect();
         let quorate = running.len() >= safety::quorum(voters.len());
@@ -132,7 +132,7 @@ impl World {
 
     /// Whether the etcd of this member runs on data of this formation.
     fn runs(&self, member: &SimListed, token: &str) -> bool {
-        let machine = self.machines.values().find(|m| m.peer_url() == member.peer_url);
+        let machine = self.machines.values().find(|m| m.is_at(&member.peer_url));
         machine.is_some_and(|m| {
             m.seen.power == PowerState::On
                 && m.facts().is_some_and(|f| {
@@ -171,8 +171,8 @@ impl World {
         let Some(at) = self.listed.iter().position(|l| l.id == id) else { return };
         let gone = self.listed.remove(at);
         let now = self.now;
-        let machine = self.machines.values_mut().find(|m| m.peer_url() == gone.peer_url);
-        if let Some(SimMachine { agent: SimAgent::Enrolled(facts), .. }) = machine
+        let machine = self.machines.values_mut().find(|m| m.is_at(&gone.peer_url));
+        if let Some(facts) = machine.and_then(SimMachine::facts_mut)
             && matches!(facts.etcd.service, ServiceState::Running { .. })
         {
             let last_exit = Exit { at: now, how: String::from("exit status 0"), last_words: String::new() };
