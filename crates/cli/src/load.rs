@@ -11,7 +11,7 @@ use quorate_control::brought::{self, BroughtFiles, FileProblem};
 use quorate_control::kinds::etcd::status;
 pub use quorate_control::verbs::Cluster;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Problem, Severity};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Places, Problem, Severity};
 
 use crate::commands::Context;
 use crate::error::Error;
@@ -142,16 +142,16 @@ pub fn file(target: &str) -> Result<CheckedFile, Error> {
         brought::resolve_paths(&mut spec, &base);
         match brought::read(&spec, now) {
             Ok(brought) => clusters.push(Cluster { spec, brought }),
-            Err(found) => problems.extend(found.into_iter().map(|p| placed(&document, index, p))),
+            Err(found) => problems.extend(found.into_iter().map(|p| placed(&document, &checked.places, index, p))),
         }
     }
     problems.sort_by_key(|p| p.span);
     Ok(CheckedFile { file, text, problems, clusters })
 }
 
-fn placed(document: &Document, index: usize, problem: FileProblem) -> Problem {
+fn placed(document: &Document, places: &Places, index: usize, problem: FileProblem) -> Problem {
     let FileProblem { field, message, hint } = problem;
-    document.problem(Severity::Error, format!("clusters[{index}].{field}"), message, hint)
+    document.problem(Severity::Error, places.in_file(&format!("clusters[{index}].{field}")), message, hint)
 }
 
 /// A spec as text, and where the relative names in it begin.

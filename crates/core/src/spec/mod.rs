@@ -1,6 +1,7 @@
 //! The spec: what the operator wrote. A file is read into a tree that knows its lines, its shape is checked against
 //! the schema of the types, then the meaning of the types is checked. All problems are reported at once: what has the
-//! wrong shape is left out, and the meaning of the rest is checked as far as it does not depend on that. Pure: what must be known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
+//! wrong shape is left out, and the meaning of the rest is checked as far as it does not depend on that. Pure: what must be
+//! known of the machine comes in as [`HostFacts`], and no file named in a spec is opened.
 
 mod backup;
 pub(crate) mod check;
@@ -23,6 +24,7 @@ pub(crate) use problem::nearest;
 pub use problem::{Problem, Severity, Span};
 pub use recipient::Recipient;
 pub use schema::json_schema;
+pub use shape::Places;
 pub use signer::Signer;
 pub use types::{ClusterSpec, GivenCertificates, KeyAlgorithm, KeyPairFiles, Kind, Spec, TlsSettings};
 pub use units::{
@@ -61,6 +63,8 @@ pub struct Checked {
     pub draft: Option<Spec>,
     /// In the order of the file.
     pub problems: Vec<Problem>,
+    /// Where in the file the items of the draft are.
+    pub places: Places,
 }
 
 impl Document {
@@ -84,9 +88,9 @@ impl Document {
     /// The spec, if nothing is wrong with it, and everything that is.
     pub fn spec(&self, host: &HostFacts) -> Checked {
         if let Some(problem) = self.other_format() {
-            return Checked { spec: None, draft: None, problems: vec![problem] };
+            return Checked { spec: None, draft: None, problems: vec![problem], places: Places::default() };
         }
-        let shape::Reading { value, mut problems, left_out } = shape::read(self);
+        let shape::Reading { value, mut problems, left_out, places } = shape::read(self);
         problems.extend(self.findings.iter().map(|finding| from_finding(&self.file, finding)));
         let has_its_shape = problems.is_empty();
         let read = value.and_then(|value| match serde_json::from_value::<Spec>(value) {
@@ -99,13 +103,13 @@ impl Document {
             }
         });
         if let Some(read) = &read {
-            let meant = check::check(self, read, host).into_iter();
+            let meant = check::check(self, &places, read, host).into_iter();
             problems.extend(meant.filter(|problem| !left_out.iter().any(|path| may_depend_on(&problem.path, path))));
         }
         problems.sort_by_key(|problem| problem.span);
         let is_valid = problems.iter().all(|problem| problem.severity == Severity::Warning);
         let (spec, draft) = if is_valid { (read, None) } else { (None, read) };
-        Checked { spec, draft, problems }
+        Checked { spec, draft, problems, places }
     }
 
     /// The stretch that a path such as `clusters[0].tls.ca.key` names, or of its deepest part that is there.
@@ -150,14 +154,21 @@ impl Document {
 /// members and their provider about everything in their cluster.
 fn may_depend_on(path: &str, left_out: &str) -> bool {
     let mut parts = left_out.splitn(3, '.');
-    let (Some(cluster), Some(section)) = (parts.next(), parts.next()) else { return true };
+    let cluster = parts.next().unwrap_or_default();
+    let in_cluster = path.starts_with(cluster);
+    let Some(section) = parts.next() else { return in_cluster || !path.starts_with("clusters[") };
     let within =
         |section: &str| path.strip_prefix(cluster).is_some_and(|rest| rest.starts_with(&format!(".{section}")));
     match section {
         "etcd" => within("etcd") || within("auth"),
         "tls" | "auth" | "backup" | "host" | "replace_after" | "initial_token" | "kind" => within(section),
+        // How large the quota may be depends on the members' memory.
+        _ if section.starts_with("members") || section == "namespace" => {
+            let independent = within("auth") || within("backup") || (within("etcd") && !within("etcd.quota"));
+            in_cluster && !independent && !path.ends_with(".name")
+        }
         // No other setting decides whether a name is fine.
-        _ => path.starts_with(cluster) && !path.ends_with(".name"),
+        _ => in_cluster && !path.ends_with(".name"),
     }
 }
 

@@ -2,7 +2,7 @@
 //! schema is boiled down once to the few shapes that the types use; what they mean together is not judged here.
 //! What has the wrong shape is left out of the JSON, so the rest can be checked further in the same run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
@@ -132,10 +132,41 @@ pub(super) struct Reading {
     pub problems: Vec<Problem>,
     /// The paths that were left out, or that a misspelt field probably means.
     pub left_out: Vec<String>,
+    /// Those of them that are items of lists.
+    pub places: Places,
+}
+
+/// Where the items of lists are in the file. Items of the wrong shape are left out, so those after them have a lower index in what was
+/// read.
+#[derive(Debug, Clone, Default)]
+pub struct Places {
+    left_out: BTreeSet<String>,
+}
+
+impl Places {
+    /// The path in the file of a path in what was read.
+    pub fn in_file(&self, path: &str) -> String {
+        if self.left_out.is_empty() {
+            return path.to_owned();
+        }
+        let mut whole = String::new();
+        for part in path.split_inclusive(']') {
+            let item = part.strip_suffix(']').and_then(|part| part.rsplit_once('['));
+            let Some((list, Ok(index))) = item.map(|(list, index)| (list, index.parse())) else {
+                whole.push_str(part);
+                continue;
+            };
+            whole.push_str(list);
+            let was_read = |place: &usize| !self.left_out.contains(&format!("{whole}[{place}]"));
+            let place = (0..).filter(was_read).nth(index).unwrap_or(index);
+            whole.push_str(&format!("[{place}]"));
+        }
+        whole
+    }
 }
 
 pub(super) fn read(document: &Document) -> Reading {
-    let mut walk = Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new() };
+    let mut walk = Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new(), places: Places::default() };
     let mut value = None;
     if document.root.is_null() {
         let hint = "`quorate init` prints a spec to start from";
@@ -143,7 +174,7 @@ pub(super) fn read(document: &Document) -> Reading {
     } else {
         value = walk.node(&document.root, document.root.span, &SPEC);
     }
-    Reading { value, problems: walk.problems, left_out: walk.left_out }
+    Reading { value, problems: walk.problems, left_out: walk.left_out, places: walk.places }
 }
 
 struct Walk<'a> {
@@ -152,6 +183,7 @@ struct Walk<'a> {
     path: String,
     problems: Vec<Problem>,
     left_out: Vec<String>,
+    places: Places,
 }
 
 impl Walk<'_> {
@@ -172,10 +204,8 @@ impl Walk<'_> {
             (Content::Refused, _) => None,
             (Content::Scalar { text, plain }, _) if !node.is_null() => self.scalar(text, *plain, node, shape),
             (Content::Sequence(items), Shape::List(item_shape)) => {
-                // All of them are read. One that is wrong cannot be left out, because it would move the others.
-                let items = items.iter().enumerate().map(|(index, item)| self.item(index, item, item_shape));
-                let items: Vec<Option<Value>> = items.collect();
-                items.into_iter().collect::<Option<Vec<Value>>>().map(Value::Array)
+                let items = items.iter().enumerate();
+                Some(Value::Array(items.filter_map(|(index, item)| self.item(index, item, item_shape)).collect()))
             }
             (Content::Mapping(entries), Shape::Map(value_shape)) => {
                 let value = |entry: &Entry| Some((entry.key.clone(), self.entry(entry, value_shape)?));
@@ -192,6 +222,10 @@ impl Walk<'_> {
         let outer = self.path.len();
         self.path.push_str(&format!("[{index}]"));
         let value = self.node(item, item.span, shape);
+        if value.is_none() {
+            self.left_out.push(self.path.clone());
+            self.places.left_out.insert(self.path.clone());
+        }
         self.path.truncate(outer);
         value
     }
@@ -232,6 +266,14 @@ impl Walk<'_> {
             let empty = entries.iter().find(|entry| entry.key == **name);
             let span = empty.map_or(start_of(shown), |entry| entry.key_span);
             self.inside(name, |walk| walk.report(span, format!("`{name}` is missing"), hint_for_missing(name)));
+        }
+        for name in &fields.required {
+            if !object.contains_key(name)
+                && let Some(value) = stand_in(name, &fields.known[name])
+            {
+                self.inside(name, |walk| walk.left_out.push(walk.path.clone()));
+                object.insert(name.clone(), value);
+            }
         }
         let chosen = self.one_of(is_given, &fields.one_of, shown)?;
         let complete = fields.required.iter().chain(chosen).all(|name| object.contains_key(name));
@@ -355,6 +397,15 @@ impl Walk<'_> {
         };
         self.report(shown, format!("expected {expected}, found {}", found(node)), hint);
         None
+    }
+}
+
+/// What a required field that is missing or wrong is read as, so that the rest can be checked.
+fn stand_in(name: &str, shape: &Shape) -> Option<Value> {
+    match shape {
+        Shape::List(_) => Some(Value::Array(Vec::new())),
+        _ if name == "quorate" => Some(super::FORMAT.into()),
+        _ => None,
     }
 }
 

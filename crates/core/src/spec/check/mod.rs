@@ -10,12 +10,12 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use super::units::LONGEST_NAME;
-use super::{ClusterSpec, Document, HostFacts, Problem, Severity, Spec};
+use super::{ClusterSpec, Document, HostFacts, Places, Problem, Severity, Spec};
 use crate::kinds::etcd;
 use crate::providers;
 
-pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
-    let mut found = Findings { document, problems: Vec::new() };
+pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
+    let mut found = Findings { document, places, problems: Vec::new() };
     if spec.clusters.is_empty() {
         found.error("clusters", "no cluster is declared", "`quorate init` prints a spec to start from");
     }
@@ -37,26 +37,33 @@ pub(super) fn check(document: &Document, spec: &Spec, host: &HostFacts) -> Vec<P
 /// Collects problems, placing them by their path.
 pub struct Findings<'a> {
     document: &'a Document,
+    places: &'a Places,
     problems: Vec<Problem>,
 }
 
 impl Findings<'_> {
     pub(crate) fn error(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
-        self.problems.push(self.document.problem(Severity::Error, path, message, Some(hint.into())));
+        self.at(Severity::Error, path.into(), message.into(), hint.into());
     }
 
     pub(crate) fn warning(&mut self, path: impl Into<String>, message: impl Into<String>, hint: impl Into<String>) {
-        self.problems.push(self.document.problem(Severity::Warning, path, message, Some(hint.into())));
+        self.at(Severity::Warning, path.into(), message.into(), hint.into());
+    }
+
+    fn at(&mut self, severity: Severity, path: String, message: String, hint: String) {
+        let path = self.places.in_file(&path);
+        self.problems.push(self.document.problem(severity, path, message, Some(hint)));
     }
 
     /// A problem with the key that a path ends in, not with its value.
     pub(crate) fn about_key(&mut self, severity: Severity, path: String, message: String, hint: String) {
+        let path = self.places.in_file(&path);
         let span = self.document.locate_key(&path);
         self.problems.push(Problem { span, ..self.document.problem(severity, path, message, Some(hint)) });
     }
 
     pub(crate) fn line_of(&self, path: &str) -> usize {
-        self.document.locate(path).line
+        self.document.locate(&self.places.in_file(path)).line
     }
 
     /// Reports each key that came before. `what` names it in a sentence.
