@@ -30,7 +30,7 @@ const FORMATS: [(&str, &str, &str); 17] = [
     ("retention", "retention", "A number, or a duration: `1000`, `30m`"),
     ("name", "name", "Lower case letters, digits and hyphens"),
     ("auth-name", "etcd name", "The name of an etcd user or role"),
-    ("etcd-version", "version", "An etcd release: `3.6.14`"),
+    ("version", "version", "A release, such as `3.6.14`"),
     ("sha256", "SHA-256", "64 hexadecimal digits"),
     ("san", "host name or IP address", "A DNS name or an IP address, as in a certificate"),
     ("address-range", "address range", "An IP address, or a network: `10.0.0.0/8`"),

@@ -97,7 +97,7 @@ fn check_path(path: &str) -> Result<(), Refusal> {
     if plain && !path.is_empty() && !own.iter().chain(&etcd::PLACES).any(|taken| clean.starts_with(taken)) {
         Ok(())
     } else {
-        Err(Refusal::Failed { why: format!("a node config may not write {path:?}") })
+        Err(Refusal::Failed { why: format!("a configuration may not write {path:?}") })
     }
 }
 

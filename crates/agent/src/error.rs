@@ -68,7 +68,7 @@ pub enum AgentError {
     #[error("{name} runs already")]
     RunsAlready { name: String },
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
-    #[error("etcd's data is gone from {}, and without it etcd is not started", path.display())]
+    #[error("etcd's data is missing from {}: etcd is not started without it", path.display())]
     DataGone { path: PathBuf },
     #[error("etcd's log {} cannot be read: {why}", path.display())]
     BadLog { path: PathBuf, why: String },
@@ -77,7 +77,7 @@ pub enum AgentError {
         .0.holds, .0.told_by, .0.acknowledged
     )]
     Older(OlderData),
-    #[error("the data could not be made anew: {why}")]
+    #[error("the data could not be rebuilt: {why}")]
     Renewal { why: String },
     #[error("{value} holds the control character {found:?}, which cannot be part of a unit of systemd")]
     ControlCharacter { value: String, found: char },

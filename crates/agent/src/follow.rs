@@ -135,7 +135,7 @@ impl Follower {
             }
         };
         if let Err(error) = told {
-            tracing::warn!(error = error.in_full(), "the agent cannot be told");
+            tracing::warn!(error = error.in_full(), "the agent cannot be notified");
         }
         self.said = trouble;
     }

@@ -175,7 +175,7 @@ impl Agent {
         if !self.upgrades.is_on_trial()
             && let Err(error) = self.finish_renewal().await
         {
-            tracing::error!(error = error.in_full(), "the data of a new formation could not be put in place");
+            tracing::error!(error = error.in_full(), "the data of a new bootstrap could not be put in place");
         }
         if let Err(error) = self.clear_uploads().await {
             tracing::warn!(error = error.in_full(), "what an upload left could not be removed");

@@ -127,7 +127,7 @@ impl Trial {
     /// Runs the new program as this machine's agent until it has taken its place. If it does not, says why.
     pub(crate) fn guard(self, options: &Options, within: Duration) -> Result<(), (u64, FailedUpgrade)> {
         let failed = |why: String| {
-            tracing::error!(to = %self.to, why, "the new program is given up");
+            tracing::error!(to = %self.to, why, "the upgrade is rolled back");
             let _ = fs::remove_file(&self.program);
             (self.fence, FailedUpgrade { to: self.to.clone(), why })
         };

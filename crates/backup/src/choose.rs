@@ -161,7 +161,7 @@ async fn at_revision(store: &Store, catalog: &Catalog, revision: i64) -> Result<
         catalog.fulls.iter().rev().filter(|full| full.manifest.newest_revision() <= revision).collect();
     if before.is_empty() {
         let oldest = catalog.fulls[0].manifest.newest_revision();
-        let why = format!("{what} lies before the oldest backup, which begins at revision {oldest}");
+        let why = format!("{what} is older than the oldest backup, which begins at revision {oldest}");
         return Err(refuse(catalog, &why, &catalog.damage));
     }
     let (mut furthest, mut damage) = (0, Vec::new());
@@ -200,7 +200,7 @@ async fn at_moment(store: &Store, catalog: &Catalog, at: Timestamp) -> Result<Ch
     let before: Vec<&Full> = catalog.fulls.iter().rev().filter(|full| full.manifest.taken.opened <= at).collect();
     if before.is_empty() {
         let oldest = catalog.fulls[0].manifest.taken.opened;
-        return Err(refuse(catalog, &format!("{at} lies before the oldest backup, of {oldest}"), &catalog.damage));
+        return Err(refuse(catalog, &format!("{at} is before the oldest backup, of {oldest}"), &catalog.damage));
     }
     let (mut best, mut damage) = (None::<(i64, Way<'_>)>, Vec::new());
     for full in before {

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 use quorate_core::providers::TEMPLATES;
 
 use crate::completion;
@@ -28,7 +28,7 @@ Exit codes:
      `apply --plan`: other steps are needed than planned
   4  `plan --detailed-exitcode`: there is something to do
   5  `status`: degraded
-  6  `status`: down, or not bootstrapped yet
+  6  `status`: down, not bootstrapped yet, or unknown
   7  another controller holds the lock, or took over
   8  `drill`: a scenario failed, or had too little traffic
   9  `backup create`, `backup verify`: a backup is damaged, or does not
@@ -125,7 +125,7 @@ pub enum Verb {
     /// Show cluster health
     ///
     /// With a name, or if only one cluster is known: its members with role, health, version, size, raft index and lag, days
-    /// left of the certificate, and generation; alarms; a one-line verdict. Otherwise one line per cluster.
+    /// left of the certificate, and the version of its agent; alarms; a one-line verdict. Otherwise one line per cluster.
     Status(Status),
     /// Print environment variables for etcdctl (use with eval)
     ///

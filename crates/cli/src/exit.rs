@@ -13,7 +13,7 @@ pub enum Exit {
     Blocked,
     /// `status`: it serves, with less tolerance than it should have.
     Degraded,
-    /// `status`: it does not serve, or is not formed yet.
+    /// `status`: it does not serve, is not bootstrapped yet, or cannot be judged.
     Down,
     /// `drill`: a scenario did not pass.
     Drill,

@@ -1,5 +1,5 @@
 //! A plan in a file, to be reviewed before it is done: what the steps were, of which spec, for which cluster. Whoever applies it
-//! plans anew, and begins only if the steps are the same; reasons, and through which member a change goes, may differ.
+//! plans again, and begins only if the steps are the same; reasons, and through which member a change goes, may differ.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -121,7 +121,7 @@ impl Reviewed {
         if format > FORMAT {
             let what =
                 format!("the plan in {} has format {format}, and this quorate knows up to {FORMAT}", path.display());
-            return Err(Error::refused(what, "use a newer quorate, or make the plan anew with this one"));
+            return Err(Error::refused(what, "use a newer quorate, or create the plan again with this one"));
         }
         Ok(Reviewed { path: path.to_owned(), plan: serde_json::from_str(&text).map_err(damaged)? })
     }
@@ -155,9 +155,9 @@ impl Reviewed {
     /// What would be done now and was not planned, or the other way round. Empty: nothing differs.
     pub fn differences(&self, now: &SavedCluster) -> Result<String, Error> {
         let (path, name) = (self.path.display(), &now.cluster);
-        let anew = "make the plan anew with `quorate plan --save`";
+        let again = "create the plan again with `quorate plan --save`";
         let Some(then) = self.plan.clusters.iter().find(|c| c.cluster == *name) else {
-            return Err(Error::refused(format!("the plan in {path} is not of cluster {name}"), anew));
+            return Err(Error::refused(format!("the plan in {path} is not of cluster {name}"), again));
         };
         if let Some(id) = &then.cluster_id
             && now.cluster_id.as_ref() != Some(id)
@@ -167,7 +167,7 @@ impl Reviewed {
                 .as_ref()
                 .map_or_else(|| String::from("none is known here"), |id| format!("that of the one here is {id}"));
             let what = format!("the plan in {path} is of another cluster {name}: its id is {id}, and {here}");
-            return Err(Error::refused(what, anew));
+            return Err(Error::refused(what, again));
         }
         Ok(told(then, now))
     }

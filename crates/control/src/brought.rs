@@ -256,7 +256,7 @@ impl Reader {
             let field = format!("tls.given.members.{}", member.name);
             let Some(address) = spec.provider.settings().pinned(member) else {
                 let message =
-                    format!("the address of {} must be pinned, as its certificate is made elsewhere", member.name);
+                    format!("the address of {} must be pinned, because its certificate is user-provided", member.name);
                 self.complain(
                     &format!("members[{index}]"),
                     message,

@@ -74,7 +74,7 @@ pub enum DrillError {
     CannotBeFirst { scenario: &'static str },
     #[error("there is nothing to restore, as no backup could be taken: {why}")]
     NoBackup { why: String },
-    #[error("a learner cannot be added at an address where nobody answers: {why}")]
+    #[error("a learner cannot be added at an address where nothing answers: {why}")]
     NoGhost { why: String },
     #[error("there is no {role} to strike: {why}")]
     NoTarget { role: &'static str, why: String },
@@ -84,7 +84,7 @@ pub enum DrillError {
     File { path: std::path::PathBuf, source: io::Error },
     #[error("the change that was given did nothing, so nothing could happen during it: {why}")]
     NoChange { why: String },
-    #[error("the cluster is not settled before the drill begins: {why}")]
+    #[error("the cluster has not converged before the drill begins: {why}")]
     Unsettled { why: String },
 }
 

@@ -125,13 +125,13 @@ impl Scenario {
             (Some(Fault::Terminate), _) => format!("SIGTERM to {target}'s etcd"),
             (Some(Fault::Stop), _) => format!("{target}'s etcd is paused, then resumed"),
             (Some(Fault::PowerCut), _) => format!("the power of {target} fails: agent and etcd end at once"),
-            (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is gone afterwards"),
+            (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is lost"),
             (Some(Fault::OldData), _) => {
                 format!("the power of {target} fails, and its data is an older copy afterwards")
             }
-            (Some(Fault::Lose), _) => format!("the machine of {target} is gone for good"),
+            (Some(Fault::Lose), _) => format!("the machine of {target} is lost permanently"),
             (Some(Fault::Ghost), _) => {
-                String::from("a learner is added at an address where nobody answers, and stays for half a minute")
+                String::from("a learner is added at an address where nothing answers, and stays for half a minute")
             }
             (Some(Fault::FullDisk), _) => format!("the disk of {target} is full for a while"),
             (Some(Fault::Partition), _) => format!("{target} is cut off for a while"),

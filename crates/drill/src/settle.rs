@@ -32,7 +32,7 @@ impl Check {
 pub(super) async fn checks(site: &Site) -> Vec<Check> {
     let clients = clients(site);
     vec![
-        Check::of("one formation", one_formation(site)),
+        Check::of("one bootstrap", one_formation(site)),
         Check::of("members as in the spec", members(site, &clients).await),
         Check::of("no machine left over", no_machine_left(site)),
         Check::of("no alarm", alarms(&clients).await),
@@ -56,7 +56,7 @@ fn one_formation(site: &Site) -> Result<String, String> {
     for machine in machines(&site.home, &site.cluster) {
         match machine.stamp() {
             Some(stamp) if stamp.token == *token && stamp.cluster_id == ledger.cluster_id => {}
-            Some(stamp) => return Err(format!("{} is of formation {}, not {token}", machine.member, stamp.token)),
+            Some(stamp) => return Err(format!("{} is of bootstrap {}, not {token}", machine.member, stamp.token)),
             None => return Err(format!("the data of {} has no stamp", machine.member)),
         }
     }

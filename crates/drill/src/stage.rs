@@ -380,7 +380,7 @@ impl<'a> Stage<'a> {
     pub(super) async fn clear(mut self) -> Option<Check> {
         drop(self.disk.take()?);
         let (passed, found) = match self.settled_before().await {
-            Ok(()) => (true, String::from("settled")),
+            Ok(()) => (true, String::from("converged")),
             Err(error) => (false, error.to_string()),
         };
         Some(Check { check: "well on its own disk again", passed, found })

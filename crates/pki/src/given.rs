@@ -76,7 +76,7 @@ pub enum GivenLeafProblem {
     Expired { certificate: String, not_after: Timestamp },
     #[error("the certificate of {certificate} is not valid before {not_before}")]
     NotYetValid { certificate: String, not_before: Timestamp },
-    #[error("the certificate, issued by {issuer}, does not lead to the CA, with the intermediates given beside it")]
+    #[error("the certificate, issued by {issuer}, does not lead to the CA, with the intermediates that come with it")]
     DoesNotChain { issuer: String },
 }
 

@@ -161,7 +161,7 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
     fs::remove_dir_all(&data).unwrap();
     assert_eq!(facts(&client).await.etcd.data, DataSeen::Empty);
     let again = machine.start_etcd(&client, "t-1").await.unwrap_err().to_string();
-    assert!(again.contains("its data is gone"), "{again}");
+    assert!(again.contains("its data is lost"), "{again}");
     let expects = DataSeen::Stamped(stamp("t-1"));
     let expected =
         order(&client, 1, Order::Etcd(EtcdOrder::Start { expects, bootstrap: None, peers: BTreeSet::new() })).await;
@@ -170,7 +170,7 @@ async fn lost_data_is_never_taken_for_a_fresh_disk() {
     // Nor by the order of another formation, which may be a late one. Once wiped it may begin; and when that data is lost
     // while it should run, nothing is started.
     let other = machine.start_etcd(&client, "t-2").await.unwrap_err().to_string();
-    assert!(other.contains("its data is gone"), "{other}");
+    assert!(other.contains("its data is lost"), "{other}");
     order(&client, 1, Order::Etcd(EtcdOrder::WipeData { stamp: stamp("t-1") })).await.unwrap();
     machine.start_etcd(&client, "t-2").await.unwrap();
     machine.healthy(&client).await;

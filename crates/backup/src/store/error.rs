@@ -38,9 +38,9 @@ pub enum Trouble {
         "this machine's clock and the store's differ by more than the store accepts ({0}): set the clock, for example by NTP"
     )]
     ClockSkew(String),
-    #[error("the bucket lies in another region ({0}): correct `region` or `endpoint`")]
+    #[error("the bucket is in another region ({0}): correct `region` or `endpoint`")]
     OtherRegion(String),
-    #[error("the store has trouble of its own ({0}); it was tried again and again. Nothing is lost: try later")]
+    #[error("the store reports an internal error ({0}), also after several retries. Nothing is lost: try again later")]
     Unavailable(String),
     #[error("the store did not answer in time ({0}). Nothing is lost: try later, or look at the network between")]
     Timeout(String),
@@ -49,7 +49,7 @@ pub enum Trouble {
     #[error("the connection was cut ({0}). Nothing is lost: try again")]
     Cut(String),
     #[error(
-        "the store overwrites where it was told not to: it ignores conditional writes (If-None-Match, If-Match), without which two \
+        "the store overwrites objects that must not be overwritten: it ignores conditional writes (If-None-Match, If-Match), without which two \
          controllers could destroy each other's backups. Use a store that has them: Amazon S3, SeaweedFS, MinIO, Ceph 19 or later"
     )]
     NoConditionalPut,

@@ -117,7 +117,7 @@ pub struct BackupVerify {
 pub struct BackupPrune {
     #[command(flatten)]
     pub of: BackupOf,
-    /// Also remove every backup that nobody signed, once there are signed ones
+    /// Also delete unsigned backups, if there are signed ones
     #[arg(long)]
     pub unsigned: bool,
     /// Only show what would be deleted

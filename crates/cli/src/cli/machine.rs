@@ -82,7 +82,7 @@ pub struct ImageBuild {
 
 #[derive(Args, Debug)]
 pub struct Agent {
-    /// Below which everything of the machine lies
+    /// The directory that holds everything of the machine
     #[arg(long, value_name = "DIR")]
     pub root: PathBuf,
     /// What the provider wrote at the machine's creation
@@ -104,7 +104,7 @@ pub struct Agent {
 
 #[derive(Args, Debug)]
 pub struct AgentCheck {
-    /// Below which everything of the machine lies
+    /// The directory that holds everything of the machine
     #[arg(long, value_name = "DIR")]
     pub root: PathBuf,
 }
@@ -124,7 +124,7 @@ pub struct AgentBoot {
 
 #[derive(Args, Debug)]
 pub struct AgentFollow {
-    /// Below which everything of the machine lies
+    /// The directory that holds everything of the machine
     #[arg(long, value_name = "DIR")]
     pub root: PathBuf,
 }

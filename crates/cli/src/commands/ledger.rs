@@ -95,7 +95,7 @@ async fn beside_backup(
     let spec = load::one_spec(&context.home, spec, options.cluster.as_deref())?;
     let store = open_store(&spec, super::backup::which(options.second))?;
     let OpenWith::Identities(identity) = key else {
-        return Err(Error::refused("what lies beside a backup is opened by an age identity", "pass --identity FILE"));
+        return Err(Error::refused("the ledger next to a backup is encrypted to an age identity", "pass --identity FILE"));
     };
     let trust = trust_of(None, &spec, options.signed_by.as_ref(), options.unsigned);
     refuse_unchecked(spec.name.as_str(), &trust).map_err(|error| context.error(error))?;
@@ -105,7 +105,7 @@ async fn beside_backup(
         output::talk(&format!("{}{}", what_is_taken_over(&found.ledger), who_made_it(&trust)));
     }
     found.ok_or_else(|| {
-        let what = format!("no backup of {} in {} has a ledger beside it", spec.name, store.place());
+        let what = format!("no backup of {} in {} has a ledger next to it", spec.name, store.place());
         Error::refused(what, "it is stored only where the spec names recipients")
     })
 }
@@ -158,7 +158,7 @@ fn replace(store: Store, existing: Ledger, imported: Ledger, meant: bool) -> Res
 
 fn may_replace(existing: &Ledger, imported: &Ledger) -> Result<(), Error> {
     let name = &existing.spec.name;
-    let hint = "pass --replace if the one that is here may go; export it first to keep it";
+    let hint = "pass --replace to overwrite the one that is here; export it first to keep it";
     if existing.cluster_id != imported.cluster_id {
         let (here, there) = (&existing.cluster_id, &imported.cluster_id);
         let what =

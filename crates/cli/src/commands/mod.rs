@@ -121,7 +121,7 @@ fn agree(context: &Context, yes: bool, steps: usize) -> Result<(), Error> {
     }
     if !output::can_ask() {
         return Err(Error::refused(
-            "there is no terminal to ask whether to go on",
+            "there is no terminal to ask for confirmation",
             "pass --yes to apply without asking",
         ));
     }

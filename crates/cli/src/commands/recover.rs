@@ -55,14 +55,15 @@ clients must restart their watches: revisions continue far above the last one, a
 /// How the cluster stands: who is seen, who holds data, and how far.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {
     let status = summarize(ledger, seen, &Decision::default());
-    let mut rows = vec![["MEMBER", "HEALTH", "DATA", "LOG ENDS AT", "COMMITTED UP TO"].map(String::from).to_vec()];
+    let mut rows = vec![["MEMBER", "HEALTH", "DATA", "TERM", "LAST INDEX", "COMMITTED INDEX"].map(String::from).to_vec()];
     let (token, members) = lost_formation(&ledger.etcd.formation);
     for member in members.into_iter().flat_map(|members| members.keys()) {
         let told = status.members.iter().find(|m| m.member == *member);
         let health = told.map_or_else(String::new, |m| m.health.to_owned());
         let facts = seen.facts(member);
-        let (end, agreed) = facts.map_or_else(unknown_log, log);
-        rows.push(vec![member.to_string(), health, data(facts, token.unwrap_or_default()), end, agreed]);
+        let mut row = vec![member.to_string(), health, data(facts, token.unwrap_or_default()).to_owned()];
+        row.extend(facts.map_or([None; 3], log).map(|known| known.map_or_else(|| String::from("unknown"), |n| n.to_string())));
+        rows.push(row);
     }
     format!("cluster {} is {}\n\n{}", status.cluster, status.summary, table(&rows))
 }
@@ -75,29 +76,23 @@ fn lost_formation(formation: &Formation) -> (Option<&str>, Option<&BTreeMap<Memb
     }
 }
 
-fn data(facts: Option<&Facts>, token: &str) -> String {
-    let Some(facts) = facts else { return String::from("unknown") };
+fn data(facts: Option<&Facts>, token: &str) -> &'static str {
+    let Some(facts) = facts else { return "unknown" };
     match &facts.etcd.data {
-        DataSeen::Stamped(stamp) if stamp.token == token && facts.etcd.older.is_some() => {
-            String::from("older than it was")
-        }
-        DataSeen::Stamped(stamp) if stamp.token == token => String::from("whole"),
-        DataSeen::Stamped(stamp) => format!("of formation {}", stamp.token),
-        DataSeen::Empty => String::from("none"),
-        DataSeen::Unstamped => String::from("nothing says whose"),
+        DataSeen::Stamped(stamp) if stamp.token == token && facts.etcd.older.is_some() => "older than it was",
+        DataSeen::Stamped(stamp) if stamp.token == token => "complete",
+        DataSeen::Stamped(_) => "of another bootstrap",
+        DataSeen::Empty => "none",
+        DataSeen::Unstamped => "of unknown origin",
     }
 }
 
-/// While etcd runs it tells by itself how far it has come; else its log on disk does.
-fn log(facts: &Facts) -> (String, String) {
-    let end = |term: u64, index: u64| format!("term {term}, index {index}");
+/// The term, the last index and the committed index of its log. A running etcd reports them, except the last; otherwise the log on disk
+/// says all three.
+fn log(facts: &Facts) -> [Option<u64>; 3] {
     match (&facts.etcd.log, &facts.etcd.status) {
-        (Some(log), _) => (end(log.term, log.index), format!("index {}", log.commit)),
-        (None, Some(status)) => (end(status.raft_term, status.raft_index), String::from("unknown")),
-        (None, None) => unknown_log(),
+        (Some(log), _) => [Some(log.term), Some(log.index), Some(log.commit)],
+        (None, Some(status)) => [Some(status.raft_term), Some(status.raft_index), None],
+        (None, None) => [None; 3],
     }
-}
-
-fn unknown_log() -> (String, String) {
-    (String::from("unknown"), String::from("unknown"))
 }

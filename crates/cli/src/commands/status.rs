@@ -121,6 +121,6 @@ fn exit(verdict: Verdict) -> Exit {
     match verdict {
         Verdict::Healthy | Verdict::Off => Exit::Done,
         Verdict::Degraded => Exit::Degraded,
-        Verdict::Down | Verdict::Unformed => Exit::Down,
+        Verdict::Down | Verdict::Unformed | Verdict::Unknown => Exit::Down,
     }
 }

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use quorate_agent::kinds::etcd::binaries;
 use quorate_core::kinds::etcd::spec::{Binary, ClientAuth};
-use quorate_core::kinds::etcd::versions::{self, Version};
+use quorate_core::kinds::etcd::versions;
+use quorate_core::model::Version;
 use quorate_core::model::{Ledger, Power};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts, Severity, generated};
 

@@ -1,7 +1,6 @@
 //! Backups, for people and for scripts: what there is, what a verification found, what a prune would remove.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 
 use jiff::Timestamp;
 use quorate_backup::catalog::{Catalog, Full};
@@ -349,21 +348,48 @@ fn why(reason: Reason) -> &'static str {
     }
 }
 
-pub fn pruning(pruning: &Pruning) -> String {
-    let mut text = String::new();
+pub fn pruning(pruning: &Pruning) -> Page {
+    let mut page = Page::new();
     for place in &pruning.places {
-        let _ = writeln!(text, "{}:", place.place);
-        let mut rows: BTreeMap<&BackupId, Vec<String>> = BTreeMap::new();
+        page.plain(2, &format!("{}:", place.place));
+        let mut rows: BTreeMap<&BackupId, (Style, &str, String)> = BTreeMap::new();
         for Kept { id, because } in &place.keep {
-            rows.insert(id, vec![format!("  {id}"), String::from("kept"), because.join(", ").replace('_', " ")]);
+            rows.insert(id, (Style::Plain, "kept   ", because.join(", ").replace('_', " ")));
         }
-        for id in &place.remove {
-            rows.insert(id, vec![format!("  {id}"), String::from("deleted"), String::new()]);
+        rows.extend(place.remove.iter().map(|id| (id, (Style::Red, "deleted", String::new()))));
+        rows.extend(place.unfinished.iter().map(|id| (id, (Style::Red, "deleted", String::from("never finished")))));
+        for (id, (style, fate, why)) in rows {
+            let (id, why) = (format!("  {id}  "), if why.is_empty() { why } else { format!("  {why}") });
+            let hang = id.chars().count() + fate.len() + 2;
+            page.line(hang, [(Style::Plain, id.as_str()), (style, fate), (Style::Plain, why.as_str())]);
         }
-        for id in &place.unfinished {
-            rows.insert(id, vec![format!("  {id}"), String::from("deleted"), String::from("never finished")]);
-        }
-        text.push_str(&table::text(&rows.into_values().collect::<Vec<_>>()));
     }
-    text
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_prune_keeps_and_deletes_fits_80_columns() {
+        let id = |text: &str| -> BackupId { serde_json::from_value(text.into()).unwrap() };
+        let kept = id("20261115T092222Z-95f4be6e");
+        let because = ["newest", "newest_verified", "furthest", "last", "hourly", "daily"].to_vec();
+        let place = PruningPlace {
+            place: String::from("file:///backups"),
+            keep: vec![Kept { id: kept, because }],
+            remove: vec![id("20261014T092222Z-95f4be6e")],
+            unfinished: vec![id("20261013T092222Z-95f4be6e")],
+        };
+        let pruning = Pruning { cluster: String::from("demo"), remove: BTreeSet::new(), places: vec![place] };
+        let expected = "\
+file:///backups:
+  20261013T092222Z-95f4be6e  deleted  never finished
+  20261014T092222Z-95f4be6e  deleted
+  20261115T092222Z-95f4be6e  kept     newest, newest verified, furthest, last,
+                                      hourly, daily
+";
+        assert_eq!(super::pruning(&pruning).render(Look { width: Some(80), colour: false }), expected);
+    }
 }

@@ -20,7 +20,7 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
             page.whole(Style::Plain, &format!("  start it with: {start}"));
             return page;
         }
-        Verdict::Unformed => return page,
+        Verdict::Unformed | Verdict::Unknown => return page,
         Verdict::Healthy | Verdict::Degraded | Verdict::Down => {}
     }
     let endpoints: Vec<&str> = status.members.iter().filter_map(|m| m.endpoint.as_deref()).collect();

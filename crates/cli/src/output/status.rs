@@ -102,7 +102,7 @@ pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> Page {
 pub fn verdict_style(verdict: Verdict) -> Style {
     match verdict {
         Verdict::Healthy => Style::Green,
-        Verdict::Degraded | Verdict::Unformed => Style::Yellow,
+        Verdict::Degraded | Verdict::Unformed | Verdict::Unknown => Style::Yellow,
         Verdict::Down => Style::Red,
         Verdict::Off => Style::Dim,
     }
@@ -117,7 +117,7 @@ fn health_style(health: &str) -> Style {
 }
 
 /// Columns that a narrow terminal does without, the least needed first.
-const DROPPED: [usize; 8] = [11, 7, 1, 10, 8, 9, 6, 5];
+const DROPPED: [usize; 7] = [7, 1, 10, 8, 9, 6, 5];
 
 fn members(status: &Status) -> Vec<Vec<table::Cell>> {
     let head = [
@@ -132,7 +132,6 @@ fn members(status: &Status) -> Vec<Vec<table::Cell>> {
         "LAG",
         "CERTIFICATE",
         "AGENT",
-        "GENERATION",
     ];
     let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
     rows.extend(status.members.iter().map(row));
@@ -153,7 +152,6 @@ fn row(member: &MemberStatus) -> Vec<table::Cell> {
         cell(member.raft_lag.map(|n| n.to_string())),
         cell(member.certificate_left.map(validity_left)),
         cell(member.agent.as_ref().map(|program| program.version.clone())),
-        cell(member.generation.map(|n| n.to_string())),
     ]
 }
 
@@ -220,7 +218,7 @@ mod tests {
             generation: healthy.then_some(1),
             restarts: None,
             fsync_micros: None,
-            agent: healthy.then(|| Program { version: String::from("0.1.0"), protocol: 3 }),
+            agent: healthy.then(|| Program { version: String::from("0.2.0"), protocol: 3 }),
             log_source_trouble: None,
         }
     }
@@ -257,9 +255,9 @@ mod tests {
         let expected = "\
 cluster demo: etcd 3.6.14, provider local, CA expires 2036-11-13
 
-MEMBER  MACHINE  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        RAFT INDEX  LAG  CERTIFICATE  AGENT  GENERATION
-etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.1.0  1
-etcd-2  etcd-2   127.64.0.1  -       off      -        -               -           -    -            -      -
+MEMBER  MACHINE  ADDRESS     ROLE    HEALTH   VERSION  DB/QUOTA        RAFT INDEX  LAG  CERTIFICATE  AGENT
+etcd-1  etcd-1   127.64.0.1  leader  healthy  3.6.14   20.5 KiB/8 GiB  12          0    364 days     0.2.0
+etcd-2  etcd-2   127.64.0.1  -       off      -        -               -           -    -            -
 
 etcd-2 is off: its machine does not run
 alarm NOSPACE on etcd-1

@@ -214,7 +214,7 @@ fn data_is_deleted_only_where_the_store_has_it(cluster: &BackedUp, id: &str) {
     // It is made where it is missing.
     fs::remove_dir_all(&store).expect("an empty store");
     fs::write(&store, "no directory").expect("a file");
-    refuses(&["cannot be told", id, "no verified backup"]);
+    refuses(&["is unknown", id, "no verified backup"]);
     fs::remove_file(&store).expect("a file");
     // Once somebody looks, the ledger knows it too.
     cluster.backup("verify", &[]).expect(1);

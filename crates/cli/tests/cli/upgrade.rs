@@ -14,6 +14,7 @@ use crate::common::intruder::Intruder;
 use crate::common::trio::{Login, MEMBERS, NAME, Trio};
 use crate::common::{Run, eventually, signal};
 
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 pub const PROGRAM: &str = "usr/lib/quorate/quorate";
 pub const NEXT: &str = "usr/lib/quorate/quorate.next";
 
@@ -38,7 +39,7 @@ fn program(trio: &Trio, name: &str, changes: &[(&str, &str)]) -> PathBuf {
 }
 
 fn older(trio: &Trio) -> PathBuf {
-    program(trio, "older", &[("version=0.1.0", "version=0.0.9")])
+    program(trio, "older", &[(&format!("version={VERSION}"), "version=0.0.9")])
 }
 
 pub fn run(trio: &Trio, program: &Path, arguments: &[&str]) -> Run {
@@ -74,9 +75,10 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
     let plan = trio.sandbox.quorate(&["plan", "trio.yaml", "--output", "json"]).ok().json();
     assert_eq!(plan["summary"]["steps"], 3, "{plan:#}");
     let applied = trio.apply().ok();
-    assert!(applied.text().contains("upgrade the agent of etcd-1 from quorate 0.0.9 to 0.1.0"), "{}", applied.text());
+    let upgraded = format!("upgrade the agent of etcd-1 from quorate 0.0.9 to {VERSION}");
+    assert!(applied.text().contains(&upgraded), "{}", applied.text());
 
-    assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
+    assert_eq!(versions(&trio.status()), [VERSION; 3]);
     assert_eq!(etcds(&trio), before, "an etcd was restarted");
     assert!(trio.etcdctl(&["get", "k"]).ok().stdout.contains("v"));
     for member in MEMBERS {
@@ -87,14 +89,15 @@ fn agents_of_an_older_quorate_are_upgraded_one_after_another_and_etcd_runs_on() 
     // A machine that is switched off and on keeps its program.
     trio.sandbox.quorate(&["down", NAME]).ok();
     run(&trio, &older, &["up", NAME]).ok();
-    assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
+    assert_eq!(versions(&trio.status()), [VERSION; 3]);
 }
 
 #[test]
 fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     let trio = Trio::up(Login::Certificate);
+    let version = format!("version={VERSION}");
     let changes =
-        [("protocol=0003", "protocol=0009"), ("oldest=0003", "oldest=0009"), ("version=0.1.0", "version=9.9.9")];
+        [("protocol=0003", "protocol=0009"), ("oldest=0003", "oldest=0009"), (version.as_str(), "version=9.9.9")];
     let newer = program(&trio, "newer", &changes);
     // To the newer one the agents are of a protocol that it does not speak. One run upgrades all of them.
     let etcds_before = etcds(&trio);
@@ -107,6 +110,11 @@ fn an_older_controller_leaves_newer_agents_alone_and_says_what_to_use() {
     assert!(text.contains("the agent of etcd-1 runs quorate 9.9.9 (protocol 9)"), "{text}");
     assert!(text.contains("operate this cluster with quorate 9.9.9 (protocol 9) or newer"), "{text}");
     assert_eq!(trio.pids(), before);
+    let status = trio.sandbox.quorate(&["status", NAME, "--output", "json"]).expect(6).json();
+    assert_eq!(status["verdict"], "unknown");
+    let summary = status["summary"].as_str().expect("a summary");
+    assert!(summary.starts_with("unknown: 3 agents run quorate 9.9.9 (protocol 9)"), "{summary}");
+    assert!(summary.ends_with("use quorate 9.9.9 (protocol 9) or newer"), "{summary}");
     for member in MEMBERS {
         assert_eq!(trio.ledger()["members"][member], ledger["members"][member]);
     }
@@ -136,13 +144,13 @@ fn a_machine_that_cannot_take_the_program_does_not_hold_up_the_others() {
     assert!(text.contains("the agent of etcd-1 still runs quorate 0.0.9"), "{text}");
     assert!(text.contains("usr/lib/quorate"), "{text}");
     let status = trio.status();
-    assert_eq!(versions(&status), ["0.0.9", "0.1.0", "0.1.0"]);
+    assert_eq!(versions(&status), ["0.0.9", VERSION, VERSION]);
     let members = status["members"].as_array().expect("members");
     assert!(members.iter().all(|member| member["db_quota"] == 3_u64 << 30), "{status:#}");
     assert!(members.iter().all(|member| member["generation"] == 2), "{status:#}");
     fs::remove_file(&place).expect("it is removed");
     trio.apply().ok();
-    assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
+    assert_eq!(versions(&trio.status()), [VERSION; 3]);
 }
 
 /// Sends a program to an agent as its controller would.
@@ -226,7 +234,7 @@ fn an_upgrade_that_is_killed_anywhere_is_finished_by_the_next_run() {
         assert_eq!(etcds(&trio), before, "an etcd was restarted: {what}");
     }
     trio.apply().ok();
-    assert_eq!(versions(&trio.status()), ["0.1.0"; 3]);
+    assert_eq!(versions(&trio.status()), [VERSION; 3]);
     assert_eq!(etcds(&trio), before);
     eventually("no guardian is left", 10, || trio.sandbox.agents().len() == 3);
     assert!(!next.exists());

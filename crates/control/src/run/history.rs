@@ -370,7 +370,7 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     let recovers = |ledger: &Ledger| ledger.etcd.recovery.as_ref().map(|request| request.consent.clone());
     let (recovery_before, recovery_after) = (recovers(before), recovers(after));
     let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
-        ("destroy", &before.destroy, &after.destroy, "that the cluster goes"),
+        ("destroy", &before.destroy, &after.destroy, "that the cluster is destroyed"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
         ("allow-downtime", &before.downtime, &after.downtime, "that a restart may cause downtime"),
         ("now", &before.without_grace, &after.without_grace, "that unreachable machines are dead"),

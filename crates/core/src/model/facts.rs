@@ -48,7 +48,7 @@ impl fmt::Display for Number {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Number::Fence => "fencing number",
-            Number::Generation => "configuration generation",
+            Number::Generation => "configuration number",
             Number::Revision => "etcd revision",
             Number::LogIndex => "log index",
         })

@@ -14,6 +14,7 @@ mod node_config;
 mod program;
 mod seen;
 mod trust;
+mod version;
 
 pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR};
 pub use desired::{Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Revocable};
@@ -38,6 +39,7 @@ pub use node_config::{
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};
 pub use seen::{MachineSeen, Observation, PowerState, Seen};
 pub use trust::{Authorities, AuthorityRecord, Plane, TrustPlane, TrustSeen};
+pub use version::{NotAVersion, Version};
 
 /// The port on which every agent answers its controller.
 pub const AGENT_PORT: u16 = 2390;

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use crate::kinds::etcd::versions::Version;
+use crate::model::Version;
 
 /// Raised with every change of what controllers and agents say to each other.
 pub const PROTOCOL: u32 = 3;
@@ -95,6 +95,18 @@ mod tests {
 
     fn program(protocol: u32, version: &str) -> Program {
         Program { protocol, version: version.to_owned() }
+    }
+
+    /// Whoever raises the protocol adds a line, and raises the version of the workspace: programs that say "use 0.2.0 or newer" must mean
+    /// one that understands them.
+    const FIRST_VERSION_OF: [(u32, Version); 2] = [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0))];
+
+    #[test]
+    fn every_protocol_has_a_version_of_its_own() {
+        let [.., (protocol, first)] = FIRST_VERSION_OF;
+        assert_eq!(protocol, PROTOCOL);
+        assert!(Program::this().version.parse::<Version>().unwrap() >= first);
+        assert!(FIRST_VERSION_OF.is_sorted_by(|a, b| a.0 < b.0 && a.1 < b.1));
     }
 
     #[test]

@@ -223,9 +223,7 @@ impl fmt::Display for Action {
                 "upgrade the agent of {member} from quorate {} to {} (protocol {} to {})",
                 from.version, to.version, from.protocol, to.protocol
             ),
-            Action::PushConfig { member, generation } => {
-                write!(f, "update the configuration of {member} (generation {generation})")
-            }
+            Action::PushConfig { member, .. } => write!(f, "update the configuration of {member}"),
             Action::RecordForming { token, .. } => write!(f, "begin to bootstrap the cluster, with token {token}"),
             Action::AbandonFormation { token } => write!(f, "abandon the bootstrap with token {token}"),
             Action::StartEtcd { member, bootstrap: Some(_) } => write!(f, "start etcd on {member} for the first time"),

@@ -272,7 +272,7 @@ impl fmt::Display for UnsafeBecause {
                 write!(f, "the recovery was confirmed when {before} had data of the cluster, and now {now} has")
             }
             UnsafeBecause::SurvivorGone { member } => {
-                write!(f, "the cluster is being recovered from the data of {member}, and its machine is gone")
+                write!(f, "the cluster is being recovered from the data of {member}, and its machine is missing")
             }
             UnsafeBecause::SnapshotGone { member, source } => {
                 write!(f, "{member} will be restored from {source}, but the snapshot is no longer here")

@@ -37,10 +37,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                     }
                 }
                 None => format!("{member} has no configuration yet"),
-                Some((generation, _)) => {
-                    let wanted = wish.generation;
-                    with_changes(desired, format!("configuration differs (generation {generation} → {wanted})"))
-                }
+                Some(_) => with_changes(desired, String::from("configuration differs")),
             },
             _ => continue,
         };

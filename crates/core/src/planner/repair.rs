@@ -112,7 +112,7 @@ fn loss(view: &View<'_>, token: &str, member: &MemberName, wish: &DesiredMember)
     let machines = seen.machines.get()?;
     let Some(machine) = machines.get(member) else {
         let with_it = if wish.data.is_some() { "" } else { ", and its data with it" };
-        let what = format!("the machine of {member} is gone{with_it}");
+        let what = format!("the machine of {member} is missing{with_it}");
         return Some(Loss::Unseen(what));
     };
     if machine.cluster_id != desired.cluster_id || !machine.is_up() {
@@ -137,7 +137,7 @@ fn loss(view: &View<'_>, token: &str, member: &MemberName, wish: &DesiredMember)
     }
     let listed = view.cluster().and_then(|c| c.get(member));
     match etcd::safety::judge_data(desired, member, Some(token), seen.now, facts) {
-        DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is gone: its disk was wiped or lost"))),
+        DataVerdict::Lost => Some(Loss::Known(format!("the data of {member} is lost: its disk was wiped or replaced"))),
         DataVerdict::MayBeginAsNew if machine_of(desired, member) != Some(facts.machine_id.as_str()) => {
             Some(Loss::Known(format!("the machine of {member} is not the one that joined, and holds no data")))
         }

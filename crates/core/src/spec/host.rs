@@ -21,7 +21,7 @@ pub struct HostSettings {
     pub firewall: Firewall,
     /// Whether quorate installs missing packages on a machine. If not, a machine that lacks one refuses its configuration.
     pub install_dependencies: bool,
-    /// Sends logs elsewhere with fluent-bit. If absent, they stay on the machine.
+    /// Forwards logs with fluent-bit. If absent, they stay on the machine.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub log_forwarding: Option<LogForwarding>,
 }
@@ -125,7 +125,7 @@ impl Default for Firewall {
     }
 }
 
-/// Sends logs elsewhere with fluent-bit.
+/// Forwards logs with fluent-bit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LogForwarding {

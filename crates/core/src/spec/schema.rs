@@ -137,7 +137,7 @@ mod tests {
                 "minLength" => value.as_str().is_none_or(|s| s.len() as u64 >= wanted.as_u64().unwrap()),
                 "minItems" => value.as_array().is_none_or(|a| a.len() as u64 >= wanted.as_u64().unwrap()),
                 // Only of versions, which `format` checks as well.
-                "pattern" => schema["format"] == "etcd-version",
+                "pattern" => schema["format"] == "version",
                 other => panic!("the keyword `{other}` is not checked here"),
             };
             if !fine {

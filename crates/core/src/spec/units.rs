@@ -74,7 +74,7 @@ pub(super) fn check_format(format: &str, text: &str) -> Result<(), String> {
         "volume" => read::<VolumeName>(text),
         "age-recipient" => read::<super::Recipient>(text),
         "signer" => read::<super::Signer>(text),
-        "etcd-version" => read::<crate::kinds::etcd::versions::Version>(text),
+        "version" => read::<crate::model::Version>(text),
         "ip" => text.parse::<IpAddr>().map(drop).map_err(|_| format!("expected an IP address, found `{text}`")),
         "uri" if !is_web_address(text) => Err(format!("expected an http:// or https:// address, found `{text}`")),
         _ => Ok(()),

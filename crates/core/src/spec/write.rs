@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{ClusterSpec, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec, TlsSettings};
 use crate::kinds::etcd::spec::{AuthSettings, ClientAuth, EtcdSettings};
-use crate::kinds::etcd::versions::Version;
+use crate::model::Version;
 use crate::providers::TEMPLATES;
 
 /// Settings that are the same for every provider.

@@ -7,7 +7,8 @@ use std::{env, fs};
 
 use quorate_core::kinds::etcd::flags::{self, FEATURE_GATES, Kind};
 use quorate_core::kinds::etcd::spec::FlagValue;
-use quorate_core::kinds::etcd::versions::{Gate, Version, gate};
+use quorate_core::kinds::etcd::versions::{Gate, gate};
+use quorate_core::model::Version;
 
 /// The releases that must be there; others are compared when they are.
 const NEEDED: [&str; 2] = ["3.4.23", "3.5.30"];

@@ -84,9 +84,9 @@ impl<'a> Changes<'a> {
         }
         match by.outcome {
             Outcome::Written { revision: told } if told != revision => {
-                wrong(Rule::Phantom, format!("{what}, and {by} was told another revision"));
+                wrong(Rule::Phantom, format!("{what}, and {by} received another revision"));
             }
-            Outcome::Read { .. } => wrong(Rule::Swap, format!("{what}, though {by} was told that it did not happen")),
+            Outcome::Read { .. } => wrong(Rule::Swap, format!("{what}, though {by} was answered that it did not happen")),
             _ => {}
         }
         if moment < by.called {
@@ -116,7 +116,7 @@ impl<'a> Changes<'a> {
         if let Some(by) = told.or_else(unanswered) {
             return Some(by);
         }
-        let what = format!("watch {} showed at revision {revision} that {} is gone", shown.watcher, shown.key);
+        let what = format!("watch {} showed at revision {revision} that {} is deleted", shown.watcher, shown.key);
         match before.as_ref().and_then(|f| self.by_revision.get(&f.mod_revision)?.by).map(|by| (by, &by.call)) {
             Some((by, Call::Put { lease: Some(lease), .. })) => {
                 if let Some(renewal) = still_alive(history, *lease, by, shown.at) {

@@ -373,7 +373,7 @@ fn a_phantom_is_refused() {
     let done_twice = good().changed(14, "a", Some("0-1"));
     assert_refused(&done_twice.told(), Rule::Phantom, &["done twice", "operation 1"]);
     let vanished = good().changed(14, "a", None);
-    assert_refused(&vanished.told(), Rule::Phantom, &["a is gone", "nobody deleted it"]);
+    assert_refused(&vanished.told(), Rule::Phantom, &["a is deleted", "nobody deleted it"]);
     let prophecy = good().did(1, 95, 96, put("a", "1-2"), written(14)).changed(14, "a", Some("1-2"));
     assert_refused(&prophecy.told(), Rule::RealTime, &["before it was written", "operation 6"]);
 }
@@ -394,7 +394,7 @@ fn a_leased_key_goes_when_its_lease_was_not_kept_alive() {
         record.at *= 1000;
     }
     assert_good(&history);
-    assert_refused(&leased(80).told(), Rule::Lease, &["l is gone", "operation 7"]);
+    assert_refused(&leased(80).told(), Rule::Lease, &["l is deleted", "operation 7"]);
 }
 
 #[test]

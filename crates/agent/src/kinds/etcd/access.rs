@@ -128,7 +128,7 @@ fn over_tls(kept: &Mutex<Option<(Means, Arc<ClientConfig>)>>, means: Means) -> O
 }
 
 fn not_ready() -> Refusal {
-    Refusal::Failed { why: String::from("etcd has neither node config nor certificates yet") }
+    Refusal::Failed { why: String::from("etcd has neither a configuration nor certificates yet") }
 }
 
 fn options(means: &Means) -> ConnectOptions {

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 use quorate_core::model::BinarySource;
 use quorate_core::text::hex;
 use quorate_pki::Sha256;
@@ -49,7 +49,7 @@ pub enum BinaryError {
     #[error("{command} failed: {said}")]
     Command { command: String, said: String },
     #[error(
-        "there is no etcdutl {line} (at least {least}) beside {}, in {}, or on the PATH", etcd.display(), cache.display()
+        "there is no etcdutl {line} (at least {least}) next to {}, in {}, or on the PATH", etcd.display(), cache.display()
     )]
     NoEtcdutl { line: String, least: String, etcd: PathBuf, cache: PathBuf },
     #[error("Debian's package etcd-server is not offered as {wanted}; offered: {offered}")]

@@ -1,7 +1,7 @@
 //! The way down to an older minor, by etcd's own procedure: it is announced, and etcd makes its data readable for the older
 //! release before any member runs it.
 
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 use quorate_etcd::Error;
 
 use crate::AgentError;

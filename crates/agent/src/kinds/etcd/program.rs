@@ -24,7 +24,7 @@ impl Agent {
         *self.etcd.attempt.lock().expect("no holder panics") = (!is_there).then_some((fence, attempt));
         if !is_there && self.state.get().etcd.last_started.is_some() {
             let (generation, version) = (given.generation, &etcd.version);
-            tracing::warn!(generation, version, "the node config is not taken: its etcd is not here");
+            tracing::warn!(generation, version, "the configuration is not accepted: its etcd program is not here");
             return None;
         }
         Some(binary)

@@ -135,7 +135,7 @@ impl Agent {
             state.etcd.last_started = Some(stamp);
         };
         self.state.update(begin).await?;
-        tracing::info!(token, "the data of a new formation is in place; what was there is kept beside it");
+        tracing::info!(token, "the data of a new bootstrap is in place; the old data is kept next to it");
         Place::new(&self.layout).clear().await
     }
 }

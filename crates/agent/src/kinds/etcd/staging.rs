@@ -32,7 +32,7 @@ impl Agent {
         self.etcd.staging.asked.notify_waiters();
         let _one_at_a_time = self.etcd.staging.one_at_a_time.lock().await;
         let Some(mut upload) = self.begin_upload(request.clone()).await? else { return Ok(()) };
-        tracing::info!(fence = request.fence, bytes = request.bytes, "a snapshot is being brought");
+        tracing::info!(fence = request.fence, bytes = request.bytes, "receiving a snapshot");
         while let Some(piece) = self.next(&mut body, request.fence).await? {
             upload = blocking(move || upload.take(&piece)).await?;
         }

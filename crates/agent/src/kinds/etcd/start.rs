@@ -55,7 +55,7 @@ impl Agent {
         }
         match (&found, bootstrap) {
             (DataSeen::Empty, Some(bootstrap)) => self.prepare_first_start(&state, bootstrap.stamp).await?,
-            (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no formation was named")),
+            (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no bootstrap was named")),
             (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
             (DataSeen::Stamped(stamp), None) => {
                 // What came with its disk to this machine may have come from a copy of it.
@@ -69,7 +69,7 @@ impl Agent {
                     |state: &mut State| (state.etcd.last_started, state.etcd.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
             }
-            (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data lies here")),
+            (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data this is")),
         }
         Ok(self.bring_up(launch).await?)
     }
@@ -102,7 +102,7 @@ impl Agent {
     async fn prepare_first_start(&self, state: &State, stamp: Stamp) -> Result<(), Refusal> {
         // Also when that was another formation: whoever begins anew has wiped first, and this order is a late one.
         if let Some(earlier) = &state.etcd.last_started {
-            let why = format!("etcd was started in formation {} before, and its data is gone", earlier.token);
+            let why = format!("etcd was started in bootstrap {} before, and its data is lost", earlier.token);
             return Err(Refusal::Failed { why });
         }
         check_own(state, &stamp)?;
@@ -300,8 +300,8 @@ impl Agent {
 
     /// etcd's part of the node config, and the program that it asks for.
     pub(super) fn etcd_in_place<'a>(&self, state: &'a State) -> Result<(&'a EtcdService, PathBuf), Refusal> {
-        let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no node config yet"))?;
-        let etcd = in_place.config.etcd().ok_or_else(|| refuse("the node config has no etcd"))?;
+        let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no configuration yet"))?;
+        let etcd = in_place.config.etcd().ok_or_else(|| refuse("the configuration has no etcd"))?;
         match (&state.etcd.binary.path, &state.etcd.binary.seen) {
             (Some(path), BinarySeen::Version(version)) if *version == etcd.version => Ok((etcd, path.clone())),
             (_, BinarySeen::Version(found)) => {
@@ -325,7 +325,7 @@ impl Agent {
 fn first_args(state: &State, bootstrap: &Bootstrap) -> Result<Vec<String>, Refusal> {
     let Bootstrap { stamp, initial_cluster, existing } = bootstrap;
     let own = initial_cluster.get(&state.identity.member);
-    let own = own.ok_or_else(|| refuse("this member is not among those of the formation"))?;
+    let own = own.ok_or_else(|| refuse("this member is not part of the bootstrap"))?;
     let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
     Ok(vec![
         format!("--initial-cluster={}", all.join(",")),
@@ -356,7 +356,7 @@ pub(super) fn describe(data: &DataSeen) -> String {
         DataSeen::Empty => String::from("no data"),
         DataSeen::Unstamped => String::from("data without a stamp"),
         DataSeen::Stamped(Stamp { token, member, incarnation, .. }) => {
-            format!("the data of {member} (incarnation {incarnation}) in formation {token}")
+            format!("the data of {member}.{incarnation} in bootstrap {token}")
         }
     }
 }

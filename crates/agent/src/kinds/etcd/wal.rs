@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 use prost::Message;
 use quorate_core::kinds::etcd::LogEnd;
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 
 use crate::{AgentError, files};
 

@@ -165,7 +165,7 @@ async fn prove_one(
     }
 }
 
-const NOT_OURS: &str = "WARNING: it cannot be told who made this backup, as this cluster's key has not signed it:";
+const NOT_OURS: &str = "WARNING: the origin of this backup is unknown, because this cluster's key has not signed it:";
 
 pub async fn export(context: &Context, options: cli::BackupExport) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;

@@ -29,7 +29,7 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
     if trust.signer.is_none() {
         return Err(Error::refused(
             format!(
-                "nothing here knows the key that signs the backups of {name}, so it cannot be told which of them count"
+                "the key that signs the backups of {name} is not known here, so quorate cannot tell which of them are genuine"
             ),
             "bring the ledger back with `quorate ledger import`, or name the key in `backup.signed_by` of the spec",
         ));
@@ -44,7 +44,7 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
             plan.remove.sort();
         } else if !catalog.unsigned.is_empty() {
             let open = are(catalog.unsigned.len());
-            output::talk(&format!("{}: {open} not signed, and left alone; --unsigned removes them\n", store.place()));
+            output::talk(&format!("{}: {open} not signed and stay there; --unsigned deletes them\n", store.place()));
         }
         plans.push((store, plan));
     }
@@ -55,21 +55,21 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
     };
     match options.output.format {
         Format::Json => output::print_json(&pruning)?,
-        Format::Text => output::print(&output::backup::pruning(&pruning))?,
+        Format::Text => output::show(&output::backup::pruning(&pruning))?,
     }
     let going: usize = plans.iter().map(|(_, plan)| plan.remove.len() + plan.leftovers.len()).sum();
     if options.dry_run {
         return Ok(Exit::Done);
     }
     if going == 0 {
-        output::talk("nothing goes\n");
+        output::talk("no backup has to be deleted\n");
         return Ok(Exit::Done);
     }
     agree(options.yes, going)?;
     for (store, plan) in &plans {
         prune::carry_out(store, name, plan).await.map_err(Error::backup)?;
     }
-    output::talk(&format!("{} removed\n", are(going)));
+    output::talk(&format!("{} deleted\n", are(going)));
     if let Some(ledger) = &subject.ledger {
         Backups { home: &context.home, ledger, vault: &vault, teller: &Working::new() }.note(None).await?;
     }
@@ -82,11 +82,11 @@ fn agree(yes: bool, going: usize) -> Result<(), Error> {
     }
     if !output::can_ask() {
         return Err(Error::refused(
-            "there is no terminal to ask whether they may go",
+            "there is no terminal to confirm the deletion",
             "pass --yes to prune without asking",
         ));
     }
-    match output::ask(&format!("remove {} for good? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str() {
+    match output::ask(&format!("delete {} permanently? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str() {
         "y" | "yes" => Ok(()),
         _ => Err(Error::Declined),
     }

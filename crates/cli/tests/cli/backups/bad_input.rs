@@ -88,14 +88,14 @@ fn a_wish_cannot_be_granted(backed: &Backed, id: &str) {
     refused(nowhere, &["the snapshot cannot be written to no/such/place/out.db", "No such file"]);
     refused(backed.restore(&["--backup", "yesterday"]), &["`yesterday` is not the id of a backup", "they look like"]);
 
-    refused(backed.restore(&["--at", "2001-02-03T04:05:06Z"]), &["lies before the oldest backup", id]);
+    refused(backed.restore(&["--at", "2001-02-03T04:05:06Z"]), &["is before the oldest backup", id]);
     refused(backed.restore(&["--at", "tomorrow"]), &["tomorrow", "--at"]);
     let beyond = backed.revision() + 1000;
     refused(
         backed.restore(&["--revision", &beyond.to_string()]),
         &[&format!("revision {beyond} was not recorded"), "the changes lead to revision", id],
     );
-    refused(backed.restore(&["--revision", "1"]), &["revision 1 lies before the oldest backup", id]);
+    refused(backed.restore(&["--revision", "1"]), &["revision 1 is older than the oldest backup", id]);
     refused(backed.restore(&["--revision", "5", "--backup", id]), &["cannot be used with"]);
     refused(backed.quorate(&["backup", "create", "nobody"]), &["nobody"]);
     backed.sandbox.file("without.yaml", &spec(1, V35, "", ""));

@@ -48,7 +48,7 @@ pub enum ClientError {
     Pki(#[from] quorate_pki::Error),
     #[error("cluster {0} does not exist yet: bring it up with `quorate apply` first")]
     NotThere(String),
-    #[error("this cluster's certificates are made elsewhere and its CA's key is not here, so none can be issued")]
+    #[error("this cluster's certificates are user-provided and its CA's key is not here, so quorate cannot issue any")]
     NoAuthorityKey,
     #[error("user {user} is not declared in the spec; declared are: {declared}")]
     Undeclared { user: String, declared: String },

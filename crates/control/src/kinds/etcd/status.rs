@@ -59,6 +59,8 @@ pub enum Verdict {
     Degraded,
     /// It does not serve.
     Down,
+    /// This program does not understand the agents, so it cannot say whether the cluster serves.
+    Unknown,
     /// Its machines are switched off, by the operator's wish.
     Off,
     /// It is not formed yet.
@@ -187,9 +189,11 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
     let (voters, healthy) = count_voters(ledger, seen, &members);
     let quorum = safety::quorum(voters);
     let alarms = alarms(seen);
+    let foreign = other_programs(seen);
     let verdict = match verdict(ledger, voters, healthy) {
         // It answers reads, and that is not enough.
         Verdict::Healthy if alarms.iter().any(AlarmStatus::stops_clients) => Verdict::Degraded,
+        Verdict::Down if ledger.etcd.formation.is_formed() && healthy + foreign.len() >= quorum => Verdict::Unknown,
         other => other,
     };
     Status {
@@ -213,7 +217,7 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
             None if verdict == Verdict::Unformed && !decision.blocked.is_empty() => {
                 String::from("not bootstrapped yet")
             }
-            _ => summary(ledger, verdict, voters, healthy),
+            _ => summary(ledger, verdict, (voters, healthy), &foreign),
         },
         voters,
         healthy,
@@ -286,7 +290,33 @@ fn verdict(ledger: &Ledger, voters: usize, healthy: usize) -> Verdict {
     }
 }
 
-fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> String {
+/// The programs of agents that this one does not understand.
+fn other_programs(seen: &Observation) -> Vec<&Program> {
+    let programs = seen.agents.values().filter_map(|agent| match agent {
+        Seen::At(_, AgentSeen::OtherProtocol(program)) => Some(&program.runs),
+        _ => None,
+    });
+    programs.collect()
+}
+
+fn unknown(ledger: &Ledger, foreign: &[&Program], ours: &Program) -> String {
+    let newest = foreign.iter().copied().reduce(|a, b| if a.is_older_than(b) { b } else { a }).unwrap_or(ours);
+    let name = &ledger.spec.name;
+    let what_to_do = if newest.protocol > ours.protocol {
+        format!("use {newest} or newer")
+    } else if newest.takes_programs() {
+        format!("`quorate apply {name}` upgrades the agents; etcd keeps running")
+    } else {
+        String::from("such an agent cannot be upgraded: use the quorate that it came from")
+    };
+    let runs = match foreign.len() {
+        1 => String::from("1 agent runs"),
+        many => format!("{many} agents run"),
+    };
+    format!("unknown: {runs} {newest}, which this {ours} does not understand; {what_to_do}")
+}
+
+fn summary(ledger: &Ledger, verdict: Verdict, (voters, healthy): (usize, usize), foreign: &[&Program]) -> String {
     let quorum = safety::quorum(voters);
     if let (Verdict::Down, Formation::Recovering { from, .. }) = (verdict, &ledger.etcd.formation) {
         return format!("down: being recovered from {from}; `quorate recover` continues it");
@@ -298,6 +328,7 @@ fn summary(ledger: &Ledger, verdict: Verdict, voters: usize, healthy: usize) -> 
     match (verdict, safety::failures_survived(voters, healthy)) {
         (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
         (Verdict::Unformed, _) => String::from("not bootstrapped yet: run `quorate apply`"),
+        (Verdict::Unknown, _) => unknown(ledger, foreign, Program::this()),
         (Verdict::Down, _) => format!("down: {}, quorum is {quorum}", safety::healthy_of(healthy, voters)),
         (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no fault tolerance"),
         (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no fault tolerance"),
@@ -458,4 +489,51 @@ pub fn renew_by(ledger: &Ledger, seen: &Observation) -> Option<Timestamp> {
         .flat_map(|f| &f.certificates)
         .map(|(of, c)| c.not_after.saturating_sub(renewal_window(*of, window)).unwrap_or(c.not_after))
         .min()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use quorate_core::kinds::etcd::FormingMember;
+    use quorate_core::kinds::etcd::spec::ClientAuth;
+    use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::model::ProgramSeen;
+    use quorate_core::spec::generated;
+
+    use super::*;
+
+    /// A bootstrapped cluster of three whose first agents run a quorate of this protocol, while the others do not answer.
+    fn summarized(others: usize, protocol: u32) -> Status {
+        let mut spec = generated("demo", 3, DEFAULT, ClientAuth::Certificate).unwrap();
+        let mut ledger = Ledger::new(String::from("c"), spec.clusters.remove(0));
+        let names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
+        let member = FormingMember { machine_id: String::new(), peer_url: String::new(), learner: false };
+        let members: BTreeMap<_, _> = names.iter().map(|name| (name.clone(), member.clone())).collect();
+        ledger.etcd.formation = Formation::Formed { token: String::from("t"), etcd_cluster_id: 1, members };
+        let now = "2026-01-01T00:00:00Z".parse().unwrap();
+        let runs = Program { protocol, version: String::from("7.7.7") };
+        let agent = Seen::At(now, AgentSeen::OtherProtocol(ProgramSeen { runs, failed: None }));
+        let agents = names.into_iter().take(others).map(|name| (name, agent.clone())).collect();
+        let seen = Observation { now, machines: Seen::At(now, BTreeMap::new()), agents };
+        summarize(&ledger, &seen, &Decision::default())
+    }
+
+    #[test]
+    fn agents_of_another_protocol_make_the_state_unknown_and_the_verdict_says_what_to_do() {
+        let of = |protocol: u32| summarized(2, protocol).summary;
+        let ours = Program::this();
+        assert_eq!(summarized(2, 2).verdict, Verdict::Unknown);
+        let why = |protocol: u32| {
+            format!("unknown: 2 agents run quorate 7.7.7 (protocol {protocol}), which this {ours} does not understand; ")
+        };
+        assert_eq!(of(2), why(2) + "`quorate apply demo` upgrades the agents; etcd keeps running");
+        assert_eq!(of(9), why(9) + "use quorate 7.7.7 (protocol 9) or newer");
+        assert!(of(1).ends_with("cannot be upgraded: use the quorate that it came from"), "{}", of(1));
+    }
+
+    #[test]
+    fn without_a_possible_quorum_it_is_down() {
+        assert_eq!(summarized(1, 9).verdict, Verdict::Down);
+    }
 }

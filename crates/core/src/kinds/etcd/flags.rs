@@ -7,7 +7,8 @@ mod renamed;
 
 use std::sync::LazyLock;
 
-use crate::kinds::etcd::versions::{self, Version};
+use crate::kinds::etcd::versions;
+use crate::model::Version;
 
 pub use kinds::Kind;
 pub use renamed::{Conflict, Renamed, Translation, gate_names, translate};

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::versions::{self, Version};
+use super::versions;
+use crate::model::Version;
 use crate::spec::{AddressRange, AuthName, Malformed, Millis, Retention, Sha256, Size};
 
 /// Settings of etcd.

@@ -44,8 +44,8 @@ impl UnsafeBecause {
             ),
             UnsafeBecause::WrongBinary { wanted, .. } => {
                 format!(
-                    "install etcd {wanted} on the PATH, or set `etcd.binary` to where it is; or set `etcd.version` to a \
-                     release that is there{}",
+                    "install etcd {wanted} on the PATH; or set `etcd.binary` to `{{path: …}}` or, with the checksum of its \
+                     archive, to `{{archive: {{url: …, sha256: …}}}}`; or set `etcd.version` to a release that is there{}",
                     downloadable(wanted)
                 )
             }

@@ -93,10 +93,10 @@ pub fn ledger_is_current(desired: &Desired, member: &MemberName, facts: &Facts) 
     let recorded = desired.members.get(member).map_or(0, |m| m.generation);
     let digest = desired.members.get(member).map(|m| &m.digest);
     match &facts.node_config {
-        Some((generation, _)) if *generation > recorded => Err(older("generation", recorded, *generation)),
+        Some((generation, _)) if *generation > recorded => Err(older("configuration", recorded, *generation)),
         // The agent would refuse it: other content under a generation that it holds already.
         Some((generation, held)) if *generation == recorded && Some(held) != digest => {
-            Err(older("generation", recorded, *generation))
+            Err(older("configuration", recorded, *generation))
         }
         _ => Ok(()),
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::kinds::etcd::simulate::SimListed;
-use crate::kinds::etcd::versions::Version;
+use crate::model::Version;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts};
 use crate::model::{
     AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, Host, Ledger, MachineSeen,

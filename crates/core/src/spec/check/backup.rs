@@ -63,7 +63,7 @@ fn endpoint(s3: &S3Destination, at: String, found: &mut Findings) {
         );
     }
     if !rest[host.len()..].trim_start_matches('/').is_empty() {
-        let message = format!("the endpoint `{endpoint}` goes on after its host");
+        let message = format!("the endpoint `{endpoint}` has a path after its host");
         return found.error(at, message, "write the address alone; what follows it belongs into `bucket` and `prefix`");
     }
     let local = ["127.", "localhost", "[::1]"].iter().any(|own| host.starts_with(own));

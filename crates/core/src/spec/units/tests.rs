@@ -67,7 +67,7 @@ proptest! {
 
     #[test]
     fn no_text_makes_reading_panic(text in ".{0,12}") {
-        for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "mac", "uuid", "volume", "age-recipient", "signer", "uri", "etcd-version"] {
+        for format in ["size", "validity", "duration", "retention", "name", "auth-name", "sha256", "san", "mac", "uuid", "volume", "age-recipient", "signer", "uri", "version"] {
             let _ = check_format(format, &text);
         }
     }

@@ -52,7 +52,7 @@ pub(super) async fn compare(layout: &Layout, path: PathBuf, wanted: &str) -> Res
         }
         staging::clear(&layout)?;
         let why = format!("the staged snapshot was damaged on disk: its SHA-256 is {found}, expected {wanted}");
-        Err(Refusal::Failed { why: format!("{why}; it was removed and must be brought again") })
+        Err(Refusal::Failed { why: format!("{why}; it was removed and must be sent again") })
     })
     .await
 }

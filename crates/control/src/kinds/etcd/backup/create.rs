@@ -164,7 +164,7 @@ impl Backups<'_> {
         match sealed {
             Ok(sealed) => Some(sealed.into()),
             Err(error) => {
-                self.teller.say(&format!("warning: the ledger is not beside this backup: {}", with_causes(&error)));
+                self.teller.say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
                 None
             }
         }

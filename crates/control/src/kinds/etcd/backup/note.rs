@@ -109,7 +109,7 @@ pub async fn confirm(ledger: &Ledger) -> Confirmed {
 async fn still_leads_to(ledger: &Ledger, note: &BackupNote) -> Result<u64, String> {
     let BackupNote { id, .. } = note;
     let unreachable = |error: &(dyn std::error::Error + 'static)| {
-        format!("whether the verified backup {id} still exists cannot be told: {}", with_causes(error))
+        format!("whether the verified backup {id} still exists is unknown: {}", with_causes(error))
     };
     let store = open_store(&ledger.spec, Which::First).map_err(|error| unreachable(&error))?;
     let trust = signing::trust_of(Some(ledger), &ledger.spec, None, false);

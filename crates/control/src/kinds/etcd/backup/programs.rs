@@ -5,7 +5,7 @@ use std::path::Path;
 use quorate_agent::kinds::etcd::binaries::{self, Binary, BinaryError};
 use quorate_backup::throwaway::Programs;
 use quorate_core::kinds::etcd::desire::binary;
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 use quorate_core::spec::ClusterSpec;
 
 use super::BackupError;

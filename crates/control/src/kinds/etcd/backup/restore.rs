@@ -16,7 +16,7 @@ use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::kinds::etcd::versions::Version;
+use quorate_core::model::Version;
 use quorate_core::model::Ledger;
 use quorate_core::spec::{ClusterSpec, Destination, Signer};
 

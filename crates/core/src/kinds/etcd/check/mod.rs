@@ -5,7 +5,8 @@ mod auth;
 use crate::kinds::etcd::desire::CLIENT_CRL_FLAG;
 use crate::kinds::etcd::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
 use crate::kinds::etcd::spec::{Binary, ClientAuth, CompactionMode};
-use crate::kinds::etcd::versions::{self, Gate, Version};
+use crate::kinds::etcd::versions::{self, Gate};
+use crate::model::Version;
 use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use crate::providers::MachineKind;
 use crate::spec::check::{Cluster, Findings};
@@ -128,7 +129,11 @@ fn unknown_release(cluster: &Cluster, found: &mut Findings) {
             cluster.at("etcd.version"),
             what,
             format!(
-                "use {newest}; if {version} exists by now, say where it is with `binary: {{path: …}}` or `archive`"
+                "use {}; if {version} exists by now, set `binary` to `{{path: …}}` or `{{archive: {{url: …, sha256: …}}}}`",
+                match versions::newest_download(version) {
+                    Some(known) => format!("{known}, the newest {} that quorate can download", version.line()),
+                    None => newest.to_string(),
+                }
             ),
         ),
     }

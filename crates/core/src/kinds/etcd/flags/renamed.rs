@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use super::{FEATURE_GATES, Knowledge, knowledge};
 use crate::kinds::etcd::spec::FlagValue;
-use crate::kinds::etcd::versions::Version;
+use crate::model::Version;
 
 /// A flag and what a later minor made of it: another flag, or a feature gate as `feature-gates=NAME`.
 struct Row {

@@ -56,7 +56,7 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision, growing: bool) {
             let Voters { all, healthy } = cluster.count_without(&next.name);
             let survived = safety::failures_survived(all, healthy);
             format!(
-                "its address is pinned for its new machine, which can only be created when this one is gone; until that \
+                "its address is pinned for its new machine, which can only be created when this one is removed; until that \
                  one has caught up, the cluster tolerates {survived} more failures"
             )
         }
@@ -134,7 +134,7 @@ fn bring_up(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, lea
     match safety::judge_data(desired, &learner.name, token, seen.now, facts) {
         safety::DataVerdict::MayBeginAsNew => start(desired, decision, cluster, learner, wish),
         safety::DataVerdict::MayGoOn => catch_up(desired, decision, cluster, learner, facts, late),
-        _ => expel(decision, cluster, learner, Some("its data is gone"), "it lost what it had copied"),
+        _ => expel(decision, cluster, learner, Some("its data is lost"), "it lost what it had copied"),
     }
 }
 

@@ -83,7 +83,7 @@ fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<Stri
             || !machines.contains_key(m)
     };
     if let Some(gone) = begun.members.keys().find(|m| is_fresh(m)) {
-        return Some(format!("the machine of {gone} is gone"));
+        return Some(format!("the machine of {gone} is missing"));
     }
     safety::restore::lost_after_a_start(view, begun.token, begun.members.keys())
         .map(|member| format!("{member} does not hold the restored data, and others have started on theirs"))
@@ -101,7 +101,7 @@ fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
         let Some(machine) = machines.get(member) else {
             // A former machine would be taken for its successor, should it come back under the same number.
             if desired.etcd.formation.counts_on(member) {
-                replace(decision, member, wish, format!("the machine of {member} is gone"));
+                replace(decision, member, wish, format!("the machine of {member} is missing"));
             } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
                 decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
             }

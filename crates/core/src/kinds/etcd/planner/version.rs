@@ -2,7 +2,8 @@
 //! restarts themselves are those of any changed config.
 
 use crate::kinds::etcd::cluster::Listed;
-use crate::kinds::etcd::versions::{self, Path, Version};
+use crate::kinds::etcd::versions::{self, Path};
+use crate::model::Version;
 use crate::kinds::etcd::{EtcdStatus, Formation};
 use crate::model::{BinarySeen, DesiredMember, MemberName};
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};

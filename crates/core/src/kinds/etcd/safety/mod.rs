@@ -9,7 +9,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::cluster::{Cluster, Listed};
-use super::versions::Version;
+use crate::model::Version;
 use super::{Formation, FormingMember, Wish};
 use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
@@ -87,7 +87,7 @@ pub fn judge_data(
         DataSeen::Stamped(stamp) if present(stamp) => DataVerdict::MayGoOn,
         DataSeen::Stamped(stamp) if ours(stamp) => DataVerdict::Leftover(stamp.clone()),
         DataSeen::Stamped(stamp) => DataVerdict::Foreign(format!(
-            "its stamp says member {} of cluster {}, formation {}",
+            "its stamp says member {} of cluster {}, bootstrap {}",
             stamp.member, stamp.cluster_id, stamp.token
         )),
         DataSeen::Unstamped => DataVerdict::Foreign(String::from("nothing says whose it is")),

@@ -11,7 +11,7 @@ pub use listed::SimListed;
 
 use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
-use crate::kinds::etcd::versions::Version;
+use crate::model::Version;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd};
 use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
 use crate::planner::simulate::{SimMachine, World};

@@ -2,7 +2,8 @@
 //! upgrade and downgrade guides give are rows of a table, one for each pair of neighbouring minors; the refusal names
 //! the next stop. Judges releases only, never the state of a cluster.
 
-use super::{Gate, KNOWN_MINORS, Version, gate};
+use super::{Gate, KNOWN_MINORS, gate};
+use crate::model::Version;
 
 /// How a cluster gets from one release to another. Each is a rolling restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,7 +132,7 @@ fn down(from: Version, to: Version, auth: bool) -> Result<Path, PathRefused> {
     if let Some(border) = Border::above(to.minor).filter(|border| to < border.least()) {
         let (least, line) = (border.least(), from.line());
         let why =
-            format!("{from} → {to}: both run side by side on the way, and beside {line} it must be {least} or later");
+            format!("{from} → {to}: both run side by side on the way, and next to {line} it must be {least} or later");
         return Err(PathRefused { why, remedy: next_stop(&to.line(), least) });
     }
     Ok(Path::Down)
@@ -201,7 +202,7 @@ mod tests {
         assert_eq!(refused("3.5.1", "3.7.3").1, "set `etcd.version` to 3.5.26 or a later 3.5 next");
         assert!(refused("3.6.10", "3.7.0").0.contains("3.6.11"));
         let (why, remedy) = refused("3.7.3", "3.6.10");
-        assert!(why.contains("beside 3.7 it must be 3.6.11 or later"), "{why}");
+        assert!(why.contains("next to 3.7 it must be 3.6.11 or later"), "{why}");
         assert_eq!(remedy, "set `etcd.version` to 3.6.11 or a later 3.6 next");
         assert!(refused("3.6.16", "3.5.16").0.contains("3.5.26"));
     }
