@@ -171,7 +171,8 @@ impl Agent {
     /// A service of the config in place, and how it is to be started.
     fn plain_service(&self, name: &str) -> Result<(ServiceConfig, Launch), Refusal> {
         let state = self.state.get();
-        let in_place = state.node_config.as_ref().ok_or_else(|| refuse(String::from("there is no configuration yet")))?;
+        let in_place =
+            state.node_config.as_ref().ok_or_else(|| refuse(String::from("there is no configuration yet")))?;
         let service = in_place.config.service(name);
         let service = service.ok_or_else(|| refuse(format!("the configuration has no service {name:?}")))?;
         let Runs::Program(ProgramService { path, args, env }) = &service.runs else {

@@ -95,7 +95,10 @@ async fn beside_backup(
     let spec = load::one_spec(&context.home, spec, options.cluster.as_deref())?;
     let store = open_store(&spec, super::backup::which(options.second))?;
     let OpenWith::Identities(identity) = key else {
-        return Err(Error::refused("the ledger next to a backup is encrypted to an age identity", "pass --identity FILE"));
+        return Err(Error::refused(
+            "the ledger next to a backup is encrypted to an age identity",
+            "pass --identity FILE",
+        ));
     };
     let trust = trust_of(None, &spec, options.signed_by.as_ref(), options.unsigned);
     refuse_unchecked(spec.name.as_str(), &trust).map_err(|error| context.error(error))?;

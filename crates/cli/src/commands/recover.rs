@@ -55,14 +55,17 @@ clients must restart their watches: revisions continue far above the last one, a
 /// How the cluster stands: who is seen, who holds data, and how far.
 fn standing(ledger: &Ledger, seen: &Observation) -> String {
     let status = summarize(ledger, seen, &Decision::default());
-    let mut rows = vec![["MEMBER", "HEALTH", "DATA", "TERM", "LAST INDEX", "COMMITTED INDEX"].map(String::from).to_vec()];
+    let mut rows =
+        vec![["MEMBER", "HEALTH", "DATA", "TERM", "LAST INDEX", "COMMITTED INDEX"].map(String::from).to_vec()];
     let (token, members) = lost_formation(&ledger.etcd.formation);
     for member in members.into_iter().flat_map(|members| members.keys()) {
         let told = status.members.iter().find(|m| m.member == *member);
         let health = told.map_or_else(String::new, |m| m.health.to_owned());
         let facts = seen.facts(member);
         let mut row = vec![member.to_string(), health, data(facts, token.unwrap_or_default()).to_owned()];
-        row.extend(facts.map_or([None; 3], log).map(|known| known.map_or_else(|| String::from("unknown"), |n| n.to_string())));
+        row.extend(
+            facts.map_or([None; 3], log).map(|known| known.map_or_else(|| String::from("unknown"), |n| n.to_string())),
+        );
         rows.push(row);
     }
     format!("cluster {} is {}\n\n{}", status.cluster, status.summary, table(&rows))

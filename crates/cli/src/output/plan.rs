@@ -315,6 +315,7 @@ cluster demo: 2 steps
             member: member.into(),
             wanted: String::from("3.6.16"),
             found: String::from("finds 3.5.30"),
+            remedy: String::from("install it"),
         };
         let text = blocked("demo", &[wrong("etcd-1"), wrong("etcd-2"), silent("etcd-3")]).render(Look::default());
         let starts: Vec<&str> = text.lines().filter_map(|line| line.split(':').next()).map(str::trim).collect();

@@ -99,10 +99,7 @@ fn a_plan_that_does_not_fit_any_more_is_refused_with_what_differs() {
     sandbox.agents().into_iter().for_each(|pid| signal(pid, "KILL"));
     crate::common::eventually("the agent is gone", 5, || sandbox.agents().is_empty());
     let told = untouched("p.json", 3);
-    assert!(
-        told.contains("first difference, at step 1: `update the configuration of etcd-1` was planned"),
-        "{told}"
-    );
+    assert!(told.contains("first difference, at step 1: `update the configuration of etcd-1` was planned"), "{told}");
     assert!(told.contains("cluster c: new: start the machine of etcd-1"), "{told}");
     // What was planned is done when it fits again.
     sandbox.quorate(&["start", "c"]).ok();

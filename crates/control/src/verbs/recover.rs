@@ -1,8 +1,8 @@
 //! `recover`: the majority is lost permanently. What can be recovered, and the confirmation under which it is.
 
+use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{Formation, RecoveryRequest};
 use quorate_core::model::{Ledger, MemberName, Observation};
-use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Action, Plan};
 
 use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless};

@@ -9,8 +9,8 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::rule::Rule;
+use super::voters::{healthy_of, quorum};
 use crate::kinds::etcd::limits::MARGIN;
-use crate::kinds::etcd::voters::{healthy_of, quorum};
 use crate::listed::listed;
 use crate::model::{Distrust, MemberName, Program};
 use crate::text::list;
@@ -25,7 +25,7 @@ listed! {
         Untrusted { member: MemberName, distrust: Distrust },
         NewerAgent { member: MemberName, runs: Program, ours: Program },
         UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
-        WrongBinary { member: MemberName, wanted: String, found: String },
+        WrongBinary { member: MemberName, wanted: String, found: String, remedy: String },
         ForeignData { member: MemberName, found: String },
         Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
         PeersReach { member: MemberName, by: BTreeSet<MemberName> },
@@ -69,105 +69,83 @@ pub enum Change {
     Removal,
 }
 
+/// What is known of a refusal besides its words.
+struct About<'a> {
+    rule: Rule,
+    member: Option<&'a MemberName>,
+    bars_orders: bool,
+}
+
+impl<'a> About<'a> {
+    fn on(self, member: &'a MemberName) -> Self {
+        About { member: Some(member), ..self }
+    }
+
+    fn bars_orders(self) -> Self {
+        About { bars_orders: true, ..self }
+    }
+}
+
+fn by<'a>(rule: Rule) -> About<'a> {
+    About { rule, member: None, bars_orders: false }
+}
+
 impl UnsafeBecause {
-    pub fn rule(&self) -> Rule {
+    fn about(&self) -> About<'_> {
         match self {
-            UnsafeBecause::ForeignMachine { .. }
-            | UnsafeBecause::ForeignData { .. }
-            | UnsafeBecause::ClientsWrote { .. }
-            | UnsafeBecause::NoBackup
-            | UnsafeBecause::BackupOlder { .. } => Rule::DataDiesOnlyByConsent,
-            UnsafeBecause::SecondKey { .. } => Rule::OneKeyPerToken,
-            UnsafeBecause::OlderLedger { .. } | UnsafeBecause::UnknownFormation { .. } => Rule::OneController,
-            UnsafeBecause::FixedAtFormation { .. } => Rule::SomeThingsStay,
-            UnsafeBecause::NewerAgent { .. }
-            | UnsafeBecause::UpgradeFailed { .. }
-            | UnsafeBecause::WrongBinary { .. }
+            UnsafeBecause::ForeignMachine { member, .. } | UnsafeBecause::ForeignData { member, .. } => {
+                by(Rule::DataDiesOnlyByConsent).on(member).bars_orders()
+            }
+            UnsafeBecause::SecondKey { member } => by(Rule::OneKeyPerToken).on(member).bars_orders(),
+            UnsafeBecause::OlderLedger { member, .. } => by(Rule::OneController).on(member).bars_orders(),
+            UnsafeBecause::Untrusted { member, .. } => by(Rule::UnseenIsUnsafe).on(member).bars_orders(),
+            UnsafeBecause::NewerAgent { member, .. } => by(Rule::KnownVersions).on(member).bars_orders(),
+            UnsafeBecause::OtherFormation { member, .. } => by(Rule::FormationsShareNothing).on(member).bars_orders(),
+            UnsafeBecause::WrongBinary { member, .. } => by(Rule::KnownVersions).on(member),
+            // An agent that was not upgraded still does what its own protocol has.
+            UnsafeBecause::UpgradeFailed { .. }
             | UnsafeBecause::VersionPath { .. }
             | UnsafeBecause::VersionUnknown { .. }
-            | UnsafeBecause::JoinVersion { .. } => Rule::KnownVersions,
-            UnsafeBecause::OtherFormation { .. } => Rule::FormationsShareNothing,
-            UnsafeBecause::StrangerVoter { .. } => Rule::OneMembershipChange,
-            UnsafeBecause::JoinFailed { .. } => Rule::LearnerFirst,
-            UnsafeBecause::Quorum { .. } => Rule::OneDisturbance,
-            UnsafeBecause::Outage { .. }
-            | UnsafeBecause::Membership { .. }
-            | UnsafeBecause::LastVoter { .. }
-            | UnsafeBecause::AddressHeld { .. }
-            | UnsafeBecause::MajorityLost { .. } => Rule::QuorumIsKept,
+            | UnsafeBecause::JoinVersion { .. } => by(Rule::KnownVersions),
+            UnsafeBecause::Unseen { member, .. }
+            | UnsafeBecause::PeersReach { member, .. }
+            | UnsafeBecause::PeersUntold { member, .. } => by(Rule::UnseenIsUnsafe).on(member),
+            UnsafeBecause::AuthUnseen { .. } => by(Rule::UnseenIsUnsafe),
+            UnsafeBecause::ClientsWrote { member, .. }
+            | UnsafeBecause::SurvivorGone { member }
+            | UnsafeBecause::SnapshotGone { member, .. } => by(Rule::DataDiesOnlyByConsent).on(member),
             UnsafeBecause::NotLost { .. }
             | UnsafeBecause::Serves { .. }
             | UnsafeBecause::NothingSurvives { .. }
             | UnsafeBecause::OtherLoss { .. }
-            | UnsafeBecause::SurvivorGone { .. }
-            | UnsafeBecause::SnapshotGone { .. }
-            | UnsafeBecause::RestoreUnfinished { .. } => Rule::DataDiesOnlyByConsent,
-            UnsafeBecause::AuthUnseen { .. }
-            | UnsafeBecause::Untrusted { .. }
-            | UnsafeBecause::Unseen { .. }
-            | UnsafeBecause::PeersReach { .. }
-            | UnsafeBecause::PeersUntold { .. } => Rule::UnseenIsUnsafe,
-            UnsafeBecause::AuthorityDiffers { .. } | UnsafeBecause::RootPasswordDiffers => Rule::TrustComesFirst,
+            | UnsafeBecause::RestoreUnfinished { .. }
+            | UnsafeBecause::NoBackup
+            | UnsafeBecause::BackupOlder { .. } => by(Rule::DataDiesOnlyByConsent),
+            UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
+            UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
+            UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
+            UnsafeBecause::JoinFailed { member, .. } => by(Rule::LearnerFirst).on(member),
+            UnsafeBecause::Quorum { member, .. } => by(Rule::OneDisturbance).on(member),
+            UnsafeBecause::Outage { member, .. }
+            | UnsafeBecause::LastVoter { member }
+            | UnsafeBecause::AddressHeld { member, .. } => by(Rule::QuorumIsKept).on(member),
+            UnsafeBecause::Membership { .. } | UnsafeBecause::MajorityLost { .. } => by(Rule::QuorumIsKept),
+            UnsafeBecause::AuthorityDiffers { .. } | UnsafeBecause::RootPasswordDiffers => by(Rule::TrustComesFirst),
         }
     }
 
+    pub fn rule(&self) -> Rule {
+        self.about().rule
+    }
+
     pub fn member(&self) -> Option<&MemberName> {
-        match self {
-            UnsafeBecause::ForeignMachine { member, .. }
-            | UnsafeBecause::SecondKey { member }
-            | UnsafeBecause::OlderLedger { member, .. }
-            | UnsafeBecause::Untrusted { member, .. }
-            | UnsafeBecause::NewerAgent { member, .. }
-            | UnsafeBecause::WrongBinary { member, .. }
-            | UnsafeBecause::ForeignData { member, .. }
-            | UnsafeBecause::Unseen { member, .. }
-            | UnsafeBecause::PeersReach { member, .. }
-            | UnsafeBecause::PeersUntold { member, .. }
-            | UnsafeBecause::SurvivorGone { member }
-            | UnsafeBecause::SnapshotGone { member, .. }
-            | UnsafeBecause::JoinFailed { member, .. }
-            | UnsafeBecause::LastVoter { member }
-            | UnsafeBecause::AddressHeld { member, .. }
-            | UnsafeBecause::ClientsWrote { member, .. }
-            | UnsafeBecause::UnknownFormation { member, .. }
-            | UnsafeBecause::OtherFormation { member, .. }
-            | UnsafeBecause::Quorum { member, .. }
-            | UnsafeBecause::Outage { member, .. } => Some(member),
-            UnsafeBecause::MajorityLost { .. }
-            | UnsafeBecause::OtherLoss { .. }
-            | UnsafeBecause::NotLost { .. }
-            | UnsafeBecause::Serves { .. }
-            | UnsafeBecause::NothingSurvives { .. }
-            | UnsafeBecause::RestoreUnfinished { .. }
-            | UnsafeBecause::BackupOlder { .. }
-            // An agent that was not upgraded still does what its own protocol has.
-            | UnsafeBecause::UpgradeFailed { .. }
-            | UnsafeBecause::StrangerVoter { .. }
-            | UnsafeBecause::Membership { .. }
-            | UnsafeBecause::JoinVersion { .. }
-            | UnsafeBecause::VersionPath { .. }
-            | UnsafeBecause::VersionUnknown { .. }
-            | UnsafeBecause::AuthUnseen { .. }
-            | UnsafeBecause::AuthorityDiffers { .. }
-            | UnsafeBecause::FixedAtFormation { .. }
-            | UnsafeBecause::RootPasswordDiffers
-            | UnsafeBecause::NoBackup => None,
-        }
+        self.about().member
     }
 
     /// Whether the member is not known to be of this cluster, or this ledger not to be the one that leads it: then nothing
     /// at all is asked of it.
     pub(crate) fn bars_orders(&self) -> bool {
-        matches!(
-            self,
-            UnsafeBecause::ForeignMachine { .. }
-                | UnsafeBecause::SecondKey { .. }
-                | UnsafeBecause::OlderLedger { .. }
-                | UnsafeBecause::Untrusted { .. }
-                | UnsafeBecause::NewerAgent { .. }
-                | UnsafeBecause::ForeignData { .. }
-                | UnsafeBecause::OtherFormation { .. }
-        )
+        self.about().bars_orders
     }
 }
 
@@ -211,7 +189,7 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::UpgradeFailed { member, runs, to, why } => {
                 write!(f, "the agent of {member} still runs {runs}, because the upgrade to {to} failed: {why}")
             }
-            UnsafeBecause::WrongBinary { member, wanted, found } => {
+            UnsafeBecause::WrongBinary { member, wanted, found, .. } => {
                 write!(f, "{member} needs etcd {wanted}, but {found}")
             }
             UnsafeBecause::ForeignData { member, found } => {

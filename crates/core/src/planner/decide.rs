@@ -4,7 +4,7 @@ use super::{
     Action, Decision, UnsafeBecause, View, action, agents, certificates, config, destroy, enrolment, machines, renewal,
     repair, revocation, safety, trust,
 };
-use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restore};
+use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restart, restore};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};
 
 /// Decides for one cluster. A refused concern does not stop the others.
@@ -62,7 +62,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     recovery::go_on(view, &mut decision);
     let growing = membership::grow(view, &mut decision);
     if as_formed && !growing {
-        config::restart(view, &mut decision);
+        restart::decide(view, &mut decision);
         renewal::decide(view, &mut decision);
     }
     membership::shrink(view, &mut decision, growing);

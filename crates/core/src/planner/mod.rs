@@ -25,6 +25,7 @@ pub mod simulate;
 mod step;
 mod trust;
 mod view;
+pub mod voters;
 mod waiting;
 
 pub use action::{Action, Effect};

@@ -2,10 +2,10 @@
 //! the machine goes: whoever finds it gone knows why, and makes the next one. Where the data cannot stay, the seat is filled anew
 //! (`repair`, `membership`).
 
-use super::config::{leads, told_with_numbers};
 use super::machines::is_ours;
-use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::kinds::etcd;
+use crate::kinds::etcd::planner::restart::{leads, told_with_numbers};
 use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState, ServiceState};
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
@@ -77,7 +77,7 @@ fn is_barred(decision: &Decision, member: &MemberName) -> bool {
 /// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).
 fn let_go(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let View { desired, seen, .. } = *view;
-    if let Err(because) = safety::may_renew(view, member) {
+    if let Err(because) = etcd::safety::may_renew(view, member) {
         return refuse(view, decision, member, because);
     }
     let facts = seen.facts(member);
@@ -102,7 +102,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     let wish = &desired.members[member];
     let incarnation = wish.incarnation + 1;
     if keeps_data(seen, member, wish) {
-        return match safety::may_renew(view, member) {
+        return match etcd::safety::may_renew(view, member) {
             Ok(()) => {
                 let why = told_with_numbers(view, member, why);
                 decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
@@ -115,7 +115,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
     let cluster = view.cluster().filter(|_| quiet);
     let Some((cluster, listed)) = cluster.and_then(|c| Some((c, c.get(member)?))) else { return };
-    match safety::may_replace(desired, cluster, listed) {
+    match etcd::safety::may_replace(desired, cluster, listed) {
         Ok(()) => {
             let etcd::safety::Voters { all, healthy } = cluster.count();
             let left = format!("{}, quorum is {}", etcd::safety::healthy_of(healthy, all), etcd::safety::quorum(all));

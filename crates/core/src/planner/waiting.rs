@@ -6,7 +6,7 @@ use std::mem::Discriminant;
 
 use serde::Serialize;
 
-use crate::kinds::etcd::voters::healthy_of;
+use super::voters::healthy_of;
 use crate::model::MemberName;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]

@@ -166,7 +166,8 @@ impl Places {
 }
 
 pub(super) fn read(document: &Document) -> Reading {
-    let mut walk = Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new(), places: Places::default() };
+    let mut walk =
+        Walk { document, path: String::new(), problems: Vec::new(), left_out: Vec::new(), places: Places::default() };
     let mut value = None;
     if document.root.is_null() {
         let hint = "`quorate init` prints a spec to start from";

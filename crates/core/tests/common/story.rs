@@ -19,6 +19,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use jiff::SignedDuration;
+use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{
     AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry, OlderData, RecoveryRequest,
 };
@@ -28,7 +29,6 @@ use quorate_core::model::{
     Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
-use quorate_core::planner::safety::requests;
 use quorate_core::planner::{Decision, Step, safety};
 
 use crate::scene::{self, Scene};

@@ -66,7 +66,7 @@ const CRATES_WITH_KINDS: [&str; 3] = ["core", "agent", "control"];
 
 /// The shared sources that name etcd. Here a second kind finds what it must add its lines to, or what has to move to a room first. A source
 /// that no longer names it leaves the list; none comes to it.
-const NAME_ETCD: [&str; 54] = [
+const NAME_ETCD: [&str; 49] = [
     "agent/src/agent.rs",
     "agent/src/api.rs",
     "agent/src/certificates.rs",
@@ -96,7 +96,6 @@ const NAME_ETCD: [&str; 54] = [
     "core/src/model/seen.rs",
     "core/src/planner/action.rs",
     "core/src/planner/blocked.rs",
-    "core/src/planner/blocked/remedy.rs",
     "core/src/planner/config.rs",
     "core/src/planner/decide.rs",
     "core/src/planner/destroy.rs",
@@ -108,15 +107,11 @@ const NAME_ETCD: [&str; 54] = [
     "core/src/planner/repair.rs",
     "core/src/planner/safety/absence.rs",
     "core/src/planner/safety/mod.rs",
-    "core/src/planner/safety/renewal.rs",
-    "core/src/planner/safety/requests.rs",
-    "core/src/planner/safety/trust.rs",
     "core/src/planner/simulate/effect.rs",
     "core/src/planner/simulate/machines.rs",
     "core/src/planner/simulate/world.rs",
     "core/src/planner/step.rs",
     "core/src/planner/view.rs",
-    "core/src/planner/waiting.rs",
     "core/src/providers/local/check.rs",
     "core/src/spec/check/mod.rs",
     "core/src/spec/types.rs",

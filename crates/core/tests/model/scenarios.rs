@@ -3,11 +3,11 @@
 use std::net::Ipv4Addr;
 
 use quorate_core::desire::Wish;
+use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::{OlderData, RecoveryRequest, RestoreWish};
 use quorate_core::model::{Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, ServiceState};
 use quorate_core::planner::remember::{raise_incarnation, renew};
-use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use quorate_core::planner::{Action, Step, decide};
 use quorate_core::providers::local::LocalSettings;

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
+use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{Formation, LostMajority};
 use quorate_core::model::{DataSeen, Desired, MemberName, Observation, ServiceState};
-use quorate_core::planner::safety::requests;
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Decision, UnsafeBecause, WaitingFor, decide, remember};
 

@@ -86,7 +86,9 @@ impl<'a> Changes<'a> {
             Outcome::Written { revision: told } if told != revision => {
                 wrong(Rule::Phantom, format!("{what}, and {by} received another revision"));
             }
-            Outcome::Read { .. } => wrong(Rule::Swap, format!("{what}, though {by} was answered that it did not happen")),
+            Outcome::Read { .. } => {
+                wrong(Rule::Swap, format!("{what}, though {by} was answered that it did not happen"))
+            }
             _ => {}
         }
         if moment < by.called {

@@ -12,8 +12,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use quorate_core::model::Version;
 use quorate_core::model::BinarySource;
+use quorate_core::model::Version;
 use quorate_core::text::hex;
 use quorate_pki::Sha256;
 use tokio::io::{AsyncRead, AsyncReadExt};

@@ -86,7 +86,8 @@ fn agree(yes: bool, going: usize) -> Result<(), Error> {
             "pass --yes to prune without asking",
         ));
     }
-    match output::ask(&format!("delete {} permanently? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str() {
+    match output::ask(&format!("delete {} permanently? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str()
+    {
         "y" | "yes" => Ok(()),
         _ => Err(Error::Declined),
     }

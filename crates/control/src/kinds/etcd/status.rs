@@ -525,7 +525,9 @@ mod tests {
         let ours = Program::this();
         assert_eq!(summarized(2, 2).verdict, Verdict::Unknown);
         let why = |protocol: u32| {
-            format!("unknown: 2 agents run quorate 7.7.7 (protocol {protocol}), which this {ours} does not understand; ")
+            format!(
+                "unknown: 2 agents run quorate 7.7.7 (protocol {protocol}), which this {ours} does not understand; "
+            )
         };
         assert_eq!(of(2), why(2) + "`quorate apply demo` upgrades the agents; etcd keeps running");
         assert_eq!(of(9), why(9) + "use quorate 7.7.7 (protocol 9) or newer");

@@ -3,9 +3,9 @@
 
 use jiff::Timestamp;
 
-use crate::kinds::etcd::voters::Voters;
 use crate::kinds::etcd::{EtcdStatus, Formation, Membership};
 use crate::model::{AgentSeen, Desired, Facts, MemberName, Observation, PEER_PORT, Seen, https_url};
+use crate::planner::voters::Voters;
 
 /// One look at the membership.
 #[derive(Clone, Debug)]

@@ -14,7 +14,6 @@ pub mod simulate;
 pub mod spec;
 mod users;
 pub mod versions;
-pub mod voters;
 mod wish;
 
 pub use facts::{AlarmSeen, AuthLook, EtcdFacts, EtcdStatus, LogEnd, MemberEntry, Membership, OlderData, Staged};

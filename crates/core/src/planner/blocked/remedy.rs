@@ -1,15 +1,7 @@
 //! What the operator can do about each refusal.
 
 use super::UnsafeBecause;
-use crate::kinds::etcd::versions;
 use crate::text::list;
-
-/// The newest release of the same minor that quorate can download, if it cannot download the wanted one.
-fn downloadable(wanted: &str) -> String {
-    let wanted = wanted.parse().ok().filter(|wanted| versions::release_checksum(*wanted, "amd64").is_none());
-    let newest = wanted.and_then(versions::newest_download);
-    newest.map(|newest| format!(" or can be downloaded, such as {newest}")).unwrap_or_default()
-}
 
 impl UnsafeBecause {
     /// What the operator can do. Commands in it name the cluster `NAME`.
@@ -42,13 +34,6 @@ impl UnsafeBecause {
                 "see `quorate logs NAME {member} --agent`; `quorate apply NAME` tries the upgrade again; until then the \
                  agent continues to run its present program"
             ),
-            UnsafeBecause::WrongBinary { wanted, .. } => {
-                format!(
-                    "install etcd {wanted} on the PATH; or set `etcd.binary` to `{{path: …}}` or, with the checksum of its \
-                     archive, to `{{archive: {{url: …, sha256: …}}}}`; or set `etcd.version` to a release that is there{}",
-                    downloadable(wanted)
-                )
-            }
             UnsafeBecause::ForeignData { member, .. } => format!(
                 "quorate never removes data that it did not create: move the data directory of {member} away manually"
             ),
@@ -126,7 +111,7 @@ impl UnsafeBecause {
                     "stop etcd on {member} where it runs: its data belongs to another cluster and must not be mixed in"
                 )
             }
-            UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
+            UnsafeBecause::WrongBinary { remedy, .. } | UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
             UnsafeBecause::VersionUnknown { member, .. } => format!(
                 "start etcd on {member} from a release so it reports its version; or move it to a new machine with \
                  `quorate replace NAME {member}`"

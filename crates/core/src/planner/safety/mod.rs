@@ -5,7 +5,6 @@ mod absence;
 mod agents;
 mod orders;
 mod peers;
-mod renewal;
 pub mod requests;
 mod revocation;
 mod trust;
@@ -19,7 +18,6 @@ pub use absence::{Absence, judge_absence, peers_miss};
 pub use agents::another_agent_is_away;
 pub use orders::orders_under_way;
 pub use peers::{signs_for_all, trusted_by_all};
-pub use renewal::{may_renew, may_replace};
 pub use revocation::is_gone;
 pub use trust::{believe, is_absurd_fence, is_witness};
 

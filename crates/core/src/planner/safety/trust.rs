@@ -2,15 +2,11 @@
 //! machine that was taken over, or whose files are damaged, could steer or block the whole cluster with one absurd number. Such a
 //! number is that machine's problem alone: its agent counts as not seen, and the others are operated as usual.
 
-use crate::kinds::etcd::limits::MAX_REVISION;
 use crate::model::{AgentSeen, Distrust, Facts, Ledger, MemberName, Number};
 
 /// How far a fencing number or a generation may be ahead of the ledger. Both are raised by one with each run: with a run every
 /// second this is reached after 136 years.
 const MOST_RUNS: u64 = 1 << 32;
-
-/// How far a revision may be ahead of the highest that the ledger has noted: 100,000 writes a second for 89 years.
-const MOST_WRITES: u64 = 1 << 48;
 
 /// What follows from an enrolled agent's report.
 pub fn believe(ledger: &Ledger, member: &MemberName, facts: Box<Facts>) -> AgentSeen {
@@ -36,19 +32,10 @@ pub fn is_witness(ledger: &Ledger, seat: &str, incarnation: u64) -> bool {
 fn distrust(ledger: &Ledger, member: &MemberName, facts: &Facts) -> Option<Distrust> {
     let generation = ledger.members.get(member).map_or(0, |record| record.generation);
     let held = facts.node_config.as_ref().map_or(0, |(generation, _)| *generation);
-    let status = facts.etcd.status.as_ref();
-    let revision = status.map_or(0, |status| status.revision);
-    let log = facts.etcd.log.as_ref().map_or(0, |log| log.index.max(log.commit));
-    let index = status.map_or(0, |status| status.raft_index.max(status.raft_applied_index)).max(log);
-    let absurd = |what, known: Option<u64>, told, is: bool| is.then_some(Distrust { what, known, told });
-    absurd(Number::Fence, Some(ledger.fence), facts.fence, is_absurd_fence(ledger.fence, facts.fence))
-        .or_else(|| absurd(Number::Generation, Some(generation), held, is_beyond(generation, held, MOST_RUNS)))
-        .or_else(|| {
-            let highest = ledger.etcd.highest_revision;
-            let beyond = revision > MAX_REVISION || is_beyond(highest, revision, MOST_WRITES);
-            absurd(Number::Revision, Some(highest), revision, beyond)
-        })
-        .or_else(|| absurd(Number::LogIndex, None, index, index > MAX_REVISION))
+    let absurd = |what, known: u64, told, is: bool| is.then_some(Distrust { what, known: Some(known), told });
+    absurd(Number::Fence, ledger.fence, facts.fence, is_absurd_fence(ledger.fence, facts.fence))
+        .or_else(|| absurd(Number::Generation, generation, held, is_beyond(generation, held, MOST_RUNS)))
+        .or_else(|| facts.etcd.distrust(&ledger.etcd))
 }
 
 fn is_beyond(known: u64, told: u64, most: u64) -> bool {

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::kinds::etcd::simulate::SimListed;
-use crate::model::Version;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts};
+use crate::model::Version;
 use crate::model::{
     AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, Host, Ledger, MachineSeen,
     MemberName, Observation, PEER_PORT, Program, ProgramSeen, Seen, ServiceState, https_url,

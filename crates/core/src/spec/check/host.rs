@@ -120,7 +120,8 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
         }
     }
     if forwarding.etcd_tag == forwarding.node_exporter_tag {
-        let message = format!("both kinds of logs have the tag `{}`, and could not be distinguished", forwarding.etcd_tag);
+        let message =
+            format!("both kinds of logs have the tag `{}`, and could not be distinguished", forwarding.etcd_tag);
         found.error(cluster.at("host.log_forwarding"), message, "give them two tags");
     }
     match (&forwarding.forward, &forwarding.from_etcd) {

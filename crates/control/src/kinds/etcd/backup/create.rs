@@ -164,7 +164,8 @@ impl Backups<'_> {
         match sealed {
             Ok(sealed) => Some(sealed.into()),
             Err(error) => {
-                self.teller.say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
+                self.teller
+                    .say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
                 None
             }
         }

@@ -16,8 +16,8 @@ use quorate_backup::verify::Workshop;
 use quorate_backup::{Error, Names, Store};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::model::Version;
 use quorate_core::model::Ledger;
+use quorate_core::model::Version;
 use quorate_core::spec::{ClusterSpec, Destination, Signer};
 
 use super::create::{Doing, Teller};

@@ -3,7 +3,9 @@
 pub(crate) mod auth;
 pub(crate) mod formation;
 pub(crate) mod membership;
+pub(crate) mod program;
 pub(crate) mod recovery;
+pub(crate) mod restart;
 pub(crate) mod restore;
 pub(crate) mod version;
 

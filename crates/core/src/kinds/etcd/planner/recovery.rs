@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use crate::kinds::etcd::cluster::peer_url;
 use crate::kinds::etcd::safety;
+use crate::kinds::etcd::safety::requests::{holds, loss_is_as_confirmed};
 use crate::kinds::etcd::{Formation, LogEnd};
 use crate::model::{DataSeen, Desired, Facts, MemberName, ServiceState, Stamp};
-use crate::planner::safety::requests::{holds, loss_is_as_confirmed};
 use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 

@@ -3,13 +3,26 @@
 
 use crate::kinds::etcd::cluster::Listed;
 use crate::kinds::etcd::versions::{self, Path};
-use crate::model::Version;
 use crate::kinds::etcd::{EtcdStatus, Formation};
+use crate::model::Version;
 use crate::model::{BinarySeen, DesiredMember, MemberName};
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
 /// From here on etcd tells in which format its data lies.
 pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
+
+/// Whether machines may get their configuration now. One that starts later runs what its configuration says; an older version could not,
+/// before etcd has agreed to it.
+pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
+    match path(view) {
+        Err(because) => {
+            decision.block(because);
+            false
+        }
+        Ok(Path::Down) => may_go_down(view, decision),
+        Ok(_) => true,
+    }
+}
 
 /// How the cluster comes from what it runs to what is wanted, or why it may not. A member that does not answer counts as what
 /// the cluster ran when all did; one of which not even that is known leads nowhere.

@@ -1,5 +1,7 @@
 //! The safety rules of etcd: quorum, members, formations and their data. The concerns ask, and never argue.
 
+mod renewal;
+pub mod requests;
 pub mod restore;
 pub mod revision;
 
@@ -9,15 +11,17 @@ use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 
 use super::cluster::{Cluster, Listed};
-use crate::model::Version;
 use super::{Formation, FormingMember, Wish};
+use crate::model::Version;
 use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
     ServiceState, Stamp, address_in,
 };
 use crate::planner::{Action, Change, UnsafeBecause, View};
 
-pub use super::voters::{Voters, failures_survived, healthy_of, quorum};
+pub use renewal::{may_renew, may_replace};
+
+pub use crate::planner::voters::{Voters, failures_survived, healthy_of, quorum};
 
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;

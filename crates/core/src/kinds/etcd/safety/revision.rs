@@ -1,12 +1,30 @@
 //! Which revisions are believed. etcd counts them in 63 bits and panics beyond, so a number that no cluster can have reached is refused
 //! wherever it enters; and a member that is alone with what it reports does not steer the others.
 
-use crate::kinds::etcd::EtcdStatus;
 use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
+use crate::kinds::etcd::{EtcdFacts, EtcdStatus, Record};
+use crate::model::{Distrust, Number};
 use crate::planner::View;
 
 /// Members of one cluster are never so far apart: what separates them then is a lie, or a restore.
 const APART: u64 = MARGIN / 2;
+
+/// How far a revision may be ahead of the highest that the ledger has noted: 100,000 writes a second for 89 years.
+const MOST_WRITES: u64 = 1 << 48;
+
+impl EtcdFacts {
+    /// A number in this report that no etcd can have reached.
+    pub(crate) fn distrust(&self, record: &Record) -> Option<Distrust> {
+        let (status, highest) = (self.status.as_ref(), record.highest_revision);
+        let revision = status.map_or(0, |status| status.revision);
+        if revision > MAX_REVISION || revision > highest.saturating_add(MOST_WRITES) {
+            return Some(Distrust { what: Number::Revision, known: Some(highest), told: revision });
+        }
+        let log = self.log.as_ref().map_or(0, |log| log.index.max(log.commit));
+        let index = status.map_or(0, |status| status.raft_index.max(status.raft_applied_index)).max(log);
+        (index > MAX_REVISION).then_some(Distrust { what: Number::LogIndex, known: None, told: index })
+    }
+}
 
 /// What the ledger remembers. A number beyond all revisions was never seen: a damaged or lying source put it there, and what members and
 /// backups know takes its place.

@@ -11,8 +11,8 @@ pub use listed::SimListed;
 
 use crate::kinds::etcd::planner::version::FORMAT_TOLD;
 use crate::kinds::etcd::safety;
-use crate::model::Version;
 use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd};
+use crate::model::Version;
 use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
 use crate::planner::simulate::{SimMachine, World};
 

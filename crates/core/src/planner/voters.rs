@@ -1,4 +1,4 @@
-//! Voters and quorum as numbers. Rules, messages and the list of members count with them.
+//! Majorities as numbers. Rules, messages and lists of members count with them.
 
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {

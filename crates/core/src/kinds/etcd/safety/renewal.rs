@@ -1,9 +1,9 @@
 //! Machines that go while their members stay, or are to.
 
-use super::absence::{Absence, judge_absence};
+use super::{Voters, may_disturb, may_lose, may_remove, quorum, voters};
 use crate::kinds::etcd::cluster::{Cluster, Listed};
-use crate::kinds::etcd::safety::{Voters, may_disturb, may_lose, may_remove, quorum, voters};
 use crate::model::{Desired, MemberName};
+use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{UnsafeBecause, View};
 
 /// Rules 3, 8 and 9: may the machine of this member be taken away for another one, its data kept? Where a restart may be. One that is

@@ -1,0 +1,60 @@
+//! Whether a machine has the etcd program that its configuration needs.
+
+use crate::kinds::etcd::versions;
+use crate::model::{BinarySeen, BinarySource, ConfigAttempt, DesiredMember, Facts, MemberName};
+use crate::planner::UnsafeBecause;
+
+/// A machine does not accept a configuration whose etcd it does not have; what it has stays in force.
+pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
+    match &facts.etcd.attempt {
+        ConfigAttempt::WithoutProgram { digest, seen } if *digest == wish.digest => wrong(member, wish, seen),
+        _ => None,
+    }
+}
+
+/// What follows where the configuration is in place: nothing; or it is sent again, because the program may have been installed since; or a
+/// refusal.
+pub(crate) fn search_again(
+    member: &MemberName,
+    wish: &DesiredMember,
+    facts: &Facts,
+) -> Result<Option<String>, UnsafeBecause> {
+    match wrong(member, wish, &facts.etcd.binary) {
+        None => Ok(None),
+        Some(because) if facts.etcd.attempt == ConfigAttempt::Untold => Err(because),
+        Some(because) => Ok(Some(format!("{because}: it looks again"))),
+    }
+}
+
+/// Why nothing was downloaded.
+fn without_archive(wish: &DesiredMember) -> &'static str {
+    match wish.config.etcd().map(|etcd| &etcd.binary) {
+        Some(BinarySource::Search { otherwise: None }) => {
+            " on its PATH, and this quorate knows no checksum with which it could download that release"
+        }
+        _ => "",
+    }
+}
+
+fn wrong(member: &MemberName, wish: &DesiredMember, seen: &BinarySeen) -> Option<UnsafeBecause> {
+    let wanted = &wish.etcd_version;
+    let found = match seen {
+        BinarySeen::Version(version) if version == wanted => return None,
+        BinarySeen::Version(version) => format!("finds {version}{}", without_archive(wish)),
+        BinarySeen::Missing { why } => format!("finds none: {why}{}", without_archive(wish)),
+        BinarySeen::Unasked => return None,
+    };
+    let remedy = format!(
+        "install etcd {wanted} on the PATH; or set `etcd.binary` to `{{path: …}}` or, with the checksum of its archive, to `{{archive: {{url: \
+         …, sha256: …}}}}`; or set `etcd.version` to a release that is there{}",
+        downloadable(wanted)
+    );
+    Some(UnsafeBecause::WrongBinary { member: member.clone(), wanted: wanted.clone(), found, remedy })
+}
+
+/// The newest release of the same minor that quorate can download, if it cannot download the wanted one.
+fn downloadable(wanted: &str) -> String {
+    let wanted = wanted.parse().ok().filter(|wanted| versions::release_checksum(*wanted, "amd64").is_none());
+    let newest = wanted.and_then(versions::newest_download);
+    newest.map(|newest| format!(" or can be downloaded, such as {newest}")).unwrap_or_default()
+}

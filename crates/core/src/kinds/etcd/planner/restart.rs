@@ -1,0 +1,96 @@
+//! The rolling restart, by which etcd takes up a configuration or another version, where it must be restarted for that.
+
+use super::version;
+use crate::kinds::etcd::safety;
+use crate::model::{BinarySeen, DesiredMember, Facts, MemberName, Observation, ServiceState};
+use crate::planner::config::with_changes;
+use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
+
+/// Restarts, one after another, the members whose etcd runs with older inputs: one that is not well first, for that may
+/// heal it; then followers; the leader last and only after it has handed over.
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
+        return;
+    }
+    let Ok(path) = version::path(view) else { return };
+    let behind: Vec<&MemberName> =
+        desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
+    let leads = |member: &MemberName| leads(seen, member);
+    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
+    let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
+    if version::takes_back(view, decision) {
+        return;
+    }
+    let Some(next) = first.or(behind.first()) else { return version::follow(view, decision) };
+    let prepared = version::is_everywhere(view, path) && version::is_open(view, path);
+    if decision.has_business_with(next) || !prepared {
+        return;
+    }
+    let safety::Voters { all, healthy } = safety::voters(view);
+    match safety::may_disturb(view, next) {
+        Ok(()) => {}
+        // Somebody is on the way back: that needs time, not the operator.
+        Err(UnsafeBecause::Quorum { .. }) if !decision.waiting.is_empty() => {
+            return decision.wait(WaitingFor::Turn { member: (*next).clone(), voters: all, healthy });
+        }
+        Err(because) => return decision.block(because),
+    }
+    if leads(next)
+        && !unwell(next)
+        && let Some((to, to_id)) = successor(view, next)
+    {
+        let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
+        return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
+    }
+    let why = told_with_numbers(view, next, &what_changed(view, next));
+    decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
+}
+
+pub(crate) fn leads(seen: &Observation, member: &MemberName) -> bool {
+    seen.status(member).is_some_and(|s| s.leader == s.member_id)
+}
+
+/// Why a member is disturbed, and what that means for the others.
+pub(crate) fn told_with_numbers(view: &View<'_>, member: &MemberName, why: &str) -> String {
+    let seen = view.seen;
+    let safety::Voters { all, healthy } = safety::voters(view);
+    let quorum = safety::quorum(all);
+    if !seen.facts(member).is_some_and(safety::is_healthy_voter) {
+        return format!("{why}; {member} is not healthy, so a restart costs nothing and may repair it");
+    }
+    let remain = safety::other_voters(view, member).healthy;
+    if remain < quorum {
+        return format!("{why}; the cluster is down during the restart, as the operator allowed");
+    }
+    format!("{why}; {member} is a voter and {healthy} of {all} are healthy: {remain} remain, quorum is {quorum}")
+}
+
+fn what_changed(view: &View<'_>, member: &MemberName) -> String {
+    let View { desired, seen, .. } = *view;
+    let wanted = &desired.members[member].etcd_version;
+    match seen.status(member).map(|s| &s.version) {
+        Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
+        _ => with_changes(desired, String::from("its settings changed")),
+    }
+}
+
+fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {
+    let Some(facts) = seen.facts(member) else { return false };
+    let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
+    let ServiceState::Running { digest, .. } = &facts.etcd.service else { return false };
+    in_place && (*digest != wish.etcd_digest || runs_other_version(wish, facts))
+}
+
+/// Its program was exchanged under it, and the one that the spec asks for is there again.
+fn runs_other_version(wish: &DesiredMember, facts: &Facts) -> bool {
+    let wanted = &wish.etcd_version;
+    let is_there = facts.etcd.binary == BinarySeen::Version(wanted.clone());
+    is_there && facts.etcd.status.as_ref().is_some_and(|status| status.version != *wanted)
+}
+
+fn successor(view: &View<'_>, leader: &MemberName) -> Option<(MemberName, u64)> {
+    let desired = view.desired;
+    let cluster = view.cluster()?;
+    cluster.successor(desired, cluster.get(leader)?.id)
+}
