@@ -55,6 +55,8 @@ pub enum Sight {
     Hidden(MemberName),
     /// Nobody tells whom it reaches, and perhaps one is hidden too.
     Untold(Option<MemberName>),
+    /// The provider finds a machine between on and off, or cannot be asked about it, and its agent does not answer.
+    Between(MemberName, PowerState),
     /// The world before the last change of it, or the one before that.
     Old(usize),
 }
@@ -128,7 +130,11 @@ impl ClusterModel {
         moves.push(Move::Look { controller, sight: Sight::Clear });
         if state.budget.hidden > 0 {
             let members = state.world.machines.keys().cloned();
-            let ways = |m: MemberName| [Sight::Hidden(m.clone()), Sight::Untold(Some(m))];
+            let between = [PowerState::Starting, PowerState::Stopping, PowerState::Unknown];
+            let ways = |m: MemberName| {
+                let between = between.map(|power| Sight::Between(m.clone(), power));
+                [Sight::Hidden(m.clone()), Sight::Untold(Some(m))].into_iter().chain(between)
+            };
             let sights = members.flat_map(ways).chain([Sight::Untold(None)]);
             moves.extend(sights.map(|sight| Move::Look { controller, sight }));
         }

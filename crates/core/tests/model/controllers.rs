@@ -150,7 +150,10 @@ impl ClusterModel {
     /// controller ends it.
     pub fn look(&self, state: &mut State, c: usize, sight: &Sight) {
         let Controller::Holding { fence, stale, .. } = state.controllers[c].clone() else { return };
-        let hidden = if let Sight::Hidden(member) | Sight::Untold(Some(member)) = sight { Some(member) } else { None };
+        let hidden = match sight {
+            Sight::Hidden(member) | Sight::Untold(Some(member)) | Sight::Between(member, _) => Some(member),
+            Sight::Clear | Sight::Untold(None) | Sight::Old(_) => None,
+        };
         let members: Vec<MemberName> = state.world.machines.keys().filter(|m| Some(*m) != hidden).cloned().collect();
         let refused = state.world.change(|world| {
             if stale.is_none() {
@@ -169,14 +172,21 @@ impl ClusterModel {
                 let (view, faults) = &state.views[*age];
                 (Observation::clone(view), *faults)
             }
-            Sight::Clear | Sight::Hidden(_) | Sight::Untold(_) => (state.world.observe(), state.budget.faults),
+            Sight::Clear | Sight::Hidden(_) | Sight::Untold(_) | Sight::Between(..) => {
+                (state.world.observe(), state.budget.faults)
+            }
         };
         match sight {
             Sight::Clear => {}
             Sight::Old(_) => state.budget.stale -= 1,
-            Sight::Hidden(_) | Sight::Untold(_) => state.budget.hidden -= 1,
+            Sight::Hidden(_) | Sight::Untold(_) | Sight::Between(..) => state.budget.hidden -= 1,
         }
         hidden.iter().for_each(|member| hide(&mut seen, member));
+        if let (Sight::Between(member, power), Seen::At(_, machines)) = (sight, &mut seen.machines)
+            && let Some(machine) = machines.get_mut(member)
+        {
+            machine.power = *power;
+        }
         if !matches!(sight, Sight::Untold(_)) {
             tell_reach(&mut seen, &state.world);
         }
@@ -230,6 +240,7 @@ impl ClusterModel {
         match sight {
             Sight::Clear => {}
             Sight::Hidden(_) | Sight::Untold(_) => self.reached.count(Event::Hidden),
+            Sight::Between(..) => self.reached.count(Event::Between),
             Sight::Old(_) => self.reached.count(Event::OldDecision),
         }
         let steps: Vec<Step> = decision.steps.into_iter().map(|s| Step { why: Reason::new(""), ..s }).collect();

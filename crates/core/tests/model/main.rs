@@ -483,7 +483,7 @@ changes! {
 changes! {
     [] in_short_hidden: Budget { hidden: 1, pauses: 1, ..PEACE };
     one_to_two: 1, Change::Scale(2), [];
-    gone: 3, Change::Gone("etcd-2"), [Hidden, Expelled];
+    gone: 3, Change::Gone("etcd-2"), [Hidden, Between, Expelled];
     recover_nothing: 3, Change::RecoverNothing, [];
     recover_serving: 2, Change::RecoverServing, [];
 }

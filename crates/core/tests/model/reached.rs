@@ -26,6 +26,7 @@ events! {
     OldDecision => "a decision on an old look",
     OldDecisionRefused => "an order from an old look refused",
     Hidden => "a decision with an agent hidden",
+    Between => "a decision with a machine between on and off",
     Joined => "a learner added",
     Expelled => "a learner expelled",
     Promoted => "a promotion",
