@@ -2,7 +2,8 @@
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
-    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|libc| libc == "gnu") {
+    // A static program relocates itself: musl's startup code reads the packed list too, from the version that Rust brings on.
+    if std::env::var("CARGO_CFG_TARGET_ENV").is_ok_and(|libc| libc == "gnu" || libc == "musl") {
         println!("cargo::rustc-link-arg-bins=-Wl,-z,pack-relative-relocs");
     }
 }
