@@ -38,11 +38,11 @@ pub enum Bench {
     /// Time `quorate up` from nothing against etcd started by a bare loop
     Bringup(bringup::Options),
     /// Time and weigh plans for up to 10,000 clusters
-    Plan,
+    Plan(Measured),
     /// Time the longest write gap of changes against the same done by hand
     Rolling(rolling::Options),
     /// Weigh idle agents
-    Agent,
+    Agent(Measured),
     /// Time and weigh a backup into an S3 store against the same done by hand, while clients write
     Backup(backup::Arguments),
     /// Time a restore of a cluster of which nothing is left against the same done by hand
@@ -54,12 +54,25 @@ pub enum Bench {
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
     match bench {
         Bench::Bringup(options) => bringup::run(lab, options),
-        Bench::Plan => plan::run(lab),
+        Bench::Plan(measured) => plan::run(lab, measured.programs()),
         Bench::Rolling(options) => rolling::run(lab, options),
-        Bench::Agent => agent::run(lab),
+        Bench::Agent(measured) => agent::run(lab, measured.programs()),
         Bench::Backup(arguments) => backup::run(lab, arguments),
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
+    }
+}
+
+#[derive(clap::Args)]
+pub struct Measured {
+    /// Measure the static program, which machines run, instead of one for this host
+    #[arg(long = "static")]
+    static_program: bool,
+}
+
+impl Measured {
+    fn programs(&self) -> Programs {
+        if self.static_program { Programs::Static } else { Programs::Release }
     }
 }
 

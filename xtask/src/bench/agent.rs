@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::Ground;
 use super::figures::{table, verdict};
 use super::process::{cpu_ticks, memory};
+use super::{Ground, Programs};
 use crate::etcd;
 use crate::lab::Lab;
 
@@ -25,9 +25,9 @@ pub struct Agent {
     pid: u32,
 }
 
-pub fn run(lab: &Lab) -> Result<()> {
+pub fn run(lab: &Lab, programs: Programs) -> Result<()> {
     let version = etcd::ensure_any(lab)?;
-    let ground = Ground::prepare(lab)?;
+    let ground = Ground::prepare_with(lab, programs)?;
     ground.up(lab, version, MEMBERS)?;
     let agents = agents(&ground)?;
     ensure!(agents.len() == MEMBERS, "expected {MEMBERS} agents, found {}", agents.len());

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
 
+use super::CLUSTER;
 use super::agent::agents;
 use super::figures::{Samples, ratio, seconds, table, verdict};
 use super::filled::{COMPRESSION, Filled, Latency, Options, QUORATES, Size};
 use super::process::{self, Cost};
-use super::{CLUSTER, Programs};
 use crate::lab::Lab;
 
 /// Of quorate's throughput to that by hand.
@@ -79,20 +79,11 @@ pub struct Arguments {
     /// Others may use this machine meanwhile: tell how fast it is, and judge the memory alone
     #[arg(long)]
     noisy: bool,
-    /// Measure the static program, which the labs use too, instead of building another
-    #[arg(long = "static")]
-    static_program: bool,
-}
-
-impl Arguments {
-    fn programs(&self) -> Programs {
-        if self.static_program { Programs::Static } else { Programs::Release }
-    }
 }
 
 pub fn run(lab: &Lab, arguments: &Arguments) -> Result<()> {
     let options = &arguments.options;
-    let filled = Filled::prepare(lab, options.size, arguments.programs())?;
+    let filled = Filled::prepare(lab, options.size, options.measured.programs())?;
     let mut outcome = Outcome::default();
     for pair in 1..=options.pairs {
         let (_, latency) = while_writing(&filled, || {
@@ -180,7 +171,7 @@ fn print(outcome: &Outcome, options: &Options) {
         row("99 % of the clients' writes within", |side| &side.most),
         ["stored".into(), mebibytes(*stored), mebibytes(*stored_by_hand), nothing(), nothing()],
     ];
-    let Options { size, pairs } = options;
+    let Options { size, pairs, .. } = options;
     println!(
         "A backup of {size}, half of it random, while clients write: median of {pairs} runs each, in turns (shortest–longest).\n"
     );

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::store::{self, BUCKET, REGION, Store};
-use super::{CLUSTER, Ground, Programs};
+use super::{CLUSTER, Ground, Measured, Programs};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::{Lab, Version};
@@ -40,6 +40,8 @@ pub struct Options {
     /// How often each of the two runs
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
+    #[command(flatten)]
+    pub measured: Measured,
 }
 
 /// How much data is put into the cluster.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::figures::{Samples, ratio, seconds, table, verdict};
 use super::process::{Cost, measure};
-use super::{Ground, terraform};
+use super::{Ground, Programs, terraform};
 use crate::host;
 use crate::lab::Lab;
 
@@ -30,8 +30,8 @@ struct Outcome {
     peak: u64,
 }
 
-pub fn run(lab: &Lab) -> Result<()> {
-    let planner = Planner { ground: Ground::prepare(lab)? };
+pub fn run(lab: &Lab, programs: Programs) -> Result<()> {
+    let planner = Planner { ground: Ground::prepare_with(lab, programs)? };
     let steps = planner.check_output()?;
     let outcomes = planner.measure_all(&SIZES)?;
     let kept = print(&outcomes, steps);

@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::CLUSTER;
 use super::figures::{Samples, ratio, seconds, table};
 use super::filled::{Filled, Options, QUORATES};
 use super::store::free_ports;
-use super::{CLUSTER, Programs};
 use crate::host;
 use crate::lab::Lab;
 
@@ -43,7 +43,7 @@ impl ByHand {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let filled = Filled::prepare(lab, options.size, Programs::Release)?;
+    let filled = Filled::prepare(lab, options.size, options.measured.programs())?;
     let keys = filled.count()?;
     host::read(filled.quorate().args(["backup", "create", CLUSTER]))?;
     let backup = only_backup(&filled)?;
@@ -220,7 +220,7 @@ impl Drop for Running {
 }
 
 fn print(quorate: &Samples, by_hand: &Samples, options: &Options) {
-    let Options { size, pairs } = options;
+    let Options { size, pairs, .. } = options;
     let rows = [[
         size.to_string(),
         quorate.to_string(),
