@@ -19,6 +19,8 @@ use tools::{Tools, system_tools};
 
 /// Where the program lies on a machine.
 pub const PROGRAM: &str = "usr/lib/quorate/quorate";
+/// Where a provider that can write files into a machine puts what is on seed disks elsewhere.
+pub const PLACED_SEED: &str = "var/lib/quorate/seed";
 const BOOT_UNIT: &str = "quorate-boot.service";
 const AGENT_UNIT: &str = "quorate-agent.service";
 

@@ -2,6 +2,8 @@
 //! what does not bear this cluster's mark.
 
 mod fat;
+mod incus;
+mod kept;
 mod libvirt;
 mod local;
 mod seed_disk;
@@ -23,6 +25,7 @@ pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
 
+pub use incus::{Incus, IncusError};
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
 
@@ -144,6 +147,8 @@ pub enum ProviderError {
     Command { command: String, said: String },
     #[error(transparent)]
     Libvirt(#[from] LibvirtError),
+    #[error(transparent)]
+    Incus(#[from] IncusError),
     #[error(
         "{} is not statically linked, so it may not start on a machine: name one that is in {}, or use an image that has the \
          agent and say `has_agent: true`",
@@ -171,6 +176,7 @@ pub fn provider(ledger: &Ledger, directories: &Directories) -> Rc<dyn Provider> 
     match &ledger.spec.provider {
         spec::Provider::Local(settings) => Rc::new(Local::new(directories, ledger, settings)),
         spec::Provider::Libvirt(settings) => Rc::new(Libvirt::new(directories, ledger, settings)),
+        spec::Provider::Incus(settings) => Rc::new(Incus::new(ledger, settings)),
     }
 }
 

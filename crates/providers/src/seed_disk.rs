@@ -152,6 +152,7 @@ mod tests {
             prefix: 24,
             gateway: "192.168.122.1".parse().ok(),
             dns: vec!["192.168.122.1".parse().unwrap()],
+            more_addresses: Vec::new(),
         };
         Machine {
             hostname: String::from("etcd-1"),

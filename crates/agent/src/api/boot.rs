@@ -42,6 +42,9 @@ pub struct Interface {
     pub gateway: Option<IpAddr>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<IpAddr>,
+    /// Addresses beside the first, each with the length of its prefix.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_addresses: Vec<(IpAddr, u8)>,
 }
 
 /// Who may log in. Root may not, and nobody by password over ssh.

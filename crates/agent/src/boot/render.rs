@@ -23,7 +23,8 @@ pub(super) fn is_network_file(name: &str) -> bool {
 
 /// A gateway counts for less the further down the list its interface stands.
 pub(super) fn network(interface: &Interface, at: usize) -> String {
-    let Interface { mac, address, prefix, gateway, dns } = interface;
+    let Interface { mac, address, prefix, gateway, dns, more_addresses } = interface;
+    let more: String = more_addresses.iter().map(|(address, prefix)| format!("Address={address}/{prefix}\n")).collect();
     let dns: String = dns.iter().map(|server| format!("DNS={server}\n")).collect();
     let route = gateway.map(|gateway| {
         let metric = 100 * (at + 1);
@@ -40,7 +41,7 @@ pub(super) fn network(interface: &Interface, at: usize) -> String {
          LLMNR=no\n\
          MulticastDNS=no\n\
          Address={address}/{prefix}\n\
-         {dns}{}",
+         {more}{dns}{}",
         route.unwrap_or_default(),
     )
 }
@@ -184,6 +185,7 @@ mod tests {
             prefix: 24,
             gateway: Some("192.168.122.1".parse().unwrap()),
             dns: vec!["192.168.122.1".parse().unwrap(), "9.9.9.9".parse().unwrap()],
+            more_addresses: Vec::new(),
         }
     }
 

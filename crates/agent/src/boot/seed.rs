@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Boot, PROGRAM, check};
+use super::{Boot, PLACED_SEED, PROGRAM, check};
 use crate::api::Seed;
 use crate::api::boot::{MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
 use crate::{AgentError, files};
@@ -36,8 +36,9 @@ impl Boot<'_> {
     /// What the machine is to be. Where it has the disk, the seed is put where the agent looks for it.
     pub(super) fn read_seed(&self, from: Option<&Path>) -> Result<Machine, AgentError> {
         let known = self.known()?;
-        if let Some(directory) = from {
-            return self.take(directory, known.as_ref());
+        let placed = Some(self.path(PLACED_SEED)).filter(|placed| placed.join(SEED_FILE).exists());
+        if let Some(directory) = from.map(Path::to_owned).or(placed) {
+            return self.take(&directory, known.as_ref());
         }
         let wait = if known.is_some() { LATER_WAIT } else { FIRST_WAIT };
         match (find_disk(wait), known) {

@@ -1,6 +1,8 @@
 //! What a spec says about machines: one room for each provider, with its settings, their checks, its template and what
 //! they mean to the planner. Nothing outside a room names its fields. How machines are made is in the crate `providers`.
 
+pub mod admin;
+pub mod incus;
 pub mod libvirt;
 pub mod local;
 
@@ -25,19 +27,23 @@ pub enum Provider {
     Local(local::LocalSettings),
     /// As virtual machines of libvirt.
     Libvirt(Box<libvirt::LibvirtSettings>),
+    /// As system containers or virtual machines of Incus.
+    Incus(Box<incus::IncusSettings>),
 }
 
 /// Providers whose name alone is enough: all their settings have defaults.
 const WORDS: [&str; 1] = ["local"];
 
 /// The beginning of a commented spec for each provider: all that is about machines.
-pub const TEMPLATES: [(&str, &str); 2] = [("local", local::TEMPLATE), ("libvirt", libvirt::TEMPLATE)];
+pub const TEMPLATES: [(&str, &str); 3] =
+    [("local", local::TEMPLATE), ("libvirt", libvirt::TEMPLATE), ("incus", incus::TEMPLATE)];
 
 impl Provider {
     pub fn settings(&self) -> &dyn Settings {
         match self {
             Provider::Local(settings) => settings,
             Provider::Libvirt(settings) => settings.as_ref(),
+            Provider::Incus(settings) => settings.as_ref(),
         }
     }
 }
@@ -60,17 +66,20 @@ pub struct MemberSpec {
     /// Its machine, under the provider `libvirt`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub libvirt: Option<libvirt::MachineSettings>,
+    /// Its instance, under the provider `incus`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incus: Option<incus::InstanceSettings>,
 }
 
 impl MemberSpec {
     /// A member of which nothing but the name is said.
     pub fn named(name: Name) -> Self {
-        MemberSpec { name, address: None, libvirt: None }
+        MemberSpec { name, address: None, libvirt: None, incus: None }
     }
 
     /// The names of the providers that it has a section for.
     fn sections(&self) -> Vec<&'static str> {
-        let sections = [("libvirt", self.libvirt.is_some())];
+        let sections = [("libvirt", self.libvirt.is_some()), ("incus", self.incus.is_some())];
         sections.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
     }
 }
@@ -80,6 +89,8 @@ impl MemberSpec {
 pub enum MachineKind {
     /// Processes of this host, which share its clock, its firewall and its logs, and start at once.
     Process,
+    /// A system container: it boots, and has its host's kernel and clock.
+    Container,
     /// A virtual machine. It boots, and everything on it is ours.
     Vm,
 }

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use saphyr_parser::{Event, Parser, ScalarStyle};
+use serde_json::Value;
 
 use super::problem::Span;
 
@@ -110,6 +111,25 @@ struct Builder {
     open: Vec<Open>,
     root: Option<Node>,
     findings: Vec<Finding>,
+}
+
+/// The content of another program's YAML file, in which every scalar counts as text. `Err` says what is wrong with it.
+pub fn read_plain_yaml(text: &str) -> Result<Value, String> {
+    let (root, findings) = read(text).map_err(|finding| finding.message)?;
+    match findings.into_iter().next() {
+        Some(Finding { span, message, .. }) => Err(format!("line {}: {message}", span.line)),
+        None => Ok(plain(&root)),
+    }
+}
+
+fn plain(node: &Node) -> Value {
+    match &node.content {
+        Content::Scalar { .. } if node.is_null() => Value::Null,
+        Content::Scalar { text, .. } => Value::String(text.clone()),
+        Content::Sequence(items) => items.iter().map(plain).collect(),
+        Content::Mapping(entries) => entries.iter().map(|entry| (entry.key.clone(), plain(&entry.value))).collect(),
+        Content::Refused => Value::Null,
+    }
 }
 
 /// Reads a file of one document. `Err` when it is not YAML or cannot be a spec at all; findings that leave the rest

@@ -6,6 +6,7 @@ use super::domain::Volume;
 use super::hypervisor::{DATA_SUFFIX, Hypervisor, PREFIX};
 use super::virsh::LibvirtError;
 use crate::ProviderError;
+use crate::kept::made_for;
 
 impl Hypervisor {
     /// The volume to be made for a machine.
@@ -17,7 +18,7 @@ impl Hypervisor {
     /// What the machines of a member have left, the newest last.
     async fn left_by(&self, member: &str) -> Result<Vec<Volume>, LibvirtError> {
         let beginning = format!("{PREFIX}{}-", self.cluster_id);
-        let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?, member);
+        let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?.strip_suffix(DATA_SUFFIX)?, member);
         let all = self.volumes_of_cluster(DATA_SUFFIX).await?;
         let used: Vec<Volume> = self.ours().await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
         let mut left: Vec<_> =
@@ -37,30 +38,5 @@ impl Hypervisor {
             self.virsh.delete_volume(&volume).await?;
         }
         Ok(())
-    }
-}
-
-/// For which incarnation, and under which number, a volume was made; `name` is what follows the cluster's id. Earlier versions named it
-/// after the member alone.
-fn made_for(name: &str, member: &str) -> Option<(u64, u64)> {
-    let of = name.strip_suffix(DATA_SUFFIX)?.strip_prefix(member)?;
-    if of.is_empty() {
-        return Some((0, 0));
-    }
-    let (incarnation, fence) = of.strip_prefix('.')?.split_once('.')?;
-    Some((incarnation.parse().ok()?, fence.parse().ok()?))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::made_for;
-
-    #[test]
-    fn a_volume_tells_which_machine_it_was_made_for() {
-        assert_eq!(made_for("etcd-1.3.17-data.qcow2", "etcd-1"), Some((3, 17)));
-        assert_eq!(made_for("etcd-1-data.qcow2", "etcd-1"), Some((0, 0)), "as earlier versions named it");
-        assert_eq!(made_for("etcd-11.3.17-data.qcow2", "etcd-1"), None);
-        assert_eq!(made_for("etcd-1-b.3.17-data.qcow2", "etcd-1"), None);
-        assert_eq!(made_for("etcd-1-root.qcow2", "etcd-1"), None);
     }
 }

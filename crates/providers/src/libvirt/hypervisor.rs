@@ -401,6 +401,7 @@ impl Hypervisor {
             prefix: u8::try_from(interface.prefix).unwrap_or(u8::MAX),
             gateway: interface.gateway,
             dns: interface.dns.clone(),
+            more_addresses: Vec::new(),
         });
         boot::Machine {
             // A dot would begin a domain.

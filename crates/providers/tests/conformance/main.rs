@@ -3,6 +3,7 @@
 //!
 //! Local machines run the agent of the program that makes them, so this program is one too.
 
+mod incus;
 mod libvirt;
 mod local;
 mod suite;
@@ -24,6 +25,9 @@ fn main() {
     if libvirt::is_there() {
         trials.extend(suite::trials("libvirt", libvirt::Place::new));
         trials.extend(libvirt::trials());
+    }
+    if incus::is_there() {
+        trials.extend(suite::trials("incus", incus::Place::new));
     }
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::{AdminSettings, Attachment, InterfaceSpec, LibvirtSettings, MemberSpec, is_here, section};
+use super::{Attachment, InterfaceSpec, LibvirtSettings, MemberSpec, is_here, section};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{ClusterSpec, Millis, Size, Spec};
 
@@ -17,7 +17,7 @@ const LONGEST_DEVICE: usize = 15;
 
 pub(super) fn check(settings: &LibvirtSettings, cluster: &Cluster, found: &mut Findings) {
     size(cluster, settings, found);
-    admin(cluster, &settings.admin, found);
+    settings.admin.check(&cluster.at("provider.libvirt.admin"), found);
     cloud_init(cluster, settings, found);
     for (index, member) in cluster.spec.members.iter().enumerate() {
         let at = |field: &str| cluster.at(&format!("members[{index}].libvirt.{field}"));
@@ -107,52 +107,6 @@ fn memory(memory: Option<Size>, at: String, found: &mut Findings) {
             format!("give it at least {LEAST_MEMORY}; {} is the default", Size::gibibytes(8)),
         );
     }
-}
-
-fn admin(cluster: &Cluster, admin: &AdminSettings, found: &mut Findings) {
-    let at = |field: &str| cluster.at(&format!("provider.libvirt.admin.{field}"));
-    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'_');
-    let begins_well = admin.user.starts_with(|first: char| first.is_ascii_lowercase() || first == '_');
-    if !begins_well || admin.user.len() > 32 || !admin.user.bytes().all(plain) {
-        let message = format!("`{}` is no name of a user", admin.user);
-        found.error(at("user"), message, "use lower case letters, digits, `-` and `_`, 32 at most");
-    } else if admin.user == "root" {
-        found.error(at("user"), "root does not log in to machines", "name another user, who may become root by sudo");
-    }
-    for (index, key) in admin.ssh_keys.iter().enumerate() {
-        if !is_public_key(key) {
-            // What stands there may be a private key.
-            found.error(
-                at(&format!("ssh_keys[{index}]")),
-                "this is not a public key as ssh writes it",
-                "give one line such as `ssh-ed25519 AAAA… name`, the content of a .pub file",
-            );
-        }
-    }
-    if admin.console_password_hash.as_ref().is_some_and(|hash| !is_crypt_hash(hash)) {
-        found.error(
-            at("console_password_hash"),
-            "this is not the hash of a password",
-            "make one with `openssl passwd -6`; it begins with `$6$`",
-        );
-    }
-}
-
-fn is_public_key(key: &str) -> bool {
-    let mut words = key.split_whitespace();
-    let kind = words.next().unwrap_or_default();
-    let known = kind.starts_with("ssh-") || kind.starts_with("ecdsa-sha2-") || kind.starts_with("sk-");
-    let base64 =
-        |word: &str| word.starts_with("AAAA") && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/=".contains(&b));
-    known && !key.contains('\n') && words.next().is_some_and(base64)
-}
-
-fn is_crypt_hash(hash: &str) -> bool {
-    let fields: Vec<&str> = hash.split('$').collect();
-    fields.len() >= 4
-        && fields[0].is_empty()
-        && fields[1..].iter().all(|field| !field.is_empty())
-        && !hash.contains([':', '\n'])
 }
 
 fn cloud_init(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Findings) {

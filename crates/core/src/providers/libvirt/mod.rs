@@ -8,6 +8,7 @@ use jiff::SignedDuration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::admin::AdminSettings;
 use super::{MachineKind, MemberSpec, Settings};
 use crate::model::{Build, DATA_VOLUME, HYPERVISOR};
 use crate::spec::check::{Cluster, Findings};
@@ -237,28 +238,6 @@ pub struct CloudInitSettings {
 impl Default for CloudInitSettings {
     fn default() -> Self {
         Self { pool: None, name: String::from("<name>-cloud-init.iso") }
-    }
-}
-
-/// Who may log in to the machines.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields, default)]
-pub struct AdminSettings {
-    /// Name of a user who may become root.
-    #[schemars(length(min = 1))]
-    pub user: String,
-    /// Public keys with which that user may log in by ssh.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub ssh_keys: Vec<String>,
-    /// Hash of a password for the console, as `openssl passwd -6` makes it; it never opens ssh.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1))]
-    pub console_password_hash: Option<String>,
-}
-
-impl Default for AdminSettings {
-    fn default() -> Self {
-        Self { user: String::from("ubuntu"), ssh_keys: Vec::new(), console_password_hash: None }
     }
 }
 

@@ -1,0 +1,76 @@
+//! What can be in the way with Incus, each with what to do about it.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+#[derive(Debug, thiserror::Error)]
+pub enum IncusError {
+    #[error(
+        "Incus cannot be reached at {}: {why}; is it installed and running, and may this user use it (group `incus-admin`)?",
+        path.display()
+    )]
+    NoSocket { path: PathBuf, why: String },
+    #[error("the Incus server {name} at {address} cannot be reached: {why}")]
+    Unreachable { name: String, address: String, why: String },
+    #[error(
+        "the Incus server {name} at {address} shows another certificate than the one that was accepted; if it was \
+         renewed on purpose, accept the new one: `incus remote remove {name}`, then `incus remote add {name} {address}`"
+    )]
+    OtherCertificate { name: String, address: String },
+    #[error(
+        "the Incus server {name} does not trust this client: add its certificate there (`incus config trust add`), or \
+         use `incus remote add {name} TOKEN`"
+    )]
+    Untrusted { name: String },
+    #[error("there is no Incus remote `{name}`; {} has {}", path.display(), list(known))]
+    NoRemote { name: String, path: PathBuf, known: Vec<String> },
+    #[error("the remote `{name}` serves images only ({protocol}): instances need an Incus server")]
+    ImagesOnly { name: String, protocol: String },
+    #[error("{} cannot be read: {why}", path.display())]
+    Config { path: PathBuf, why: String },
+    #[error("the Incus server lacks `{extension}`, which {needs}: upgrade it to 6.0 or later")]
+    TooOld { extension: &'static str, needs: &'static str },
+    #[error("Incus has no {what} `{name}`{}", if known.is_empty() { String::new() } else { format!("; it has {}", list(known)) })]
+    Missing { what: &'static str, name: String, known: Vec<String> },
+    #[error("Incus refused to {doing}: {said}")]
+    Refused { doing: String, code: u16, said: String },
+    #[error("Incus did not finish within {seconds} s: {doing}")]
+    TooSlow { doing: String, seconds: u64 },
+    #[error("an answer of Incus is not understood ({doing}): {why}")]
+    Unreadable { doing: String, why: String },
+    #[error(
+        "Incus has an instance `{name}` that quorate did not make: rename or remove it, or give the member another name"
+    )]
+    NameTaken { name: String },
+    #[error("the storage pool {pool} has {left} left, and {member} needs {needed}")]
+    NoSpace { pool: String, member: String, needed: String, left: String },
+    #[error("{address} is not in the network {network}, which has {subnet}")]
+    OutsideNetwork { address: IpAddr, network: String, subnet: String },
+    #[error(
+        "Incus does not manage the network {network}, so it tells no prefix: give `provider.incus.prefix`, and each member an `address`"
+    )]
+    NotManaged { network: String },
+    #[error("the network {network} has no {family} addresses, and {member} has {address}")]
+    NoFamily { network: String, family: &'static str, member: String, address: IpAddr },
+    #[error("`target: {target}` needs an Incus cluster, and this server is in none")]
+    NotClustered { target: String },
+    #[error("the host {target} of the Incus cluster is {status}: no instance can be made there")]
+    TargetDown { target: String, status: String },
+    #[error("the spec has no member {member}")]
+    NotInSpec { member: String },
+}
+
+impl IncusError {
+    pub(super) fn is_absent(&self) -> bool {
+        matches!(self, IncusError::Refused { code: 404, .. })
+    }
+
+    /// Somebody else changed it since it was looked at.
+    pub(super) fn is_outdated(&self) -> bool {
+        matches!(self, IncusError::Refused { code: 412, .. })
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { String::from("none") } else { names.join(", ") }
+}

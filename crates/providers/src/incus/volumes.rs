@@ -1,0 +1,119 @@
+//! Storage: what a pool has left, and data volumes, which may outlive the instance that they were made for. The name of each bears the
+//! incarnation of that machine and the fencing number of the controller that made it, so that a controller which wakes late can only
+//! delete what it has meant.
+
+use hyper::Method;
+use serde_json::{Value, json};
+
+use super::Incus;
+use super::error::IncusError;
+use super::server::{Call, Server, escaped, names};
+use crate::kept::made_for;
+
+/// Says of which cluster a volume is.
+const CLUSTER_ID_KEY: &str = "user.quorate.cluster-id";
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Volume {
+    pub(super) name: String,
+    /// The host that it is on, in an Incus cluster.
+    pub(super) location: String,
+}
+
+impl Incus {
+    fn volumes_path(&self) -> String {
+        format!("/1.0/storage-pools/{}/volumes/custom", escaped(&self.settings.pool))
+    }
+
+    /// How the names of all volumes of this cluster begin.
+    fn beginning(&self) -> String {
+        format!("quorate-{}-", self.cluster_id)
+    }
+
+    /// The volume to be made for a machine.
+    pub(super) fn new_data(&self, member: &str, incarnation: u64, fence: u64) -> String {
+        format!("{}{member}.{incarnation}.{fence}", self.beginning())
+    }
+
+    pub(super) async fn volumes(&self, server: &Server) -> Result<Vec<Volume>, IncusError> {
+        let all = server.list("list volumes", &format!("{}?recursion=1", self.volumes_path())).await?;
+        let (beginning, id) = (self.beginning(), self.cluster_id.as_str());
+        let ours = all.iter().filter_map(|volume| {
+            let name = volume.get("name")?.as_str().filter(|name| name.starts_with(&beginning))?;
+            let marked = volume.get("config")?.get(CLUSTER_ID_KEY)?.as_str() == Some(id);
+            let location = volume.get("location").and_then(Value::as_str).unwrap_or_default();
+            marked.then(|| Volume { name: name.to_owned(), location: location.to_owned() })
+        });
+        Ok(ours.collect())
+    }
+
+    pub(super) async fn make_volume(
+        &self,
+        server: &Server,
+        name: &str,
+        bytes: u64,
+        target: Option<&str>,
+    ) -> Result<(), IncusError> {
+        let config = json!({ CLUSTER_ID_KEY: self.cluster_id, "size": bytes.to_string() });
+        let body = json!({ "name": name, "type": "custom", "content_type": "filesystem", "config": config });
+        let path = match target {
+            Some(target) => format!("{}?target={}", self.volumes_path(), escaped(target)),
+            None => self.volumes_path(),
+        };
+        server.change(Call::new(format!("create the volume {name}"), Method::POST, path).json(&body)).await
+    }
+
+    /// One that is not there is gone already.
+    pub(super) async fn delete_volume(&self, server: &Server, volume: &Volume) -> Result<(), IncusError> {
+        let mut path = format!("{}/{}", self.volumes_path(), escaped(&volume.name));
+        if !matches!(volume.location.as_str(), "" | "none") {
+            path = format!("{path}?target={}", escaped(&volume.location));
+        }
+        let deleted =
+            server.change(Call::new(format!("delete the volume {}", volume.name), Method::DELETE, path)).await;
+        match deleted {
+            Err(error) if error.is_absent() => Ok(()),
+            deleted => deleted,
+        }
+    }
+
+    /// What the machines of a member have left, the newest last.
+    async fn left_by(&self, server: &Server, member: &str) -> Result<Vec<Volume>, IncusError> {
+        let beginning = self.beginning();
+        let all = self.volumes(server).await?;
+        let used: Vec<String> = self.ours(server).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        let made = |volume: &Volume| made_for(volume.name.strip_prefix(&beginning)?, member);
+        let mut left: Vec<_> =
+            all.into_iter().filter(|v| !used.contains(&v.name)).filter_map(|v| Some((made(&v)?, v))).collect();
+        left.sort_by_key(|(made, _)| *made);
+        Ok(left.into_iter().map(|(_, volume)| volume).collect())
+    }
+
+    /// The data that the member's last machine has left for the next one.
+    pub(super) async fn kept_data(&self, server: &Server, member: &str) -> Result<Option<Volume>, IncusError> {
+        Ok(self.left_by(server, member).await?.pop())
+    }
+
+    /// Removes data that no machine of the member has, once its present one is whole: that one has it all, or was made without it.
+    pub(super) async fn remove_left_data(&self, server: &Server, member: &str) -> Result<(), IncusError> {
+        for volume in self.left_by(server, member).await? {
+            self.delete_volume(server, &volume).await?;
+        }
+        Ok(())
+    }
+
+    /// How many bytes the pool has left.
+    pub(super) async fn left_in_pool(&self, server: &Server) -> Result<u64, IncusError> {
+        let pool = &self.settings.pool;
+        let path = format!("/1.0/storage-pools/{}/resources", escaped(pool));
+        let Some(found) = server.get("look at the storage pool", &path).await? else {
+            let known = server.list("list storage pools", "/1.0/storage-pools?recursion=1").await?;
+            return Err(IncusError::Missing { what: "storage pool", name: pool.clone(), known: names(&known) });
+        };
+        let space = |field: &str| found.value.get("space")?.get(field)?.as_u64();
+        // A pool that does not say has no bound that is known here.
+        Ok(space("total")
+            .filter(|total| *total > 0)
+            .map_or(u64::MAX, |total| total.saturating_sub(space("used").unwrap_or_default())))
+    }
+}
