@@ -55,11 +55,21 @@ pub enum Image {
     Build(ImageBuild),
 }
 
+#[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]
+pub enum ImageFormat {
+    #[default]
+    Qcow2,
+    Incus,
+}
+
 #[derive(Args, Debug)]
 pub struct ImageBuild {
-    /// Write the image to FILE, in qcow2, and a manifest of its contents next to it
+    /// Write the image to FILE, and a manifest of its contents next to it
     #[arg(value_name = "FILE")]
     pub output: PathBuf,
+    /// A disk in qcow2, or a system container for `incus image import`
+    #[arg(long, value_enum, default_value_t)]
+    pub format: ImageFormat,
     /// The static quorate that becomes the machines' agent; by default this program
     #[arg(long, value_name = "FILE")]
     pub program: Option<PathBuf>,

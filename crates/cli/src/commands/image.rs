@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use quorate_control::image::{self, Options};
+use quorate_control::image::{self, Format, Options};
 
 use crate::cli;
 use crate::error::Error;
@@ -10,7 +10,7 @@ use crate::exit::Exit;
 use crate::output;
 
 pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
-    let cli::ImageBuild { output: file, program, cloud_init, suite, sources, packages, size } = options;
+    let cli::ImageBuild { output: file, format, program, cloud_init, suite, sources, packages, size } = options;
     let program = match program {
         None if !cloud_init => {
             Some(std::env::current_exe().map_err(Error::file("found", PathBuf::from("this program")))?)
@@ -18,7 +18,11 @@ pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
         given => given,
     };
     let bytes = size.0;
-    let options = Options { output: file.clone(), program, suite, sources, packages, bytes };
+    let format = match format {
+        cli::ImageFormat::Qcow2 => Format::Disk,
+        cli::ImageFormat::Incus => Format::Container,
+    };
+    let options = Options { output: file.clone(), program, suite, sources, packages, bytes, format };
     let manifest = image::build(&options, &|what| output::talk(&format!("{what}\n")))?;
     let lines = format!(
         "{}\n  version {}\n  {} packages, {} MiB\n  manifest {}\n",

@@ -40,7 +40,7 @@ impl Manifest {
     pub(super) fn new(options: &Options, packages: Vec<Package>) -> Result<Self, ImageError> {
         let program_sha256 = options.program.as_deref().map(digest).transpose()?.map(|(sha256, _)| sha256);
         let mut all = Sha256::new();
-        all.update(format!("{} {program_sha256:?}\n", options.suite));
+        all.update(format!("{} {:?} {program_sha256:?}\n", options.suite, options.format));
         for package in &packages {
             all.update(format!("{} {} {:?}\n", package.name, package.version, package.sha256));
         }
@@ -107,6 +107,7 @@ fn digest(path: &Path) -> Result<(String, u64), ImageError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Format;
     use super::*;
 
     const LISTING: &str = "Package: etcd-server\nVersion: 3.4.23-4\nDescription: a store\n Package: not this\nSHA256: abc\n\n\
@@ -137,6 +138,7 @@ mod tests {
                 sources: None,
                 packages: Vec::new(),
                 bytes: 0,
+                format: Format::Disk,
             };
             Manifest::new(&options, packages_in(listing)).unwrap().version
         };

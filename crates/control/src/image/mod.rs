@@ -3,6 +3,7 @@
 //! provider needs. Without an agent it is an image as clouds have it: cloud-init sets the machine up, and the agent comes from the
 //! seed disk.
 
+mod container;
 mod disk;
 mod initrd;
 mod lean;
@@ -30,6 +31,17 @@ pub struct Options {
     pub packages: Vec<String>,
     /// Of the disk. A machine's root disk may be larger: the file system grows into it.
     pub bytes: u64,
+    pub format: Format,
+}
+
+/// What an image is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Format {
+    /// A disk with a boot loader in it.
+    #[default]
+    Disk,
+    /// A tarball of a system container, as Incus imports it.
+    Container,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -60,16 +72,24 @@ impl ImageError {
 pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageError> {
     check(options)?;
     let scratch = Scratch::new(&options.output)?;
-    let root = scratch.0.join("root");
+    let root = scratch.0.join(container::ROOT);
     say("installing packages (a minute or more)");
     let packages = system::install(options, &root, &scratch.0)?;
     let manifest = Manifest::new(options, packages)?;
     system::furnish(&root, options, &manifest)?;
-    say("making the first file system");
-    let kernel = initrd::put(&root)?;
-    disk::put_boot_menu(&root, &kernel)?;
-    say("making the disk");
-    let image = disk::make(&root, options.bytes, &scratch.0)?;
+    let image = match options.format {
+        Format::Disk => {
+            say("making the first file system");
+            let kernel = initrd::put(&root)?;
+            disk::put_boot_menu(&root, &kernel)?;
+            say("making the disk");
+            disk::make(&root, options.bytes, &scratch.0)?
+        }
+        Format::Container => {
+            say("packing the container");
+            container::pack(&root, &manifest, &scratch.0)?
+        }
+    };
     let manifest = manifest.of_image(&image)?;
     manifest.write(&manifest_path(&options.output))?;
     fs::rename(&image, &options.output).map_err(ImageError::file("put in place", &options.output))?;
@@ -87,7 +107,7 @@ fn check(options: &Options) -> Result<(), ImageError> {
     if !rustix::process::geteuid().is_root() {
         return Err(ImageError::NotRoot);
     }
-    tools::check_all()?;
+    tools::check_all(options.format)?;
     let Some(path) = &options.program else { return Ok(()) };
     let program = fs::read(path).map_err(ImageError::file("read", path))?;
     match tools::needs_a_loader(&program) {

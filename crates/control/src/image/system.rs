@@ -6,27 +6,18 @@ use std::path::Path;
 use std::process::Command;
 
 use super::tools::run;
-use super::{ImageError, Manifest, Options, Package, lean, manifest};
+use super::{Format, ImageError, Manifest, Options, Package, lean, manifest};
 
 /// What every machine needs.
-const BASE: &[&str] = &[
-    "linux-image-cloud-amd64",
-    "systemd-sysv",
-    "udev",
-    "dbus",
-    "kmod",
-    "iproute2",
-    "netbase",
-    "hostname",
-    "openssh-server",
-    "sudo",
-    "ca-certificates",
-    "e2fsprogs",
-    "busybox-static",
-    "qemu-guest-agent",
-];
+const BASE: &[&str] =
+    &["systemd-sysv", "udev", "dbus", "iproute2", "netbase", "hostname", "openssh-server", "sudo", "ca-certificates"];
+/// And one that is not a container.
+const HARDWARE: &[&str] =
+    &["linux-image-cloud-amd64", "kmod", "e2fsprogs", "busybox-static", "qemu-guest-agent"];
 /// All that a member needs, so that nothing has to be fetched when a machine boots.
-const MEMBER: &[&str] = &["etcd-server", "etcd-client", "chrony", "prometheus-node-exporter", "nftables"];
+const MEMBER: &[&str] = &["etcd-server", "etcd-client", "prometheus-node-exporter", "nftables"];
+/// A container has the clock of its host.
+const CLOCK: &[&str] = &["chrony"];
 /// Where another sets the machine up.
 const CLOUD_INIT: &[&str] = &["cloud-init"];
 
@@ -64,9 +55,13 @@ WantedBy=multi-user.target
 /// Installs the packages below `root`, and says which they are.
 pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<Vec<Package>, ImageError> {
     let listing = scratch.join("packages");
+    let is_disk = options.format == Format::Disk;
     let own = if options.program.is_some() { MEMBER } else { CLOUD_INIT };
+    let clock = if options.program.is_some() && is_disk { CLOCK } else { &[] };
     let further = options.packages.iter().map(String::as_str);
-    let packages: Vec<&str> = BASE.iter().chain(own).copied().chain(further).collect();
+    let hardware = if is_disk { HARDWARE } else { &[] };
+    let packages = BASE.iter().chain(hardware).chain(own).chain(clock).copied().chain(further);
+    let packages: Vec<&str> = packages.collect();
     let list = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show --no-all-versions";
     let mut command = Command::new("mmdebstrap");
     command.args(["--mode=root", "--variant=minbase", "--quiet"]);
@@ -96,7 +91,10 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
         // There are no other languages in the image.
         None => put("etc/cloud/cloud.cfg.d/10-locale.cfg", b"locale: C.UTF-8\n", 0o644)?,
     }
-    put("etc/fstab", format!("LABEL={} / ext4 noatime,x-systemd.growfs 0 1\n", super::disk::LABEL).as_bytes(), 0o644)?;
+    if options.format == Format::Disk {
+        let fstab = format!("LABEL={} / ext4 noatime,x-systemd.growfs 0 1\n", super::disk::LABEL);
+        put("etc/fstab", fstab.as_bytes(), 0o644)?;
+    }
     put("etc/quorate-image", format!("{}\n", manifest.version).as_bytes(), 0o644)?;
     put("etc/hostname", b"machine\n", 0o644)?;
     // Made anew by each machine.

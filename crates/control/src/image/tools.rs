@@ -3,23 +3,23 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::ImageError;
+use super::{Format, ImageError};
 
-const NEEDED: [(&str, &str); 8] = [
-    ("mmdebstrap", "mmdebstrap"),
+const ALWAYS: [(&str, &str); 4] =
+    [("mmdebstrap", "mmdebstrap"), ("chroot", "coreutils"), ("gzip", "gzip"), ("tar", "tar")];
+const FOR_DISKS: [(&str, &str); 5] = [
     ("mke2fs", "e2fsprogs"),
     ("extlinux", "extlinux"),
     ("qemu-img", "qemu-utils"),
     ("mount", "mount"),
     ("umount", "mount"),
-    ("chroot", "coreutils"),
-    ("gzip", "gzip"),
 ];
 
-pub(super) fn check_all() -> Result<(), ImageError> {
+pub(super) fn check_all(format: Format) -> Result<(), ImageError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &str| std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    match NEEDED.iter().find(|(program, _)| !is_there(program)) {
+    let for_disks = FOR_DISKS.iter().filter(|_| format == Format::Disk);
+    match ALWAYS.iter().chain(for_disks).find(|(program, _)| !is_there(program)) {
         Some((program, package)) => Err(ImageError::NoTool { program, package }),
         None => Ok(()),
     }
