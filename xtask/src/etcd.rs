@@ -2,7 +2,7 @@
 //! toolchain is at hand, from Go's modules. Repeating it costs nothing and needs no network once all is there;
 //! two runs beside each other wait for one another.
 
-mod debian;
+pub mod debian;
 pub mod go;
 
 use std::fs;

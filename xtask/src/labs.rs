@@ -1,13 +1,21 @@
 //! `cargo xtask lab NAME`: a real system for tests that need more than this checkout. Machines of a provider, for its conformance suite and
 //! for stories of clusters on it; an older quorate, for upgrades.
 
+mod image;
+pub mod incus;
 pub mod libvirt;
 mod upgrade;
 
-use anyhow::Result;
+use std::process::Command;
+
+use anyhow::{Context, Result};
 use clap::Subcommand;
 
+pub use image::NEEDS;
+
+use crate::host;
 use crate::lab::Lab;
+use crate::test::build;
 
 #[derive(Subcommand)]
 pub enum Which {
@@ -27,6 +35,30 @@ pub enum Which {
         #[command(flatten)]
         options: upgrade::Options,
     },
+    /// Incus with system containers, in namespaces of its own: nothing of it is left when the verb ends
+    Incus {
+        #[command(flatten)]
+        options: incus::Options,
+        /// Build the image and the programs, and run nothing
+        #[arg(long)]
+        prepare: bool,
+        /// Already in those namespaces
+        #[arg(long, hide = true)]
+        inside: bool,
+    },
+}
+
+/// Runs this program once more, with these words, in namespaces of its own.
+fn enter(words: &[&str], tell: impl FnOnce(&mut Command)) -> Result<()> {
+    let this = std::env::current_exe().context("cannot tell where this program lies")?;
+    let mut lab = host::tethered("unshare");
+    lab.args(["--mount", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]);
+    // The first process must take leave of others' children, or daemons wait for machines that have long ended.
+    lab.args(["sh", "-c", "\"$@\"; exit $?", "sh"]).arg(this).args(words);
+    // There is no network inside, and the tests were built before.
+    lab.env(build::BUILT, "1");
+    tell(&mut lab);
+    host::run(&mut lab)
 }
 
 pub fn run(lab: &Lab, which: &Which) -> Result<()> {
@@ -35,5 +67,8 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
         Which::Upgrade { options } => upgrade::run(lab, options),
+        Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
+        Which::Incus { options, inside: false, .. } => incus::run(lab, options),
+        Which::Incus { options, inside: true, .. } => incus::inside(options),
     }
 }

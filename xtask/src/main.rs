@@ -128,14 +128,8 @@ fn run(verb: Verb) -> anyhow::Result<()> {
 
 /// One call of apt for everybody, where each verb would make one of its own.
 fn prepare(lab: &Lab) -> anyhow::Result<()> {
-    let needs = [
-        &test::NEEDS[..],
-        &drill::NEEDS,
-        &bench::NEEDS,
-        &static_build::NEEDS,
-        &labs::libvirt::NEEDS,
-        &labs::libvirt::machine::NEEDS,
-    ];
+    let needs =
+        [&test::NEEDS[..], &drill::NEEDS, &bench::NEEDS, &static_build::NEEDS, &labs::libvirt::NEEDS, &labs::NEEDS];
     host::install_missing(&needs.concat())?;
     test::prepare(lab)
 }

@@ -70,6 +70,24 @@ pub fn install(filling: &Filling<'_>, wanted: &[Packaged]) -> Result<()> {
     Ok(())
 }
 
+/// Installs packages that this machine's release of Debian may have in its backports alone, without adding those to its sources.
+pub fn install_with_backports(packages: &[&str]) -> Result<()> {
+    let release = fs::read_to_string("/etc/os-release").context("cannot tell which release of Debian this is")?;
+    let release = release.lines().find_map(|line| line.strip_prefix("VERSION_CODENAME="));
+    let release = release.context("/etc/os-release does not name this release")?.trim_matches('"').to_owned();
+    let backports = format!("{release}-backports");
+    let directory = std::env::temp_dir().join(format!("quorate-apt-{}", std::process::id()));
+    let archive = machine_archive(Path::new("/etc/apt"))?;
+    let apt = PrivateApt::at(directory.clone(), &archive, &[&release, &format!("{release}-updates"), &backports])?;
+    eprintln!("installing {} from {release} and its backports", packages.join(", "));
+    let install = ["install", "-y", "--no-install-recommends", "--target-release", &backports];
+    let installed = host::read(apt.command("apt-get").arg("update")).and_then(|_| {
+        host::read(apt.command("apt-get").env("DEBIAN_FRONTEND", "noninteractive").args(install).args(packages))
+    });
+    let _ = fs::remove_dir_all(&directory);
+    installed.map(drop)
+}
+
 /// apt with lists, cache and sources of its own.
 struct PrivateApt {
     directory: PathBuf,
@@ -77,11 +95,15 @@ struct PrivateApt {
 
 impl PrivateApt {
     fn new(directory: PathBuf, archive: &Archive, wanted: &[Packaged]) -> Result<Self> {
+        let suites: Vec<&str> = wanted.iter().map(|packaged| packaged.suite).collect();
+        Self::at(directory, archive, &suites)
+    }
+
+    fn at(directory: PathBuf, archive: &Archive, suites: &[&str]) -> Result<Self> {
         for part in ["lists/partial", "cache/archives/partial", "sources"] {
             fs::create_dir_all(directory.join(part))?;
         }
-        let suites: Vec<&str> = wanted.iter().map(|packaged| packaged.suite).collect();
-        fs::write(directory.join("sources/debian.sources"), archive.stanza(&suites))?;
+        fs::write(directory.join("sources/debian.sources"), archive.stanza(suites))?;
         Ok(Self { directory })
     }
 

@@ -1,5 +1,5 @@
-//! Stories of clusters on real machines that libvirt boots, told at the command line. `cargo xtask lab libvirt` brings the libvirt, the
-//! image and the patience for it; elsewhere they are passed over.
+//! Stories of clusters on real machines that libvirt or Incus boots, told at the command line. `cargo xtask lab NAME` brings the
+//! daemon, the image and the patience for it; elsewhere they are passed over.
 
 mod cloud_init;
 #[path = "../cli/common/mod.rs"]
@@ -7,6 +7,7 @@ mod common;
 mod data_volumes;
 mod foreign_disk;
 mod ground;
+mod incus;
 mod macvtap;
 mod one_network;
 mod seed_disk;

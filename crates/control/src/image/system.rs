@@ -12,8 +12,7 @@ use super::{Format, ImageError, Manifest, Options, Package, lean, manifest};
 const BASE: &[&str] =
     &["systemd-sysv", "udev", "dbus", "iproute2", "netbase", "hostname", "openssh-server", "sudo", "ca-certificates"];
 /// And one that is not a container.
-const HARDWARE: &[&str] =
-    &["linux-image-cloud-amd64", "kmod", "e2fsprogs", "busybox-static", "qemu-guest-agent"];
+const HARDWARE: &[&str] = &["linux-image-cloud-amd64", "kmod", "e2fsprogs", "busybox-static", "qemu-guest-agent"];
 /// All that a member needs, so that nothing has to be fetched when a machine boots.
 const MEMBER: &[&str] = &["etcd-server", "etcd-client", "prometheus-node-exporter", "nftables"];
 /// A container has the clock of its host.

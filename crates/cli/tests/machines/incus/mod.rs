@@ -1,0 +1,132 @@
+//! Clusters on system containers of the lab's Incus. Whatever becomes of a story, nothing of its machines stays.
+
+mod changes;
+mod core;
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::common::{OLDEST, Run, Sandbox, eventually, lab};
+
+/// Names that the lab gives to its pool, its network and the image of machines.
+const POOL: &str = "quorate-lab";
+const NETWORK: &str = "quorate-lab";
+const IMAGE: &str = "quorate-machine";
+const SOCKET: &str = "QUORATE_LAB_INCUS_SOCKET";
+
+pub struct Containers {
+    pub sandbox: Sandbox,
+    pub name: &'static str,
+    /// Of the `etcdctl` that is used.
+    version: &'static str,
+}
+
+/// What is said in a spec beside what all stories have.
+#[derive(Clone)]
+pub struct Wanted {
+    pub members: usize,
+    /// Further settings of Incus and of etcd, in YAML.
+    pub incus: String,
+    pub etcd: String,
+}
+
+impl Containers {
+    pub fn new(name: &'static str, version: &'static str) -> Self {
+        assert!(std::env::var_os(SOCKET).is_some(), "there is no Incus here: run `cargo xtask lab incus`");
+        Containers { sandbox: Sandbox::new(OLDEST), name, version }
+    }
+
+    /// Writes the spec.
+    pub fn want(&self, wanted: &Wanted) {
+        let members: String = (1..=wanted.members).map(|n| format!("      - name: etcd-{n}\n")).collect();
+        let spec = format!(
+            "quorate: 1
+clusters:
+  - name: {}
+    replace_after: 10s
+    provider:
+      incus: {{image: {IMAGE}, network: {NETWORK}, pool: {POOL}, profiles: []{}}}
+    members:
+{members}    etcd: {{{}}}
+",
+            self.name, wanted.incus, wanted.etcd
+        );
+        self.sandbox.file("cluster.yaml", &spec);
+    }
+
+    pub fn apply(&self) -> Run {
+        self.sandbox.quorate(&["apply", "--yes", "cluster.yaml"])
+    }
+
+    pub fn etcdctl(&self, arguments: &[&str]) -> Run {
+        let mut command = Command::new(lab(self.version).join("etcdctl"));
+        command.env_clear().envs(self.sandbox.environment(self.name)).args(arguments);
+        command.output().expect("etcdctl runs").into()
+    }
+
+    /// The instance of a machine.
+    pub fn instance(&self, machine: &str) -> String {
+        format!("{}-{}", self.name, machine.replace('.', "-i"))
+    }
+
+    pub fn instances(&self) -> BTreeSet<String> {
+        let prefix = format!("{}-", self.name);
+        let names = incus(&["list", "--format=csv", "--columns=n"]).ok().stdout;
+        names.lines().filter(|name| name.starts_with(&prefix)).map(str::to_owned).collect()
+    }
+
+    /// All are well, and there is nothing left to do.
+    #[track_caller]
+    pub fn assert_healthy(&self, members: usize) {
+        eventually("a healthy cluster", 60, || self.sandbox.status(self.name)["verdict"] == "healthy");
+        let listed = self.etcdctl(&["member", "list"]).ok().stdout;
+        assert_eq!(listed.lines().count(), members, "{listed}");
+        let plan = self.sandbox.quorate(&["plan", "cluster.yaml", "--output", "json"]).ok().json();
+        assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
+    }
+
+    #[track_caller]
+    pub fn assert_reads(&self, key: &str, value: &str) {
+        let read = self.etcdctl(&["get", key, "--print-value-only"]).ok().stdout;
+        assert_eq!(read.trim_end(), value, "of {key}");
+    }
+
+    pub fn incarnation(&self, member: &str) -> u64 {
+        let ledger: Value = self.sandbox.ledger(self.name);
+        ledger["members"][member]["incarnation"].as_u64().unwrap_or_else(|| panic!("{member} in {ledger:#}"))
+    }
+
+    /// Destroys the cluster, and looks for what is left of it: nothing may be.
+    #[track_caller]
+    pub fn destroy(&self) {
+        self.sandbox.quorate(&["destroy", "--yes", "--without-backup", self.name]).ok();
+        assert_eq!((self.instances(), volumes()), (BTreeSet::new(), BTreeSet::new()), "left behind");
+    }
+}
+
+impl Drop for Containers {
+    fn drop(&mut self) {
+        for instance in self.instances() {
+            if std::thread::panicking() {
+                let journal = incus(&["exec", &instance, "--", "journalctl", "--no-pager", "--lines=25"]);
+                eprintln!("--- {instance}\n{}", journal.stdout);
+            }
+            incus(&["delete", "--force", &instance]);
+        }
+        for volume in volumes() {
+            incus(&["storage", "volume", "delete", POOL, &volume]);
+        }
+    }
+}
+
+pub fn incus(arguments: &[&str]) -> Run {
+    Command::new("incus").args(arguments).output().expect("incus runs").into()
+}
+
+/// Data volumes in the pool. A story has the lab for itself.
+pub fn volumes() -> BTreeSet<String> {
+    let listed = incus(&["storage", "volume", "list", POOL, "type=custom", "--format=csv", "--columns=n"]).ok().stdout;
+    listed.lines().map(str::to_owned).collect()
+}

@@ -1,0 +1,188 @@
+//! incusd without systemd, in namespaces of its own for processes, mounts and network: its directories are in memory, its bridge is
+//! on no other network, and when the first process of the namespace ends, all the others do and nothing is left.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::image;
+use crate::etcd;
+use crate::host::{self, Need};
+use crate::lab::Lab;
+use crate::static_build;
+use crate::test::build;
+
+pub const NEEDS: [Need; 6] = [
+    Need::Command { name: "dnsmasq", package: "dnsmasq-base" },
+    Need::Command { name: "busybox", package: "busybox-static" },
+    Need::Command { name: "iptables", package: "iptables" },
+    Need::Command { name: "mmdebstrap", package: "mmdebstrap" },
+    Need::Command { name: "ip", package: "iproute2" },
+    Need::Command { name: "tar", package: "tar" },
+];
+/// Not in every release of Debian, so perhaps from its backports.
+const PACKAGES: [&str; 2] = ["incus-base", "incus-client"];
+const DAEMON: &str = "/usr/libexec/incus/incusd";
+
+/// Where the suites look for it, and the names that they expect there.
+const SOCKET_VARIABLE: &str = "QUORATE_LAB_INCUS_SOCKET";
+const SOCKET: &str = "/var/lib/incus/unix.socket";
+/// Of the pool, the network and the image that boots nothing.
+const NAME: &str = "quorate-lab";
+/// The image of real machines.
+const MACHINE: &str = "quorate-machine";
+const IMAGE_FILE: &str = "container.tar.gz";
+const IMAGE_VARIABLE: &str = "QUORATE_LAB_CONTAINER_IMAGE";
+/// quorate itself copies this program to machines whose image has none.
+const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
+const DIRECTORIES: [&str; 3] = ["/var/lib/incus", "/run/incus", "/var/log/incus"];
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What machines of the conformance suite do: they say a word on their console, and stay until they are told to go.
+const INIT: &str = "#!/bin/busybox sh\n\
+    echo 'quorate lab' > /dev/console\n\
+    trap 'exit 0' PWR TERM\n\
+    while :; do /bin/busybox sleep 1; done\n";
+
+/// What is to be run: what has the word in its name, and of the stories perhaps only the first.
+#[derive(Clone, Default, clap::Args)]
+pub struct Options {
+    /// Run only what has this in its name
+    filter: Option<String>,
+    /// Of the stories on real machines, run only the first: create, kill, replace, destroy
+    #[arg(long)]
+    core: bool,
+}
+
+impl Options {
+    fn words(&self) -> impl Iterator<Item = &str> {
+        self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
+    }
+
+    fn stories(&self) -> String {
+        match (&self.filter, self.core) {
+            (Some(filter), _) => filter.clone(),
+            (None, true) => String::from("incus::core::"),
+            (None, false) => String::from("incus::"),
+        }
+    }
+}
+
+pub fn run(lab: &Lab, options: &Options) -> Result<()> {
+    let (program, image) = prepare(lab)?;
+    suites(options)?;
+    let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
+    super::enter(&words, |lab| {
+        lab.env(PROGRAM_VARIABLE, &program).env(IMAGE_VARIABLE, &image);
+    })
+}
+
+/// Everything that the lab needs of packages, programs and images: inside there is no network.
+pub fn prepare(lab: &Lab) -> Result<(PathBuf, PathBuf)> {
+    if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
+        bail!("the lab of Incus needs root: its namespaces are made with `unshare` and `mount`");
+    }
+    host::install_missing(&NEEDS)?;
+    if !Path::new(DAEMON).exists() || host::find("incus").is_none() {
+        etcd::debian::install_with_backports(&PACKAGES)?;
+    }
+    etcd::run(lab, false)?;
+    let program = static_build::build(true)?;
+    let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
+    Ok((program, image))
+}
+
+/// The provider's conformance suite, and stories of clusters on containers. With each, the arguments for its tests.
+fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
+    let test = |label: &str| Ok::<Command, anyhow::Error>(build::find(label)?.command());
+    let conformance = options.filter.clone().unwrap_or_else(|| String::from("incus::"));
+    let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
+    Ok([
+        (vec![conformance, String::from("--test-threads=3")], test("quorate-providers::conformance")?),
+        (stories.into_iter().chain([options.stories()]).collect(), test("quorate::machines")?),
+    ])
+}
+
+pub fn inside(options: &Options) -> Result<()> {
+    start()?;
+    for (arguments, suite) in suites(options)? {
+        host::run({ suite }.env(SOCKET_VARIABLE, SOCKET).args(arguments))?;
+        nothing_is_left()?;
+    }
+    Ok(())
+}
+
+/// Incus with a pool, a network and images, in the namespaces that this process is in.
+fn start() -> Result<()> {
+    prepare_directories()?;
+    host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
+    let mut daemon = Command::new(DAEMON);
+    daemon.args(["--group", "root", "--logfile", "/var/log/incus/incusd.log"]);
+    let path = std::env::var("PATH").unwrap_or_default();
+    daemon.env("PATH", format!("/usr/libexec/incus:/usr/sbin:/sbin:{path}"));
+    daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start incusd")?;
+    let begun = Instant::now();
+    while let Err(error) = host::read(Command::new("incus").args(["query", "/1.0"])) {
+        if begun.elapsed() > PATIENCE {
+            let log = fs::read_to_string("/var/log/incus/incusd.log").unwrap_or_default();
+            return Err(error.context(format!("incusd does not answer; its log:\n{log}")));
+        }
+        sleep(Duration::from_millis(100));
+    }
+    let incus = |words: &[&str]| host::read(Command::new("incus").args(words)).map(drop);
+    incus(&["storage", "create", NAME, "dir"])?;
+    incus(&["network", "create", NAME, "ipv4.address=10.78.0.1/16", "ipv4.nat=false", "ipv6.address=fd42:78::1/64"])?;
+    incus(&["image", "import", &tiny_image()?.to_string_lossy(), "--alias", NAME])?;
+    let machine = std::env::var(IMAGE_VARIABLE).context("the image of machines is not named")?;
+    incus(&["image", "import", &machine, "--alias", MACHINE])
+}
+
+fn prepare_directories() -> Result<()> {
+    let mount = |words: &[&str]| host::run(Command::new("mount").args(words));
+    mount(&["--make-rprivate", "/"])?;
+    for directory in DIRECTORIES {
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {directory}"))?;
+        mount(&["-t", "tmpfs", "-o", "mode=0711", "tmpfs", directory])?;
+    }
+    // The /sys that is there shows the network interfaces outside. The control groups below it are everybody's.
+    let groups = "/run/incus/cgroup";
+    fs::create_dir_all(groups).with_context(|| format!("cannot create {groups}"))?;
+    mount(&["--rbind", "/sys/fs/cgroup", groups])?;
+    mount(&["-t", "sysfs", "sysfs", "/sys"])?;
+    mount(&["--rbind", groups, "/sys/fs/cgroup"])
+}
+
+/// A container of one program.
+fn tiny_image() -> Result<PathBuf> {
+    let place = Path::new("/var/lib/incus/lab-image");
+    let root = place.join("rootfs");
+    for directory in ["bin", "sbin", "dev", "proc", "sys", "etc/systemd/system", "usr/lib", "var/lib"] {
+        fs::create_dir_all(root.join(directory)).with_context(|| format!("cannot create {directory}"))?;
+    }
+    let busybox = host::find("busybox").context("there is no busybox")?;
+    fs::copy(&busybox, root.join("bin/busybox")).context("cannot copy busybox")?;
+    fs::write(root.join("sbin/init"), INIT).context("cannot write the init")?;
+    host::run(Command::new("chmod").arg("0755").arg(root.join("sbin/init")))?;
+    let metadata = format!("{{architecture: {}, creation_date: 0}}\n", std::env::consts::ARCH);
+    fs::write(place.join("metadata.yaml"), metadata).context("cannot write metadata.yaml")?;
+    let image = place.join("image.tar.gz");
+    host::run(Command::new("tar").arg("-czf").arg(&image).arg("-C").arg(place).args(["metadata.yaml", "rootfs"]))?;
+    Ok(image)
+}
+
+/// The suites look after each of their cases; this looks at all of them together.
+fn nothing_is_left() -> Result<()> {
+    let instances = host::read(Command::new("incus").args(["list", "--format=csv", "--columns=n"]))?;
+    let volumes = ["storage", "volume", "list", NAME, "type=custom", "--format=csv", "--columns=n"];
+    let volumes = host::read(Command::new("incus").args(volumes))?;
+    let left: Vec<&str> = instances.split_whitespace().chain(volumes.split_whitespace()).collect();
+    if !left.is_empty() {
+        bail!("the suite has left {}", left.join(", "));
+    }
+    eprintln!("nothing was left behind");
+    Ok(())
+}
