@@ -128,13 +128,8 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     // Its machines boot no agent, and it tries what is said of a program that is not static.
     let mut without_program = test("quorate-providers::conformance")?;
     without_program.env_remove(machine::PROGRAM_VARIABLE);
-<<<<<<< HEAD
     let refusals = options.filter.clone().unwrap_or_else(|| String::from("machine_refusals::"));
-    let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
-=======
-    let refusals = [String::from("--ignored")];
     let stories = ["--ignored", "--nocapture", "--test-threads=1", "--skip=incus::"].map(String::from);
->>>>>>> b15b0c4 (Lab of Incus: conformance and stories on real containers)
     Ok([
         (vec![conformance], without_program),
         (vec![String::from("--ignored"), refusals], test("quorate::cli")?),
