@@ -1,9 +1,9 @@
 //! A small writer of FAT16 disks: a label and a few files in the root directory, written once and never changed. Every system
 //! reads them, and no tool of the host is needed to make one.
 
+/// The boot sector's own, whatever that of the disk is.
 const SECTOR: usize = 512;
-const SECTORS_PER_CLUSTER: usize = 4;
-const CLUSTER: usize = SECTOR * SECTORS_PER_CLUSTER;
+const CLUSTER: usize = 2048;
 const ENTRY: usize = 32;
 /// Entries of the root directory; with long names a file takes three at most.
 const ROOT_ENTRIES: usize = 512;
@@ -14,17 +14,33 @@ const MOST_CLUSTERS: usize = 65_500;
 /// The most that all files together may have.
 pub(crate) const MOST_BYTES: usize = (MOST_CLUSTERS - 64) * CLUSTER;
 
+/// What the disk is inserted as. A reader takes no sectors that are smaller than the drive's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Drive {
+    Disk,
+    Cdrom,
+}
+
+impl Drive {
+    fn sector(self) -> usize {
+        match self {
+            Drive::Disk => 512,
+            Drive::Cdrom => 2048,
+        }
+    }
+}
+
 /// The whole disk. Names are ASCII.
-pub(crate) fn disk(label: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
+pub(crate) fn disk(label: &str, files: &[(&str, &[u8])], drive: Drive) -> Vec<u8> {
+    let sector = drive.sector();
     let used: usize = files.iter().map(|(_, content)| content.len().div_ceil(CLUSTER)).sum();
     let clusters = (used + 16).clamp(LEAST_CLUSTERS, MOST_CLUSTERS);
-    let fat_sectors = ((clusters + 2) * 2).div_ceil(SECTOR);
-    let root_sectors = ROOT_ENTRIES * ENTRY / SECTOR;
-    let root_at = (RESERVED_SECTORS + 2 * fat_sectors) * SECTOR;
-    let data_at = root_at + root_sectors * SECTOR;
+    let fat_sectors = ((clusters + 2) * 2).div_ceil(sector);
+    let root_at = (RESERVED_SECTORS + 2 * fat_sectors) * sector;
+    let data_at = root_at + ROOT_ENTRIES * ENTRY;
     let bytes = data_at + clusters * CLUSTER;
     let mut disk = vec![0; bytes];
-    disk[..SECTOR].copy_from_slice(&boot_sector(label, bytes / SECTOR, fat_sectors));
+    disk[..SECTOR].copy_from_slice(&boot_sector(label, sector, bytes / sector, fat_sectors));
 
     let mut fat: Vec<u16> = vec![0xfff8, 0xffff];
     let mut root = volume_entry(label);
@@ -43,20 +59,20 @@ pub(crate) fn disk(label: &str, files: &[(&str, &[u8])]) -> Vec<u8> {
     disk[root_at..root_at + root.len()].copy_from_slice(&root);
     let fat: Vec<u8> = fat.into_iter().flat_map(u16::to_le_bytes).collect();
     for copy in 0..2 {
-        let at = (RESERVED_SECTORS + copy * fat_sectors) * SECTOR;
+        let at = (RESERVED_SECTORS + copy * fat_sectors) * sector;
         disk[at..at + fat.len()].copy_from_slice(&fat);
     }
     disk
 }
 
-fn boot_sector(label: &str, sectors: usize, fat_sectors: usize) -> [u8; SECTOR] {
+fn boot_sector(label: &str, size: usize, sectors: usize, fat_sectors: usize) -> [u8; SECTOR] {
     let mut sector = [0; SECTOR];
     let mut put = |at: usize, bytes: &[u8]| sector[at..at + bytes.len()].copy_from_slice(bytes);
     let word = |number: usize| u16::try_from(number).unwrap_or_default().to_le_bytes();
     put(0, &[0xeb, 0x3c, 0x90]);
     put(3, b"MSWIN4.1");
-    put(11, &word(SECTOR));
-    put(13, &[SECTORS_PER_CLUSTER as u8]);
+    put(11, &word(size));
+    put(13, &[u8::try_from(CLUSTER / size).unwrap_or_default()]);
     put(14, &word(RESERVED_SECTORS));
     put(16, &[2]);
     put(17, &word(ROOT_ENTRIES));
@@ -133,9 +149,9 @@ mod tests {
         let word = |at: usize| usize::from(u16::from_le_bytes([disk[at], disk[at + 1]]));
         let (reserved, fats, entries, fat_sectors) = (word(14), usize::from(disk[16]), word(17), word(22));
         let cluster = word(11) * usize::from(disk[13]);
-        let root = (reserved + fats * fat_sectors) * SECTOR;
+        let root = (reserved + fats * fat_sectors) * word(11);
         let data = root + entries * ENTRY;
-        let next = |n: usize| word(reserved * SECTOR + n * 2);
+        let next = |n: usize| word(reserved * word(11) + n * 2);
         let (mut label, mut files, mut long) = (String::new(), Vec::new(), Vec::<u16>::new());
         for entry in disk[root..data].chunks(ENTRY).take_while(|entry| entry[0] != 0) {
             match entry[11] {
@@ -172,18 +188,20 @@ mod tests {
             ("empty", b""),
             ("quorate", &long),
         ];
-        let written = disk("cidata", &files);
-        let (label, found) = read(&written);
-        assert_eq!(label, "cidata");
         let expected: Vec<_> = files.iter().map(|(name, content)| ((*name).to_owned(), content.to_vec())).collect();
-        assert!(found == expected, "{:?}", found.iter().map(|(n, c)| (n, c.len())).collect::<Vec<_>>());
-        assert_eq!(written, disk("cidata", &files));
+        for drive in [Drive::Disk, Drive::Cdrom] {
+            let written = disk("cidata", &files, drive);
+            let (label, found) = read(&written);
+            assert_eq!(label, "cidata");
+            assert!(found == expected, "{:?}", found.iter().map(|(n, c)| (n, c.len())).collect::<Vec<_>>());
+            assert!(written == disk("cidata", &files, drive) && written.len() % drive.sector() == 0);
+        }
     }
 
     #[test]
     fn a_large_file_has_room() {
         let content = vec![7; 100 << 20];
-        let (_, found) = read(&disk("cidata", &[("quorate", &content)]));
+        let (_, found) = read(&disk("cidata", &[("quorate", &content)], Drive::Disk));
         assert!(found[0].1 == content);
     }
 }

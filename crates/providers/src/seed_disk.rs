@@ -10,13 +10,14 @@ use quorate_agent::api::Seed;
 use quorate_agent::api::boot::{Admin, MACHINE_FILE, Machine, PROGRAM_FILE, SEED_FILE, SEED_LABEL};
 use serde_json::{Map, Value, json};
 
-use super::{ProviderError, fat};
+use super::ProviderError;
+use super::fat::{self, Drive};
 
 /// Names the program that goes on seed disks, where the one that runs is not fit for it.
 pub(super) const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 
 /// `program`: the agent, for images that do not carry it.
-pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>) -> Vec<u8> {
+pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>, drive: Drive) -> Vec<u8> {
     let pretty = |value: &Value| serde_json::to_vec_pretty(value).expect("plain data serializes");
     let seed_file = serde_json::to_vec_pretty(seed).expect("plain data serializes");
     let machine_file = serde_json::to_vec_pretty(machine).expect("plain data serializes");
@@ -35,7 +36,7 @@ pub(super) fn seed_disk(seed: &Seed, machine: &Machine, program: Option<&[u8]>) 
         ("network-config", &network_config),
     ];
     files.extend(program.map(|program| (PROGRAM_FILE, program)));
-    fat::disk(SEED_LABEL, &files)
+    fat::disk(SEED_LABEL, &files, drive)
 }
 
 /// For stock images: has cloud-init let the admin in, and hand over to the agent.

@@ -32,6 +32,8 @@ const DAEMON: &str = "/usr/libexec/incus/incusd";
 /// Where the suites look for it, and the names that they expect there.
 const SOCKET_VARIABLE: &str = "QUORATE_LAB_INCUS_SOCKET";
 const SOCKET: &str = "/var/lib/incus/unix.socket";
+/// How the names of clusters begin that the suites make.
+const CLUSTERS: [&str; 2] = ["ground", "lab-"];
 /// Of the pool, the network and the image that boots nothing.
 const NAME: &str = "quorate-lab";
 /// The image of real machines.
@@ -76,9 +78,35 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let (program, image) = prepare(lab)?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
-    super::enter(&words, |lab| {
+    let outcome = super::enter(&words, |lab| {
         lab.env(PROGRAM_VARIABLE, &program).env(IMAGE_VARIABLE, &image);
-    })
+    });
+    remove_groups();
+    outcome
+}
+
+/// Control groups are not in any namespace: those of containers that were killed with the lab stay behind.
+fn remove_groups() {
+    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
+    for hierarchy in hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]) {
+        for group in fs::read_dir(hierarchy).into_iter().flatten().flatten().map(|entry| entry.path()) {
+            let name = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let instance = ["lxc.payload.", "lxc.monitor."].iter().find_map(|prefix| name.strip_prefix(prefix));
+            if instance.is_some_and(|instance| CLUSTERS.iter().any(|cluster| instance.starts_with(cluster))) {
+                remove_group(&group);
+            }
+        }
+    }
+}
+
+/// What is below it goes first.
+fn remove_group(group: &Path) {
+    for below in fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        if below.is_dir() {
+            remove_group(&below);
+        }
+    }
+    let _ = fs::remove_dir(group);
 }
 
 /// Everything that the lab needs of packages, programs and images: inside there is no network.

@@ -52,15 +52,18 @@ impl Boot<'_> {
     }
 
     fn await_device(&self, serial: &str) -> Result<PathBuf, AgentError> {
-        let device = self.path(&format!("dev/disk/by-id/virtio-{serial}"));
+        let names = [format!("virtio-{serial}"), format!("scsi-0QEMU_QEMU_HARDDISK_incus_{serial}")];
+        let [usual, of_incus] = names.map(|name| self.path("dev/disk/by-id").join(name));
         let begun = Instant::now();
-        while !device.exists() {
-            if begun.elapsed() > WAIT {
-                return Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: device });
+        loop {
+            match [&usual, &of_incus].into_iter().find(|device| device.exists()) {
+                Some(device) => return Ok(device.clone()),
+                None if begun.elapsed() > WAIT => {
+                    return Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual });
+                }
+                None => sleep(PAUSE),
             }
-            sleep(PAUSE);
         }
-        Ok(device)
     }
 
     /// One that was interrupted while its file system was made is made anew: nothing else can have been on it since.

@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 pub(super) const CLUSTER_KEY: &str = "user.quorate.cluster";
 const MARK_KEY: &str = "user.quorate.mark";
 pub(super) const AUTOSTART_KEY: &str = "boot.autostart";
-/// The device of the data volume.
-pub(super) const DATA_DEVICE: &str = "quorate-data";
+/// The device of the data volume, by which a virtual machine finds it too.
+pub(super) const DATA_DEVICE: &str = "etcd";
+/// The device of a virtual machine's seed.
+pub(super) const SEED_DEVICE: &str = "seed";
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub(super) struct Mark {
@@ -27,6 +29,9 @@ pub(super) struct Mark {
     pub(super) state: State,
     /// The data volume that was made for its member, and may stay.
     pub(super) data: Option<String>,
+    /// The volume from which a virtual machine learns what it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) seed: Option<String>,
     /// What it was made of.
     pub(super) build: Option<Build>,
 }
@@ -133,6 +138,7 @@ mod tests {
             fence: 7,
             state: State::Whole,
             data: None,
+            seed: None,
             build: None,
         };
         let mut config = json!(mark.config());

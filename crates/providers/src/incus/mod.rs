@@ -30,10 +30,11 @@ use quorate_core::spec::{ClusterSpec, MemberSpec, Size};
 use quorate_pki::Sha256;
 use serde_json::{Value, json};
 
-use crate::seed_disk::static_program;
+use crate::fat::Drive;
+use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::IncusError;
-use instance::{CLUSTER_KEY, DATA_DEVICE, Instance, Mark, State};
+use instance::{CLUSTER_KEY, DATA_DEVICE, Instance, Mark, SEED_DEVICE, State};
 use network::Network;
 use server::{Call, Server, escaped, names};
 use volumes::Volume;
@@ -165,23 +166,23 @@ impl Incus {
             }
         }
         self.power_off(server, seen).await?;
-        if seen.devices.get(DATA_DEVICE).is_some() {
+        if [DATA_DEVICE, SEED_DEVICE].iter().any(|device| seen.devices.get(device).is_some()) {
             self.detach(server, seen).await?;
         }
-        if let Some(name) = doomed {
+        for name in mark.seed.clone().into_iter().chain(doomed) {
             self.delete_volume(server, &Volume { name, location: seen.location.clone() }).await?;
         }
         self.delete(server, seen).await
     }
 
-    /// A volume that an instance has cannot be deleted.
+    /// Volumes that an instance has cannot be deleted.
     async fn detach(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         let Some(found) = server.get(&format!("look at {}", seen.name), &seen.path()).await? else { return Ok(()) };
         let mut value = found.value;
         if let Some(devices) = value.get_mut("devices").and_then(Value::as_object_mut) {
-            devices.remove(DATA_DEVICE);
+            devices.retain(|name, _| ![DATA_DEVICE, SEED_DEVICE].contains(&name.as_str()));
         }
-        let doing = format!("detach the data volume of {}", seen.name);
+        let doing = format!("detach the volumes of {}", seen.name);
         let call = Call::new(doing, Method::PUT, seen.path()).json(&value).unless_changed(&found.etag);
         server.change(call).await
     }
@@ -339,6 +340,10 @@ impl Incus {
         Ok(hosts.into_iter().filter(|(_, status)| status == "Online").map(|(host, _)| host).min_by_key(here))
     }
 
+    fn is_vm(&self) -> bool {
+        self.settings.kind == InstanceKind::Vm
+    }
+
     fn mark(&self, new: &NewMachine<'_>, member: &MemberSpec, address: IpAddr) -> Mark {
         Mark {
             cluster: self.spec.name.to_string(),
@@ -349,6 +354,7 @@ impl Incus {
             fence: new.fence,
             state: State::Draft,
             data: None,
+            seed: self.is_vm().then(|| self.new_seed(member.name.as_str(), new.id.incarnation, new.fence)),
             build: self.settings.build(member),
         }
     }
@@ -366,10 +372,12 @@ impl Incus {
         if let Some(memory) = self.settings.memory_of(member) {
             config["limits.memory"] = json!(memory.0.to_string());
         }
-        let kind = match self.settings.kind {
-            InstanceKind::Container => "container",
-            InstanceKind::Vm => "virtual-machine",
-        };
+        // Images of quorate's own have a BIOS's boot loader.
+        if self.is_vm() && self.settings.has_agent {
+            config["security.csm"] = json!("true");
+            config["security.secureboot"] = json!("false");
+        }
+        let kind = if self.is_vm() { "virtual-machine" } else { "container" };
         json!({
             "name": name,
             "description": format!("{} of the etcd cluster {}, managed by quorate", mark.member, mark.cluster),
@@ -404,7 +412,13 @@ impl Incus {
         }
         mark.data = mark.data.or_else(|| prepared.kept.map(|volume| volume.name));
         let machine = self.machine(new, prepared.interface, mark.data.is_some());
-        server.push_files(name, &seed, &machine, program).await?;
+        match &mark.seed {
+            Some(volume) => {
+                let disk = seed_disk(&seed, &machine, program.as_deref(), Drive::Cdrom);
+                self.make_cdrom(server, volume, disk, target).await?;
+            }
+            None => server.push_files(name, &seed, &machine, program).await?,
+        }
         let Some((seen, _)) = self.look_at(server, name).await? else {
             return Err(IncusError::Refused {
                 doing: format!("show {name}"),
@@ -420,10 +434,17 @@ impl Incus {
 
     /// From now on it is a machine.
     async fn finish(&self, server: &Server, seen: &Instance, mark: Mark) -> Result<(), IncusError> {
+        let disk = |volume: &String| json!({ "type": "disk", "pool": self.settings.pool, "source": volume });
         let mut devices = json!({});
         if let Some(volume) = &mark.data {
-            let device = json!({ "type": "disk", "pool": self.settings.pool, "source": volume, "path": DATA_PATH });
-            devices[DATA_DEVICE] = device;
+            devices[DATA_DEVICE] = disk(volume);
+            // A virtual machine has it as a disk, and mounts it itself.
+            if !self.is_vm() {
+                devices[DATA_DEVICE]["path"] = json!(DATA_PATH);
+            }
+        }
+        if let Some(volume) = &mark.seed {
+            devices[SEED_DEVICE] = disk(volume);
         }
         let config = Mark { state: State::Whole, ..mark }.config();
         self.change(server, seen, &json!({ "config": config, "devices": devices })).await
@@ -544,7 +565,8 @@ impl Provider for Incus {
     async fn forget(&self) -> Result<(), ProviderError> {
         self.sweep(|_| true).await?;
         let server = self.server().await?;
-        let used: Vec<String> = self.ours(server).await?.into_iter().filter_map(|(_, mark)| mark.data).collect();
+        let ours = self.ours(server).await?;
+        let used: Vec<String> = ours.into_iter().flat_map(|(_, mark)| mark.data.into_iter().chain(mark.seed)).collect();
         for volume in self.volumes(server).await?.into_iter().filter(|volume| !used.contains(&volume.name)) {
             self.delete_volume(server, &volume).await?;
         }

@@ -12,6 +12,8 @@ use crate::kept::made_for;
 
 /// Says of which cluster a volume is.
 const CLUSTER_ID_KEY: &str = "user.quorate.cluster-id";
+/// No member can have this name.
+const SEED: &str = "_seed";
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Volume {
@@ -40,7 +42,9 @@ impl Incus {
         let (beginning, id) = (self.beginning(), self.cluster_id.as_str());
         let ours = all.iter().filter_map(|volume| {
             let name = volume.get("name")?.as_str().filter(|name| name.starts_with(&beginning))?;
-            let marked = volume.get("config")?.get(CLUSTER_ID_KEY)?.as_str() == Some(id);
+            // Seeds have no configuration.
+            let is_seed = name[beginning.len()..].starts_with(SEED);
+            let marked = is_seed || volume.get("config")?.get(CLUSTER_ID_KEY)?.as_str() == Some(id);
             let location = volume.get("location").and_then(Value::as_str).unwrap_or_default();
             marked.then(|| Volume { name: name.to_owned(), location: location.to_owned() })
         });
@@ -55,12 +59,35 @@ impl Incus {
         target: Option<&str>,
     ) -> Result<(), IncusError> {
         let config = json!({ CLUSTER_ID_KEY: self.cluster_id, "size": bytes.to_string() });
-        let body = json!({ "name": name, "type": "custom", "content_type": "filesystem", "config": config });
-        let path = match target {
+        let content = if self.is_vm() { "block" } else { "filesystem" };
+        let body = json!({ "name": name, "type": "custom", "content_type": content, "config": config });
+        let call = Call::new(format!("create the volume {name}"), Method::POST, self.volumes_path_at(target));
+        server.change(call.json(&body)).await
+    }
+
+    /// The volume of a virtual machine's seed.
+    pub(super) fn new_seed(&self, member: &str, incarnation: u64, fence: u64) -> String {
+        format!("{}{SEED}-{member}.{incarnation}.{fence}", self.beginning())
+    }
+
+    /// A volume with this content, which an instance has as a CD-ROM. Incus takes no configuration with it: its name says whose it is.
+    pub(super) async fn make_cdrom(
+        &self,
+        server: &Server,
+        name: &str,
+        content: Vec<u8>,
+        target: Option<&str>,
+    ) -> Result<(), IncusError> {
+        let path = self.volumes_path_at(target);
+        let call = Call::new(format!("create the volume {name}"), Method::POST, path);
+        server.change(call.with("X-Incus-name", name).with("X-Incus-type", "iso").bytes(content.into())).await
+    }
+
+    fn volumes_path_at(&self, target: Option<&str>) -> String {
+        match target {
             Some(target) => format!("{}?target={}", self.volumes_path(), escaped(target)),
             None => self.volumes_path(),
-        };
-        server.change(Call::new(format!("create the volume {name}"), Method::POST, path).json(&body)).await
+        }
     }
 
     /// One that is not there is gone already.

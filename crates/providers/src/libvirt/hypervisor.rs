@@ -24,6 +24,7 @@ use quorate_pki::Sha256;
 use super::domain::{DATA_SERIAL, Disk, Found, MARK_KEY, MARK_URI, Mark, State, Volume, Wanted};
 use super::virsh::{LibvirtError, STDIN, Virsh};
 use super::volumes;
+use crate::fat::Drive;
 use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, Directories, NewMachine, ProviderError, last_lines};
 use quorate_core::text::with_causes;
@@ -385,7 +386,8 @@ impl Hypervisor {
         if let (Some(volume), Some(size)) = (&draft.data, self.settings.data_size_of(member)) {
             self.virsh.make_empty(volume, size.0).await?;
         }
-        self.virsh.make_raw(&prepared.seed, &seed_disk(seed, &described, program.as_deref())).await?;
+        let disk = seed_disk(seed, &described, program.as_deref(), Drive::Disk);
+        self.virsh.make_raw(&prepared.seed, &disk).await?;
         let found = Found { uuid, name: domain.to_owned(), on: false, macs: Vec::new(), mark: None, line: None };
         self.set_mark(&found, &Mark { state: State::Whole, ..mark }).await?;
         self.power_on(&found.uuid).await?;

@@ -19,7 +19,7 @@ fn seats(containers: &Containers) -> BTreeSet<String> {
 #[test]
 #[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
 fn limits_and_size_change_and_data_volumes_keep_members_what_they_are() {
-    let containers = Containers::new("two", OLDEST);
+    let containers = Containers::new("lab-two", OLDEST);
     containers.want(&wanted(3, "512MiB"));
     chapter("three containers with data volumes, from apply to healthy", || containers.apply().ok());
     containers.assert_healthy(3);

@@ -7,7 +7,7 @@ use crate::ground::chapter;
 #[test]
 #[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
 fn three_containers_are_created_one_is_deleted_one_is_replaced_and_all_are_destroyed() {
-    let containers = Containers::new("one", OLDEST);
+    let containers = Containers::new("lab-one", OLDEST);
     containers.want(&Wanted { members: 3, incus: String::new(), etcd: format!("version: {OLDEST}") });
     chapter("three containers, from apply to healthy", || containers.apply().ok());
     containers.assert_healthy(3);
