@@ -7,6 +7,7 @@
 
 mod error;
 mod files;
+mod images;
 mod instance;
 mod network;
 mod power;
@@ -34,6 +35,7 @@ use crate::fat::Drive;
 use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::IncusError;
+pub use images::{Imported, import};
 use instance::{CLUSTER_KEY, DATA_DEVICE, Instance, Mark, SEED_DEVICE, State};
 use network::Network;
 use server::{Call, Server, escaped, names};

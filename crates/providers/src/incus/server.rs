@@ -61,11 +61,19 @@ pub(super) struct Call<'a> {
     path: String,
     body: Bytes,
     headers: Vec<(&'a str, String)>,
+    within: Duration,
 }
 
 impl<'a> Call<'a> {
     pub(super) fn new(doing: impl Into<String>, method: Method, path: impl Into<String>) -> Self {
-        Call { doing: doing.into(), method, path: path.into(), body: Bytes::new(), headers: Vec::new() }
+        Call {
+            doing: doing.into(),
+            method,
+            path: path.into(),
+            body: Bytes::new(),
+            headers: Vec::new(),
+            within: ANSWERING,
+        }
     }
 
     pub(super) fn json(mut self, body: &Value) -> Self {
@@ -82,6 +90,11 @@ impl<'a> Call<'a> {
     pub(super) fn with(mut self, header: &'a str, value: impl Into<String>) -> Self {
         self.headers.push((header, value.into()));
         self
+    }
+
+    /// With all the time that it takes to send an image.
+    pub(super) fn patiently(self) -> Self {
+        Call { within: OPERATION, ..self }
     }
 
     /// Only if it is as it was when this was read.
@@ -189,8 +202,8 @@ impl Server {
             let etag = headers.get(ETAG).and_then(|etag| etag.to_str().ok()).unwrap_or_default().to_owned();
             Ok::<_, hyper::Error>(Answer { status, etag, body })
         };
-        let silent = |_| Failed { why: format!("no answer within {} s", ANSWERING.as_secs()), unsent: false };
-        let answer = timeout(ANSWERING, exchange).await.map_err(silent)?;
+        let silent = |_| Failed { why: format!("no answer within {} s", call.within.as_secs()), unsent: false };
+        let answer = timeout(call.within, exchange).await.map_err(silent)?;
         let answer = answer.map_err(|error| Failed { why: with_causes(&error), unsent: error.is_canceled() })?;
         self.idle.borrow_mut().push(connection);
         Ok(answer)

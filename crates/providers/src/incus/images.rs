@@ -1,0 +1,151 @@
+//! Images on the server: imported once, known by their fingerprint, called by the versions of etcd and of the image, and removed when
+//! newer ones are there and nobody uses them.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+
+use bytes::Bytes;
+use hyper::Method;
+use quorate_core::text::hex;
+use quorate_pki::Sha256;
+use serde_json::{Value, json};
+
+use super::error::IncusError;
+use super::server::{Call, Server, escaped};
+use crate::ProviderError;
+
+/// How the aliases of images begin that quorate imports.
+const PREFIX: &str = "quorate-";
+/// The property by which an image is known to be quorate's.
+const VERSION: &str = "quorate.version";
+
+/// What became of an import.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Imported {
+    pub fingerprint: String,
+    /// To be named in a spec.
+    pub alias: String,
+    /// Whether it was there already.
+    pub was_there: bool,
+    /// Older images that were removed, by their aliases.
+    pub pruned: Vec<String>,
+}
+
+/// Imports the image of a system container. `version` is `ETCD-IMAGE`. Of the images that quorate has imported, the newest `keep` stay,
+/// and those that instances were made from.
+pub async fn import(
+    remote: Option<&str>,
+    project: Option<&str>,
+    file: &Path,
+    version: &str,
+    keep: usize,
+) -> Result<Imported, ProviderError> {
+    let read = |source| ProviderError::Io { what: "read", path: file.to_owned(), source };
+    let content = Bytes::from(fs::read(file).map_err(read)?);
+    let fingerprint = hex(&Sha256::digest(&content));
+    let server = Server::new(remote, project)?;
+    server.check().await?;
+    let path = format!("/1.0/images/{fingerprint}");
+    let was_there = server.get("look for the image", &path).await?.is_some();
+    if !was_there {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let call = Call::new(format!("import {}", file.display()), Method::POST, "/1.0/images");
+        server
+            .change(call.with("X-Incus-filename", name).with("X-Incus-public", "0").patiently().bytes(content))
+            .await?;
+    }
+    let alias = format!("{PREFIX}{version}");
+    name_it(&server, &alias, &fingerprint).await?;
+    let pruned = prune(&server, keep).await?;
+    Ok(Imported { fingerprint, alias, was_there, pruned })
+}
+
+async fn name_it(server: &Server, alias: &str, fingerprint: &str) -> Result<(), IncusError> {
+    let path = format!("/1.0/images/aliases/{}", escaped(alias));
+    let found = server.get("look for the alias", &path).await?;
+    let doing = format!("call the image {alias}");
+    let call = match &found {
+        Some(found) if found.value.get("target").and_then(Value::as_str) == Some(fingerprint) => return Ok(()),
+        Some(_) => Call::new(doing, Method::PATCH, path).json(&json!({ "target": fingerprint })),
+        None => {
+            let body = json!({ "name": alias, "target": fingerprint });
+            Call::new(doing, Method::POST, "/1.0/images/aliases").json(&body)
+        }
+    };
+    server.change(call).await
+}
+
+/// Removes what is neither among the newest nor in use.
+async fn prune(server: &Server, keep: usize) -> Result<Vec<String>, IncusError> {
+    let images = server.list("list images", "/1.0/images?recursion=1").await?;
+    let instances = server.list("list instances", "/1.0/instances?recursion=1").await?;
+    let used: BTreeSet<&str> =
+        instances.iter().filter_map(|one| one.get("config")?.get("volatile.base_image")?.as_str()).collect();
+    let mut pruned = Vec::new();
+    for image in doomed(&images, &used, keep) {
+        let call = Call::new(
+            format!("delete the image {}", image.alias),
+            Method::DELETE,
+            format!("/1.0/images/{}", image.fingerprint),
+        );
+        match server.change(call).await {
+            Err(error) if error.is_absent() => {}
+            deleted => deleted?,
+        }
+        pruned.push(image.alias);
+    }
+    Ok(pruned)
+}
+
+struct Image {
+    fingerprint: String,
+    alias: String,
+    uploaded: String,
+}
+
+fn doomed(images: &[Value], used: &BTreeSet<&str>, keep: usize) -> Vec<Image> {
+    let read = |image: &Value| {
+        let text = |field: &str| image.get(field).and_then(Value::as_str).map(str::to_owned);
+        image.get("properties")?.get(VERSION)?;
+        let aliases = image.get("aliases").and_then(Value::as_array).into_iter().flatten();
+        let mut aliases = aliases.filter_map(|alias| alias.get("name")?.as_str());
+        // One that has no name of ours was imported by hand.
+        let alias = aliases.find(|alias| alias.starts_with(PREFIX))?.to_owned();
+        Some(Image { fingerprint: text("fingerprint")?, alias, uploaded: text("uploaded_at")? })
+    };
+    let mut ours: Vec<Image> = images.iter().filter_map(read).collect();
+    ours.sort_by(|a, b| b.uploaded.cmp(&a.uploaded));
+    ours.into_iter().skip(keep.max(1)).filter(|image| !used.contains(image.fingerprint.as_str())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_images_those_in_use_and_those_of_others_stay() {
+        let image = |fingerprint: &str, alias: &str, ours: bool, day: u8| {
+            let properties = if ours { json!({ VERSION: "0.1.0-a" }) } else { json!({}) };
+            json!({
+                "fingerprint": fingerprint, "aliases": [{ "name": alias }], "properties": properties,
+                "uploaded_at": format!("2026-01-{day:02}T00:00:00Z"),
+            })
+        };
+        let images = [
+            image("a", "quorate-3.5.1-1", true, 1),
+            image("b", "quorate-3.5.2-1", true, 2),
+            image("c", "quorate-3.5.3-1", true, 3),
+            image("d", "quorate-3.5.4-1", true, 4),
+            image("e", "debian", false, 1),
+            image("f", "by-hand", true, 1),
+        ];
+        let gone = |used: &[&str], keep| {
+            let used = used.iter().copied().collect();
+            doomed(&images, &used, keep).into_iter().map(|image| image.fingerprint).collect::<Vec<_>>()
+        };
+        assert_eq!(gone(&[], 2), ["b", "a"]);
+        assert_eq!(gone(&["a"], 2), ["b"]);
+        assert_eq!(gone(&[], 0), ["c", "b", "a"], "the newest always stays");
+    }
+}
