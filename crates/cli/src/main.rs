@@ -121,6 +121,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Key(cli::Key::Show(options)) => commands::key::show(&context, options),
         Verb::Key(cli::Key::Rotate(options)) => commands::key::rotate(&context, options).await,
         Verb::Image(cli::Image::Build(options)) => commands::image::build(options),
+        Verb::Image(cli::Image::Import(options)) => commands::image::import(options).await,
         Verb::Schema => commands::spec::schema(),
         Verb::Completions { shell } => commands::spec::completions(shell),
         Verb::Manual { directory } => commands::spec::manual(&directory),

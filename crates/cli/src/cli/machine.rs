@@ -53,6 +53,27 @@ pub enum Image {
     ///
     /// Needs root, mmdebstrap, extlinux and qemu-utils. Its machines read their seed disk themselves, without cloud-init.
     Build(ImageBuild),
+    /// Import a container image into Incus, and delete old ones that are not in use
+    ///
+    /// The image gets the alias `quorate-ETCD-IMAGE`, with the versions from its manifest. Name it in the spec: a cluster whose
+    /// spec names another image gets new machines, one member at a time.
+    Import(ImageImport),
+}
+
+#[derive(Args, Debug)]
+pub struct ImageImport {
+    /// An image that `quorate image build --format incus` built, with its manifest next to it
+    #[arg(value_name = "FILE")]
+    pub file: PathBuf,
+    /// The server, as in `incus remote list`; by default the one on this host
+    #[arg(long, value_name = "NAME")]
+    pub remote: Option<String>,
+    /// The project on that server
+    #[arg(long, value_name = "NAME")]
+    pub project: Option<String>,
+    /// How many imported images to keep, apart from those in use
+    #[arg(long, value_name = "N", default_value_t = 3)]
+    pub keep: usize,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug, Default)]

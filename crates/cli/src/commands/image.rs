@@ -1,8 +1,8 @@
-//! `quorate image build`: a machine image with all that a member needs.
+//! `quorate image …`: a machine image with all that a member needs.
 
 use std::path::PathBuf;
 
-use quorate_control::image::{self, Format, Options};
+use quorate_control::image::{self, Format, ImportOptions, Imported, Options};
 
 use crate::cli;
 use crate::error::Error;
@@ -32,6 +32,19 @@ pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
         manifest.image_bytes >> 20,
         image::manifest_path(&file).display()
     );
+    output::print(&lines)?;
+    Ok(Exit::Done)
+}
+
+pub async fn import(options: cli::ImageImport) -> Result<Exit, Error> {
+    let cli::ImageImport { file, remote, project, keep } = options;
+    let Imported { fingerprint, alias, was_there, pruned } =
+        image::import(&ImportOptions { file, remote, project, keep }).await?;
+    let how = if was_there { "was there already" } else { "imported" };
+    let mut lines = format!("{alias}\n  fingerprint {}, {how}\n  in the spec: `image: {alias}`\n", &fingerprint[..12]);
+    for old in pruned {
+        lines.push_str(&format!("  deleted {old}: newer images are there, and no instance uses it\n"));
+    }
     output::print(&lines)?;
     Ok(Exit::Done)
 }

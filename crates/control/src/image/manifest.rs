@@ -90,7 +90,7 @@ pub(super) fn packages_in(listing: &str) -> Vec<Package> {
     packages
 }
 
-fn digest(path: &Path) -> Result<(String, u64), ImageError> {
+pub(super) fn digest(path: &Path) -> Result<(String, u64), ImageError> {
     let mut file = File::open(path).map_err(ImageError::file("open", path))?;
     let (mut digest, mut bytes) = (Sha256::new(), 0);
     let mut part = vec![0; 1 << 20];

@@ -5,6 +5,7 @@
 
 mod container;
 mod disk;
+mod import;
 mod initrd;
 mod lean;
 mod manifest;
@@ -14,7 +15,9 @@ mod tools;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+pub use import::{ImportOptions, import};
 pub use manifest::{Manifest, Package};
+pub use quorate_providers::Imported;
 
 /// What an image is built of.
 #[derive(Clone, Debug)]
@@ -58,6 +61,12 @@ pub enum ImageError {
     Command { command: String, said: String },
     #[error("the image has no {what}: {}", why)]
     Incomplete { what: &'static str, why: String },
+    #[error("{} is not the manifest of an image", path.display())]
+    NotAManifest { path: PathBuf, source: serde_json::Error },
+    #[error("the manifest says that the image has the SHA-256 {expected}, and {} has {found}: build it again", path.display())]
+    OtherImage { path: PathBuf, expected: String, found: String },
+    #[error(transparent)]
+    Provider(#[from] Box<quorate_providers::ProviderError>),
 }
 
 impl ImageError {

@@ -1,0 +1,44 @@
+//! `quorate image import`: an image of a system container goes to an Incus server, under the versions that its manifest names.
+
+use std::fs;
+use std::path::PathBuf;
+
+use quorate_providers::{Imported, import_image};
+
+use super::manifest::digest;
+use super::{ImageError, Manifest, manifest_path};
+
+/// What is imported, and where to.
+#[derive(Clone, Debug)]
+pub struct ImportOptions {
+    pub file: PathBuf,
+    /// As `incus remote list` names it. None: the server on this host.
+    pub remote: Option<String>,
+    pub project: Option<String>,
+    /// How many of the images that were imported before stay, with this one.
+    pub keep: usize,
+}
+
+pub async fn import(options: &ImportOptions) -> Result<Imported, ImageError> {
+    let path = manifest_path(&options.file);
+    let text = fs::read(&path).map_err(ImageError::file("read", &path))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|source| ImageError::NotAManifest { path, source })?;
+    let (found, _) = digest(&options.file)?;
+    if found != manifest.image_sha256 {
+        let (path, expected) = (options.file.clone(), manifest.image_sha256);
+        return Err(ImageError::OtherImage { path, expected, found });
+    }
+    let version = version(&manifest);
+    let (remote, project) = (options.remote.as_deref(), options.project.as_deref());
+    let imported = import_image(remote, project, &options.file, &version, options.keep).await;
+    imported.map_err(|error| Box::new(error).into())
+}
+
+/// Of etcd and of the image.
+fn version(manifest: &Manifest) -> String {
+    let etcd = manifest.packages.iter().find(|package| package.name == "etcd-server");
+    // Debian's own part of a version comes after a hyphen.
+    let etcd = etcd.and_then(|package| package.version.split(['-', '+', '~']).next()).unwrap_or("none");
+    format!("{etcd}-{}", manifest.version)
+}
