@@ -53,17 +53,16 @@ impl Boot<'_> {
 
     fn await_device(&self, serial: &str) -> Result<PathBuf, AgentError> {
         let names = [format!("virtio-{serial}"), format!("scsi-0QEMU_QEMU_HARDDISK_incus_{serial}")];
-        let [usual, of_incus] = names.map(|name| self.path("dev/disk/by-id").join(name));
+        let devices = names.map(|name| self.path("dev/disk/by-id").join(name));
         let begun = Instant::now();
-        loop {
-            match [&usual, &of_incus].into_iter().find(|device| device.exists()) {
-                Some(device) => return Ok(device.clone()),
-                None if begun.elapsed() > WAIT => {
-                    return Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual });
-                }
-                None => sleep(PAUSE),
+        while begun.elapsed() <= WAIT {
+            if let Some(device) = devices.iter().find(|device| device.exists()) {
+                return Ok(device.clone());
             }
+            sleep(PAUSE);
         }
+        let [usual, _] = devices;
+        Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual })
     }
 
     /// One that was interrupted while its file system was made is made anew: nothing else can have been on it since.
