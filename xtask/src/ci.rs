@@ -83,6 +83,8 @@ const STEPS: &[Step] = &[
     .after(&["drill"]),
     Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(10),
     Step::new("lab libvirt", &["lab", "libvirt", "--core"], &["build", "image"]).after(&["bench backup"]),
+    Step::new("container image", &["lab", "incus", "--prepare"], &["prepare", "static"]).giving_way(10),
+    Step::new("lab incus", &["lab", "incus", "--core"], &["build", "container image"]).after(&["lab libvirt"]),
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq)]

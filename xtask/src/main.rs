@@ -131,5 +131,6 @@ fn prepare(lab: &Lab) -> anyhow::Result<()> {
     let needs =
         [&test::NEEDS[..], &drill::NEEDS, &bench::NEEDS, &static_build::NEEDS, &labs::libvirt::NEEDS, &labs::NEEDS];
     host::install_missing(&needs.concat())?;
+    labs::incus::install()?;
     test::prepare(lab)
 }

@@ -17,7 +17,7 @@ use crate::lab::Lab;
 use crate::static_build;
 use crate::test::build;
 
-pub const NEEDS: [Need; 6] = [
+const NEEDS: [Need; 6] = [
     Need::Command { name: "dnsmasq", package: "dnsmasq-base" },
     Need::Command { name: "busybox", package: "busybox-static" },
     Need::Command { name: "iptables", package: "iptables" },
@@ -114,14 +114,19 @@ pub fn prepare(lab: &Lab) -> Result<(PathBuf, PathBuf)> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("the lab of Incus needs root: its namespaces are made with `unshare` and `mount`");
     }
-    host::install_missing(&NEEDS)?;
-    if !Path::new(DAEMON).exists() || host::find("incus").is_none() {
-        etcd::debian::install_with_backports(&PACKAGES)?;
-    }
+    install()?;
     etcd::run(lab, false)?;
     let program = static_build::build(true)?;
     let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
     Ok((program, image))
+}
+
+pub fn install() -> Result<()> {
+    host::install_missing(&NEEDS)?;
+    if Path::new(DAEMON).exists() && host::find("incus").is_some() {
+        return Ok(());
+    }
+    etcd::debian::install_with_backports(&PACKAGES)
 }
 
 /// The provider's conformance suite, and stories of clusters on containers. With each, the arguments for its tests.

@@ -312,8 +312,9 @@ impl Walk<'_> {
         if let Some(group) = groups.iter().find(fits) {
             return Some(group);
         }
-        let wanted = groups.iter().map(|group| format!("`{}`", group.join("` with `")));
-        let wanted = wanted.collect::<Vec<_>>().join(", or ");
+        let mut wanted: Vec<String> = groups.iter().map(|group| format!("`{}`", group.join("` with `"))).collect();
+        let last = wanted.pop().unwrap_or_default();
+        let wanted = if wanted.is_empty() { last } else { format!("{} or {last}", wanted.join(", ")) };
         let found = match present.as_slice() {
             [] => "none of them".to_owned(),
             several => several.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(" and "),

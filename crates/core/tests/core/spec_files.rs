@@ -95,7 +95,7 @@ fn the_template_shows_every_field_that_has_a_default() {
     let shown: Value = serde_json::to_value(accepted(&with_defaults_written_out(&local))).unwrap();
     let default: Value = serde_json::to_value(accepted(&local)).unwrap();
     // What belongs to one provider is shown by its own template.
-    let template = format!("{local}{}", spec::template("libvirt").unwrap());
+    let template: String = TEMPLATES.iter().map(|(provider, _)| spec::template(provider).unwrap()).collect();
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(map) => map.iter().for_each(|(key, value)| {

@@ -42,8 +42,14 @@ pub enum IncusError {
         "Incus has an instance `{name}` that quorate did not make: rename or remove it, or give the member another name"
     )]
     NameTaken { name: String },
-    #[error("the storage pool {pool} has {left} left, and {member} needs {needed}")]
-    NoSpace { pool: String, member: String, needed: String, left: String },
+    #[error("the storage pool {pool} has {left} left, and {} {needed}", to_be_created(*machines))]
+    NoSpace { pool: String, machines: u64, needed: String, left: String },
+    #[error(
+        "the project `{project}` allows {limit} {what}, {used} in use, and {} {needed}: raise it \
+         (`incus project set {project} limits.{what}=…`)",
+        to_be_created(*machines)
+    )]
+    ProjectLimit { project: String, what: &'static str, limit: String, used: String, needed: String, machines: u64 },
     #[error("{address} is not in the network {network}, which has {subnet}")]
     OutsideNetwork { address: IpAddr, network: String, subnet: String },
     #[error(
@@ -73,4 +79,11 @@ impl IncusError {
 
 fn list(names: &[String]) -> String {
     if names.is_empty() { String::from("none") } else { names.join(", ") }
+}
+
+fn to_be_created(machines: u64) -> String {
+    match machines {
+        1 => String::from("the machine to be created needs"),
+        several => format!("the {several} machines to be created need"),
+    }
 }

@@ -79,7 +79,7 @@ async fn name_it(server: &Server, alias: &str, fingerprint: &str) -> Result<(), 
 /// Removes what is neither among the newest nor in use.
 async fn prune(server: &Server, keep: usize) -> Result<Vec<String>, IncusError> {
     let images = server.list("list images", "/1.0/images?recursion=1").await?;
-    let instances = server.list("list instances", "/1.0/instances?recursion=1").await?;
+    let instances = server.instances_of_all_projects().await?;
     let used: BTreeSet<&str> =
         instances.iter().filter_map(|one| one.get("config")?.get("volatile.base_image")?.as_str()).collect();
     let mut pruned = Vec::new();

@@ -53,6 +53,10 @@ impl Mark {
         BTreeMap::from([(CLUSTER_KEY, self.cluster.clone()), (MARK_KEY, mark)])
     }
 
+    pub(super) fn machine(&self) -> MachineId {
+        MachineId::new(&self.member, self.incarnation)
+    }
+
     pub(super) fn is_of(&self, machine: &MachineId) -> bool {
         self.member == machine.member && self.incarnation == machine.incarnation
     }

@@ -9,7 +9,7 @@ use super::Incus;
 use super::error::IncusError;
 use super::instance::Instance;
 use super::server::{Found, Server, escaped, names};
-use crate::ProviderError;
+use crate::{NewMachine, ProviderError};
 
 /// A network that instances can be on.
 pub(super) struct Network {
@@ -46,6 +46,10 @@ impl Network {
     /// The subnet of the address's family.
     pub(super) fn subnet(&self, address: IpAddr) -> Option<(IpAddr, u8)> {
         self.subnets.iter().copied().find(|(gateway, _)| gateway.is_ipv4() == address.is_ipv4())
+    }
+
+    fn is_gateway(&self, address: IpAddr) -> bool {
+        self.subnets.iter().any(|(gateway, _)| *gateway == address)
     }
 
     fn shown(&self) -> String {
@@ -99,16 +103,21 @@ impl Incus {
         &self,
         server: &Server,
         network: &Network,
-        wanted: Option<IpAddr>,
+        new: &NewMachine<'_>,
     ) -> Result<IpAddr, ProviderError> {
-        let others = self.everybody(server).await?;
+        // Addresses are shared between projects.
+        let others = server.instances_of_all_projects().await?;
+        let others: Vec<Instance> = others.iter().filter_map(Instance::read).collect();
         let leases = self.leases(server, network).await?;
+        let mut chosen = self.chosen.borrow_mut();
         let holder = |address: IpAddr| {
+            let meanwhile = chosen.iter().find(|(other, chosen)| **other != new.id && chosen.address == Some(address));
             let instance = others.iter().find(|other| other.has(address)).map(shown);
             let lease = || leases.iter().find(|(leased, _)| *leased == address).map(|(_, by)| by.clone());
-            instance.or_else(lease)
+            let network = network.is_gateway(address).then(|| format!("the network {} itself", network.name));
+            instance.or_else(lease).or_else(|| meanwhile.map(|(other, _)| other.to_string())).or(network)
         };
-        if let Some(address) = wanted {
+        if let Some(address) = new.address {
             self.place_in(network, address)?;
             return match holder(address) {
                 Some(by) => Err(ProviderError::AddressTaken { address, port: CLIENT_PORT, by: Some(by) }),
@@ -120,18 +129,10 @@ impl Incus {
         };
         let leased = |address: &IpAddr| network.dhcp.iter().any(|(first, last)| (first..=last).contains(&address));
         let mut all = hosts(gateway, prefix);
-        let free = all.find(|address| *address != gateway && !leased(address) && holder(*address).is_none());
-        free.ok_or_else(|| ProviderError::NoAddress { range: format!("{gateway}/{prefix}") })
-    }
-
-    /// Every instance that we may see: addresses are shared between projects.
-    async fn everybody(&self, server: &Server) -> Result<Vec<Instance>, IncusError> {
-        let all = server.list("list instances", "/1.0/instances?recursion=1&all-projects=true").await;
-        let all = match all {
-            Err(IncusError::Refused { .. }) => server.list("list instances", "/1.0/instances?recursion=1").await?,
-            all => all?,
-        };
-        Ok(all.iter().filter_map(Instance::read).collect())
+        let free = all.find(|address| !leased(address) && holder(*address).is_none());
+        let free = free.ok_or_else(|| ProviderError::NoAddress { range: format!("{gateway}/{prefix}") })?;
+        chosen.entry(new.id.clone()).or_default().address = Some(free);
+        Ok(free)
     }
 
     /// Addresses that Incus has given out, and to whom.

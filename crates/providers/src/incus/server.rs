@@ -30,7 +30,7 @@ const QUESTION: u64 = 20;
 pub(super) struct Server {
     name: String,
     address: Address,
-    project: String,
+    pub(super) project: String,
     idle: RefCell<Vec<Connection>>,
 }
 
@@ -210,7 +210,8 @@ impl Server {
     }
 
     fn uri(&self, path: &str) -> String {
-        if path.starts_with("/1.0/operations/") {
+        // Neither is of one project.
+        if path.starts_with("/1.0/operations/") || path.contains("all-projects=true") {
             return path.to_owned();
         }
         let separator = if path.contains('?') { '&' } else { '?' };
@@ -272,6 +273,14 @@ impl Server {
         match &self.address {
             Address::Socket(path) => path.display().to_string(),
             Address::Https { host, port, .. } => format!("https://{host}:{port}"),
+        }
+    }
+
+    /// Somebody who may not see all projects sees those of this one.
+    pub(super) async fn instances_of_all_projects(&self) -> Result<Vec<Value>, IncusError> {
+        match self.list("list instances", "/1.0/instances?recursion=1&all-projects=true").await {
+            Err(IncusError::Refused { .. }) => self.list("list instances", "/1.0/instances?recursion=1").await,
+            listed => listed,
         }
     }
 

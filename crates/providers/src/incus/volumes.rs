@@ -104,6 +104,10 @@ impl Incus {
         }
     }
 
+    pub(super) fn is_made_for(&self, volume: &Volume, member: &str) -> bool {
+        volume.name.strip_prefix(&self.beginning()).is_some_and(|name| made_for(name, member).is_some())
+    }
+
     /// What the machines of a member have left, the newest last.
     async fn left_by(&self, server: &Server, member: &str) -> Result<Vec<Volume>, IncusError> {
         let beginning = self.beginning();

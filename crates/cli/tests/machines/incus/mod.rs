@@ -2,6 +2,9 @@
 
 mod changes;
 mod core;
+mod refusals;
+mod remote;
+mod upgrades;
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -40,6 +43,10 @@ impl Containers {
 
     /// Writes the spec.
     pub fn want(&self, wanted: &Wanted) {
+        self.want_of(IMAGE, wanted);
+    }
+
+    pub fn want_of(&self, image: &str, wanted: &Wanted) {
         let members: String = (1..=wanted.members).map(|n| format!("      - name: etcd-{n}\n")).collect();
         let spec = format!(
             "quorate: 1
@@ -47,7 +54,7 @@ clusters:
   - name: {}
     replace_after: 10s
     provider:
-      incus: {{image: {IMAGE}, network: {NETWORK}, pool: {POOL}, profiles: []{}}}
+      incus: {{image: {image}, network: {NETWORK}, pool: {POOL}, profiles: []{}}}
     members:
 {members}    etcd: {{{}}}
 ",

@@ -1,0 +1,139 @@
+//! What is in the way of machines, each told in its own words, with nothing left behind.
+
+use std::collections::BTreeSet;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+
+use super::{Containers, IMAGE, NETWORK, POOL, Wanted, incus, volumes};
+use crate::common::{OLDEST, Run};
+use crate::ground::chapter;
+
+/// Changes something about the server, and takes it back whatever becomes of the story.
+struct Meanwhile(&'static [&'static str]);
+
+impl Meanwhile {
+    fn new(change: &[&str], back: &'static [&'static str]) -> Self {
+        incus(change).ok();
+        Meanwhile(back)
+    }
+}
+
+impl Drop for Meanwhile {
+    fn drop(&mut self) {
+        incus(self.0);
+    }
+}
+
+fn spec(incus: &str, member: &str) -> String {
+    format!(
+        "quorate: 1
+clusters:
+  - name: lab-no
+    provider: {{incus: {{{incus}}}}}
+    members: [{{name: etcd-1{member}}}]
+    etcd: {{version: {OLDEST}}}
+"
+    )
+}
+
+#[test]
+#[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
+fn what_is_missing_or_full_is_told_and_nothing_is_left() {
+    let containers = Containers::new("lab-no", OLDEST);
+    let refused = |what: &str, incus: &str, member: &str, told: &[&str]| {
+        chapter(what, || {
+            containers.sandbox.file("cluster.yaml", &spec(incus, member));
+            let said = containers.apply().fails().text().split_whitespace().collect::<Vec<_>>().join(" ");
+            for words in told {
+                assert!(said.contains(words), "`{words}` is not in:\n{said}");
+            }
+            assert_eq!((containers.instances(), volumes()), (BTreeSet::new(), BTreeSet::new()), "left behind");
+        });
+    };
+    let usual = format!("image: {IMAGE}, network: {NETWORK}, pool: {POOL}, profiles: []");
+    refused(
+        "no such project",
+        &format!("{usual}, project: nowhere"),
+        "",
+        &["Incus has no project `nowhere`", "default"],
+    );
+    let others = format!("image: {IMAGE}, network: {NETWORK}, profiles: []");
+    refused("no such pool", &format!("{others}, pool: nvme"), "", &["Incus has no storage pool `nvme`", POOL]);
+    let others = format!("image: {IMAGE}, pool: {POOL}, profiles: []");
+    refused("no such network", &format!("{others}, network: lan"), "", &["Incus has no network `lan`", NETWORK]);
+    let others = format!("network: {NETWORK}, pool: {POOL}, profiles: []");
+    refused("no such image", &format!("{others}, image: debian"), "", &["Incus has no image `debian`", IMAGE]);
+    refused("no such remote", &format!("{usual}, remote: far"), "", &["there is no Incus remote `far`"]);
+    let far = ", address: 192.0.2.7";
+    refused("an address outside", &usual, far, &["192.0.2.7 is not in the network", "10.78.0.1/16"]);
+    let gateway = ", address: 10.78.0.1";
+    refused("the gateway's address", &usual, gateway, &["10.78.0.1", "the network quorate-lab itself"]);
+    let target = ", incus: {target: host-a}";
+    refused("a host without a cluster", &usual, target, &["`target: host-a` needs an Incus cluster"]);
+    let fast = usual.replace("profiles: []", "profiles: [fast]");
+    refused("no such profile", &fast, "", &["Incus has no profile `fast`", "default"]);
+    let large = format!("{usual}, data_size: 100TiB");
+    refused("a pool that is full", &large, "", &["the storage pool quorate-lab has", "needs 100TiB"]);
+    {
+        let _other = Meanwhile::new(
+            &[
+                "init",
+                NETWORK,
+                "lab-other",
+                "--network",
+                NETWORK,
+                "--storage",
+                POOL,
+                "--device",
+                "eth0,ipv4.address=10.78.7.7",
+            ],
+            &["delete", "--force", "lab-other"],
+        );
+        refused("a taken address", &usual, ", address: 10.78.7.7", &["10.78.7.7", "the instance lab-other"]);
+    }
+    let _limit = Meanwhile::new(
+        &["project", "set", "default", "limits.instances=0"],
+        &["project", "unset", "default", "limits.instances"],
+    );
+    refused("the limit of the project", &usual, "", &["the project `default` allows 0 instances, 0 in use", "needs 1"]);
+}
+
+#[test]
+#[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
+fn a_server_that_cannot_be_used_says_why() {
+    let containers = Containers::new("lab-no", OLDEST);
+    containers.want(&Wanted { members: 1, incus: String::new(), etcd: format!("version: {OLDEST}") });
+    let told = |socket: &str| {
+        let mut plan = containers.sandbox.command(&["apply", "--yes", "cluster.yaml"]);
+        let said: Run = plan.env("INCUS_SOCKET", socket).output().expect("quorate runs").into();
+        said.fails().text().split_whitespace().collect::<Vec<_>>().join(" ")
+    };
+    chapter("no socket", || {
+        let said = told("/nonexistent/unix.socket");
+        assert!(said.contains("Incus cannot be reached at /nonexistent/unix.socket"), "{said}");
+        assert!(said.contains("incus-admin"), "{said}");
+    });
+    chapter("a server that is too old", || {
+        let old = r#"{"type":"sync","status_code":200,"metadata":{"api_extensions":["projects"],"auth":"trusted"}}"#;
+        let said = told(&pretend(&containers, old));
+        assert!(said.contains("upgrade it to 6.0 or later"), "{said}");
+    });
+    chapter("somebody else listens there", || {
+        let said = told(&pretend(&containers, "hello"));
+        assert!(said.contains("is not understood"), "{said}");
+    });
+}
+
+/// A socket where every question has this answer.
+fn pretend(containers: &Containers, answer: &'static str) -> String {
+    let path = containers.sandbox.path().join(format!("{}.socket", answer.len()));
+    let listener = UnixListener::bind(&path).expect("a socket");
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let _ = stream.read(&mut [0; 4096]);
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    path.to_string_lossy().into_owned()
+}

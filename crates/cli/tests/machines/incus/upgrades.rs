@@ -1,0 +1,55 @@
+//! etcd and the image of a living cluster change, one member after the other.
+
+use std::collections::BTreeMap;
+
+use super::{Containers, IMAGE, Wanted, incus};
+use crate::common::lab;
+use crate::common::releases::{self, Server};
+use crate::ground::chapter;
+
+/// The lab's host on its network.
+const HOST: &str = "10.78.0.1";
+const VERSIONS: [&str; 3] = ["3.5.30", "3.6.16", "3.7.3"];
+const OTHER_IMAGE: &str = "quorate-machine-2";
+
+#[test]
+#[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
+fn etcd_is_upgraded_over_two_minors_and_the_image_is_changed() {
+    let containers = Containers::new("lab-up", "3.5.30");
+    let archives = VERSIONS.map(|version| {
+        let (archive, sum) = releases::archive(&containers.sandbox, version, &lab(version).join("etcd"));
+        (format!("/{version}.tar.gz"), archive, sum)
+    });
+    let sums = archives.clone().map(|(_, _, sum)| sum);
+    let server = Server::at(HOST, BTreeMap::from(archives.map(|(path, archive, _)| (path, archive))));
+    let want = |n: usize, image: &str| {
+        let (version, sum) = (VERSIONS[n], &sums[n]);
+        let archive = format!("{}/{version}.tar.gz", server.base);
+        let etcd = format!("version: {version}, binary: {{archive: \"{archive}\", sha256: {sum}}}");
+        containers.want_of(image, &Wanted { members: 3, incus: String::new(), etcd });
+    };
+    for n in 0..VERSIONS.len() {
+        chapter(&format!("three members of etcd {}", VERSIONS[n]), || {
+            want(n, IMAGE);
+            containers.apply().ok();
+            containers.assert_healthy(3);
+            containers.etcdctl(&["put", VERSIONS[n], "as it was"]).ok();
+            let status = containers.etcdctl(&["endpoint", "status", "--cluster"]).ok().stdout;
+            assert_eq!(status.matches(VERSIONS[n]).count(), 3, "{status}");
+        });
+    }
+    chapter("another image, one machine after the other", || {
+        let image = incus(&["image", "info", IMAGE]).ok().stdout;
+        let fingerprint = image.lines().find_map(|line| line.strip_prefix("Fingerprint: ")).expect("a fingerprint");
+        incus(&["image", "alias", "create", OTHER_IMAGE, fingerprint]).ok();
+        want(2, OTHER_IMAGE);
+        containers.apply().ok();
+        containers.assert_healthy(3);
+        for member in ["etcd-1", "etcd-2", "etcd-3"] {
+            assert_eq!(containers.incarnation(member), 2, "of {member}");
+        }
+        VERSIONS.iter().for_each(|version| containers.assert_reads(version, "as it was"));
+        incus(&["image", "alias", "delete", OTHER_IMAGE]).ok();
+    });
+    chapter("everything is destroyed, and nothing is left", || containers.destroy());
+}
