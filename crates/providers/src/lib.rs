@@ -25,7 +25,7 @@ pub use quorate_core::model::Data;
 use quorate_core::model::{Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::spec;
 
-pub use incus::{Imported, Incus, IncusError, import as import_image};
+pub use incus::{Image, Imported, Incus, IncusError, import as import_image};
 pub use libvirt::{Libvirt, LibvirtError};
 pub use local::{Local, is_controllers_alone, mark, netns};
 

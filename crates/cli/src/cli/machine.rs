@@ -53,7 +53,7 @@ pub enum Image {
     ///
     /// Needs root, mmdebstrap, extlinux and qemu-utils. Its machines read their seed disk themselves, without cloud-init.
     Build(ImageBuild),
-    /// Import a container image into Incus, and delete old ones that are not in use
+    /// Import an image into Incus, and delete old ones that are not in use
     ///
     /// The image gets the alias `quorate-ETCD-IMAGE`, with the versions from its manifest. Name it in the spec: a cluster whose
     /// spec names another image gets new machines, one member at a time.
@@ -62,7 +62,7 @@ pub enum Image {
 
 #[derive(Args, Debug)]
 pub struct ImageImport {
-    /// An image that `quorate image build --format incus` built, with its manifest next to it
+    /// An image that `quorate image build` built, with its manifest next to it: of a container or, as qcow2, of a virtual machine
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// The server, as in `incus remote list`; by default the one on this host

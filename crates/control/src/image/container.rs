@@ -26,7 +26,7 @@ pub(super) fn pack(root: &Path, manifest: &Manifest, scratch: &Path) -> Result<P
 }
 
 /// YAML reads JSON.
-fn metadata(manifest: &Manifest) -> String {
+pub(super) fn metadata(manifest: &Manifest) -> String {
     let etcd = manifest.packages.iter().find(|package| package.name == "etcd-server");
     let etcd = etcd.map_or("none", |package| package.version.as_str());
     let metadata = json!({

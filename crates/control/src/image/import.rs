@@ -1,10 +1,13 @@
-//! `quorate image import`: an image of a system container goes to an Incus server, under the versions that its manifest names.
+//! `quorate image import`: the image of a system container or of a virtual machine goes to an Incus server, under the versions that its
+//! manifest names.
 
 use std::fs;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use quorate_providers::{Imported, import_image};
+use quorate_providers::{Image, Imported, import_image};
 
+use super::container::metadata;
 use super::manifest::digest;
 use super::{ImageError, Manifest, manifest_path};
 
@@ -31,8 +34,18 @@ pub async fn import(options: &ImportOptions) -> Result<Imported, ImageError> {
     }
     let version = version(&manifest);
     let (remote, project) = (options.remote.as_deref(), options.project.as_deref());
-    let imported = import_image(remote, project, &options.file, &version, options.keep).await;
+    let metadata = is_disk(&options.file)?.then(|| metadata(&manifest));
+    let image = Image { file: &options.file, version: &version, metadata: metadata.as_deref() };
+    let imported = import_image(remote, project, &image, options.keep).await;
     imported.map_err(|error| Box::new(error).into())
+}
+
+/// A disk in qcow2 begins with these bytes.
+fn is_disk(file: &Path) -> Result<bool, ImageError> {
+    let mut beginning = Vec::new();
+    let read = fs::File::open(file).and_then(|file| file.take(4).read_to_end(&mut beginning));
+    read.map_err(ImageError::file("read", file))?;
+    Ok(beginning == b"QFI\xfb")
 }
 
 /// Of etcd and of the image.

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use bytes::Bytes;
@@ -32,18 +33,26 @@ pub struct Imported {
     pub pruned: Vec<String>,
 }
 
-/// Imports the image of a system container. `version` is `ETCD-IMAGE`. Of the images that quorate has imported, the newest `keep` stay,
-/// and those that instances were made from.
+/// What is imported.
+pub struct Image<'a> {
+    pub file: &'a Path,
+    /// `ETCD-IMAGE`.
+    pub version: &'a str,
+    /// Of the disk of a virtual machine, which does not contain it as the tarball of a container does: the `metadata.yaml`.
+    pub metadata: Option<&'a str>,
+}
+
+/// Of the images that quorate has imported, the newest `keep` stay, and those that instances were made from.
 pub async fn import(
     remote: Option<&str>,
     project: Option<&str>,
-    file: &Path,
-    version: &str,
+    image: &Image<'_>,
     keep: usize,
 ) -> Result<Imported, ProviderError> {
-    let read = |source| ProviderError::Io { what: "read", path: file.to_owned(), source };
-    let content = Bytes::from(fs::read(file).map_err(read)?);
-    let fingerprint = hex(&Sha256::digest(&content));
+    let file = image.file;
+    let content =
+        Content::read(image).map_err(|source| ProviderError::Io { what: "read", path: file.into(), source })?;
+    let fingerprint = content.fingerprint();
     let server = Server::new(remote, project)?;
     server.check().await?;
     let path = format!("/1.0/images/{fingerprint}");
@@ -51,14 +60,59 @@ pub async fn import(
     if !was_there {
         let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let call = Call::new(format!("import {}", file.display()), Method::POST, "/1.0/images");
-        server
-            .change(call.with("X-Incus-filename", name).with("X-Incus-public", "0").patiently().bytes(content))
-            .await?;
+        let call = call.with("X-Incus-filename", name).with("X-Incus-public", "0").patiently();
+        server.change(content.sent_with(call)).await?;
     }
-    let alias = format!("{PREFIX}{version}");
+    let alias = format!("{PREFIX}{}", image.version);
     name_it(&server, &alias, &fingerprint).await?;
     let pruned = prune(&server, keep).await?;
     Ok(Imported { fingerprint, alias, was_there, pruned })
+}
+
+/// An image in one part, or with its metadata in a tarball beside it.
+struct Content {
+    metadata: Option<Vec<u8>>,
+    image: Bytes,
+}
+
+impl Content {
+    fn read(image: &Image<'_>) -> io::Result<Self> {
+        let metadata = image.metadata.map(tarball).transpose()?;
+        Ok(Content { metadata, image: Bytes::from(fs::read(image.file)?) })
+    }
+
+    /// As Incus computes it.
+    fn fingerprint(&self) -> String {
+        let mut all = Sha256::new();
+        all.update(self.metadata.as_deref().unwrap_or_default());
+        all.update(&self.image);
+        hex(&all.finalize())
+    }
+
+    fn sent_with(self, call: Call<'_>) -> Call<'_> {
+        let Some(metadata) = self.metadata else { return call.bytes(self.image) };
+        let boundary = format!("quorate-{}", hex(&Sha256::digest(&metadata)));
+        let part = |name: &str| {
+            format!(
+                "\r\n--{boundary}\r\nContent-Disposition: form-data; name=\"{name}\"; filename=\"{name}\"\r\n\
+                 Content-Type: application/octet-stream\r\n\r\n"
+            )
+        };
+        let (before, between) = (part("metadata"), part("rootfs.img"));
+        let end = format!("\r\n--{boundary}--\r\n");
+        let body = [before.as_bytes(), &metadata, between.as_bytes(), &self.image, end.as_bytes()];
+        call.body(body.concat().into(), &format!("multipart/form-data; boundary={boundary}"))
+    }
+}
+
+/// The same for the same metadata.
+fn tarball(metadata: &str) -> io::Result<Vec<u8>> {
+    let mut header = tar::Header::new_gnu();
+    header.set_size(metadata.len() as u64);
+    header.set_mode(0o644);
+    let mut tar = tar::Builder::new(Vec::new());
+    tar.append_data(&mut header, "metadata.yaml", metadata.as_bytes())?;
+    tar.into_inner()
 }
 
 async fn name_it(server: &Server, alias: &str, fingerprint: &str) -> Result<(), IncusError> {
@@ -98,13 +152,13 @@ async fn prune(server: &Server, keep: usize) -> Result<Vec<String>, IncusError> 
     Ok(pruned)
 }
 
-struct Image {
+struct Known {
     fingerprint: String,
     alias: String,
     uploaded: String,
 }
 
-fn doomed(images: &[Value], used: &BTreeSet<&str>, keep: usize) -> Vec<Image> {
+fn doomed(images: &[Value], used: &BTreeSet<&str>, keep: usize) -> Vec<Known> {
     let read = |image: &Value| {
         let text = |field: &str| image.get(field).and_then(Value::as_str).map(str::to_owned);
         image.get("properties")?.get(VERSION)?;
@@ -112,9 +166,9 @@ fn doomed(images: &[Value], used: &BTreeSet<&str>, keep: usize) -> Vec<Image> {
         let mut aliases = aliases.filter_map(|alias| alias.get("name")?.as_str());
         // One that has no name of ours was imported by hand.
         let alias = aliases.find(|alias| alias.starts_with(PREFIX))?.to_owned();
-        Some(Image { fingerprint: text("fingerprint")?, alias, uploaded: text("uploaded_at")? })
+        Some(Known { fingerprint: text("fingerprint")?, alias, uploaded: text("uploaded_at")? })
     };
-    let mut ours: Vec<Image> = images.iter().filter_map(read).collect();
+    let mut ours: Vec<Known> = images.iter().filter_map(read).collect();
     ours.sort_by(|a, b| b.uploaded.cmp(&a.uploaded));
     ours.into_iter().skip(keep.max(1)).filter(|image| !used.contains(image.fingerprint.as_str())).collect()
 }

@@ -32,7 +32,7 @@ use serde_json::{Value, json};
 
 use crate::{Data, Machines, NewMachine, Provider, ProviderError};
 pub use error::IncusError;
-pub use images::{Imported, import};
+pub use images::{Image, Imported, import};
 use instance::{CLUSTER_KEY, DATA_DEVICE, Instance, Mark, SEED_DEVICE, State};
 use server::{Call, Server, escaped};
 use volumes::Volume;

@@ -76,15 +76,18 @@ impl<'a> Call<'a> {
         }
     }
 
-    pub(super) fn json(mut self, body: &Value) -> Self {
-        self.body = Bytes::from(body.to_string());
-        self.with(CONTENT_TYPE.as_str(), "application/json")
+    pub(super) fn json(self, body: &Value) -> Self {
+        self.body(Bytes::from(body.to_string()), "application/json")
     }
 
     /// Or Incus writes an empty file.
-    pub(super) fn bytes(mut self, body: Bytes) -> Self {
+    pub(super) fn bytes(self, body: Bytes) -> Self {
+        self.body(body, "application/octet-stream")
+    }
+
+    pub(super) fn body(mut self, body: Bytes, content_type: &str) -> Self {
         self.body = body;
-        self.with(CONTENT_TYPE.as_str(), "application/octet-stream")
+        self.with(CONTENT_TYPE.as_str(), content_type)
     }
 
     pub(super) fn with(mut self, header: &'a str, value: impl Into<String>) -> Self {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use super::{Containers, IMAGE, Wanted, incus};
 use crate::common::lab;
 use crate::common::releases::{self, Server};
@@ -50,6 +52,28 @@ fn etcd_is_upgraded_over_two_minors_and_the_image_is_changed() {
         }
         VERSIONS.iter().for_each(|version| containers.assert_reads(version, "as it was"));
         incus(&["image", "alias", "delete", OTHER_IMAGE]).ok();
+    });
+    chapter("an image that quorate imports has its versions in its name, and may be a disk", || {
+        let directory = containers.sandbox.path();
+        let import = |file: &str| containers.sandbox.quorate(&["image", "import", file, "--keep", "1"]).ok().stdout;
+        let of_containers = std::env::var("QUORATE_LAB_CONTAINER_IMAGE").expect("the lab names it");
+        let imported = import(&of_containers);
+        assert!(imported.contains("quorate-3.4.") && imported.contains("was there already"), "{imported}");
+        let disk: Vec<u8> = [b"QFI\xfb".as_slice(), &[0; 512]].concat();
+        std::fs::write(directory.join("disk.qcow2"), &disk).expect("a disk");
+        let manifest = std::fs::read_to_string(format!("{of_containers}.manifest.json")).expect("its manifest");
+        let mut manifest: Value = serde_json::from_str(&manifest).expect("JSON");
+        let sum = containers.sandbox.openssl(&["dgst", "-sha256", "-r", "disk.qcow2"]);
+        manifest["image_sha256"] = sum.split_whitespace().next().into();
+        manifest["version"] = "0-disk".into();
+        containers.sandbox.file("disk.qcow2.manifest.json", &manifest.to_string());
+        let imported = import("disk.qcow2");
+        let alias = imported.lines().next().expect("its name");
+        assert!(alias.ends_with("-0-disk") && imported.contains("imported"), "{imported}");
+        let shown = incus(&["image", "info", alias]).ok().stdout;
+        assert!(shown.contains("Type: virtual-machine"), "{shown}");
+        assert!(import("disk.qcow2").contains("was there already"), "quorate and Incus compute the same fingerprint");
+        incus(&["image", "delete", alias]).ok();
     });
     chapter("everything is destroyed, and nothing is left", || containers.destroy());
 }
