@@ -44,7 +44,7 @@ const IMAGE_VARIABLE: &str = "QUORATE_LAB_CONTAINER_IMAGE";
 const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 const DIRECTORIES: [&str; 3] = ["/var/lib/incus", "/run/incus", "/var/log/incus"];
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What machines of the conformance suite do: they say a word on their console, and stay until they are told to go.
+/// The init of machines in the conformance suite: it writes to the console and waits for a signal.
 const INIT: &str = "#!/bin/busybox sh\n\
     echo 'quorate lab' > /dev/console\n\
     trap 'exit 0' PWR TERM\n\
@@ -99,7 +99,7 @@ fn remove_groups() {
     }
 }
 
-/// What is below it goes first.
+/// Groups below it are removed first.
 fn remove_group(group: &Path) {
     for below in fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path()) {
         if below.is_dir() {
@@ -109,7 +109,7 @@ fn remove_group(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
-/// Everything that the lab needs of packages, programs and images: inside there is no network.
+/// Packages, programs and images that the lab needs: inside there is no network.
 pub fn prepare(lab: &Lab) -> Result<(PathBuf, PathBuf)> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("the lab of Incus needs root: its namespaces are made with `unshare` and `mount`");
@@ -200,14 +200,14 @@ fn tiny_image() -> Result<PathBuf> {
     fs::copy(&busybox, root.join("bin/busybox")).context("cannot copy busybox")?;
     fs::write(root.join("sbin/init"), INIT).context("cannot write the init")?;
     host::run(Command::new("chmod").arg("0755").arg(root.join("sbin/init")))?;
-    let metadata = format!("{{architecture: {}, creation_date: 0}}\n", std::env::consts::ARCH);
+    let metadata = format!("{{architecture: {}, creation_date: 1}}\n", std::env::consts::ARCH);
     fs::write(place.join("metadata.yaml"), metadata).context("cannot write metadata.yaml")?;
     let image = place.join("image.tar.gz");
     host::run(Command::new("tar").arg("-czf").arg(&image).arg("-C").arg(place).args(["metadata.yaml", "rootfs"]))?;
     Ok(image)
 }
 
-/// The suites look after each of their cases; this looks at all of them together.
+/// Fails if the suites left anything behind.
 fn nothing_is_left() -> Result<()> {
     let instances = host::read(Command::new("incus").args(["list", "--format=csv", "--columns=n"]))?;
     let volumes = ["storage", "volume", "list", NAME, "type=custom", "--format=csv", "--columns=n"];

@@ -33,7 +33,7 @@ struct Prepared {
     device: Value,
     source: Value,
     target: Option<String>,
-    /// Data that the member's last machine has left.
+    /// The data volume of the member's last machine.
     kept: Option<Volume>,
 }
 
@@ -43,7 +43,7 @@ impl Incus {
         found.ok_or_else(|| IncusError::NotInSpec { member: machine.member.to_string() })
     }
 
-    /// What is in the way of a new machine, or missing for it, told before anything is made.
+    /// Checks everything that a new machine needs, before anything is created.
     async fn prepare(
         &self,
         server: &Server,
@@ -66,13 +66,13 @@ impl Incus {
         let source = self.source(server).await?;
         let network = self.network(server).await?;
         let address = self.address(server, &network, new).await?;
-        let interface = self.interface(&network, member, address)?;
+        let interface = self.interface(&network, &new.id, member, address)?;
         let device = device(&network, &interface);
         let target = self.target(server, &new.id, member, kept.as_ref()).await?;
         Ok(Prepared { address, interface, device, source, target, kept })
     }
 
-    /// The image, in the words of Incus.
+    /// The image, as the API expects it.
     async fn source(&self, server: &Server) -> Result<Value, IncusError> {
         let image = &self.settings.image;
         if let Some((remote, alias)) = image.split_once(':') {
@@ -100,6 +100,7 @@ impl Incus {
     fn interface(
         &self,
         network: &Network,
+        machine: &MachineId,
         member: &MemberSpec,
         address: IpAddr,
     ) -> Result<boot::Interface, IncusError> {
@@ -109,7 +110,7 @@ impl Incus {
             more.map(|address| Ok((*address, self.place_in(network, *address)?.0))).collect();
         let own = gateway.filter(|_| network.managed && self.settings.dns.is_empty());
         Ok(boot::Interface {
-            mac: mac(&self.cluster_id, member),
+            mac: mac(&self.cluster_id, machine),
             address,
             prefix,
             gateway,
@@ -118,7 +119,7 @@ impl Incus {
         })
     }
 
-    /// The host in an Incus cluster that an instance is to be on: where its data is, or where the fewest others are.
+    /// The host in an Incus cluster for an instance: the one with its data, or the one with the fewest of the cluster's instances.
     async fn target(
         &self,
         server: &Server,
@@ -178,7 +179,7 @@ impl Incus {
         }
     }
 
-    /// As Incus takes it.
+    /// The body of the request that creates an instance.
     fn description(&self, name: &str, member: &MemberSpec, mark: &Mark, prepared: &Prepared) -> Value {
         let mut root = json!({ "type": "disk", "path": "/", "pool": self.settings.pool });
         if let Some(size) = self.settings.root_size_of(member) {
@@ -208,7 +209,7 @@ impl Incus {
         })
     }
 
-    /// Makes a draft, writes its files, and only then lets it be a machine.
+    /// Creates a draft, writes its files, and only then makes it a machine.
     pub(super) async fn make(&self, server: &Server, name: &str, new: &NewMachine<'_>) -> Result<(), ProviderError> {
         let member = self.member(&new.id)?;
         let prepared = self.prepare(server, new, member).await?;
@@ -251,7 +252,7 @@ impl Incus {
         Ok(self.remove_left_data(server, member.name.as_str()).await?)
     }
 
-    /// From now on it is a machine.
+    /// Attaches its volumes and marks it as complete.
     async fn finish(&self, server: &Server, seen: &Instance, mark: Mark) -> Result<(), IncusError> {
         let disk = |volume: &String| json!({ "type": "disk", "pool": self.settings.pool, "source": volume });
         let mut devices = json!({});
@@ -269,7 +270,7 @@ impl Incus {
         self.change(server, seen, &json!({ "config": config, "devices": devices })).await
     }
 
-    /// What the machine is told that it is.
+    /// The `machine.json` of its seed.
     fn machine(&self, new: &NewMachine<'_>, interface: boot::Interface, has_data: bool) -> boot::Machine {
         let admin = self.settings.admin.as_ref().map(|admin| boot::Admin {
             user: admin.user.clone(),
@@ -287,7 +288,7 @@ impl Incus {
     }
 }
 
-/// The device of a network interface. On networks that Incus manages, the addresses are reserved there, and nobody else can use them.
+/// The device of a network interface. On networks that Incus manages, its addresses are reserved.
 fn device(network: &Network, interface: &boot::Interface) -> Value {
     let mut device = json!({ "type": "nic", "name": "eth0", "hwaddr": interface.mac });
     if network.managed {
@@ -308,8 +309,8 @@ fn device(network: &Network, interface: &boot::Interface) -> Value {
     device
 }
 
-/// In the range that is for everybody's own use. It follows from cluster and member, so that a member's next machine has it too.
-fn mac(cluster_id: &str, member: &MemberSpec) -> String {
-    let hash = Sha256::digest(format!("{cluster_id}/{}/0", member.name));
+/// A locally administered address. A member's next machine has another, because both exist for a while.
+fn mac(cluster_id: &str, machine: &MachineId) -> String {
+    let hash = Sha256::digest(format!("{cluster_id}/{machine}"));
     format!("02:16:3e:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
 }

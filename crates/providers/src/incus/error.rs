@@ -1,4 +1,4 @@
-//! What can be in the way with Incus, each with what to do about it.
+//! Errors of Incus, each with what to do about it.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -42,14 +42,21 @@ pub enum IncusError {
         "Incus has an instance `{name}` that quorate did not make: rename or remove it, or give the member another name"
     )]
     NameTaken { name: String },
-    #[error("the storage pool {pool} has {left} left, and {} {needed}", to_be_created(*machines))]
-    NoSpace { pool: String, machines: u64, needed: String, left: String },
+    #[error("the storage pool {pool} has {left} left, and {} {needed}", need(machines))]
+    NoSpace { pool: String, machines: Vec<String>, needed: String, left: String },
     #[error(
         "the project `{project}` allows {limit} {what}, {used} in use, and {} {needed}: raise it \
          (`incus project set {project} limits.{what}=…`)",
-        to_be_created(*machines)
+        need(machines)
     )]
-    ProjectLimit { project: String, what: &'static str, limit: String, used: String, needed: String, machines: u64 },
+    ProjectLimit {
+        project: String,
+        what: &'static str,
+        limit: String,
+        used: String,
+        needed: String,
+        machines: Vec<String>,
+    },
     #[error("{address} is not in the network {network}, which has {subnet}")]
     OutsideNetwork { address: IpAddr, network: String, subnet: String },
     #[error(
@@ -71,7 +78,7 @@ impl IncusError {
         matches!(self, IncusError::Refused { code: 404, .. })
     }
 
-    /// Somebody else changed it since it was looked at.
+    /// It was changed since it was read.
     pub(super) fn is_outdated(&self) -> bool {
         matches!(self, IncusError::Refused { code: 412, .. })
     }
@@ -81,9 +88,10 @@ fn list(names: &[String]) -> String {
     if names.is_empty() { String::from("none") } else { names.join(", ") }
 }
 
-fn to_be_created(machines: u64) -> String {
-    match machines {
-        1 => String::from("the machine to be created needs"),
-        several => format!("the {several} machines to be created need"),
+/// Whose machines need something.
+fn need(members: &[String]) -> String {
+    match members {
+        [one] => format!("{one} needs"),
+        several => format!("{} need", several.join(", ")),
     }
 }

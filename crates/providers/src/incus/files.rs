@@ -1,4 +1,4 @@
-//! What a machine is told before its first start: files that are written into a container while it is off.
+//! Files that are written into a container before its first start.
 
 use bytes::Bytes;
 use hyper::Method;

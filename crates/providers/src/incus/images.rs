@@ -1,5 +1,5 @@
-//! Images on the server: imported once, known by their fingerprint, called by the versions of etcd and of the image, and removed when
-//! newer ones are there and nobody uses them.
+//! Images on the server: imported once, identified by their fingerprint, named after the versions of etcd and of the image, and deleted
+//! when there are newer ones and no instance uses them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,12 +16,12 @@ use super::error::IncusError;
 use super::server::{Call, Server, escaped};
 use crate::ProviderError;
 
-/// How the aliases of images begin that quorate imports.
+/// Prefix of the aliases of imported images.
 const PREFIX: &str = "quorate-";
-/// The property by which an image is known to be quorate's.
+/// Images that quorate built have this property.
 const VERSION: &str = "quorate.version";
 
-/// What became of an import.
+/// The result of an import.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Imported {
     pub fingerprint: String,
@@ -38,11 +38,11 @@ pub struct Image<'a> {
     pub file: &'a Path,
     /// `ETCD-IMAGE`.
     pub version: &'a str,
-    /// Of the disk of a virtual machine, which does not contain it as the tarball of a container does: the `metadata.yaml`.
+    /// The `metadata.yaml` for the disk of a virtual machine. The tarball of a container contains its own.
     pub metadata: Option<&'a str>,
 }
 
-/// Of the images that quorate has imported, the newest `keep` stay, and those that instances were made from.
+/// Imports an image, and deletes older ones except the newest `keep` and those that instances were created from.
 pub async fn import(
     remote: Option<&str>,
     project: Option<&str>,
@@ -105,7 +105,7 @@ impl Content {
     }
 }
 
-/// The same for the same metadata.
+/// Deterministic, so that an image keeps its fingerprint.
 fn tarball(metadata: &str) -> io::Result<Vec<u8>> {
     let mut header = tar::Header::new_gnu();
     header.set_size(metadata.len() as u64);
@@ -130,7 +130,7 @@ async fn name_it(server: &Server, alias: &str, fingerprint: &str) -> Result<(), 
     server.change(call).await
 }
 
-/// Removes what is neither among the newest nor in use.
+/// Deletes images that are neither among the newest nor in use.
 async fn prune(server: &Server, keep: usize) -> Result<Vec<String>, IncusError> {
     let images = server.list("list images", "/1.0/images?recursion=1").await?;
     let instances = server.instances_of_all_projects().await?;

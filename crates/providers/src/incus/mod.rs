@@ -1,9 +1,9 @@
 //! The provider `incus`: system containers and virtual machines, over the REST API of a server on this host or elsewhere.
 //!
-//! The instance is created first and removed last, and its mark names the volume that was created for it. While its files are written it
-//! is a draft and no machine; the next controller that is admitted removes it with everything that belongs to it. Incus knows no
-//! condition for a deletion, so an instance is renamed to a name of its own before it is deleted: a controller that wakes late
-//! can delete only what it has meant.
+//! The instance is created first and deleted last, and its mark names the volume that was created for it. While its files are written it
+//! is a draft, which does not count as a machine; the next controller deletes it with everything that belongs to it. Incus cannot delete
+//! under a condition, so an instance is renamed to a name with its UUID before it is deleted: a controller that was suspended then
+//! cannot delete another one.
 
 mod create;
 mod error;
@@ -41,7 +41,7 @@ use volumes::Volume;
 const LAST_LINES: usize = 20;
 /// How long an instance may take to shut down before it is killed.
 const STOP_PATIENCE: Duration = Duration::from_secs(60);
-/// How often a change is tried again that met another change.
+/// Attempts at a change that conflicts with another.
 const TRIES: usize = 3;
 
 pub struct Incus {
@@ -51,9 +51,9 @@ pub struct Incus {
     server: OnceCell<Server>,
     checked: Cell<bool>,
     stop_patience: Duration,
-    /// What this controller has chosen for machines that it creates at the same time: the server does not know it yet.
+    /// Choices for machines that are created at the same time: the server does not know them yet.
     chosen: RefCell<BTreeMap<MachineId, Chosen>>,
-    /// What instances said on their consoles, by their UUID. Incus tells each line of one that runs only once.
+    /// Console output by UUID of the instance. Incus returns each line of a running instance only once.
     consoles: RefCell<BTreeMap<String, String>>,
 }
 
@@ -78,7 +78,7 @@ impl Incus {
         }
     }
 
-    /// Speaks to the server at another socket.
+    /// Uses the server at another socket.
     pub fn through(self, socket: PathBuf) -> Self {
         let server = OnceCell::from(Server::at(socket, self.settings.project.as_deref()));
         Incus { server, ..self }
@@ -104,7 +104,7 @@ impl Incus {
         Ok(server)
     }
 
-    /// Those of this cluster's name, with their marks.
+    /// Instances with a mark of this cluster's name.
     async fn marked(&self, server: &Server) -> Result<Vec<(Instance, Mark)>, IncusError> {
         let cluster = self.spec.name.as_str();
         let filter = escaped(&format!("config.{CLUSTER_KEY} eq {cluster}"));
@@ -114,7 +114,7 @@ impl Incus {
         Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
     }
 
-    /// Those that this very cluster has made or begun.
+    /// Instances with a mark of this cluster's ID.
     async fn ours(&self, server: &Server) -> Result<Vec<(Instance, Mark)>, IncusError> {
         let marked = self.marked(server).await?;
         Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
@@ -125,13 +125,13 @@ impl Incus {
         Ok(ours.into_iter().find(|(_, mark)| mark.is_of(machine) && mark.state == State::Whole))
     }
 
-    /// One instance, with what guards a change of it.
+    /// One instance, and its ETag.
     async fn look_at(&self, server: &Server, name: &str) -> Result<Option<(Instance, String)>, IncusError> {
         let found = server.get(&format!("look at {name}"), &instance::path(name)).await?;
         Ok(found.and_then(|found| Some((Instance::read(&found.value)?, found.etag))))
     }
 
-    /// Changes configuration and devices of exactly the instance that was seen: one that has its name by now is another.
+    /// Changes configuration and devices of an instance, unless another has its name by now.
     async fn change(&self, server: &Server, seen: &Instance, change: &Value) -> Result<(), IncusError> {
         let doing = format!("change {}", seen.name);
         for tried in 1.. {
@@ -148,7 +148,7 @@ impl Incus {
         unreachable!("the last try returns")
     }
 
-    /// Removes an instance with all that was made for it.
+    /// Deletes an instance with everything that was created for it.
     async fn clear(&self, server: &Server, seen: &Instance, mark: &Mark, data: Data) -> Result<(), IncusError> {
         let doomed = mark.data.clone().filter(|_| data == Data::Goes);
         if mark.state == State::Whole {
@@ -169,7 +169,7 @@ impl Incus {
         self.delete(server, seen).await
     }
 
-    /// Volumes that an instance has cannot be deleted.
+    /// Incus refuses to delete attached volumes.
     async fn detach(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         let Some(found) = server.get(&format!("look at {}", seen.name), &seen.path()).await? else { return Ok(()) };
         let mut value = found.value;
@@ -197,7 +197,7 @@ impl Incus {
         }
     }
 
-    /// Removes what is half made or half removed, where these words fit its mark.
+    /// Deletes what is half deleted, and drafts that are `doomed`.
     async fn sweep(&self, doomed: impl Fn(&Mark) -> bool) -> Result<(), ProviderError> {
         let server = self.server().await?;
         for (seen, mark) in self.ours(server).await? {

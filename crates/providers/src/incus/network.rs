@@ -16,9 +16,9 @@ pub(super) struct Network {
     pub(super) name: String,
     pub(super) managed: bool,
     kind: String,
-    /// Of each family, the gateway's own address and the length of the prefix.
+    /// Address of the gateway and length of the prefix, for each family.
     subnets: Vec<(IpAddr, u8)>,
-    /// What Incus gives to whoever asks for an address; machines are put outside of it.
+    /// Ranges that Incus leases by DHCP. Machines get addresses outside of them.
     dhcp: Vec<(IpAddr, IpAddr)>,
 }
 
@@ -98,7 +98,7 @@ impl Incus {
         Ok((prefix, Some(self.settings.gateway.unwrap_or(gateway))))
     }
 
-    /// The address for a machine: the wanted one if nobody has it, or a free one.
+    /// The address for a machine: the one in the spec, unless it is taken, or a free one.
     pub(super) async fn address(
         &self,
         server: &Server,
@@ -135,7 +135,7 @@ impl Incus {
         Ok(free)
     }
 
-    /// Addresses that Incus has given out, and to whom.
+    /// Leased addresses, and who has them.
     async fn leases(&self, server: &Server, network: &Network) -> Result<Vec<(IpAddr, String)>, IncusError> {
         if !network.managed {
             return Ok(Vec::new());

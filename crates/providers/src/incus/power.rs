@@ -21,7 +21,7 @@ impl Incus {
         Ok(now.filter(|(now, _)| now.uuid == seen.uuid).map(|(now, _)| now.power))
     }
 
-    /// From now on it also comes up with its host.
+    /// Also when its host boots.
     pub(super) async fn power_on(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         self.change(server, seen, &json!({ "config": { AUTOSTART_KEY: "true" } })).await?;
         match self.set_state(server, seen, "start", &json!({ "action": "start", "timeout": 60 })).await {
@@ -33,7 +33,7 @@ impl Incus {
         }
     }
 
-    /// Pulls the plug.
+    /// Without a shutdown.
     pub(super) async fn power_off(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         match self.power_now(server, seen).await? {
             None | Some(PowerState::Off) => return Ok(()),
@@ -48,7 +48,7 @@ impl Incus {
         }
     }
 
-    /// Lets an instance shut down, up to a bound.
+    /// Shuts an instance down, and kills it after a while.
     pub(super) async fn shut_down(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         if self.power_now(server, seen).await? == Some(PowerState::On) {
             let asked = json!({ "action": "stop", "force": false, "timeout": self.stop_patience.as_secs() });
@@ -58,7 +58,7 @@ impl Incus {
         self.power_off(server, seen).await
     }
 
-    /// It is to stay off, also when its host is booted.
+    /// Also after its host boots.
     pub(super) async fn keep_off(&self, server: &Server, seen: &Instance) -> Result<(), IncusError> {
         match self.change(server, seen, &json!({ "config": { AUTOSTART_KEY: "false" } })).await {
             Err(error) if error.is_absent() => return Ok(()),

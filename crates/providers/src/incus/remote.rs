@@ -125,7 +125,7 @@ fn connector(directory: &Path, name: &str) -> Result<TlsConnector, IncusError> {
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// Exactly the certificate that was accepted, whatever its names and dates say.
+/// Accepts exactly this certificate, whatever its names and dates.
 #[derive(Debug)]
 struct Accepted {
     certificate: CertificateDer<'static>,

@@ -12,7 +12,8 @@ use super::{Incus, Instance, Mark};
 /// What machines need, in the words of a project's limits.
 #[derive(Default, PartialEq, Eq, Debug)]
 struct Needed {
-    machines: u64,
+    /// The members that they are for.
+    members: Vec<String>,
     cpus: u64,
     memory: u64,
     disk: u64,
@@ -29,7 +30,7 @@ impl Incus {
         if needed.disk > left {
             return Err(IncusError::NoSpace {
                 pool: self.settings.pool.clone(),
-                machines: needed.machines,
+                machines: needed.members,
                 needed: rounded(needed.disk),
                 left: rounded(left),
             });
@@ -49,7 +50,7 @@ impl Incus {
         for member in members {
             let has_data = volumes.iter().any(|volume| self.is_made_for(volume, member.name.as_str()));
             let data = if has_data { 0 } else { bytes(self.settings.data_size_of(member)) };
-            needed.machines += 1;
+            needed.members.push(member.name.to_string());
             needed.cpus += u64::from(self.settings.cpus_of(member).unwrap_or_default());
             needed.memory = needed.memory.saturating_add(bytes(self.settings.memory_of(member)));
             needed.disk = needed.disk.saturating_add(bytes(self.settings.root_size_of(member))).saturating_add(data);
@@ -61,10 +62,11 @@ impl Incus {
 impl Needed {
     fn within(&self, project: &str, is_vm: bool, limits: &Value) -> Result<(), IncusError> {
         let plain: fn(u64) -> String = |number| number.to_string();
+        let machines = self.members.len() as u64;
         let kind = if is_vm { "virtual-machines" } else { "containers" };
         let all = [
-            ("instances", self.machines, plain),
-            (kind, self.machines, plain),
+            ("instances", machines, plain),
+            (kind, machines, plain),
             ("cpu", self.cpus, plain),
             ("memory", self.memory, rounded),
             ("disk", self.disk, rounded),
@@ -80,7 +82,7 @@ impl Needed {
                     limit: shown(limit),
                     used: shown(used),
                     needed: shown(needed),
-                    machines: self.machines,
+                    machines: self.members.clone(),
                 });
             }
         }
@@ -88,7 +90,7 @@ impl Needed {
     }
 }
 
-/// Somebody who may not see them is told by Incus itself when they are reached.
+/// A client that may not read them is told by Incus when they are reached.
 async fn project_limits(server: &Server) -> Result<Value, IncusError> {
     let path = format!("/1.0/projects/{}/state", escaped(&server.project));
     match server.get("look at the limits of the project", &path).await {
@@ -98,7 +100,7 @@ async fn project_limits(server: &Server) -> Result<Value, IncusError> {
     }
 }
 
-/// In whole mebibytes, which read better than bytes.
+/// In whole mebibytes.
 fn rounded(bytes: u64) -> String {
     if bytes == 0 { String::from("nothing") } else { Size(((bytes >> 20).max(1)) << 20).to_string() }
 }
@@ -110,7 +112,7 @@ mod tests {
 
     #[test]
     fn the_limit_of_a_project_is_told_with_its_numbers() {
-        let needed = Needed { machines: 3, cpus: 6, memory: 3 << 30, disk: 0 };
+        let needed = Needed { members: ["a", "b", "c"].map(String::from).into(), cpus: 6, memory: 3 << 30, disk: 0 };
         let limits = |instances: i64, memory: i64| {
             json!({
                 "instances": {"Limit": instances, "Usage": 1}, "containers": {"Limit": -1, "Usage": 1},
@@ -122,7 +124,7 @@ mod tests {
         let told = |limits| needed.within("lab", false, &limits).unwrap_err().to_string();
         assert_eq!(
             told(limits(3, -1)),
-            "the project `lab` allows 3 instances, 1 in use, and the 3 machines to be created need 3: raise it \
+            "the project `lab` allows 3 instances, 1 in use, and a, b, c need 3: raise it \
              (`incus project set lab limits.instances=…`)"
         );
         assert!(told(limits(-1, 3 << 30)).starts_with("the project `lab` allows 3GiB memory, 1GiB in use"));

@@ -36,7 +36,7 @@ pub(super) struct Server {
 
 type Connection = SendRequest<Full<Bytes>>;
 
-/// What was asked for, with what guards a change of it.
+/// An answer, and its ETag.
 pub(super) struct Found {
     pub(super) value: Value,
     pub(super) etag: String,
@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
         self.body(Bytes::from(body.to_string()), "application/json")
     }
 
-    /// Or Incus writes an empty file.
+    /// With another content type, Incus writes an empty file.
     pub(super) fn bytes(self, body: Bytes) -> Self {
         self.body(body, "application/octet-stream")
     }
@@ -95,12 +95,12 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// With all the time that it takes to send an image.
+    /// With enough time to send an image.
     pub(super) fn patiently(self) -> Self {
         Call { within: OPERATION, ..self }
     }
 
-    /// Only if it is as it was when this was read.
+    /// Fails if it was changed since.
     pub(super) fn unless_changed(self, etag: &str) -> Self {
         self.with(IF_MATCH.as_str(), etag)
     }
@@ -119,7 +119,7 @@ impl Server {
         Server { name: String::from("local"), address: Address::Socket(socket), project, idle: RefCell::default() }
     }
 
-    /// None where there is no such thing.
+    /// None if it does not exist.
     pub(super) async fn get(&self, doing: &str, path: &str) -> Result<Option<Found>, IncusError> {
         let call = Call::new(doing, Method::GET, path);
         let answer = self.send(&call).await?;
@@ -136,7 +136,7 @@ impl Server {
         Ok(found.and_then(|found| found.value.as_array().cloned()).unwrap_or_default())
     }
 
-    /// What is there as it is, such as a log; None where there is nothing.
+    /// A body that is not JSON, such as a log. None if it does not exist.
     pub(super) async fn read(&self, doing: &str, path: &str) -> Result<Option<Bytes>, IncusError> {
         let call = Call::new(doing, Method::GET, path);
         let answer = self.send(&call).await?;
@@ -177,7 +177,7 @@ impl Server {
         Err(IncusError::TooSlow { doing: doing.to_owned(), seconds: OPERATION.as_secs() })
     }
 
-    /// A connection that was kept may have ended meanwhile: what was not sent on it is sent on another.
+    /// A request that was not sent because the idle connection was closed is sent on a new one.
     async fn send(&self, call: &Call<'_>) -> Result<Answer, IncusError> {
         let kept = self.idle.borrow_mut().pop().filter(|kept| kept.is_ready());
         if let Some(connection) = kept {
@@ -279,7 +279,7 @@ impl Server {
         }
     }
 
-    /// Somebody who may not see all projects sees those of this one.
+    /// A client that may not see all projects gets those of its own.
     pub(super) async fn instances_of_all_projects(&self) -> Result<Vec<Value>, IncusError> {
         match self.list("list instances", "/1.0/instances?recursion=1&all-projects=true").await {
             Err(IncusError::Refused { .. }) => self.list("list instances", "/1.0/instances?recursion=1").await,
@@ -287,7 +287,7 @@ impl Server {
         }
     }
 
-    /// That it is a server which trusts us and knows what we need.
+    /// Checks that the server trusts this client and has everything that quorate uses.
     pub(super) async fn check(&self) -> Result<(), IncusError> {
         let server = self.get("look at the server", "/1.0").await?;
         let server = server.map(|found| found.value).unwrap_or_default();
@@ -309,7 +309,7 @@ impl Server {
     }
 }
 
-/// What quorate uses that has not always been there.
+/// API extensions that quorate uses.
 const EXTENSIONS: [(&str, &str); 4] = [
     ("etag", "guards instances against changes that were made since"),
     ("instances", "makes containers and virtual machines by the same calls"),
@@ -322,13 +322,13 @@ pub(super) fn names(list: &[Value]) -> Vec<String> {
     list.iter().filter_map(|one| one.get("name")?.as_str()).map(str::to_owned).collect()
 }
 
-/// For a place in a URL.
+/// For use in a URL.
 pub(super) fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     text.bytes().map(|byte| if plain(byte) { (byte as char).to_string() } else { format!("%{byte:02X}") }).collect()
 }
 
-/// A failed operation is an answer like others, with a code that says nothing.
+/// A failed operation is answered with a success status.
 fn understood(call: &Call<'_>, answer: &Answer) -> Result<Value, IncusError> {
     let unreadable = |why: String| IncusError::Unreadable { doing: call.doing.clone(), why };
     let value: Value = serde_json::from_slice(&answer.body).map_err(|error| unreadable(error.to_string()))?;

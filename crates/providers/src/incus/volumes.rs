@@ -1,6 +1,6 @@
-//! Storage: what a pool has left, and data volumes, which may outlive the instance that they were made for. The name of each bears the
-//! incarnation of that machine and the fencing number of the controller that made it, so that a controller which wakes late can only
-//! delete what it has meant.
+//! Storage: the free space of a pool, and data volumes, which can outlive their instance. The name of each contains the incarnation of
+//! its machine and the fencing number of the controller that created it, so that a controller that was suspended deletes only volumes
+//! that it knows.
 
 use hyper::Method;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use super::error::IncusError;
 use super::server::{Call, Server, escaped, names};
 use crate::kept::made_for;
 
-/// Says of which cluster a volume is.
+/// The cluster of a volume.
 const CLUSTER_ID_KEY: &str = "user.quorate.cluster-id";
 /// No member can have this name.
 const SEED: &str = "_seed";
@@ -27,7 +27,7 @@ impl Incus {
         format!("/1.0/storage-pools/{}/volumes/custom", escaped(&self.settings.pool))
     }
 
-    /// How the names of all volumes of this cluster begin.
+    /// Prefix of the names of all volumes of this cluster.
     fn beginning(&self) -> String {
         format!("quorate-{}-", self.cluster_id)
     }
@@ -70,7 +70,7 @@ impl Incus {
         format!("{}{SEED}-{member}.{incarnation}.{fence}", self.beginning())
     }
 
-    /// A volume with this content, which an instance has as a CD-ROM. Incus takes no configuration with it: its name says whose it is.
+    /// Creates a CD-ROM. Incus accepts no configuration with it, so only its name says which cluster it belongs to.
     pub(super) async fn make_cdrom(
         &self,
         server: &Server,
@@ -90,7 +90,7 @@ impl Incus {
         }
     }
 
-    /// One that is not there is gone already.
+    /// Succeeds if it does not exist.
     pub(super) async fn delete_volume(&self, server: &Server, volume: &Volume) -> Result<(), IncusError> {
         let mut path = format!("{}/{}", self.volumes_path(), escaped(&volume.name));
         if !matches!(volume.location.as_str(), "" | "none") {
@@ -108,7 +108,7 @@ impl Incus {
         volume.name.strip_prefix(&self.beginning()).is_some_and(|name| made_for(name, member).is_some())
     }
 
-    /// What the machines of a member have left, the newest last.
+    /// Volumes of a member that no instance uses, the newest last.
     async fn left_by(&self, server: &Server, member: &str) -> Result<Vec<Volume>, IncusError> {
         let beginning = self.beginning();
         let all = self.volumes(server).await?;
@@ -120,12 +120,12 @@ impl Incus {
         Ok(left.into_iter().map(|(_, volume)| volume).collect())
     }
 
-    /// The data that the member's last machine has left for the next one.
+    /// The data volume of the member's last machine.
     pub(super) async fn kept_data(&self, server: &Server, member: &str) -> Result<Option<Volume>, IncusError> {
         Ok(self.left_by(server, member).await?.pop())
     }
 
-    /// Removes data that no machine of the member has, once its present one is whole: that one has it all, or was made without it.
+    /// Deletes volumes of the member that no instance uses, once its new machine is complete.
     pub(super) async fn remove_left_data(&self, server: &Server, member: &str) -> Result<(), IncusError> {
         for volume in self.left_by(server, member).await? {
             self.delete_volume(server, &volume).await?;
@@ -136,12 +136,13 @@ impl Incus {
     /// How many bytes the pool has left.
     pub(super) async fn left_in_pool(&self, server: &Server) -> Result<u64, IncusError> {
         let pool = &self.settings.pool;
-        let path = format!("/1.0/storage-pools/{}/resources", escaped(pool));
-        let Some(found) = server.get("look at the storage pool", &path).await? else {
+        let path = format!("/1.0/storage-pools/{}", escaped(pool));
+        if server.get("look for the storage pool", &path).await?.is_none() {
             let known = server.list("list storage pools", "/1.0/storage-pools?recursion=1").await?;
             return Err(IncusError::Missing { what: "storage pool", name: pool.clone(), known: names(&known) });
-        };
-        let space = |field: &str| found.value.get("space")?.get(field)?.as_u64();
+        }
+        let found = server.get("look at the storage pool", &format!("{path}/resources")).await?;
+        let space = |field: &str| found.as_ref()?.value.get("space")?.get(field)?.as_u64();
         // A pool that does not say has no bound that is known here.
         Ok(space("total")
             .filter(|total| *total > 0)

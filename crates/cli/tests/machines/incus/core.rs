@@ -1,4 +1,4 @@
-//! The core of what a cluster of containers goes through.
+//! The shortest story of a cluster of containers.
 
 use super::{Containers, Wanted, incus};
 use crate::common::OLDEST;

@@ -1,4 +1,4 @@
-//! Clusters on system containers of the lab's Incus. Whatever becomes of a story, nothing of its machines stays.
+//! Clusters on system containers of the lab's Incus. Each test deletes its machines, also when it fails.
 
 mod changes;
 mod core;
@@ -26,7 +26,7 @@ pub struct Containers {
     version: &'static str,
 }
 
-/// What is said in a spec beside what all stories have.
+/// What differs between the specs of these tests.
 #[derive(Clone)]
 pub struct Wanted {
     pub members: usize,
@@ -84,7 +84,7 @@ clusters:
         names.lines().filter(|name| name.starts_with(&prefix)).map(str::to_owned).collect()
     }
 
-    /// All are well, and there is nothing left to do.
+    /// The cluster is healthy, and the plan is empty.
     #[track_caller]
     pub fn assert_healthy(&self, members: usize) {
         eventually("a healthy cluster", 60, || self.sandbox.status(self.name)["verdict"] == "healthy");
@@ -105,7 +105,7 @@ clusters:
         ledger["members"][member]["incarnation"].as_u64().unwrap_or_else(|| panic!("{member} in {ledger:#}"))
     }
 
-    /// Destroys the cluster, and looks for what is left of it: nothing may be.
+    /// Destroys the cluster, and fails if anything of it is left.
     #[track_caller]
     pub fn destroy(&self) {
         self.sandbox.quorate(&["destroy", "--yes", "--without-backup", self.name]).ok();
@@ -132,7 +132,7 @@ pub fn incus(arguments: &[&str]) -> Run {
     Command::new("incus").args(arguments).output().expect("incus runs").into()
 }
 
-/// Data volumes in the pool. A story has the lab for itself.
+/// Data volumes in the pool. These tests run one at a time.
 pub fn volumes() -> BTreeSet<String> {
     let listed = incus(&["storage", "volume", "list", POOL, "type=custom", "--format=csv", "--columns=n"]).ok().stdout;
     listed.lines().map(str::to_owned).collect()

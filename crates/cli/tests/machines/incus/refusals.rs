@@ -1,4 +1,4 @@
-//! What is in the way of machines, each told in its own words, with nothing left behind.
+//! Everything that prevents machines from being created has its own error message, and nothing is left behind.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -8,7 +8,7 @@ use super::{Containers, IMAGE, NETWORK, POOL, Wanted, incus, volumes};
 use crate::common::{OLDEST, Run};
 use crate::ground::chapter;
 
-/// Changes something about the server, and takes it back whatever becomes of the story.
+/// Changes a setting of the server, and changes it back also when the test fails.
 struct Meanwhile(&'static [&'static str]);
 
 impl Meanwhile {
@@ -73,7 +73,7 @@ fn what_is_missing_or_full_is_told_and_nothing_is_left() {
     let fast = usual.replace("profiles: []", "profiles: [fast]");
     refused("no such profile", &fast, "", &["Incus has no profile `fast`", "default"]);
     let large = format!("{usual}, data_size: 100TiB");
-    refused("a pool that is full", &large, "", &["the storage pool quorate-lab has", "needs 100TiB"]);
+    refused("a pool that is full", &large, "", &["the storage pool quorate-lab has", "etcd-1 needs 102400GiB"]);
     {
         let _other = Meanwhile::new(
             &[
@@ -95,7 +95,12 @@ fn what_is_missing_or_full_is_told_and_nothing_is_left() {
         &["project", "set", "default", "limits.instances=0"],
         &["project", "unset", "default", "limits.instances"],
     );
-    refused("the limit of the project", &usual, "", &["the project `default` allows 0 instances, 0 in use", "needs 1"]);
+    refused(
+        "the limit of the project",
+        &usual,
+        "",
+        &["the project `default` allows 0 instances, 0 in use", "etcd-1 needs 1"],
+    );
 }
 
 #[test]
@@ -124,7 +129,7 @@ fn a_server_that_cannot_be_used_says_why() {
     });
 }
 
-/// A socket where every question has this answer.
+/// A server that gives every request this answer.
 fn pretend(containers: &Containers, answer: &'static str) -> String {
     let path = containers.sandbox.path().join(format!("{}.socket", answer.len()));
     let listener = UnixListener::bind(&path).expect("a socket");

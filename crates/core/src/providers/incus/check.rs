@@ -13,7 +13,7 @@ const LEAST_MEMORY: Size = Size(128 << 20);
 const LEAST_PATIENCE: Millis = Millis(1000);
 /// The longest name of an instance: it is the name of a host.
 const LONGEST_NAME: usize = 63;
-/// What the name of an instance has beside those of cluster and member: a hyphen, and later `-i` and the incarnation.
+/// The rest of the name of an instance: a hyphen, and later `-i` and the incarnation.
 const REST_OF_NAME: usize = 7;
 
 pub(super) fn check(settings: &IncusSettings, cluster: &Cluster, found: &mut Findings) {
@@ -135,6 +135,13 @@ fn member(settings: &IncusSettings, cluster: &Cluster, (index, member): (usize, 
     }
     for (n, address) in machine.more_addresses.iter().enumerate() {
         self::address(*address, at(&format!("more_addresses[{n}]")), found);
+    }
+    if member.address.is_none() && !machine.more_addresses.is_empty() {
+        found.error(
+            at("more_addresses"),
+            "two machines cannot have these addresses, and without `address` a new machine is created before the old one is deleted",
+            "give the member an `address` too",
+        );
     }
     if settings.prefix.is_some() && member.address.is_none() {
         found.error(

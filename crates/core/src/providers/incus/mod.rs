@@ -38,7 +38,7 @@ pub struct IncusSettings {
     /// Whether the image contains quorate's agent. If not, it is copied to each instance.
     #[serde(default)]
     pub has_agent: bool,
-    /// Profiles of each instance, in order. What is set here and for members goes before them.
+    /// Profiles of each instance, in order. Settings of the spec override them.
     #[serde(default = "default_profiles")]
     pub profiles: Vec<String>,
     /// The storage pool for root disks and data volumes.
@@ -94,7 +94,7 @@ fn default_boot_patience() -> Millis {
     Millis(180_000)
 }
 
-/// What Incus makes of a member.
+/// The type of instance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InstanceKind {
@@ -122,7 +122,7 @@ pub struct InstanceSettings {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub target: Option<String>,
-    /// Addresses beside the one that etcd uses, such as one of the other family.
+    /// Further addresses, such as one of the other family. etcd does not use them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub more_addresses: Vec<IpAddr>,
     /// Its processors. When absent, those of the provider.
