@@ -115,7 +115,7 @@ impl Incus {
             let instance = others.iter().find(|other| other.has(address)).map(shown);
             let lease = || leases.iter().find(|(leased, _)| *leased == address).map(|(_, by)| by.clone());
             let network = network.is_gateway(address).then(|| format!("the network {} itself", network.name));
-            instance.or_else(lease).or_else(|| meanwhile.map(|(other, _)| other.to_string())).or(network)
+            network.or(instance).or_else(lease).or_else(|| meanwhile.map(|(other, _)| other.to_string()))
         };
         if let Some(address) = new.address {
             self.place_in(network, address)?;
