@@ -72,8 +72,8 @@ fn what_is_missing_or_full_is_told_and_nothing_is_left() {
     refused("a host without a cluster", &usual, target, &["`target: host-a` needs an Incus cluster"]);
     let fast = usual.replace("profiles: []", "profiles: [fast]");
     refused("no such profile", &fast, "", &["Incus has no profile `fast`", "default"]);
-    let large = format!("{usual}, data_size: 100TiB");
-    refused("a pool that is full", &large, "", &["the storage pool quorate-lab has", "etcd-1 needs 102400GiB"]);
+    let large = format!("{usual}, data_size: 100000GiB");
+    refused("a pool that is full", &large, "", &["the storage pool quorate-lab has", "etcd-1 needs 100000GiB"]);
     {
         let _other = Meanwhile::new(
             &[
