@@ -205,7 +205,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
     let asked = trio.sandbox.quorate(&["recover", NAME]).expect(1);
     for words in [
         "lost: acknowledged writes",
-        "etcd-3  unhealthy  whole",
+        "etcd-3  unhealthy  complete",
         "etcd-1  absent",
         "no terminal to ask whether to recover",
     ] {

@@ -200,7 +200,15 @@ impl Machine {
     /// Enrols the agent as a controller does.
     pub async fn enrol(&self, client: &AgentClient) {
         let request = EnrolRequest { nonce: String::from("nonce"), key_algorithm: KeyAlgorithm::P256 };
-        let (answer, served) = client.enrol(&request).await.unwrap();
+        // As a controller does, it asks again while a busy machine does not answer in time.
+        let mut enrolled = client.enrol(&request).await;
+        for _ in 0..20 {
+            match &enrolled {
+                Err(ClientError::Unreachable { .. }) => enrolled = client.enrol(&request).await,
+                _ => break,
+            }
+        }
+        let (answer, served) = enrolled.unwrap();
         assert!(answer.proves(&self.token, "nonce", &served));
         let chain = self.sign_agent(&answer.requests[&CertificateUse::Agent]);
         client.enrol_certificate(chain).await.unwrap();
