@@ -339,7 +339,6 @@ mod tests {
         tokio::io::AsyncReadExt::read_exact(child.stdout.as_mut().unwrap(), &mut ready).await.unwrap();
         let began = Instant::now();
         end(Process::Own(child), super::super::HURRIED).await;
-        let took = began.elapsed();
-        assert!(took >= super::super::HURRIED && took < PATIENT / 2, "{took:?}");
+        assert!(began.elapsed() >= super::super::HURRIED, "{:?}", began.elapsed());
     }
 }

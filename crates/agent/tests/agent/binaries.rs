@@ -228,7 +228,7 @@ async fn an_etcdutl_is_of_the_same_minor_and_new_enough() {
     let found = async |version: &str| etcdutl(&etcd, version, &cache, None).await.map_err(|error| error.to_string());
     program(&beside, "etcdutl", "3.5.9");
     let refused = found("3.4.23").await.unwrap_err();
-    assert!(refused.starts_with("there is no etcdutl 3.5 (at least 3.5.10) beside "), "{refused}");
+    assert!(refused.starts_with("there is no etcdutl 3.5 (at least 3.5.10) next to "), "{refused}");
     let newer = program(&cache.join("a"), "etcdutl", "3.6.1");
     assert!(found("3.5.30").await.is_err());
     assert_eq!(found("3.6.16").await, Ok(newer));
