@@ -45,18 +45,10 @@ pub enum IncusError {
     #[error("the storage pool {pool} has {left} left, and {} {needed}", need(machines))]
     NoSpace { pool: String, machines: Vec<String>, needed: String, left: String },
     #[error(
-        "the project `{project}` allows {limit} {what}, {used} in use, and {} {needed}: raise it \
-         (`incus project set {project} limits.{what}=…`)",
+        "the project `{project}` allows {limit}, and {} {needed}: raise it (`incus project set {project} limits.{what}=…`)",
         need(machines)
     )]
-    ProjectLimit {
-        project: String,
-        what: &'static str,
-        limit: String,
-        used: String,
-        needed: String,
-        machines: Vec<String>,
-    },
+    ProjectLimit { project: String, what: &'static str, limit: String, needed: String, machines: Vec<String> },
     #[error("{address} is not in the network {network}, which has {subnet}")]
     OutsideNetwork { address: IpAddr, network: String, subnet: String },
     #[error(

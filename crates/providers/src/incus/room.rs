@@ -79,8 +79,7 @@ impl Needed {
                 return Err(IncusError::ProjectLimit {
                     project: project.to_owned(),
                     what,
-                    limit: shown(limit),
-                    used: shown(used),
+                    limit: format!("{} {what}, {} in use", shown(limit), shown(used)),
                     needed: shown(needed),
                     machines: self.members.clone(),
                 });
