@@ -32,15 +32,15 @@ fn etcd_is_upgraded_over_two_minors_and_the_image_is_changed() {
         let etcd = format!("version: {version}, {flags}, binary: {{archive: \"{archive}\", sha256: {sum}}}");
         containers.want_of(image, &Wanted { members: 3, incus: String::new(), etcd });
     };
-    for n in 0..VERSIONS.len() {
-        chapter(&format!("three members of etcd {}", VERSIONS[n]), || {
+    for (n, version) in VERSIONS.into_iter().enumerate() {
+        chapter(&format!("three members of etcd {version}"), || {
             want(n, IMAGE);
             containers.apply().ok();
             containers.assert_healthy(3);
-            containers.etcdctl(&["put", VERSIONS[n], "as it was"]).ok();
+            containers.etcdctl(&["put", version, "as it was"]).ok();
             (0..25).for_each(|n| drop(containers.etcdctl(&["put", "other", &n.to_string()]).ok()));
             let status = containers.etcdctl(&["endpoint", "status", "--cluster"]).ok().stdout;
-            assert_eq!(status.matches(VERSIONS[n]).count(), 3, "{status}");
+            assert_eq!(status.matches(version).count(), 3, "{status}");
         });
     }
     chapter("another image, one machine after the other", || {
