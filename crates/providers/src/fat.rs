@@ -194,7 +194,7 @@ mod tests {
             let (label, found) = read(&written);
             assert_eq!(label, "cidata");
             assert!(found == expected, "{:?}", found.iter().map(|(n, c)| (n, c.len())).collect::<Vec<_>>());
-            assert!(written == disk("cidata", &files, drive) && written.len() % drive.sector() == 0);
+            assert!(written == disk("cidata", &files, drive) && written.len().is_multiple_of(drive.sector()));
         }
     }
 
