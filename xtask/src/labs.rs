@@ -19,7 +19,7 @@ use crate::test::build;
 
 #[derive(Subcommand)]
 pub enum Which {
-    /// libvirt with software emulation, in namespaces of its own: nothing of it is left when the verb ends
+    /// libvirt with software emulation, in separate namespaces; nothing is left when it ends
     Libvirt {
         #[command(flatten)]
         options: libvirt::Options,
@@ -35,7 +35,7 @@ pub enum Which {
         #[command(flatten)]
         options: upgrade::Options,
     },
-    /// Incus with system containers, in namespaces of its own: nothing of it is left when the verb ends
+    /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
         #[command(flatten)]
         options: incus::Options,
@@ -48,7 +48,7 @@ pub enum Which {
     },
 }
 
-/// Runs this program once more, with these words, in namespaces of its own.
+/// Runs this program again with these arguments, in new namespaces.
 fn enter(words: &[&str], tell: impl FnOnce(&mut Command)) -> Result<()> {
     let this = std::env::current_exe().context("cannot tell where this program lies")?;
     let mut lab = host::tethered("unshare");

@@ -1,4 +1,4 @@
-//! incusd without systemd, in namespaces of its own for processes, mounts and network: its directories are in memory, its bridge is
+//! incusd without systemd, in separate namespaces for processes, mounts and network: its directories are in memory, its bridge is
 //! on no other network, and when the first process of the namespace ends, all the others do and nothing is left.
 
 use std::fs;

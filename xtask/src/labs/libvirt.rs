@@ -1,4 +1,4 @@
-//! libvirtd without systemd, in namespaces of its own for processes, mounts and network: its directories are in memory, its
+//! libvirtd without systemd, in separate namespaces for processes, mounts and network: its directories are in memory, its
 //! bridges are on no other network, and when the first process of the namespace ends, all the others do and nothing is left.
 
 pub mod machine;

@@ -97,8 +97,7 @@ mod tests {
         Program { protocol, version: version.to_owned() }
     }
 
-    /// Whoever raises the protocol adds a line, and raises the version of the workspace: programs that say "use 0.2.0 or newer" must mean
-    /// one that understands them.
+    /// A new protocol needs a new version, and a line here: "use 0.2.0 or newer" must name a program that speaks it.
     const FIRST_VERSION_OF: [(u32, Version); 2] = [(2, Version::new(0, 1, 0)), (3, Version::new(0, 2, 0))];
 
     #[test]

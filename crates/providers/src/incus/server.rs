@@ -279,7 +279,7 @@ impl Server {
         }
     }
 
-    /// A client that may not see all projects gets those of its own.
+    /// A client that may not see all projects gets the instances of its project.
     pub(super) async fn instances_of_all_projects(&self) -> Result<Vec<Value>, IncusError> {
         match self.list("list instances", "/1.0/instances?recursion=1&all-projects=true").await {
             Err(IncusError::Refused { .. }) => self.list("list instances", "/1.0/instances?recursion=1").await,

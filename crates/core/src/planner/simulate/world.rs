@@ -32,7 +32,7 @@ pub struct World {
     pub listed: Vec<SimListed>,
     /// What all members have agreed to speak.
     pub(crate) agreed: Option<Version>,
-    /// What they have agreed to go down to, until all have.
+    /// The version of a downgrade that is enabled, until every member runs it.
     pub(crate) going_down: Option<Version>,
     /// The version of each etcd that was started, which is not always that of the program beside it.
     pub(crate) versions: BTreeMap<String, String>,
