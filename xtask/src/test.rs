@@ -26,7 +26,7 @@ use pace::Pace;
 use pool::Surroundings;
 use report::{Durations, Steps};
 
-pub const NEEDS: [Need; 8] = [
+pub const NEEDS: [Need; 9] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
@@ -35,6 +35,7 @@ pub const NEEDS: [Need; 8] = [
     Need::Command { name: "openssl", package: "openssl" },
     Need::Command { name: "ip", package: "iproute2" },
     Need::Command { name: "ps", package: "procps" },
+    Need::File { path: "/usr/sbin/sshd", package: "openssh-server" },
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

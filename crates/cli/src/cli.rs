@@ -1,6 +1,7 @@
 //! The command line as types. What `quorate help` prints is written here, and nowhere else.
 
 mod backup;
+mod kubernetes;
 mod ledger;
 mod machine;
 
@@ -15,6 +16,7 @@ use quorate_core::providers::TEMPLATES;
 use crate::completion;
 pub use crate::output::terminal::Colour;
 pub use backup::*;
+pub use kubernetes::*;
 pub use ledger::*;
 pub use machine::*;
 
@@ -135,6 +137,12 @@ pub enum Verb {
     /// Client certificates
     #[command(subcommand)]
     Cert(Cert),
+    /// Write what a Kubernetes control plane needs to use a cluster as its etcd
+    ///
+    /// Certificates in kubeadm's layout, the `etcd.external` part of kubeadm's configuration, and the flags of kube-apiserver. The
+    /// spec must declare the users; if it does not, the lines to add are printed. Re-run it at any time: it changes only what differs,
+    /// and renews certificates before they expire.
+    Kubernetes(Kubernetes),
     /// Show the log of a member's etcd, or of its agent
     Logs(Logs),
     /// Cause faults in a running cluster and check that clients could rely on it

@@ -107,6 +107,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Status(options) => commands::status::run(&context, options).await,
         Verb::Env(options) => commands::clients::env(&context, options).await,
         Verb::Cert(cli::Cert::Issue(options)) => commands::clients::issue(&context, options),
+        Verb::Kubernetes(options) => commands::kubernetes::run(&context, options),
         Verb::Logs(options) => commands::logs::run(&context, options).await,
         Verb::Drill(options) => commands::drill::run(&context, options).await,
         Verb::Down(options) => commands::power::down(&context, options).await,

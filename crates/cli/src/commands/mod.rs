@@ -10,6 +10,7 @@ pub mod drill;
 pub mod history;
 pub mod image;
 pub mod key;
+pub mod kubernetes;
 pub mod ledger;
 pub mod logs;
 pub mod plan;

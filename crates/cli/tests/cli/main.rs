@@ -18,6 +18,7 @@ mod floods;
 mod given_machines;
 mod history;
 mod intruders;
+mod kubernetes;
 mod liars;
 mod life;
 mod locks;

@@ -92,7 +92,8 @@ pub fn issue(
     Ok(issued)
 }
 
-fn note(home: &Home, ledger: &Ledger, user: &str, issued: &Issued) -> Result<(), ClientError> {
+/// Records a certificate in the ledger of a cluster that accepts it.
+pub(super) fn note(home: &Home, ledger: &Ledger, user: &str, issued: &Issued) -> Result<(), ClientError> {
     let certificate = IssuedCertificate {
         user: user.to_owned(),
         serial: quorate_pki::inspect(&issued.certificate)?.serial,
