@@ -1,8 +1,9 @@
 //! `cargo xtask lab NAME`: a real system for tests that need more than this checkout. Machines of a provider, for its conformance suite and
-//! for stories of clusters on it; an older quorate, for upgrades.
+//! for stories of clusters on it; an older quorate, for upgrades; Kubernetes, for clusters that it stores its objects in.
 
 mod image;
 pub mod incus;
+mod kubernetes;
 pub mod libvirt;
 mod upgrade;
 
@@ -34,6 +35,11 @@ pub enum Which {
     Upgrade {
         #[command(flatten)]
         options: upgrade::Options,
+    },
+    /// Kubernetes' API server, built from its Go modules: it runs on clusters while they change
+    Kubernetes {
+        #[command(flatten)]
+        options: kubernetes::Options,
     },
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
@@ -67,6 +73,7 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
         Which::Upgrade { options } => upgrade::run(lab, options),
+        Which::Kubernetes { options } => kubernetes::run(lab, options),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
         Which::Incus { options, inside: false, .. } => incus::run(lab, options),
         Which::Incus { options, inside: true, .. } => incus::inside(options),

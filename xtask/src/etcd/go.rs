@@ -20,7 +20,7 @@ const LINES: [Line; 2] = [(3, 6), (3, 7)];
 const SERVER: &str = "go.etcd.io/etcd/server/v3";
 
 /// Without them no module proxy can be trusted.
-const CERTIFICATES: Need = Need::File { path: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" };
+pub const CERTIFICATES: Need = Need::File { path: "/etc/ssl/certs/ca-certificates.crt", package: "ca-certificates" };
 
 /// Each binary and the module that builds it.
 const PROGRAMS: [(&str, &str); 3] =
@@ -66,16 +66,22 @@ struct Toolchain {
     fetches_newer: bool,
 }
 
-/// An empty module in which the programs that are wanted are dependencies.
+/// A module in which the programs that are wanted are dependencies.
 pub struct Module {
     directory: PathBuf,
 }
 
 impl Module {
+    /// An empty one.
     pub fn new(directory: PathBuf) -> Result<Self> {
-        let module = Self { directory };
+        let module = Self::at(directory);
         host::read(module.go().args(["mod", "init", "lab"]))?;
         Ok(module)
+    }
+
+    /// One whose `go.mod` is, or will be, in this directory.
+    pub fn at(directory: PathBuf) -> Self {
+        Self { directory }
     }
 
     pub fn directory(&self) -> &Path {

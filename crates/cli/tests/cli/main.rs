@@ -1,6 +1,7 @@
 //! The real program on real clusters, as an operator or a script runs it: one binary, which links once. What boots machines is in
 //! `machines`.
 
+mod apiserver;
 mod auth;
 mod backup_crashes;
 mod backups;

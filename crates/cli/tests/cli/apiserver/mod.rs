@@ -1,0 +1,133 @@
+//! A real kube-apiserver that keeps its objects in a cluster of ours. `cargo xtask lab kubernetes` builds it and runs these tests, once
+//! for every version of Kubernetes.
+
+mod load;
+mod rights;
+mod server;
+mod story;
+
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+
+use age::secrecy::ExposeSecret;
+use age::x25519::Identity;
+
+use crate::common::{Run, Sandbox, address, eventually, lab, signal};
+
+const V35: &str = "3.5.30";
+const V36: &str = "3.6.16";
+const NAME: &str = "c";
+/// Whom kube-apiserver logs in as.
+const USER: &str = "kubernetes";
+/// What kube-apiserver needs if etcd compacts its history itself.
+const REGISTRY: &str = "{prefix: /registry/, access: readwrite}";
+const OPERATOR: &str = "operator.key";
+/// The last number of the API server's address, after those of the members.
+const SERVER: u8 = 9;
+
+/// The directory with Kubernetes' programs.
+fn programs() -> PathBuf {
+    std::env::var_os("QUORATE_LAB_KUBERNETES").expect("`cargo xtask lab kubernetes` names the programs").into()
+}
+
+/// What of the spec these tests change.
+#[derive(Clone, Copy)]
+struct Settings {
+    version: &'static str,
+    tls: &'static str,
+    permissions: &'static str,
+}
+
+/// A cluster with fixed addresses, because kube-apiserver is given a list of endpoints when it starts.
+struct Ground {
+    sandbox: Sandbox,
+    recipient: String,
+}
+
+impl Ground {
+    fn up(settings: Settings) -> Self {
+        let sandbox = Sandbox::new(settings.version);
+        let identity = Identity::generate();
+        sandbox.file(OPERATOR, identity.to_string().expose_secret());
+        // A key that others can read is refused.
+        fs::set_permissions(sandbox.path().join(OPERATOR), Permissions::from_mode(0o600)).expect("its mode");
+        let ground = Ground { sandbox, recipient: identity.to_public().to_string() };
+        ground.change(settings).ok();
+        ground
+    }
+
+    fn change(&self, settings: Settings) -> Run {
+        self.write_spec(settings);
+        self.apply(&[])
+    }
+
+    fn write_spec(&self, Settings { version, tls, permissions }: Settings) {
+        let members: Vec<String> = (1..=3).map(|n| format!("{{name: etcd-{n}, address: {}}}", address(n))).collect();
+        let (members, binary, recipient) = (members.join(", "), lab(version).display().to_string(), &self.recipient);
+        self.sandbox.file(
+            "c.yaml",
+            &format!(
+                "quorate: 1
+clusters:
+  - name: {NAME}
+    members: [{members}]
+    etcd:
+      version: {version}
+      binary: {{path: {binary}}}
+      auto_compaction: {{mode: periodic, retention: 1m}}
+    tls: {{{tls}}}
+    auth:
+      roles:
+        - {{name: {USER}, permissions: [{permissions}]}}
+      users:
+        - {{name: {USER}, roles: [{USER}]}}
+    backup:
+      to: {{directory: store}}
+      recipients: [{recipient}]
+"
+            ),
+        );
+    }
+
+    fn apply(&self, more: &[&str]) -> Run {
+        self.sandbox.quorate(&[&["apply", "c.yaml", "--yes"], more].concat())
+    }
+
+    /// Writes the certificate that kube-apiserver logs in with, again if there is one.
+    fn issue(&self) {
+        self.sandbox.quorate(&["cert", "issue", NAME, "--user", USER, "--out", "pki"]).ok();
+    }
+
+    fn endpoints(&self) -> String {
+        (1..=3).map(|n| format!("https://{}:2379", address(n))).collect::<Vec<_>>().join(",")
+    }
+
+    fn member_with(&self, role: &str) -> (String, String) {
+        let status = self.sandbox.status(NAME);
+        let members = status["members"].as_array().expect("members");
+        let found = members.iter().find(|m| m["role"] == role).unwrap_or_else(|| panic!("no {role} in {status:#}"));
+        let text = |field: &str| found[field].as_str().expect("text").to_owned();
+        (text("member"), text("machine"))
+    }
+
+    /// Kills everything on a machine and deletes it.
+    fn lose(&self, machine: &str) {
+        let place = self.sandbox.home().join("machines").join(NAME).join(machine);
+        let root = format!("{}/", place.display());
+        let its = || self.sandbox.processes().into_iter().filter(|(_, line)| line.contains(&root)).map(|(pid, _)| pid);
+        its().for_each(|pid| signal(pid, "KILL"));
+        eventually("its processes have ended", 5, || {
+            its().for_each(|pid| signal(pid, "KILL"));
+            its().next().is_none()
+        });
+        fs::remove_dir_all(place).expect("its directory");
+    }
+
+    #[track_caller]
+    fn assert_converged(&self) {
+        assert_eq!(self.sandbox.status(NAME)["verdict"], "healthy");
+        let plan = self.sandbox.quorate(&["plan", "c.yaml", "--output", "json"]).ok().json();
+        assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
+    }
+}
