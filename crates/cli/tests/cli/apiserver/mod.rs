@@ -1,6 +1,7 @@
 //! A real kube-apiserver that keeps its objects in a cluster of ours. `cargo xtask lab kubernetes` builds it and runs these tests, once
 //! for every version of Kubernetes.
 
+mod kubeadm;
 mod load;
 mod rights;
 mod server;
@@ -82,6 +83,7 @@ clusters:
         - {{name: {USER}, permissions: [{permissions}]}}
       users:
         - {{name: {USER}, roles: [{USER}]}}
+        - {{name: {USER}-health}}
     backup:
       to: {{directory: store}}
       recipients: [{recipient}]
@@ -94,9 +96,18 @@ clusters:
         self.sandbox.quorate(&[&["apply", "c.yaml", "--yes"], more].concat())
     }
 
-    /// Writes the certificate that kube-apiserver logs in with, again if there is one.
-    fn issue(&self) {
-        self.sandbox.quorate(&["cert", "issue", NAME, "--user", USER, "--out", "pki"]).ok();
+    /// Writes what a control plane needs, and renews certificates where that is due.
+    fn write_files(&self) {
+        let files = self.files().display().to_string();
+        self.sandbox.quorate(&["kubernetes", NAME, "--out", &files, "--dir", &files]).ok();
+    }
+
+    fn files(&self) -> PathBuf {
+        self.sandbox.path().join("kubernetes")
+    }
+
+    fn read(&self, file: &str) -> String {
+        fs::read_to_string(self.files().join(file)).expect("a file of `quorate kubernetes`")
     }
 
     fn endpoints(&self) -> String {

@@ -36,7 +36,7 @@ fn an_api_server_that_compacts_is_refused() {
     for (permissions, request) in [(REGISTRY, "compact_rev_key"), (WITH_COMPACTION, "compact failed")] {
         for version in [V35, V36] {
             let ground = ground(version, permissions);
-            let server = ApiServer::start_with(&ground, "2s");
+            let server = ApiServer::start_with(&ground, Some("2s"));
             let refused = || server.refused().into_iter().find(|line| line.contains(request));
             eventually(&format!("etcd {version} refuses: {request}"), 30, || refused().is_some());
             println!("etcd {version}, {permissions}: {}", refused().unwrap_or_default());

@@ -15,19 +15,19 @@ const ADVERTISED: &str = "192.0.2.1";
 
 pub struct ApiServer<'a> {
     ground: &'a Ground,
-    /// How often it compacts etcd's history.
-    compaction: &'static str,
+    /// How often it compacts etcd's history, if not as the written flags say.
+    compaction: Option<&'static str>,
     child: Option<Child>,
 }
 
 impl<'a> ApiServer<'a> {
-    /// Starts it and waits until it is ready. etcd compacts its history itself, because etcd lets only root ask for it.
+    /// Starts it with the flags that `quorate kubernetes` writes, and waits until it is ready.
     pub fn start(ground: &'a Ground) -> Self {
-        Self::start_with(ground, "0")
+        Self::start_with(ground, None)
     }
 
-    pub fn start_with(ground: &'a Ground, compaction: &'static str) -> Self {
-        ground.issue();
+    pub fn start_with(ground: &'a Ground, compaction: Option<&'static str>) -> Self {
+        ground.write_files();
         let sandbox = &ground.sandbox;
         sandbox.openssl(&["genrsa", "-out", "sa.key", "2048"]);
         sandbox.file("tokens.csv", &format!("{TOKEN},admin,1,system:masters\n"));
@@ -42,12 +42,11 @@ impl<'a> ApiServer<'a> {
         let path = |name: &str| self.ground.sandbox.path().join(name).display().to_string();
         let log = OpenOptions::new().create(true).append(true).open(self.log()).expect("a log");
         let mut command = Command::new(programs().join("kube-apiserver"));
+        command.args(self.ground.read("kube-apiserver.flags").lines());
+        if let Some(interval) = self.compaction {
+            command.arg(format!("--etcd-compaction-interval={interval}"));
+        }
         command.args([
-            format!("--etcd-servers={}", self.ground.endpoints()),
-            format!("--etcd-cafile={}", path("pki/ca.crt")),
-            format!("--etcd-certfile={}", path("pki/kubernetes.crt")),
-            format!("--etcd-keyfile={}", path("pki/kubernetes.key")),
-            format!("--etcd-compaction-interval={}", self.compaction),
             format!("--bind-address={}", address(SERVER)),
             format!("--advertise-address={ADVERTISED}"),
             String::from("--secure-port=6443"),

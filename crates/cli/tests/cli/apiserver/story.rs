@@ -7,6 +7,8 @@ use super::server::ApiServer;
 use super::{Ground, NAME, OPERATOR, REGISTRY, Settings, V35, V36};
 use crate::common::eventually;
 
+/// What kube-apiserver logs in with.
+const CERTIFICATE: &str = "pki/apiserver-etcd-client.crt";
 const RESTORE: [&str; 5] = ["restore", "c.yaml", "--yes", "--identity", OPERATOR];
 
 #[test]
@@ -27,8 +29,10 @@ fn an_api_server_lives_through_everything_that_happens_to_its_etcd() {
     });
     load.during("renewal of all certificates", |_| {
         settings.tls = "leaf_validity: 4h, renew_before: 3h";
+        let before = ground.read(CERTIFICATE);
         ground.change(settings).ok();
-        ground.issue();
+        ground.write_files();
+        assert_ne!(ground.read(CERTIFICATE), before);
     });
     load.during("loss of a machine", |_| {
         let (_, machine) = ground.member_with("leader");
