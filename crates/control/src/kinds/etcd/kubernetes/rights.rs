@@ -1,7 +1,7 @@
 //! Whether kube-apiserver can use a cluster as its spec declares it: with which user, with which rights, and who compacts.
 
 use quorate_core::kinds::etcd::spec::{Access, ClientAuth, CompactionMode, Keys, Permission};
-use quorate_core::model::Ledger;
+use quorate_core::model::{Ledger, Version};
 use quorate_core::spec::{ClusterSpec, Retention};
 
 use super::{Clusters, KubernetesError, Wish, refused};
@@ -17,6 +17,7 @@ pub(super) fn check(clusters: Clusters<'_>, wish: &Wish) -> Result<Vec<String>, 
         users(ledger, wish)?;
         notes.extend(compaction(&ledger.spec)?);
         notes.extend(too_much(&ledger.spec, wish));
+        notes.extend(status(&ledger.spec));
     }
     Ok(notes)
 }
@@ -182,6 +183,21 @@ fn too_much(spec: &ClusterSpec, wish: &Wish) -> Option<String> {
     })
 }
 
+/// A note if etcd lets only root read its status: kube-apiserver reads the version and the size of the database there.
+fn status(spec: &ClusterSpec) -> Option<String> {
+    let version = spec.etcd.version;
+    let fixed_in = match (version.minor, version.patch) {
+        (5, 28..=30) => Version::new(3, 5, 31),
+        (6, ..=11) => Version::new(3, 6, 12),
+        _ => return None,
+    };
+    Some(format!(
+        "etcd {version} in cluster {} lets only root read its status: kube-apiserver works, but logs `permission denied`, reports no \
+         database size, and sends consistent lists to etcd instead of its cache. Upgrade to etcd {fixed_in} or later",
+        spec.name
+    ))
+}
+
 /// etcd lets only root compact, so etcd itself must.
 fn compaction(spec: &ClusterSpec) -> Result<Option<String>, KubernetesError> {
     let setting = "`etcd: {auto_compaction: {mode: periodic, retention: 5m}}`";
@@ -329,6 +345,18 @@ mod tests {
         revisions.spec.etcd.auto_compaction = Default::default();
         let notes = notes(&revisions);
         assert!(notes.len() == 1 && notes[0].contains("keeps only 1000 revisions"), "{notes:?}");
+    }
+
+    #[test]
+    fn a_version_that_hides_its_status_is_noted() {
+        let told = |(minor, patch)| {
+            let mut ledger = ledger(GOOD);
+            ledger.spec.etcd.version = Version::new(3, minor, patch);
+            notes(&ledger).join("")
+        };
+        assert!(told((5, 30)).contains("Upgrade to etcd 3.5.31 or later"));
+        assert!(told((6, 11)).contains("Upgrade to etcd 3.6.12 or later"));
+        assert!([(5, 27), (5, 31), (6, 12), (7, 0)].into_iter().all(|version| told(version).is_empty()));
     }
 
     #[test]
