@@ -125,7 +125,7 @@ fn deliver(context: &Context, options: KubernetesPush) -> Result<Exit, Error> {
     if failed == 0 {
         return Ok(Exit::Done);
     }
-    let what = format!("{failed} of {all} hosts failed; a host that failed has the files that it had before");
+    let what = format!("{failed} of {all} hosts failed: every file there is whole, but may still be the old one");
     Err(Error::refused(what, "re-run the same command: hosts that have everything are left alone"))
 }
 
