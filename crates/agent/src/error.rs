@@ -73,6 +73,10 @@ pub enum AgentError {
     #[error("etcd's log {} cannot be read: {why}", path.display())]
     BadLog { path: PathBuf, why: String },
     #[error(
+        "etcd {version} cannot read entry {index} of the log, which a release before 3.6 wrote after the newest Raft snapshot"
+    )]
+    OldEntry { index: u64, version: String },
+    #[error(
         "etcd's data is older than it was: its log ends at {}, and {} remembers that this member had {}",
         .0.holds, .0.told_by, .0.acknowledged
     )]

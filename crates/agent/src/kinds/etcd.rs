@@ -11,6 +11,7 @@ mod facts;
 pub(crate) mod health;
 mod http;
 mod membership;
+mod old_entries;
 mod older;
 pub mod order;
 mod orders;

@@ -179,6 +179,25 @@ fn versions_go_up_one_minor_at_a_time_and_down_by_etcds_own_procedure() {
 }
 
 #[test]
+fn what_3_5_wrote_to_the_logs_is_behind_a_snapshot_before_3_7_starts() {
+    let (Some(v36), Some(v37)) = (newest_of("3.6"), newest_of("3.7")) else {
+        panic!("etcd 3.6 and 3.7 are missing here: run `cargo xtask etcd`");
+    };
+    let mut living = Living::new(3, V35, "", "");
+    living.fill();
+    living.edit(&members_named(3), &v36, "", "");
+    living.apply(&[]).ok();
+    living.edit(&members_named(4), &v37, "", "");
+    let told = living.apply(&[]).ok().text();
+    let count = |what: &str| told.lines().filter(|line| line.contains(what) && line.contains("done (")).count();
+    assert_eq!(count("so that it takes a Raft snapshot"), 3, "{told}");
+    assert!(!told.contains("execute job failed"), "{told}");
+    living.version.clone_from(&v37);
+    assert_eq!(living.running_versions(), BTreeSet::from([v37]));
+    living.assert_settled(4);
+}
+
+#[test]
 fn a_program_that_is_missing_anywhere_stops_an_upgrade_before_its_first_restart() {
     let living = Living::new(3, V35, "", "");
     living.fill();

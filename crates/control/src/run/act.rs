@@ -208,6 +208,7 @@ impl Controller {
             }
             Action::StopEtcd { member } => self.order(member, stop_order(&desired.etcd.formation)).await,
             Action::RestartEtcd { member } => self.order(member, Order::Etcd(EtcdOrder::Restart)).await,
+            Action::TakeRaftSnapshot { member } => self.order(member, Order::Etcd(EtcdOrder::TakeRaftSnapshot)).await,
             Action::WipeData { member, stamp } => {
                 self.order(member, Order::Etcd(EtcdOrder::WipeData { stamp: stamp.clone() })).await
             }

@@ -33,6 +33,8 @@ listed! {
         RecordFormed { etcd_cluster_id: u64 },
         MoveLeader { member: MemberName, to: MemberName, to_id: u64 },
         RestartEtcd { member: MemberName },
+        /// Restarts etcd as it is, but so that it takes a Raft snapshot after the next entry.
+        TakeRaftSnapshot { member: MemberName },
         RecordReplacement { member: MemberName, incarnation: u64 },
         RecordRenewal { member: MemberName, incarnation: u64 },
         AddLearner { through: MemberName, member: MemberName, joining: FormingMember },
@@ -146,7 +148,9 @@ impl Action {
             Action::StopEtcd { member } => on(member).shown("stopping").interrupts(),
             Action::WipeData { member, .. } => on(member).shown("wiping").destroys(),
             Action::MoveLeader { member, .. } => on(member).interrupts(),
-            Action::RestartEtcd { member } => on(member).shown("restarting").then("voting").interrupts(),
+            Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => {
+                on(member).shown("restarting").then("voting").interrupts()
+            }
             Action::RecordReplacement { member, .. } | Action::RecordRenewal { member, .. } => RECORDED.about(member),
             Action::AddLearner { through, member, .. } => on(through).about(member),
             Action::JoinEtcd { member, .. } => on(member).shown("joining").then("learning"),
@@ -235,6 +239,9 @@ impl fmt::Display for Action {
             Action::RecordFormed { .. } => write!(f, "record that the cluster is bootstrapped"),
             Action::MoveLeader { member, to, .. } => write!(f, "move the leader from {member} to {to}"),
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
+            Action::TakeRaftSnapshot { member } => {
+                write!(f, "restart etcd on {member} so that it takes a Raft snapshot")
+            }
             Action::RecordReplacement { member, incarnation } => {
                 write!(f, "replace the machine of {member} with {member}.{incarnation}")
             }

@@ -48,6 +48,7 @@ listed! {
         UnknownFormation { member: MemberName, token: String },
         FixedAtFormation { field: String, was: String, wanted: String },
         OtherFormation { member: MemberName, found: String, ours: String },
+        OldEntries { member: MemberName, leader: MemberName, runs: String, wanted: String },
         VersionPath { running: String, wanted: String, why: String, remedy: String },
         VersionUnknown { member: MemberName, told: String, wanted: String },
         Quorum { member: MemberName, voters: usize, healthy: usize, quorum: usize },
@@ -106,6 +107,7 @@ impl UnsafeBecause {
             UnsafeBecause::UpgradeFailed { .. }
             | UnsafeBecause::VersionPath { .. }
             | UnsafeBecause::VersionUnknown { .. }
+            | UnsafeBecause::OldEntries { .. }
             | UnsafeBecause::JoinVersion { .. } => by(Rule::KnownVersions),
             UnsafeBecause::Unseen { member, .. }
             | UnsafeBecause::PeersReach { member, .. }
@@ -288,6 +290,11 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::JoinVersion { member, cluster, wanted } => {
                 write!(f, "{member} would join with etcd {wanted}, and the cluster version is {cluster}")
             }
+            UnsafeBecause::OldEntries { member, leader, runs, wanted } => write!(
+                f,
+                "{member} would join with etcd {wanted} and get the log from {leader}, which runs {runs} and still has \
+                 entries that a release before 3.6 wrote: etcd 3.7 panics on them"
+            ),
             UnsafeBecause::ClientsWrote { member, revision } => write!(
                 f,
                 "etcd on {member} is at revision {revision}: clients have written to it, and this ledger knows of no \

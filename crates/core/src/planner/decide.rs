@@ -4,6 +4,7 @@ use super::{
     Action, Decision, UnsafeBecause, View, action, agents, certificates, config, destroy, enrolment, machines, renewal,
     repair, revocation, safety, trust,
 };
+use crate::kinds::etcd::planner::membership::Growth;
 use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restart, restore};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};
 
@@ -61,11 +62,11 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
     formation::decide(view, &mut decision);
     recovery::go_on(view, &mut decision);
     let growing = membership::grow(view, &mut decision);
-    if as_formed && !growing {
+    if as_formed && growing != Growth::UnderWay {
         restart::decide(view, &mut decision);
         renewal::decide(view, &mut decision);
     }
-    membership::shrink(view, &mut decision, growing);
+    membership::shrink(view, &mut decision, growing != Growth::None);
     membership::tell_failures(desired, &mut decision);
     machines::remove_leftover(view, &mut decision);
     if as_formed {

@@ -70,6 +70,11 @@ pub enum WaitingFor {
         member: Option<MemberName>,
         wanted: String,
     },
+    /// The log of this member to be read by its agent, or, where it was, a Raft snapshot after its last old entry.
+    RaftSnapshot {
+        member: MemberName,
+        entry: Option<u64>,
+    },
     AuthSight,
 }
 
@@ -89,6 +94,7 @@ impl WaitingFor {
             | WaitingFor::EtcdToStay { member, .. }
             | WaitingFor::Learner { member, .. }
             | WaitingFor::StorageVersion { member, .. }
+            | WaitingFor::RaftSnapshot { member, .. }
             | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
@@ -172,6 +178,15 @@ impl fmt::Display for WaitingFor {
             ),
             WaitingFor::VersionSight { member: None, wanted } => {
                 write!(f, "the cluster to report its version: until then there is no downgrade to {wanted}")
+            }
+            WaitingFor::RaftSnapshot { member, entry: None } => {
+                write!(
+                    f,
+                    "the agent of {member} to read etcd's log: etcd 3.7 cannot read what releases before 3.6 wrote"
+                )
+            }
+            WaitingFor::RaftSnapshot { member, entry: Some(entry) } => {
+                write!(f, "etcd on {member} to take a Raft snapshot after entry {entry} of its log")
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to report users and roles"),
         }

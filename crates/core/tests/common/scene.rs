@@ -220,7 +220,11 @@ fn last_words(steps: &[Step]) -> String {
 /// What must hold of every decision, whatever the state.
 pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision) {
     assert_eq!(*decision, decide(desired, seen), "the same look must lead to the same decision");
-    let restarts = decision.steps.iter().filter(|s| matches!(s.action, Action::RestartEtcd { .. })).count();
+    let restarts = decision
+        .steps
+        .iter()
+        .filter(|s| matches!(s.action, Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. }))
+        .count();
     assert!(restarts <= 1, "one disturbance at a time: {decision:?}");
     for step in &decision.steps {
         assert!(!step.why.to_string().trim().is_empty(), "no reason: {step:?}");
@@ -321,7 +325,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
                 "destroys the machine of a member: {step:?}"
             );
         }
-        Action::RestartEtcd { member } => audit_restart(desired, world, member),
+        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => audit_restart(desired, world, member),
         Action::RevokeMachine { member, incarnation } => {
             let mut machines = world.machines.iter();
             let there = machines.any(|(m, at)| m.seat() == member.seat() && at.seen.incarnation == *incarnation);

@@ -21,7 +21,7 @@ use std::net::IpAddr;
 use jiff::SignedDuration;
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::{
-    AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry, OlderData, RecoveryRequest,
+    AuthLook, AuthSeen, EtcdStatus, Formation, LogEnd, MemberEntry, OldEntries, OlderData, RecoveryRequest,
 };
 use quorate_core::model::{
     AgentSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen, Enrolment,
@@ -299,6 +299,17 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let log = LogEnd { term: number(term), index: number(index), commit: number(index) - 1 };
             let etcd = &mut scene.facts_mut(member).etcd;
             (etcd.log, etcd.service, etcd.status) = (Some(log), ServiceState::Stopped, None);
+        }
+        ["log", "not", "read", "yet"] => scene.facts_mut(member).etcd.old_entries = OldEntries::Unknown,
+        ["log", "has", "old", "entries", "until", index, "and", "a", "snapshot", "of", snapshot] => {
+            let number = |text: &str| text.parse().expect("a number");
+            let (index, snapshot) = (number(index), number(snapshot));
+            scene.facts_mut(member).etcd.old_entries = OldEntries::Until { index, snapshot, due: false };
+        }
+        ["log", "is", "due", "for", "a", "snapshot"] => {
+            if let OldEntries::Until { due, .. } = &mut scene.facts_mut(member).etcd.old_entries {
+                *due = true;
+            }
         }
         ["log", "damaged"] => {
             let etcd = &mut scene.facts_mut(member).etcd;

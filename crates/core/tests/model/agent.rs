@@ -42,7 +42,7 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
         _ => {}
     }
     world.effect(desired, &step.action);
-    if let Action::RestartEtcd { .. } | Action::JoinEtcd { .. } = step.action {
+    if let Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } | Action::JoinEtcd { .. } = step.action {
         takes_a_moment(world, member);
     }
     Ok(Obeyed::Done)

@@ -103,7 +103,9 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             (!enough).then_some(Wrong::QuorumGivenAway)
         }
         Action::RemoveMember { id, .. } => judge_removal(look, *id),
-        Action::RestartEtcd { member } => judge_disturbance(desired, look, member),
+        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => {
+            judge_disturbance(desired, look, member)
+        }
         Action::DestroyMachine { member, data: Data::Stays } => judge_renewal(desired, look, member),
         Action::DestroyMachine { member, .. } if formed => judge_destruction(desired, look, member),
         Action::WipeData { .. } => formed.then_some(Wrong::WipedAfterFormed),

@@ -364,7 +364,7 @@ impl ClusterModel {
             Action::RemoveMember { failed: Some(_), .. } => Event::Expelled,
             Action::RemoveMember { .. } => Event::Removed,
             Action::MoveLeader { .. } => Event::LeaderMoved,
-            Action::RestartEtcd { .. } => Event::Restarted,
+            Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } => Event::Restarted,
             Action::DestroyMachine { data: Data::Stays, .. } => Event::Renewed,
             Action::DestroyMachine { .. } => Event::Destroyed,
             Action::Rebuild { .. } => Event::Recovered,

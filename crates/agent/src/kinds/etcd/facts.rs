@@ -40,6 +40,7 @@ impl Agent {
             data != DataSeen::Empty && !matches!(log, Ok(Some(end)) if end.index >= older.acknowledged)
         };
         let trust = trust::seen(&state, &service);
+        let old_entries = self.old_entries(&data, &service, look.status.as_ref()).await;
         Ok(EtcdFacts {
             binary,
             service,
@@ -49,6 +50,7 @@ impl Agent {
             status: look.status,
             log: log.clone().unwrap_or_default(),
             log_damage: log.clone().err(),
+            old_entries,
             older: state.etcd.older.clone().filter(still_older),
             staged: self.look_at_staged().await?,
             attempt: self.attempt_of(fence),

@@ -19,6 +19,8 @@ pub enum Order {
         peers: BTreeSet<String>,
     },
     Restart,
+    /// Restarts etcd with what it runs now, but so that it takes a Raft snapshot after the next entry.
+    TakeRaftSnapshot,
     Stop,
     /// The same where its data is given up: it is not waited for until etcd has handed over what nobody wants.
     Halt,
@@ -84,6 +86,7 @@ impl Order {
         match self {
             Order::Start { .. } => "start etcd",
             Order::Restart => "restart etcd",
+            Order::TakeRaftSnapshot => "take Raft snapshot",
             Order::Stop => "stop etcd",
             Order::Halt => "halt etcd",
             Order::WipeData { .. } => "wipe data",

@@ -18,6 +18,7 @@ impl Agent {
         match order {
             Order::Start { expects, bootstrap, peers } => self.start_etcd(expects, bootstrap, peers).await,
             Order::Restart => self.restart_etcd().await,
+            Order::TakeRaftSnapshot => self.take_raft_snapshot().await,
             Order::Stop => self.stop_etcd(PATIENT).await,
             Order::Halt => self.stop_etcd(HURRIED).await,
             Order::WipeData { stamp } => self.wipe_data(stamp).await,

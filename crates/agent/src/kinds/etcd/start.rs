@@ -29,7 +29,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// For a program that is to be on the machine. One that is not is fetched by an order, not by a boot.
 const FINDING: Duration = Duration::from_secs(15);
 /// For an etcd that is asked what it is.
-const ANSWER: Duration = Duration::from_secs(2);
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
 
 impl Agent {
     pub(crate) async fn look_at_data(&self) -> Result<DataSeen, AgentError> {
@@ -77,6 +77,7 @@ impl Agent {
     /// Every start that is not systemd's or the keeper's own comes by here.
     async fn bring_up(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
         self.check_program(&launch).await?;
+        self.check_log(&launch).await?;
         // What the etcd before gave out means nothing to one that starts on other data.
         self.etcd.access.forget_login();
         self.note_trust(&launch.digest).await?;
@@ -135,15 +136,23 @@ impl Agent {
     }
 
     pub(crate) async fn restart_etcd(self: &Arc<Self>) -> Result<(), Refusal> {
-        let state = self.state.get();
-        if !state.etcd.wanted_running {
+        let launch = self.launch_as_now().await?;
+        self.restart_with(launch).await
+    }
+
+    /// How an etcd that is meant to run is started again.
+    pub(super) async fn launch_as_now(&self) -> Result<Launch, Refusal> {
+        if !self.state.get().etcd.wanted_running {
             return Err(refuse("etcd is not meant to run; order a start"));
         }
         self.find_binary_again().await?;
-        let state = self.state.get();
-        let launch = self.launch(&state, None)?;
+        self.launch(&self.state.get(), None)
+    }
+
+    pub(super) async fn restart_with(self: &Arc<Self>, launch: Launch) -> Result<(), Refusal> {
         self.check_program(&launch).await?;
-        self.check_data(&state).await.map_err(|why| refuse(&why))?;
+        self.check_log(&launch).await?;
+        self.check_data(&self.state.get()).await.map_err(|why| refuse(&why))?;
         match self.etcd.service.look().await {
             // The order has come before, or late: one restart more would take a healthy member away for nothing.
             ServiceState::Running { digest, .. } if digest == launch.digest && !self.runs_other(&launch).await => {

@@ -5,6 +5,7 @@
 //! Each record carries the CRC-32C over all data so far; each file begins with the value it starts from. Files are longer
 //! than what was written to them: the rest is zeros.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
@@ -47,12 +48,30 @@ struct Metadata {
     cluster_id: u64,
 }
 
-#[derive(Clone, Copy, PartialEq, Message)]
+#[derive(Clone, PartialEq, Message)]
 struct Entry {
+    /// 0: a request. The others change the membership.
+    #[prost(int32, tag = "1")]
+    kind: i32,
     #[prost(uint64, tag = "2")]
     term: u64,
     #[prost(uint64, tag = "3")]
     index: u64,
+    #[prost(bytes = "vec", tag = "4")]
+    data: Vec<u8>,
+}
+
+impl Entry {
+    /// Whether a release before 3.6 wrote it in the format of the v2 API. A request of v3 has no second field.
+    fn is_of_v2(&self) -> bool {
+        self.kind == 0 && RequestOfV2::decode(&*self.data).map_or(true, |request| request.method.is_some())
+    }
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct RequestOfV2 {
+    #[prost(bytes = "vec", optional, tag = "2")]
+    method: Option<Vec<u8>>,
 }
 
 #[derive(Clone, Copy, PartialEq, Message)]
@@ -84,6 +103,8 @@ pub(super) struct Log {
 #[derive(Default)]
 pub(crate) struct LogReader {
     last: Mutex<Option<(Vec<FileSeen>, Option<Log>)>>,
+    /// Of each file the last entry that a release before 3.6 wrote.
+    old: Mutex<BTreeMap<PathBuf, Option<u64>>>,
 }
 
 /// With its length, and when it was last changed or put there.
@@ -108,6 +129,59 @@ impl LogReader {
         *last = Some((seen, log.clone()));
         Ok(log)
     }
+
+    /// The last entry that a release before 3.6 wrote, in all files that are there. Each file is read once, because no such entry can be
+    /// added while every member runs a later release. Nothing while somebody else reads.
+    pub(super) fn last_old_entry(&self, data: &Path) -> Option<Result<Option<u64>, AgentError>> {
+        let mut known = self.old.try_lock().ok()?;
+        Some(files(data).and_then(|files| {
+            known.retain(|path, _| files.contains(path));
+            for (age, path) in files.iter().rev().enumerate() {
+                if !known.contains_key(path) {
+                    known.insert(path.clone(), read_file(path, age == 0)?.old_entry);
+                }
+            }
+            Ok(known.values().flatten().max().copied())
+        }))
+    }
+
+    /// Releases before 3.6 may write again.
+    pub(super) fn forget_old_entries(&self) {
+        if let Ok(mut known) = self.old.try_lock() {
+            known.clear();
+        }
+    }
+}
+
+/// The last entry after this one that a release before 3.6 wrote. Reads no file that ends before.
+pub(super) fn old_entry_after(data: &Path, snapshot: u64) -> Result<Option<u64>, AgentError> {
+    let files = files(data)?;
+    for (age, path) in files.iter().rev().enumerate() {
+        let last = read_file(path, age == 0)?.old_entry.filter(|index| *index > snapshot);
+        if last.is_some() || first_index(path).is_some_and(|first| first <= snapshot) {
+            return Ok(last);
+        }
+    }
+    Ok(None)
+}
+
+/// Up to where the newest Raft snapshot goes; 0 where there is none.
+pub(super) fn newest_snapshot(data: &Path) -> Result<u64, AgentError> {
+    let directory = data.join("member/snap");
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(AgentError::file("list", directory)(error)),
+    };
+    let paths = entries.map(|entry| entry.map(|entry| entry.path())).collect::<Result<Vec<_>, _>>();
+    let mut paths = paths.map_err(AgentError::file("list", directory))?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "snap"));
+    Ok(paths.iter().filter_map(|path| first_index(path)).max().unwrap_or_default())
+}
+
+/// What comes second in the name of a file, in hexadecimal: the first entry of a log, the last one of a snapshot.
+fn first_index(path: &Path) -> Option<u64> {
+    u64::from_str_radix(path.file_stem()?.to_str()?.split_once('-')?.1, 16).ok()
 }
 
 /// Nothing where there is no log.
@@ -195,7 +269,7 @@ fn read_files(files: &[PathBuf]) -> Result<Option<(Log, Tail)>, AgentError> {
     let Some(member_id) = member_id else {
         return Err(AgentError::BadLog { path: tail.path, why: String::from("nothing says whose it is") });
     };
-    let Entry { term, index } = entry.unwrap_or_default();
+    let Entry { term, index, .. } = entry.unwrap_or_default();
     // Where the leader has sent a snapshot, the log goes on from there.
     let (term, index) = if snapshot.index > index { (snapshot.term, snapshot.index) } else { (term, index) };
     let commit = tail.state.unwrap_or_default().commit.max(snapshot.index).min(index);
@@ -209,6 +283,8 @@ struct InFile {
     entry: Option<Entry>,
     state: Option<HardState>,
     snapshot: Snapshot,
+    /// The last one that a release before 3.6 wrote.
+    old_entry: Option<u64>,
     offset: u64,
     crc: u32,
 }
@@ -220,7 +296,11 @@ impl InFile {
         let data = record.data.as_deref().unwrap_or_default();
         match record.kind {
             METADATA => self.metadata = Some(Metadata::decode(data).map_err(unreadable)?),
-            ENTRY => self.entry = Some(Entry::decode(data).map_err(unreadable)?),
+            ENTRY => {
+                let entry = Entry::decode(data).map_err(unreadable)?;
+                self.old_entry = if entry.is_of_v2() { Some(entry.index) } else { self.old_entry };
+                self.entry = Some(Entry { data: Vec::new(), ..entry });
+            }
             STATE => self.state = Some(HardState::decode(data).map_err(unreadable)?),
             SNAPSHOT => {
                 let snapshot = Snapshot::decode(data).map_err(unreadable)?;
@@ -384,9 +464,14 @@ mod tests {
 
     fn entry(term: u64, index: u64) -> (i64, Vec<u8>) {
         // With data, as a real one has.
-        let mut data = Entry { term, index }.encode_to_vec();
-        data.extend([0x22, 3, b'a', b'b', b'c']);
-        (ENTRY, data)
+        // The second byte is the number of a request, as every one of v3 has.
+        (ENTRY, Entry { kind: 0, term, index, data: vec![0x08, 7] }.encode_to_vec())
+    }
+
+    /// As 3.5 writes it when a member starts.
+    fn entry_of_v2(index: u64) -> (i64, Vec<u8>) {
+        let data = [&[0x08, 7, 0x12, 3], b"PUT".as_slice(), &[0x1a, 2], b"/0".as_slice()].concat();
+        (ENTRY, Entry { kind: 0, term: 2, index, data }.encode_to_vec())
     }
 
     fn state(term: u64, commit: u64) -> (i64, Vec<u8>) {
@@ -439,12 +524,35 @@ mod tests {
     }
 
     #[test]
+    fn entries_that_releases_before_3_6_wrote_are_found_after_a_snapshot() {
+        let member = Entry { kind: 1, term: 2, index: 1, data: vec![0x08, 7, 0x10, 1] }.encode_to_vec();
+        let directory = log(&[file(0, &[metadata(), (ENTRY, member), entry_of_v2(2), entry(2, 3)])]);
+        let reader = LogReader::default();
+        let last = || reader.last_old_entry(directory.path()).unwrap().unwrap();
+        assert_eq!(last(), Some(2));
+        assert_eq!(old_entry_after(directory.path(), 1).unwrap(), Some(2));
+        assert_eq!(old_entry_after(directory.path(), 2).unwrap(), None);
+        assert_eq!(newest_snapshot(directory.path()).unwrap(), 0);
+        let snapshots = directory.path().join("member/snap");
+        fs::create_dir_all(&snapshots).unwrap();
+        for name in ["0000000000000002-0000000000000003.snap", "0000000000000002-000000000000001f.snap.broken", "db"] {
+            fs::write(snapshots.join(name), "").unwrap();
+        }
+        assert_eq!(newest_snapshot(directory.path()).unwrap(), 3);
+        // The files of a log are read once.
+        fs::write(&files(directory.path()).unwrap()[0], file(0, &[metadata(), entry_of_v2(9)])).unwrap();
+        assert_eq!(last(), Some(2));
+        reader.forget_old_entries();
+        assert_eq!(last(), Some(9));
+        let clean = log(&[file(0, &[metadata(), entry(2, 1), entry(2, 2)])]);
+        assert_eq!(reader.last_old_entry(clean.path()).unwrap().unwrap(), None);
+    }
+
+    #[test]
     fn a_torn_end_is_no_garbage() {
         let whole = file(0, &[metadata(), entry(2, 1), state(2, 1)]);
         let long = vec![b'x'; 2000];
-        let mut data = Entry { term: 2, index: 2 }.encode_to_vec();
-        data.extend([0x22, 0xd0, 0x0f]);
-        data.extend(&long);
+        let data = Entry { kind: 0, term: 2, index: 2, data: long }.encode_to_vec();
         let torn = file(0, &[metadata(), entry(2, 1), state(2, 1), (ENTRY, data)]);
         assert_eq!(end(std::slice::from_ref(&torn)), Ok((2, 2, 1)));
         let written = whole.len() - 4096;

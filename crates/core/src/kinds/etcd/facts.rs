@@ -23,6 +23,8 @@ pub struct EtcdFacts {
     /// Why the log on disk cannot be read, where it cannot.
     #[serde(default)]
     pub log_damage: Option<String>,
+    #[serde(default)]
+    pub old_entries: OldEntries,
     /// Set where etcd is kept from starting, since its peers remember more than its data holds.
     pub older: Option<OlderData>,
     /// The snapshot that lies ready for a restore, beside the data.
@@ -54,6 +56,24 @@ pub struct LogEnd {
 impl LogEnd {
     /// It is there, and how far it goes is not known yet.
     pub const UNREAD: LogEnd = LogEnd { term: 0, index: 0, commit: 0 };
+}
+
+/// Entries of etcd's log that a release before 3.6 wrote in the format of the v2 API. etcd 3.7 cannot read them: it panics.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OldEntries {
+    /// The log was not read yet.
+    #[default]
+    Unknown,
+    None,
+    Until {
+        /// Of the last such entry.
+        index: u64,
+        /// Of the newest Raft snapshot. etcd reads the log from there on when it starts.
+        snapshot: u64,
+        /// etcd was started so that it takes a snapshot after the next entry.
+        due: bool,
+    },
 }
 
 /// A data directory that has gone back in time.

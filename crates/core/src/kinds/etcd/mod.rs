@@ -16,7 +16,9 @@ mod users;
 pub mod versions;
 mod wish;
 
-pub use facts::{AlarmSeen, AuthLook, EtcdFacts, EtcdStatus, LogEnd, MemberEntry, Membership, OlderData, Staged};
+pub use facts::{
+    AlarmSeen, AuthLook, EtcdFacts, EtcdStatus, LogEnd, MemberEntry, Membership, OldEntries, OlderData, Staged,
+};
 pub use record::{
     AuthRecord, Formation, FormedWith, FormingMember, JwtKeys, LostMajority, OwnedUser, Record, RecoveryRequest,
     RestoreWish,

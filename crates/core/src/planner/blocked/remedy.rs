@@ -102,6 +102,9 @@ impl UnsafeBecause {
             UnsafeBecause::JoinVersion { .. } => {
                 String::from("let the version change finish first; it continues unless something else is refused")
             }
+            UnsafeBecause::OldEntries { runs, .. } => format!(
+                "set `etcd.version` back to {runs} and run `quorate apply`; upgrade when all members are healthy"
+            ),
             UnsafeBecause::ClientsWrote { .. } => String::from(
                 "if there is a newer ledger, bring it back with `quorate ledger import`; if the data is not needed, \
                  `quorate destroy NAME` and then `quorate apply` of its spec create a new cluster",

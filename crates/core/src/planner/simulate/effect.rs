@@ -8,7 +8,7 @@ use super::certificates::{certificate, take_up_trust, trusted};
 use super::world::{SimMachine, World, running};
 use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
-use crate::kinds::etcd::{self, AuthLook, JwtKeys, Staged};
+use crate::kinds::etcd::{self, AuthLook, JwtKeys, OldEntries, Staged};
 use crate::model::{
     AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, MemberName, Plane,
     PowerState, SecretKind, ServiceState, Stamp,
@@ -76,6 +76,14 @@ impl World {
             Action::PushConfig { member, generation } => self.push(desired, member, *generation),
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
+            Action::TakeRaftSnapshot { member } => {
+                self.touched = true;
+                self.on(member, |facts| {
+                    if let OldEntries::Until { index, snapshot, due } = &mut facts.etcd.old_entries {
+                        (*snapshot, *due) = (*index + 1, true);
+                    }
+                });
+            }
             Action::StopEtcd { member } => {
                 let log = self.log_end(member);
                 self.touched = true;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use crate::kinds::etcd::simulate::SimListed;
-use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts};
+use crate::kinds::etcd::{AuthLook, AuthSeen, EtcdFacts, OldEntries};
 use crate::model::Version;
 use crate::model::{
     AgentSeen, BinarySeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Facts, Host, Ledger, MachineSeen,
@@ -222,6 +222,7 @@ pub(super) fn blank(machine_id: &str) -> Facts {
             status: None,
             log: None,
             log_damage: None,
+            old_entries: OldEntries::None,
             older: None,
             staged: None,
             attempt: ConfigAttempt::Untold,

@@ -19,20 +19,29 @@ const LEARNER_PATIENCE: SignedDuration = SignedDuration::from_secs(40);
 /// One whose etcd runs may be busy with taking in what the others hold.
 const COPYING_PATIENCE: SignedDuration = SignedDuration::from_mins(5);
 
-/// Heals and grows. Says whether somebody is still on the way in.
-pub(crate) fn grow(view: &View<'_>, decision: &mut Decision) -> bool {
+/// Whether members are to join.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Growth {
+    None,
+    /// Those that are there restart first.
+    AfterRestarts,
+    UnderWay,
+}
+
+/// Heals and grows.
+pub(crate) fn grow(view: &View<'_>, decision: &mut Decision) -> Growth {
     let desired = view.desired;
     let Some(cluster) = changeable(view, decision) else {
         tell_of_no_quorum(view, decision);
-        return false;
+        return Growth::None;
     };
     if let Some(learner) = cluster.learners().next() {
         bring_up(view, decision, cluster, learner);
-        return true;
+        return Growth::UnderWay;
     }
     if let Some(dead) = cluster.voters().find(|m| !is_wanted(desired, m) && !m.healthy) {
         leave(desired, decision, cluster, dead, "it is no longer wanted and does not answer");
-        return true;
+        return Growth::UnderWay;
     }
     join(view, decision, cluster)
 }
@@ -242,15 +251,26 @@ fn expel(decision: &mut Decision, cluster: &Cluster<'_>, learner: &Listed<'_>, f
     );
 }
 
-/// The next member that is missing from the list. Says whether there is one.
-fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> bool {
+/// The next member that is missing from the list.
+fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> Growth {
     let View { desired, seen, .. } = *view;
     let missing: Vec<&MemberName> =
         desired.members.keys().filter(|m| cluster.get(m).is_none_or(|l| !l.known)).collect();
-    let Some(first) = missing.first() else { return false };
+    let Some(first) = missing.first() else { return Growth::None };
     if let Err(because) = safety::may_join_at_this_version(desired, cluster, first) {
         decision.block(because);
-        return false;
+        return Growth::None;
+    }
+    match safety::may_join_this_log(desired, cluster, first) {
+        Some(Ok(())) => {}
+        None => {
+            let leader = cluster.voters().find(|voter| voter.leads);
+            if let Some(leader) = leader.filter(|leader| !decision.has_business_with(&leader.name)) {
+                decision.wait(WaitingFor::RaftSnapshot { member: leader.name.clone(), entry: None });
+            }
+            return Growth::UnderWay;
+        }
+        Some(Err(because)) => return change_leader(view, decision, cluster, because),
     }
     let ready = missing.iter().find(|m| is_ready(view, decision, m));
     let Some(member) = ready else {
@@ -263,19 +283,19 @@ fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> bool
             let why = String::from("it is not ready to join");
             decision.wait(WaitingFor::Health { member: (*member).clone(), why });
         }
-        return !coming.is_empty();
+        return if coming.is_empty() { Growth::None } else { Growth::UnderWay };
     };
     if let Err(because) = safety::may_add_learner(cluster, member) {
         let heals = !decision.waiting.is_empty();
         if !heals {
             decision.block(because);
         }
-        return true;
+        return Growth::UnderWay;
     }
     let (Some(through), Some(url), Some(facts)) =
         (through(decision, cluster, None), peer_url(seen, member), seen.facts(member))
     else {
-        return true;
+        return Growth::UnderWay;
     };
     let Voters { all, healthy } = cluster.count();
     let joining = FormingMember { machine_id: facts.machine_id.clone(), peer_url: url, learner: true };
@@ -284,7 +304,26 @@ fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> bool
         format!("{}; a learner has no vote, so nothing depends on it yet", safety::healthy_of(healthy, all)),
         Precondition::Membership(cluster.membership()),
     );
-    true
+    Growth::UnderWay
+}
+
+/// Whoever joins could not read what the leader sends. A voter that runs the new version already leads instead; where there is none yet,
+/// one is restarted first.
+fn change_leader(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, because: UnsafeBecause) -> Growth {
+    let leader = cluster.voters().find(|voter| voter.leads && voter.healthy);
+    if let (Some(leader), Some(reader)) = (leader, safety::reader(cluster)) {
+        let why = format!("{because}; {} runs that version already", reader.name);
+        let (member, to, to_id) = (leader.name.clone(), reader.name.clone(), reader.id);
+        decision.step(Action::MoveLeader { member, to, to_id }, why);
+        return Growth::UnderWay;
+    }
+    let may_restart =
+        |voter: &Listed<'_>| is_wanted(view.desired, voter) && safety::may_disturb(view, &voter.name).is_ok();
+    if cluster.voters().any(may_restart) {
+        return Growth::AfterRestarts;
+    }
+    decision.block(because);
+    Growth::UnderWay
 }
 
 /// Whether nobody is in its place any more.

@@ -2,6 +2,7 @@
 
 pub(crate) mod auth;
 pub(crate) mod formation;
+pub(crate) mod log;
 pub(crate) mod membership;
 pub(crate) mod program;
 pub(crate) mod recovery;

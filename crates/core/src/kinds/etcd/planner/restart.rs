@@ -1,6 +1,6 @@
 //! The rolling restart, by which etcd takes up a configuration or another version, where it must be restarted for that.
 
-use super::version;
+use super::{log, version};
 use crate::kinds::etcd::safety;
 use crate::model::{BinarySeen, DesiredMember, Facts, MemberName, Observation, ServiceState};
 use crate::planner::config::with_changes;
@@ -16,17 +16,50 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let Ok(path) = version::path(view) else { return };
     let behind: Vec<&MemberName> =
         desired.members.iter().filter(|(m, wish)| runs_older_inputs(seen, m, wish)).map(|(m, _)| m).collect();
-    let leads = |member: &MemberName| leads(seen, member);
-    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
-    let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
     if version::takes_back(view, decision) {
         return;
     }
-    let Some(next) = first.or(behind.first()) else { return version::follow(view, decision) };
-    let prepared = version::is_everywhere(view, path) && version::is_open(view, path);
-    if decision.has_business_with(next) || !prepared {
+    if !log::is_ready(view) {
+        return prepare_logs(view, decision);
+    }
+    if behind.is_empty() {
+        return version::follow(view, decision);
+    }
+    if version::is_everywhere(view, path) && version::is_open(view, path) {
+        disturb_one(view, decision, &behind, |member| {
+            (Action::RestartEtcd { member: member.clone() }, what_changed(view, member))
+        });
+    }
+}
+
+/// The same, one after another, for the snapshots that a newer version needs before it starts.
+fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
+    if let Some(wait) = log::awaited(view) {
+        // Why a member does not answer may be told already.
+        let told = |member: &MemberName| {
+            decision.has_business_with(member) || decision.waiting.iter().any(|wait| wait.member() == Some(member))
+        };
+        if !wait.member().is_some_and(told) {
+            decision.wait(wait);
+        }
         return;
     }
+    disturb_one(view, decision, &log::behind(view), |member| {
+        (Action::TakeRaftSnapshot { member: member.clone() }, log::why(view, member))
+    });
+}
+
+fn disturb_one(
+    view: &View<'_>,
+    decision: &mut Decision,
+    behind: &[&MemberName],
+    restart: impl Fn(&MemberName) -> (Action, String),
+) {
+    let seen = view.seen;
+    let leads = |member: &MemberName| leads(seen, member);
+    let unwell = |member: &MemberName| !seen.facts(member).is_some_and(safety::is_healthy_voter);
+    let first = behind.iter().find(|m| unwell(m)).or_else(|| behind.iter().find(|m| !leads(m)));
+    let Some(next) = first.or(behind.first()).filter(|next| !decision.has_business_with(next)) else { return };
     let safety::Voters { all, healthy } = safety::voters(view);
     match safety::may_disturb(view, next) {
         Ok(()) => {}
@@ -43,8 +76,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         let why = format!("{next} leads and is about to restart: clients wait less when it hands over first");
         return decision.step(Action::MoveLeader { member: (*next).clone(), to, to_id }, why);
     }
-    let why = told_with_numbers(view, next, &what_changed(view, next));
-    decision.step(Action::RestartEtcd { member: (*next).clone() }, why);
+    let (action, why) = restart(next);
+    decision.step(action, told_with_numbers(view, next, &why));
 }
 
 pub(crate) fn leads(seen: &Observation, member: &MemberName) -> bool {

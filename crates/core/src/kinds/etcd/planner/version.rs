@@ -1,6 +1,7 @@
 //! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
 //! restarts themselves are those of any changed config.
 
+use super::log;
 use crate::kinds::etcd::cluster::Listed;
 use crate::kinds::etcd::versions::{self, Path};
 use crate::kinds::etcd::{EtcdStatus, Formation};
@@ -12,7 +13,7 @@ use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 
 /// Whether machines may get their configuration now. One that starts later runs what its configuration says; an older version could not,
-/// before etcd has agreed to it.
+/// before etcd has agreed to it, nor a newer one on a log that it cannot read.
 pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
     match path(view) {
         Err(because) => {
@@ -20,7 +21,7 @@ pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
             false
         }
         Ok(Path::Down) => may_go_down(view, decision),
-        Ok(_) => true,
+        Ok(_) => log::is_ready(view),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The safety rules of etcd: quorum, members, formations and their data. The concerns ask, and never argue.
 
+mod log;
 mod renewal;
 pub mod requests;
 pub mod restore;
@@ -19,6 +20,7 @@ use crate::model::{
 };
 use crate::planner::{Action, Change, UnsafeBecause, View};
 
+pub(crate) use log::{Log, log_of, may_join_this_log, reader};
 pub use renewal::{may_renew, may_replace};
 
 pub use crate::planner::voters::{Voters, failures_survived, healthy_of, quorum};
@@ -248,6 +250,7 @@ pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
     let votes = |m: &MemberName| cluster.and_then(|c| c.get(m)).is_some_and(|l| !l.is_learner);
     let after = match action {
         Action::RestartEtcd { member }
+        | Action::TakeRaftSnapshot { member }
         | Action::StopEtcd { member }
         | Action::StopMachine { member }
         | Action::DestroyMachine { member, data: Data::Stays } => (all, others(member).healthy),
