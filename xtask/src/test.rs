@@ -26,7 +26,14 @@ use pace::Pace;
 use pool::Surroundings;
 use report::{Durations, Steps};
 
-pub const NEEDS: [Need; 9] = [
+/// sshd is run from its unpacked package, and links to this.
+const LIBWRAP: &str = if cfg!(target_arch = "aarch64") {
+    "/usr/lib/aarch64-linux-gnu/libwrap.so.0"
+} else {
+    "/usr/lib/x86_64-linux-gnu/libwrap.so.0"
+};
+
+pub const NEEDS: [Need; 10] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
@@ -35,7 +42,8 @@ pub const NEEDS: [Need; 9] = [
     Need::Command { name: "openssl", package: "openssl" },
     Need::Command { name: "ip", package: "iproute2" },
     Need::Command { name: "ps", package: "procps" },
-    Need::File { path: "/usr/sbin/sshd", package: "openssh-server" },
+    Need::Command { name: "ssh", package: "openssh-client" },
+    Need::File { path: LIBWRAP, package: "libwrap0" },
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

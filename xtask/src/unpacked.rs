@@ -1,5 +1,5 @@
-//! Programs of Debian in the lab, to check what the agent writes for them. Only their files are taken: to install the packages would
-//! give this machine another clock, and a service on its network.
+//! Programs of Debian in the lab, for tests that need the real thing. Only their files are taken: to install the packages would give this
+//! machine another clock, and services on its network.
 
 use std::fs;
 use std::process::Command;
@@ -9,24 +9,25 @@ use anyhow::{Context, Result};
 use crate::host;
 use crate::lab::{Filling, Lab};
 
-/// Packages, and a program of each that must run.
-const PACKAGES: [(&str, &str); 3] = [
-    ("chrony", "usr/sbin/chronyd"),
-    ("prometheus", "usr/bin/prometheus"),
-    ("prometheus-node-exporter", "usr/bin/prometheus-node-exporter"),
+/// Packages, and a program of each that must run, with the option that shows its version.
+const PACKAGES: [(&str, &str, &str); 4] = [
+    ("chrony", "usr/sbin/chronyd", "--version"),
+    ("openssh-server", "usr/sbin/sshd", "-V"),
+    ("prometheus", "usr/bin/prometheus", "--version"),
+    ("prometheus-node-exporter", "usr/bin/prometheus-node-exporter", "--version"),
 ];
 
 /// Puts there what is missing.
 pub fn ensure(lab: &Lab) -> Result<()> {
-    let missing: Vec<_> = PACKAGES.into_iter().filter(|(package, _)| !lab.root().join(package).is_dir()).collect();
+    let missing: Vec<_> = PACKAGES.into_iter().filter(|(package, ..)| !lab.root().join(package).is_dir()).collect();
     if missing.is_empty() {
         return Ok(());
     }
     let filling = lab.lock()?;
-    missing.into_iter().try_for_each(|(package, program)| unpack(lab, &filling, package, program))
+    missing.into_iter().try_for_each(|(package, program, version)| unpack(lab, &filling, package, [program, version]))
 }
 
-fn unpack(lab: &Lab, filling: &Filling<'_>, package: &str, program: &str) -> Result<()> {
+fn unpack(lab: &Lab, filling: &Filling<'_>, package: &str, [program, version]: [&str; 2]) -> Result<()> {
     eprintln!("getting Debian's {package}");
     let place = lab.root().join(package);
     let scratch = filling.scratch(package)?;
@@ -39,7 +40,7 @@ fn unpack(lab: &Lab, filling: &Filling<'_>, package: &str, program: &str) -> Res
     let archive = fs::read_dir(&scratch)?.next().context("nothing was downloaded")??.path();
     let tree = scratch.join("tree");
     host::read(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&tree))?;
-    host::read(Command::new(tree.join(program)).arg("--version"))?;
+    host::read(Command::new(tree.join(program)).arg(version))?;
     fs::rename(&tree, &place).or_else(|error| if place.is_dir() { Ok(()) } else { Err(error) })?;
     Ok(())
 }

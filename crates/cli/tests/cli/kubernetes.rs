@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::common::{OLDEST, Run, Sandbox, eventually, newest, spec};
+use crate::common::{OLDEST, Run, Sandbox, eventually, lab_directory, newest, spec};
 
 const PERIODIC: &str = "auto_compaction: {mode: periodic, retention: 5m}";
 const AUTH: &str = "\
@@ -250,10 +250,18 @@ impl Sshd {
             path("known_hosts"),
         );
         let config = sandbox.file("ssh_config", &client);
-        let mut command = Command::new("/usr/sbin/sshd");
-        command.args(["-D", "-e", "-f", &path("sshd_config")]).stdin(Stdio::null());
+        let sshd = lab_directory().join("openssh-server/usr/sbin/sshd");
+        assert!(sshd.exists(), "sshd is missing here: run `cargo xtask test`");
+        // Where it runs as root it wants a user of its own, whom only an installation makes.
+        let users = fs::read_to_string("/etc/passwd").unwrap();
+        sandbox.file("passwd", &format!("{users}sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"));
+        let script = "if [ $(id -u) = 0 ]; then mount --bind \"$1\" /etc/passwd; fi; exec \"$2\" -D -e -f \"$3\"";
+        let mut command = Command::new("unshare");
+        let root = fs::metadata("/proc/self").is_ok_and(|process| std::os::unix::fs::MetadataExt::uid(&process) == 0);
+        command.args(root.then_some("--mount")).args(["sh", "-c", script, "sh"]);
+        command.args([&path("passwd"), &sshd.display().to_string(), &path("sshd_config")]).stdin(Stdio::null());
         let log = fs::File::create(path("sshd.log")).unwrap();
-        let server = command.stdout(Stdio::null()).stderr(log).spawn().expect("sshd: cargo xtask prepares it");
+        let server = command.stdout(Stdio::null()).stderr(log).spawn().expect("unshare");
         let sshd = Sshd { server, config };
         eventually("sshd answers", 20, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
         sshd

@@ -53,10 +53,20 @@ impl Files {
         self.wanted.push(Wanted { path, content: content.to_owned(), mode: SECRET });
     }
 
-    /// A secret that is made once: what is there is kept.
-    pub(super) fn secret_once(&mut self, path: &'static str, make: impl FnOnce() -> String) {
-        let content = fs::read_to_string(self.directory.join(path)).unwrap_or_else(|_| make());
+    /// A secret that is made once: what is there is kept, even if it cannot be read.
+    pub(super) fn secret_once(
+        &mut self,
+        path: &'static str,
+        make: impl FnOnce() -> String,
+    ) -> Result<(), KubernetesError> {
+        let full = self.directory.join(path);
+        let content = match fs::read_to_string(&full) {
+            Ok(content) => content,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => make(),
+            Err(error) => return Err(failed("read", &full)(error)),
+        };
         self.wanted.push(Wanted { path, content, mode: SECRET });
+        Ok(())
     }
 
     pub(super) fn public(&mut self, path: &'static str, content: &str) {
@@ -168,7 +178,7 @@ mod tests {
         let mut files = Files::new(directory);
         files.secret("pki/a.key", "key");
         files.public("pki/a.crt", content);
-        files.secret_once("once", || content.to_owned());
+        files.secret_once("once", || content.to_owned()).unwrap();
         files.write().unwrap().into_iter().map(|file| file.change).collect()
     }
 
@@ -191,6 +201,12 @@ mod tests {
         let mode = |name: &str| fs::metadata(out.join(name)).unwrap().permissions().mode() & 0o777;
         assert_eq!(["", "pki", "pki/a.key", "pki/a.crt", "once"].map(mode), [0o700, 0o700, 0o600, 0o644, 0o600]);
         assert_eq!(fs::read_to_string(out.join("once")).unwrap(), "1");
+        fs::write(out.join("once"), [0xff]).unwrap();
+        assert!(
+            Files::new(&out).secret_once("once", || unreachable!()).is_err(),
+            "what cannot be read is not replaced"
+        );
+        assert_eq!(fs::read(out.join("once")).unwrap(), [0xff]);
     }
 
     #[test]

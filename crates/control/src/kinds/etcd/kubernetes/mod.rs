@@ -119,6 +119,9 @@ pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written
     let events_endpoints = clusters.events.map(self::endpoints).transpose()?.unwrap_or_default();
     files::refuse_if_not_a_directory(&wish.out)?;
     let mut files = Files::new(&wish.out);
+    if wish.encrypt_secrets {
+        files.secret_once(render::ENCRYPTION, render::encryption_configuration)?;
+    }
     let mut certificates = Vec::new();
     for (pair, user) in [(certificates::APISERVER, &wish.user), (certificates::HEALTH, &wish.health_user)] {
         let held = certificates::obtain(home, clusters, wish, pair, user)?;
@@ -132,9 +135,6 @@ pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written
     files.public(render::KUBEADM_V1BETA3, &render::kubeadm_v1beta3(&settings));
     files.public(render::KUBEADM_V1BETA4, &render::kubeadm_v1beta4(&settings));
     files.public(render::FLAGS, &render::flags(&settings));
-    if wish.encrypt_secrets {
-        files.secret_once(render::ENCRYPTION, render::encryption_configuration);
-    }
     let files = files.write()?;
     let changed = files.iter().any(|file| file.change != Change::Unchanged);
     let directory = std::path::absolute(&wish.out).unwrap_or_else(|_| wish.out.clone());
