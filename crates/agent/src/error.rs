@@ -73,7 +73,8 @@ pub enum AgentError {
     #[error("etcd's log {} cannot be read: {why}", path.display())]
     BadLog { path: PathBuf, why: String },
     #[error(
-        "etcd {version} cannot read entry {index} of the log, which a release before 3.6 wrote after the newest Raft snapshot"
+        "etcd {version} cannot read entry {index} of the log, which a release before 3.6 wrote after the newest Raft snapshot: go \
+         back to 3.6 first"
     )]
     OldEntry { index: u64, version: String },
     #[error(

@@ -71,7 +71,12 @@ impl Agent {
             return Ok(());
         }
         let data = self.layout.data();
-        let old = blocking(move || wal::old_entry_after(&data, wal::newest_snapshot(&data)?)).await?;
+        let old = blocking(move || wal::old_entry_after(&data, wal::newest_snapshot(&data)?)).await;
+        // A log that cannot be read is etcd's to complain about.
+        let old = old.unwrap_or_else(|error| {
+            tracing::warn!(error = error.in_full(), "etcd's log is not understood");
+            None
+        });
         old.map_or(Ok(()), |index| Err(AgentError::OldEntry { index, version }))
     }
 
