@@ -216,7 +216,7 @@ fn events_in_a_cluster_with_the_same_ca() {
     etcdctl(&sandbox, &version, "c", "apiserver-etcd-client", &["get", "/registry/a"]).ok();
 }
 
-/// An sshd on a port of its own, which lets in whoever runs this test. `ssh` reads the configuration that it writes.
+/// An sshd on a free port, which lets in the user who runs this test. `ssh` reads the configuration that it writes.
 struct Sshd {
     server: Child,
     config: PathBuf,
@@ -252,7 +252,7 @@ impl Sshd {
         let config = sandbox.file("ssh_config", &client);
         let sshd = lab_directory().join("openssh-server/usr/sbin/sshd");
         assert!(sshd.exists(), "sshd is missing here: run `cargo xtask test`");
-        // Where it runs as root it wants a user of its own, whom only an installation makes.
+        // As root it needs the user `sshd`, which only an installation creates.
         let users = fs::read_to_string("/etc/passwd").unwrap();
         sandbox.file("passwd", &format!("{users}sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"));
         let script = "if [ $(id -u) = 0 ]; then mount --bind \"$1\" /etc/passwd; fi; exec \"$2\" -D -e -f \"$3\"";

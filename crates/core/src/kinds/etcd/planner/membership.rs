@@ -307,7 +307,7 @@ fn join(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>) -> Grow
     Growth::UnderWay
 }
 
-/// Whoever joins could not read what the leader sends. A voter that runs the new version already leads instead; where there is none yet,
+/// The new member could not read what the leader sends. A voter that runs the new version already leads instead; where there is none yet,
 /// one is restarted first.
 fn change_leader(view: &View<'_>, decision: &mut Decision, cluster: &Cluster<'_>, because: UnsafeBecause) -> Growth {
     let leader = cluster.voters().find(|voter| voter.leads && voter.healthy);

@@ -63,7 +63,7 @@ pub(crate) fn reader<'c, 'a>(cluster: &'c Cluster<'a>) -> Option<&'c Listed<'a>>
     cluster.voters().find(|voter| voter.healthy && version_of(voter).is_some_and(cannot_read_v2))
 }
 
-/// Whoever runs 3.7 has read its log.
+/// A member that runs 3.7 has read its log.
 fn entries(facts: &Facts) -> OldEntries {
     let runs = facts.etcd.status.as_ref().map(|status| status.version.as_str());
     if runs.is_some_and(cannot_read_v2) { OldEntries::None } else { facts.etcd.old_entries }
