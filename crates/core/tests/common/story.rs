@@ -301,15 +301,10 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             (etcd.log, etcd.service, etcd.status) = (Some(log), ServiceState::Stopped, None);
         }
         ["log", "not", "read", "yet"] => scene.facts_mut(member).etcd.old_entries = OldEntries::Unknown,
-        ["log", "has", "old", "entries", "until", index, "and", "a", "snapshot", "of", snapshot] => {
+        ["log", "has", "old", "entries", "until", index, "and", "a", "snapshot", "of", snapshot, then @ ..] => {
             let number = |text: &str| text.parse().expect("a number");
-            let (index, snapshot) = (number(index), number(snapshot));
-            scene.facts_mut(member).etcd.old_entries = OldEntries::Until { index, snapshot, due: false };
-        }
-        ["log", "is", "due", "for", "a", "snapshot"] => {
-            if let OldEntries::Until { due, .. } = &mut scene.facts_mut(member).etcd.old_entries {
-                *due = true;
-            }
+            let (index, snapshot, due) = (number(index), number(snapshot), then == ["with", "another", "due"]);
+            scene.facts_mut(member).etcd.old_entries = OldEntries::Until { index, snapshot, due };
         }
         ["log", "damaged"] => {
             let etcd = &mut scene.facts_mut(member).etcd;

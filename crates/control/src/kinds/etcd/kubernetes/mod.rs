@@ -165,3 +165,17 @@ fn endpoints(ledger: &Ledger) -> Result<Vec<String>, KubernetesError> {
     let voters = members.values().filter(|member| !member.learner);
     Ok(voters.filter_map(|member| Some(https_url(member.address()?, CLIENT_PORT))).collect())
 }
+
+/// What tests wish for.
+#[cfg(test)]
+fn wish() -> Wish {
+    Wish {
+        user: String::from("kubernetes"),
+        health_user: String::from("kubernetes-health"),
+        prefix: String::from(PREFIX),
+        on_hosts: String::from("/etc/kubernetes"),
+        out: PathBuf::from("out"),
+        new_keys: false,
+        encrypt_secrets: false,
+    }
+}

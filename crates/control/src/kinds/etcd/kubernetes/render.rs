@@ -121,21 +121,8 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
-
-    fn wish() -> Wish {
-        Wish {
-            user: String::from("kubernetes"),
-            health_user: String::from("kubernetes-health"),
-            prefix: String::from(PREFIX),
-            on_hosts: String::from("/etc/kubernetes"),
-            out: PathBuf::from("out"),
-            new_keys: false,
-            encrypt_secrets: false,
-        }
-    }
+    use crate::kinds::etcd::kubernetes::wish;
 
     fn endpoints(third: std::ops::RangeInclusive<u8>) -> Vec<String> {
         third.map(|n| format!("https://10.0.0.{n}:2379")).collect()

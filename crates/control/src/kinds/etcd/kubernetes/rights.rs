@@ -225,8 +225,6 @@ fn compaction(spec: &ClusterSpec) -> Result<Option<String>, KubernetesError> {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use jiff::Timestamp;
     use quorate_core::Secret;
     use quorate_core::kinds::etcd::versions::DEFAULT;
@@ -234,7 +232,7 @@ mod tests {
     use quorate_core::spec::generated;
 
     use super::*;
-    use crate::kinds::etcd::kubernetes::PREFIX;
+    use crate::kinds::etcd::kubernetes::wish;
 
     const GOOD: &str = r#"{
         "roles": [{"name": "kubernetes", "permissions": [{"prefix": "/registry/", "access": "readwrite"}]}],
@@ -254,18 +252,6 @@ mod tests {
             not_after: Timestamp::MAX,
         });
         ledger
-    }
-
-    fn wish() -> Wish {
-        Wish {
-            user: String::from("kubernetes"),
-            health_user: String::from("kubernetes-health"),
-            prefix: String::from(PREFIX),
-            on_hosts: String::from("/etc/kubernetes"),
-            out: PathBuf::from("out"),
-            new_keys: false,
-            encrypt_secrets: false,
-        }
     }
 
     fn notes(ledger: &Ledger) -> Vec<String> {
