@@ -86,7 +86,7 @@ fn a_file_without_entries_leads_back_to_the_one_before() {
 #[test]
 fn entries_that_releases_before_3_6_wrote_are_found_after_a_snapshot() {
     let member = Entry { kind: 1, term: 2, index: 1, data: vec![0x08, 7, 0x10, 1] }.encode_to_vec();
-    let directory = log(&[file(0, &[metadata(), (ENTRY, member), entry_of_v2(2), entry(2, 3)])]);
+    let directory = log(&[file(0, &[metadata(), (ENTRY, member.clone()), entry_of_v2(2), entry(2, 3)])]);
     let reader = LogReader::default();
     let last = || reader.last_old_entry(directory.path()).unwrap().unwrap();
     assert_eq!(last(), Some(2));
@@ -104,7 +104,7 @@ fn entries_that_releases_before_3_6_wrote_are_found_after_a_snapshot() {
     assert_eq!(last(), Some(2));
     reader.forget_old_entries();
     assert_eq!(last(), Some(9));
-    let clean = log(&[file(0, &[metadata(), entry(2, 1), entry(2, 2)])]);
+    let clean = log(&[file(0, &[metadata(), (ENTRY, member), entry(2, 2)])]);
     assert_eq!(reader.last_old_entry(clean.path()).unwrap().unwrap(), None);
 }
 
