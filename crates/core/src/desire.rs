@@ -118,6 +118,7 @@ impl Wish<'_> {
         Desired {
             cluster: spec.name.to_string(),
             cluster_id: ledger.cluster_id.clone(),
+            kind: self.spec.kind,
             program: Program::this().clone(),
             not_upgraded: BTreeMap::new(),
             power: ledger.power,

@@ -1,3 +1,328 @@
-//! What clusters run, a room for each kind. What every cluster shares is in `spec`, `model` and `planner`.
+//! What clusters run, a room for each kind. What the shared parts of the planner ask of a kind is here, one match per question: a further kind
+//! adds its arms. What every cluster shares is in `spec`, `model` and `planner`.
 
 pub mod etcd;
+
+use std::net::IpAddr;
+
+use crate::model::{Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, Observation};
+use crate::planner::voters::Voters;
+use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View};
+use crate::spec::Kind;
+
+/// What the ledger knows of a member that joined.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Joined<'a> {
+    pub machine_id: &'a str,
+    pub address: Option<IpAddr>,
+    /// It does not count yet.
+    pub learns: bool,
+}
+
+/// What the ledger says of the cluster.
+impl Desired {
+    /// Whether nothing of it was ever begun.
+    pub(crate) fn is_unformed(&self) -> bool {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation == etcd::Formation::Unformed,
+        }
+    }
+
+    /// Whether clients can use it, or could.
+    pub(crate) fn is_formed(&self) -> bool {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation.is_formed(),
+        }
+    }
+
+    /// Whether a client can have written to it: before that, nothing is lost with a machine.
+    pub(crate) fn may_hold_data(&self) -> bool {
+        match self.kind {
+            Kind::Etcd => !etcd::safety::may_wipe_leftover(&self.etcd.formation),
+        }
+    }
+
+    /// Whether this member belongs to the formed cluster.
+    pub(crate) fn belongs(&self, member: &MemberName) -> bool {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation.has_member(member),
+        }
+    }
+
+    /// Whether this machine is needed by a cluster that was formed, or is being formed again.
+    pub(crate) fn counts_on(&self, member: &MemberName) -> bool {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation.counts_on(member),
+        }
+    }
+
+    pub(crate) fn joined(&self, member: &MemberName) -> Option<Joined<'_>> {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation.members()?.get(member).map(etcd::FormingMember::joined),
+        }
+    }
+
+    /// All that the ledger knows of, also those that are about to leave.
+    pub(crate) fn all_joined(&self) -> impl Iterator<Item = &MemberName> {
+        match self.kind {
+            Kind::Etcd => self.etcd.formation.members().into_iter().flat_map(|members| members.keys()),
+        }
+    }
+
+    /// Whether the operator confirmed that all data is replaced by other data.
+    pub(crate) fn replaces_data(&self) -> bool {
+        match self.kind {
+            Kind::Etcd => self.etcd.restore.is_some(),
+        }
+    }
+
+    /// What a living cluster of the kind keeps: the field, what it was then, and what the spec has now.
+    pub(crate) fn settings_of_kind(&self) -> Vec<(&'static str, &String, &String)> {
+        match self.kind {
+            Kind::Etcd => etcd::safety::fixed_at_formation(&self.etcd),
+        }
+    }
+
+    /// What its machines run, for people.
+    pub(crate) fn program_name(&self) -> &'static str {
+        match self.kind {
+            Kind::Etcd => "etcd",
+        }
+    }
+
+    /// Whether the member on this machine trusts this CA for its peers.
+    pub(crate) fn trusts(&self, facts: &Facts, key_id: &str) -> bool {
+        match self.kind {
+            Kind::Etcd => etcd::safety::trusts(facts, key_id),
+        }
+    }
+
+    /// The section of the spec that only this kind has.
+    pub(crate) fn section(&self) -> &'static str {
+        match self.kind {
+            Kind::Etcd => "etcd.",
+        }
+    }
+}
+
+/// What is decided, and may be done, in the cluster as it was observed.
+impl View<'_> {
+    /// Asks the concerns of the kind, among them those that every kind shares. `as_formed` says whether the spec agrees with what was settled
+    /// when the cluster was formed.
+    pub(crate) fn decide_for_kind(&self, as_formed: bool, decision: &mut Decision) {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::decide(self, as_formed, decision),
+        }
+    }
+
+    /// Whether a new member could join now.
+    pub(crate) fn takes_members(&self) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => self.cluster().is_some(),
+        }
+    }
+
+    /// Whether this member has joined and does not count yet.
+    pub(crate) fn learns(&self, member: &MemberName) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => {
+                self.cluster().and_then(|cluster| cluster.get(member)).is_some_and(|listed| listed.is_learner)
+            }
+        }
+    }
+
+    /// Whether this member counts. As the cluster says; else as the ledger does.
+    pub(crate) fn counts(&self, member: &MemberName) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::loss::votes(self, member),
+        }
+    }
+
+    /// Whether this member does its work.
+    pub(crate) fn is_well(&self, member: &MemberName) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => self.seen.facts(member).is_some_and(etcd::safety::is_healthy_voter),
+        }
+    }
+
+    pub(crate) fn leads(&self, member: &MemberName) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::restart::leads(self.seen, member),
+        }
+    }
+
+    /// How many members count, and how many of them do their work.
+    pub(crate) fn voters(&self) -> Voters {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::voters(self),
+        }
+    }
+
+    /// The same, where one that is only stopped counts as well; `None` while the operator wants a cluster that has lost too many to go on.
+    pub(crate) fn able(&self) -> Option<Voters> {
+        match self.desired.kind {
+            Kind::Etcd => (!self.desired.etcd.recovery).then(|| etcd::safety::able(self)),
+        }
+    }
+
+    /// Why the member on this machine, which answers, needs another one: for what it holds, or no longer holds.
+    pub(crate) fn loss(&self, member: &MemberName, facts: &Facts) -> Option<Loss> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::loss::of_member(self, member, facts),
+        }
+    }
+
+    /// The same for a machine of one that is no member and that the spec names.
+    pub(crate) fn loss_of_new(&self, member: &MemberName) -> Option<Loss> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::loss::of_new(self, member),
+        }
+    }
+
+    /// What is left without this member, if that is enough. Else the decision says what is missing.
+    pub(crate) fn others_can_do_without(&self, member: &MemberName, decision: &mut Decision) -> Option<String> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::loss::others_can_do_without(self, member, decision),
+        }
+    }
+
+    /// Whether machines may be exchanged now at all.
+    pub(crate) fn may_exchange_machines(&self) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::renewal::is_open(self),
+        }
+    }
+
+    /// Whether this member may get another machine now, with its data.
+    pub(crate) fn may_renew(&self, member: &MemberName) -> Result<(), UnsafeBecause> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::may_renew(self, member),
+        }
+    }
+
+    /// Whether this member, which is well, may be given up for another machine, without its data. `None` while that cannot be judged.
+    pub(crate) fn may_replace(&self, member: &MemberName) -> Option<Result<(), UnsafeBecause>> {
+        match self.desired.kind {
+            Kind::Etcd => {
+                let cluster = self.cluster()?;
+                Some(etcd::safety::may_replace(self.desired, cluster, cluster.get(member)?))
+            }
+        }
+    }
+
+    /// Steps before the machine of a member goes. Says whether others must come first.
+    pub(crate) fn hand_over(&self, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::renewal::hand_over(self, member, why, decision),
+        }
+    }
+
+    /// A reason, with the numbers that make it safe.
+    pub(crate) fn with_numbers(&self, member: &MemberName, why: &str) -> String {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::restart::told_with_numbers(self, member, why),
+        }
+    }
+
+    pub(crate) fn may_clear_away(&self, member: &MemberName) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::may_clear_away(self, member),
+        }
+    }
+
+    pub(crate) fn may_destroy(&self, word: &Destruction) -> Result<(), UnsafeBecause> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::may_destroy(self, word),
+        }
+    }
+
+    /// Data that this ledger knows nothing of belongs to a cluster that it does not know, although it has the same name.
+    pub(crate) fn data_is_known(&self, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::formation_is_known(self.desired, member, facts),
+        }
+    }
+
+    /// Whether the configurations of the spec may be sent. Else the decision says why not.
+    pub(crate) fn may_configure(&self, decision: &mut Decision) -> bool {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::version::may_configure(self, decision),
+        }
+    }
+
+    /// Why this machine did not accept its configuration.
+    pub(crate) fn refused_config(
+        &self,
+        member: &MemberName,
+        wish: &DesiredMember,
+        facts: &Facts,
+    ) -> Option<UnsafeBecause> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::program::refused(member, wish, facts),
+        }
+    }
+
+    /// Whether a configuration that is in place is sent again, and why.
+    pub(crate) fn same_config_again(
+        &self,
+        member: &MemberName,
+        wish: &DesiredMember,
+        facts: &Facts,
+    ) -> Result<Option<String>, UnsafeBecause> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::program::search_again(member, wish, facts),
+        }
+    }
+
+    /// How strong the cluster is while a step runs. `None` before it is formed.
+    pub(crate) fn strength_during(&self, action: &Action) -> Option<Strength> {
+        match self.desired.kind {
+            Kind::Etcd => etcd::safety::strength_during(self, action),
+        }
+    }
+}
+
+/// What the ledger records.
+impl Ledger {
+    /// Before a step of the kind. Says whether the ledger changed.
+    pub(crate) fn record_before(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
+        match self.spec.kind {
+            Kind::Etcd => etcd::remember::before(self, desired, action, now),
+        }
+    }
+
+    /// After a step of the kind. Says whether the ledger changed.
+    pub(crate) fn record_after(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
+        match self.spec.kind {
+            Kind::Etcd => etcd::remember::after(self, desired, action, now),
+        }
+    }
+
+    /// What an observation shows of the kind and must not be forgotten.
+    pub(crate) fn record_sighting(&mut self, desired: &Desired, seen: &Observation) {
+        match self.spec.kind {
+            Kind::Etcd => etcd::remember::sighting(self, desired, seen),
+        }
+    }
+
+    /// A machine of this member is a former one from now on.
+    pub(crate) fn record_former(&mut self, member: &MemberName, incarnation: u64) {
+        match self.spec.kind {
+            Kind::Etcd => etcd::remember::former(self, member, incarnation),
+        }
+    }
+
+    /// Requests of the kind that are answered, because nothing is left to do or to wait for.
+    pub(crate) fn close_requests_of_kind(&mut self) {
+        match self.spec.kind {
+            Kind::Etcd => etcd::remember::answered(self),
+        }
+    }
+
+    /// Requests of the kind that no longer count.
+    pub(crate) fn drop_stale_requests_of_kind(&mut self, counts: impl Fn(&crate::model::Consent) -> bool) {
+        match self.spec.kind {
+            Kind::Etcd => self.etcd.drop_stale(counts),
+        }
+    }
+}

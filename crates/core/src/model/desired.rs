@@ -9,13 +9,15 @@ use jiff::{SignedDuration, Timestamp};
 use super::{BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, SecretKind};
 use crate::kinds::etcd;
 use crate::providers::MachineKind;
-use crate::spec::Change;
+use crate::spec::{Change, Kind};
 
 /// All that `decide` knows of the operator's wish and of what was known before.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Desired {
     pub cluster: String,
     pub cluster_id: String,
+    /// What it runs.
+    pub kind: Kind,
     pub power: Power,
     /// The operator gave the word that all of it goes.
     pub destroy: Option<Destruction>,

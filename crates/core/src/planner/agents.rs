@@ -1,4 +1,4 @@
-//! Agents: every machine runs the controller's own quorate, one machine after another. etcd keeps running while its agent is exchanged.
+//! Agents: every machine runs the controller's own quorate, one machine after another. What a machine runs keeps running while its agent is exchanged.
 //!
 //! It comes before everything else, because all else is told to agents in the controller's own protocol.
 
@@ -23,10 +23,11 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
         return false;
     }
     let (from, to) = (program.runs.clone(), ours.clone());
+    let runs = desired.program_name();
     let why = match older.len() {
-        1 => String::from("its agent runs an older quorate than this controller; etcd keeps running"),
+        1 => format!("its agent runs an older quorate than this controller; {runs} keeps running"),
         many => {
-            format!("{many} agents run an older quorate than this controller: one at a time, and etcd keeps running")
+            format!("{many} agents run an older quorate than this controller: one at a time, and {runs} keeps running")
         }
     };
     decision.step(Action::UpgradeAgent { member: (*member).clone(), from, to }, why);
@@ -39,7 +40,7 @@ fn answering<'a>(view: &View<'a>) -> impl Iterator<Item = (&'a MemberName, &'a P
     let View { desired, seen, .. } = *view;
     let programs = seen.agents.keys().filter_map(|member| Some((member, seen.program(member)?)));
     programs.filter(|(member, program)| {
-        let leaves = || desired.etcd.formation.has_member(member) && !desired.program.understands(&program.runs);
+        let leaves = || desired.belongs(member) && !desired.program.understands(&program.runs);
         desired.members.contains_key(*member) || leaves()
     })
 }

@@ -2,22 +2,21 @@
 //! it up.
 
 use super::{Action, Decision, View};
-use crate::kinds::etcd::planner::{program, version};
 use crate::model::Desired;
 use crate::spec::Change;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    if !version::may_configure(view, decision) {
+    if !view.may_configure(decision) {
         return;
     }
     for (member, wish) in &desired.members {
         let why = match seen.facts(member) {
             None if decision.enrols(member) => Ok(Some(format!("{member} has no configuration yet"))),
             Some(facts) if !decision.has_business_with(member) => match &facts.node_config {
-                _ if let Some(because) = program::refused(member, wish, facts) => Err(because),
+                _ if let Some(because) = view.refused_config(member, wish, facts) => Err(because),
                 Some((generation, digest)) if *generation == wish.generation && *digest == wish.digest => {
-                    program::search_again(member, wish, facts)
+                    view.same_config_again(member, wish, facts)
                 }
                 None => Ok(Some(format!("{member} has no configuration yet"))),
                 Some(_) => Ok(Some(with_changes(desired, String::from("configuration differs")))),
@@ -39,7 +38,8 @@ const NAMED: usize = 3;
 
 /// A reason with the changed settings that reach the machine.
 pub(crate) fn with_changes(desired: &Desired, why: String) -> String {
-    let reaches = |change: &&Change| ["etcd.", "tls.", "host."].iter().any(|section| change.path.starts_with(section));
+    let reaches =
+        |change: &&Change| [desired.section(), "tls.", "host."].iter().any(|section| change.path.starts_with(section));
     let changes: Vec<String> = desired.changes.iter().filter(reaches).map(Change::brief).collect();
     match changes.len() {
         0 => why,

@@ -1,11 +1,6 @@
-//! Asks each concern in turn.
+//! What comes first in every cluster. Then the concerns of its kind are asked in turn (`kinds/NAME/planner`), the shared ones among them.
 
-use super::{
-    Action, Decision, UnsafeBecause, View, action, agents, certificates, config, destroy, enrolment, machines, renewal,
-    repair, revocation, safety, trust,
-};
-use crate::kinds::etcd::planner::membership::Growth;
-use crate::kinds::etcd::planner::{auth, formation, membership, recovery, restart, restore};
+use super::{Action, Decision, UnsafeBecause, View, action, agents, destroy, machines, safety};
 use crate::model::{AgentSeen, Desired, Observation, Power, Seen};
 
 /// Decides for one cluster. A refused concern does not stop the others.
@@ -41,42 +36,7 @@ pub fn decide(desired: &Desired, seen: &Observation) -> Decision {
         decision.step(Action::MakeSecrets { kinds }, why);
         return decision;
     }
-    if let Some(restore) = desired.etcd.restore.as_ref().filter(|_| as_formed) {
-        restore::decide(view, restore, &mut decision);
-        return decision;
-    }
-    if desired.etcd.recovery && recovery::is_to_begin(view) {
-        machines::decide(view, &mut decision);
-        if decision.steps.is_empty() {
-            recovery::begin(view, &mut decision);
-        }
-        return decision;
-    }
-    machines::decide(view, &mut decision);
-    repair::decide(view, &mut decision);
-    enrolment::decide(view, &mut decision);
-    if as_formed {
-        certificates::decide(view, &mut decision);
-        config::decide(view, &mut decision);
-    }
-    formation::decide(view, &mut decision);
-    recovery::go_on(view, &mut decision);
-    let growing = membership::grow(view, &mut decision);
-    if as_formed && growing != Growth::UnderWay {
-        restart::decide(view, &mut decision);
-        renewal::decide(view, &mut decision);
-    }
-    membership::shrink(view, &mut decision, growing != Growth::None);
-    membership::tell_failures(desired, &mut decision);
-    machines::remove_leftover(view, &mut decision);
-    if as_formed {
-        auth::decide(view, &mut decision);
-        trust::decide(view, &mut decision);
-    }
-    restore::clean_up(view, &mut decision);
-    if as_formed {
-        revocation::decide(view, &mut decision);
-    }
+    view.decide_for_kind(as_formed, &mut decision);
     decision
 }
 

@@ -1,12 +1,11 @@
 //! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
 
 use super::{Action, Decision, View, WaitingFor, machines};
-use crate::kinds::etcd;
 use crate::model::{Data, Destruction, PowerState, Seen};
 
 pub(super) fn decide(view: &View<'_>, word: &Destruction, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    if let Err(because) = etcd::safety::may_destroy(view, word) {
+    if let Err(because) = view.may_destroy(word) {
         return decision.block(because);
     }
     let found = match &seen.machines {

@@ -3,7 +3,6 @@
 use jiff::SignedDuration;
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
-use crate::kinds::etcd::Formation;
 use crate::model::{AgentSeen, Data, DesiredMember, MemberName, Seen};
 
 /// Others are waited for as long as a token has this much time left.
@@ -39,8 +38,8 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wish: &DesiredMember, key: &str) {
     let View { desired, seen, .. } = *view;
     let bound = wish.enrolment.as_ref().and_then(|e| e.bound_key.as_deref());
-    let formed = desired.etcd.formation.has_member(member);
-    let learns = desired.etcd.formation.members().and_then(|members| members.get(member)).is_some_and(|m| m.learner);
+    let formed = desired.belongs(member);
+    let learns = desired.joined(member).is_some_and(|joined| joined.learns);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
     // anew before it did, holds nothing and has no vote. One that was renewed is ours.
     let expected = !formed || learns || wish.renewing == Some(wish.incarnation);
@@ -65,7 +64,7 @@ fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wis
         );
     }
     let in_time = bound.is_some() || enrolment.expires.duration_since(seen.now) > TOGETHER;
-    if desired.etcd.formation == Formation::Unformed && in_time && somebody_is_awaited(view) {
+    if desired.is_unformed() && in_time && somebody_is_awaited(view) {
         return;
     }
     decision.step(

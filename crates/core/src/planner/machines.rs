@@ -1,7 +1,6 @@
 //! Machines: every member has one, and it is switched on. Or none is, when the operator wants them off.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
-use crate::kinds::etcd;
 use crate::model::{AgentSeen, Data, Desired, DesiredMember, MachineSeen, MemberName, PowerState, Seen};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
@@ -21,7 +20,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 format!("the machine of {member} is recreated and keeps its data and its membership"),
             ),
             // What became of it is `repair`'s to find out, or the restore's.
-            None if desired.etcd.formation.counts_on(member) => {}
+            None if desired.counts_on(member) => {}
             None if !may_be_made(view, member, wish) => {}
             None => decision.step(
                 Action::CreateMachine { member: member.clone(), incarnation: wish.incarnation, data: Data::Goes },
@@ -40,7 +39,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
             Some(machine) if machine.outdated => decision.step(
                 Action::StartMachine { member: member.clone() },
-                format!("the agent of {member} is an older program than this one: it is restarted; etcd keeps running"),
+                format!(
+                    "the agent of {member} is an older program than this one: it is restarted; {} keeps running",
+                    desired.program_name()
+                ),
             ),
             Some(_) => {}
         }
@@ -48,7 +50,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let unwanted =
         machines.iter().filter(|(m, machine)| !desired.members.contains_key(*m) && is_ours(desired, machine));
     for (member, machine) in unwanted {
-        let needed = desired.etcd.formation.has_member(member) && desired.etcd.restore.is_none();
+        let needed = desired.belongs(member) && !desired.replaces_data();
         if needed && machine.power == PowerState::Stopping {
             wait_until_off(decision, member);
         } else if needed && (machine.power == PowerState::Off || machine.outdated) {
@@ -62,24 +64,24 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 /// Whether its machine went for a renewal, or while one was recorded. Where all data is replaced, nothing waits for it.
 fn is_awaited_by_its_data(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
-    let known = desired.etcd.formation.members().and_then(|members| members.get(member));
-    let address = known.filter(|_| desired.etcd.formation.counts_on(member)).and_then(|known| known.address());
+    let known = desired.joined(member).filter(|_| desired.counts_on(member));
+    let address = known.and_then(|known| known.address);
     let is_free =
         |address| !seen.machines.get().into_iter().flatten().any(|(_, machine)| machine.address == Some(address));
-    wish.renewing.is_some() && desired.etcd.restore.is_none() && address.is_some_and(is_free)
+    wish.renewing.is_some() && !desired.replaces_data() && address.is_some_and(is_free)
 }
 
 /// In a formed cluster a machine is made for a member that can join: while there is a quorum, and where no former machine holds
 /// the address yet. Where all data is replaced, nobody needs to join.
 fn may_be_made(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> bool {
     let View { desired, seen, .. } = *view;
-    if etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
+    if !desired.may_hold_data() {
         return true;
     }
     let machines = seen.machines.get().into_iter().flatten();
     let mut others = machines.filter(|(name, machine)| *name != member && is_ours(desired, machine));
     let free = !others.any(|(_, machine)| wish.address.is_some() && wish.address == machine.address);
-    free && (desired.etcd.restore.is_some() || (wish.join_failed.is_none() && view.cluster().is_some()))
+    free && (desired.replaces_data() || (wish.join_failed.is_none() && view.takes_members()))
 }
 
 /// Removes machines that nobody wants: former ones, and those of members that the spec no longer names. While no client can have
@@ -96,8 +98,8 @@ pub(crate) fn remove_leftover(view: &View<'_>, decision: &mut Decision) {
             wait_for_its_place(decision, member, machine);
             continue;
         }
-        if !etcd::safety::may_wipe_leftover(&desired.etcd.formation) {
-            if etcd::safety::may_clear_away(view, member) {
+        if desired.may_hold_data() {
+            if view.may_clear_away(member) {
                 decision.step(
                     Action::DestroyMachine { member: member.clone(), data: Data::Goes },
                     "it has left the cluster, and the remaining members hold all of its data",
@@ -114,7 +116,7 @@ fn remove_unformed(view: &View<'_>, decision: &mut Decision, member: &MemberName
     let View { desired, seen, .. } = *view;
     let refused = seen.facts(member).and_then(|facts| {
         let current = safety::fence_is_current(desired.fence, member, facts);
-        current.and_then(|()| etcd::safety::formation_is_known(desired, member, facts)).err()
+        current.and_then(|()| view.data_is_known(member, facts)).err()
     });
     if let Some(because) = refused {
         return decision.block(because);

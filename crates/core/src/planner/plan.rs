@@ -3,9 +3,8 @@
 use serde::Serialize;
 
 use super::simulate::World;
-use super::{Action, Decision, Remark, Step, View, decide};
+use super::{Action, Decision, Remark, Step, Strength, View, decide};
 use crate::desire::{Configs, Wish};
-use crate::kinds::etcd::safety::{Strength, strength_during};
 use crate::model::{Ledger, Observation};
 use crate::spec::Change;
 
@@ -41,7 +40,7 @@ pub fn plan(wish: Wish<'_>, mut configs: Configs, ledger: &Ledger, seen: &Observ
         let desired = wish.desire_with(&world.ledger, &configs, IMAGINED);
         let mut seen = world.observe();
         let decision = decide(&desired, &seen);
-        let formed = desired.etcd.formation.is_formed();
+        let formed = desired.is_formed();
         if decision.steps.is_empty() {
             return Plan { steps, changes, strengths, end: decision, remarks: Vec::new() };
         }
@@ -50,7 +49,7 @@ pub fn plan(wish: Wish<'_>, mut configs: Configs, ledger: &Ledger, seen: &Observ
             if formed && at > 0 {
                 seen = world.observe();
             }
-            strengths.push(strength_during(&View::new(&desired, &seen), &step.action));
+            strengths.push(View::new(&desired, &seen).strength_during(&step.action));
             world.perform(&desired, &step.action);
             steps.push(step);
         }

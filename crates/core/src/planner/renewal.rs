@@ -1,22 +1,16 @@
-//! Renewal: a member gets another machine and keeps its data and its seat, so that to etcd it is a restart. The ledger says so before
+//! Renewal: a member gets another machine and keeps its data and its seat, so that to the others it is a restart. The ledger says so before
 //! the machine goes: whoever finds it gone knows why, and makes the next one. Where the data cannot stay, the seat is filled anew
 //! (`repair`, `membership`).
 
 use super::machines::is_ours;
+use super::voters::{Voters, healthy_of, quorum};
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
-use crate::kinds::etcd;
-use crate::kinds::etcd::planner::restart::{leads, told_with_numbers};
-use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState, ServiceState};
+use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState};
 
 /// Takes the next machine away whose renewal is recorded; where none is, records the next that is to be another one.
-pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
-        return;
-    }
-    let Ok(path) = etcd::planner::version::path(view) else { return };
-    // Etcd starts on the new machine with the version that is wanted.
-    if !etcd::planner::version::is_open(view, path) {
+    if !desired.is_formed() || !decision.steps.is_empty() || !view.may_exchange_machines() {
         return;
     }
     let another = |member: &MemberName, wish: &DesiredMember| {
@@ -49,10 +43,7 @@ pub(super) fn keeps_data(seen: &Observation, member: &MemberName, wish: &Desired
 
 fn machine<'a>(view: &View<'a>, member: &MemberName) -> Option<&'a MachineSeen> {
     let View { desired, seen, .. } = *view;
-    seen.machines
-        .get()?
-        .get(member)
-        .filter(|machine| is_ours(desired, machine) && desired.etcd.formation.has_member(member))
+    seen.machines.get()?.get(member).filter(|machine| is_ours(desired, machine) && desired.belongs(member))
 }
 
 /// The members of which this tells something: the unwell first, then followers.
@@ -60,11 +51,9 @@ fn in_turn<'a>(
     view: &View<'a>,
     tells: impl Fn(&MemberName, &DesiredMember) -> Option<String>,
 ) -> Vec<(&'a MemberName, String)> {
-    let View { desired, seen, .. } = *view;
-    let all = desired.members.iter().filter_map(|(member, wish)| Some((member, tells(member, wish)?)));
+    let all = view.desired.members.iter().filter_map(|(member, wish)| Some((member, tells(member, wish)?)));
     let mut all: Vec<_> = all.collect();
-    let well = |member: &MemberName| seen.facts(member).is_some_and(etcd::safety::is_healthy_voter);
-    all.sort_by_key(|(member, _)| (well(member), leads(seen, member)));
+    all.sort_by_key(|(member, _)| (view.is_well(member), view.leads(member)));
     all
 }
 
@@ -76,22 +65,12 @@ fn is_barred(decision: &Decision, member: &MemberName) -> bool {
 
 /// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).
 fn let_go(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
-    let View { desired, seen, .. } = *view;
-    if let Err(because) = etcd::safety::may_renew(view, member) {
+    if let Err(because) = view.may_renew(member) {
         return refuse(view, decision, member, because);
     }
-    let facts = seen.facts(member);
-    let successor = view.cluster().and_then(|c| c.successor(desired, c.get(member)?.id));
-    if let Some((to, to_id)) =
-        successor.filter(|_| leads(seen, member) && facts.is_some_and(etcd::safety::is_healthy_voter))
-    {
-        let why =
-            format!("{member} leads and is about to get a new machine: clients wait less when it hands over first");
-        return decision.step(Action::MoveLeader { member: member.clone(), to, to_id }, why);
-    }
-    let why = told_with_numbers(view, member, why);
-    if facts.is_some_and(|facts| facts.etcd.service != ServiceState::Stopped) {
-        decision.step(Action::StopEtcd { member: member.clone() }, why.clone());
+    let why = view.with_numbers(member, why);
+    if view.hand_over(member, &why, decision) {
+        return;
     }
     decision.step(Action::DestroyMachine { member: member.clone(), data: Data::Stays }, why);
 }
@@ -102,9 +81,9 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     let wish = &desired.members[member];
     let incarnation = wish.incarnation + 1;
     if keeps_data(seen, member, wish) {
-        return match etcd::safety::may_renew(view, member) {
+        return match view.may_renew(member) {
             Ok(()) => {
-                let why = told_with_numbers(view, member, why);
+                let why = view.with_numbers(member, why);
                 decision.step(Action::RecordRenewal { member: member.clone(), incarnation }, why);
             }
             Err(because) => refuse(view, decision, member, because),
@@ -113,12 +92,11 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     // Its seat is filled anew, which takes longer: nothing else is under way then, nor the one before it.
     let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.members.contains_key(m)));
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
-    let cluster = view.cluster().filter(|_| quiet);
-    let Some((cluster, listed)) = cluster.and_then(|c| Some((c, c.get(member)?))) else { return };
-    match etcd::safety::may_replace(desired, cluster, listed) {
+    let Some(may) = view.may_replace(member).filter(|_| quiet) else { return };
+    match may {
         Ok(()) => {
-            let etcd::safety::Voters { all, healthy } = cluster.count();
-            let left = format!("{}, quorum is {}", etcd::safety::healthy_of(healthy, all), etcd::safety::quorum(all));
+            let Voters { all, healthy } = view.voters();
+            let left = format!("{}, quorum is {}", healthy_of(healthy, all), quorum(all));
             let why = format!(
                 "{why}; {left}; its data does not outlive its machine, so the new one copies it from the others"
             );
@@ -131,7 +109,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
 /// Who is on the way back needs time, not the operator.
 fn refuse(view: &View<'_>, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
     if matches!(because, UnsafeBecause::Quorum { .. }) && !decision.waiting.is_empty() {
-        let etcd::safety::Voters { all, healthy } = etcd::safety::voters(view);
+        let Voters { all, healthy } = view.voters();
         return decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
     }
     decision.block(because);

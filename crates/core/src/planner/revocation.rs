@@ -5,7 +5,7 @@
 
 use super::{Action, Decision, View, safety};
 
-pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     if !decision.steps.is_empty() {
         return;

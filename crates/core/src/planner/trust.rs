@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use super::{Action, Decision, View, safety};
 use crate::model::{CertificateUse, MemberName, PlaneWish, SecretKind, TrustPlane};
 
-pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
     if !decision.steps.is_empty() {
         return;
@@ -24,9 +24,8 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) {
 fn separate(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let Some(machines) = seen.machines.get() else { return };
-    let joined = desired.etcd.formation.members().into_iter().flatten().map(|(member, _)| member);
     let everyone: BTreeSet<&MemberName> =
-        joined.chain(desired.members.keys().filter(|m| machines.contains_key(*m))).collect();
+        desired.all_joined().chain(desired.members.keys().filter(|m| machines.contains_key(*m))).collect();
     let can = |m: &&MemberName| seen.facts(m).is_some_and(|f| f.requests.contains_key(&CertificateUse::Peer));
     if everyone.iter().all(can) {
         decision.step(
@@ -41,7 +40,10 @@ fn advance(view: &View<'_>, peers: &PlaneWish, decision: &mut Decision) {
     let Some((newest, key_id)) = peers.trusted.last_key_value() else { return };
     if *newest != peers.epoch {
         if safety::trusted_by_all(view, key_id) {
-            let why = format!("every etcd trusts CA {newest} by now, so no peer refuses a certificate of it");
+            let why = format!(
+                "every {} trusts CA {newest} by now, so no peer refuses a certificate of it",
+                view.desired.program_name()
+            );
             decision.step(Action::RecordSigner { plane, epoch: *newest }, why);
         }
         return;

@@ -1,5 +1,7 @@
 //! Majorities as numbers. Rules, messages and lists of members count with them.
 
+use serde::Serialize;
+
 /// How many of `voters` must agree.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
@@ -21,4 +23,13 @@ pub struct Voters {
 pub fn healthy_of(healthy: usize, all: usize) -> String {
     let are = if all == 1 { "voter is" } else { "voters are" };
     format!("{healthy} of {all} {are} healthy")
+}
+
+/// How strong a cluster is while a step runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Strength {
+    pub voters: usize,
+    pub healthy: usize,
+    pub quorum: usize,
+    pub failures_survived: usize,
 }

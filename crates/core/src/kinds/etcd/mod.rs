@@ -9,6 +9,7 @@ pub mod flags;
 pub mod limits;
 pub mod planner;
 mod record;
+pub(crate) mod remember;
 pub mod safety;
 pub mod simulate;
 pub mod spec;

@@ -7,6 +7,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::Secret;
+use crate::kinds::Joined;
 use crate::model::{Consent, MemberName, address_in};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -203,6 +204,10 @@ pub struct FormingMember {
 }
 
 impl FormingMember {
+    pub(crate) fn joined(&self) -> Joined<'_> {
+        Joined { machine_id: &self.machine_id, address: self.address(), learns: self.learner }
+    }
+
     /// The address in its URL.
     pub fn address(&self) -> Option<IpAddr> {
         address_in(&self.peer_url)

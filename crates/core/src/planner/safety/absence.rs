@@ -7,8 +7,8 @@ use std::net::IpAddr;
 
 use jiff::SignedDuration;
 
-use crate::kinds::etcd::safety::{Voters, able, quorum, voters};
 use crate::model::MemberName;
+use crate::planner::voters::{Voters, quorum};
 use crate::planner::{UnsafeBecause, View};
 
 /// An agent that is away for less than this is waited for, and nobody is bothered.
@@ -42,9 +42,8 @@ pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result
             Ok(Absence::Dead(format!("{what}, for {seconds} s; it counts as dead after {grace} s")))
         }
         Some(grace) => {
-            let Voters { all, healthy } = able(view);
-            let lost = all > 0 && healthy < quorum(all) && !desired.etcd.recovery;
-            let majority = lost.then_some((healthy, all));
+            let lost = view.able().filter(|Voters { all, healthy }| *all > 0 && *healthy < quorum(*all));
+            let majority = lost.map(|Voters { all, healthy }| (healthy, all));
             Err(UnsafeBecause::Unseen { member: member.clone(), what: what.to_owned(), seconds, grace, majority })
         }
     }
@@ -72,10 +71,8 @@ impl Peers {
         let View { desired, seen, .. } = *view;
         let address = address_of(view, member);
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
-        let members: BTreeSet<&MemberName> =
-            desired.etcd.formation.members().into_iter().flat_map(|m| m.keys()).collect();
-        let others: Vec<&MemberName> = members.into_iter().filter(|peer| *peer != member).collect();
-        let all = voters(view).all.max(1);
+        let others: Vec<&MemberName> = desired.all_joined().filter(|peer| *peer != member).collect();
+        let all = view.voters().all.max(1);
         // Whoever tells counts, a member or not yet: where a machine is gone, its successor speaks for it.
         let telling = |word: bool| seen.agents.keys().filter(move |peer| *peer != member && told(peer) == Some(word));
         Peers {
@@ -106,5 +103,5 @@ impl Peers {
 fn address_of(view: &View<'_>, member: &MemberName) -> Option<IpAddr> {
     let View { desired, seen, .. } = *view;
     let machine = seen.machines.get()?.get(member).and_then(|machine| machine.address);
-    machine.or_else(|| desired.etcd.formation.members()?.get(member)?.address())
+    machine.or_else(|| desired.joined(member)?.address)
 }

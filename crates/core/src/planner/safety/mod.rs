@@ -10,7 +10,6 @@ mod revocation;
 mod trust;
 
 use super::blocked::UnsafeBecause;
-use crate::kinds::etcd::{self, safety::may_wipe_leftover};
 use crate::model::{Desired, DesiredMember, Facts, MemberName};
 use crate::planner::View;
 
@@ -23,10 +22,10 @@ pub use trust::{believe, is_absurd_fence, is_witness};
 
 /// Settings that a running cluster cannot change: each one that the spec changes is refused on its own.
 pub fn fixed_at_formation(desired: &Desired) -> Vec<UnsafeBecause> {
-    if may_wipe_leftover(&desired.etcd.formation) {
+    if !desired.may_hold_data() {
         return Vec::new();
     }
-    let of_kind = etcd::safety::fixed_at_formation(&desired.etcd);
+    let of_kind = desired.settings_of_kind();
     let shared = desired.formed_with.iter().flat_map(|then| {
         let now = &desired.form_with;
         let settings = [

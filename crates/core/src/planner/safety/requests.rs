@@ -16,5 +16,5 @@ pub fn drop_stale(ledger: &mut Ledger, now: Timestamp, changed: bool) {
     ledger.downtime = ledger.downtime.take().filter(|consent| counts(consent) && !changed);
     // It was given for the machines that were unreachable then. A later run may miss others.
     ledger.without_grace = None;
-    ledger.etcd.drop_stale(counts);
+    ledger.drop_stale_requests_of_kind(counts);
 }

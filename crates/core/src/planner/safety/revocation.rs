@@ -13,9 +13,8 @@ pub fn is_gone(view: &View<'_>, member: &MemberName, incarnation: u64) -> bool {
         name.seat() == member.seat() && machine.incarnation == incarnation && machine.cluster_id == desired.cluster_id
     };
     let current = desired.members.get(member).map(|wish| wish.incarnation);
-    let listed = desired.etcd.formation.members().is_some_and(|members| {
-        let is_current = current.is_none_or(|current| current == incarnation);
-        members.contains_key(&member.former(incarnation)) || (is_current && members.contains_key(member))
-    });
+    let is_current = current.is_none_or(|current| current == incarnation);
+    let listed =
+        desired.joined(&member.former(incarnation)).is_some() || (is_current && desired.joined(member).is_some());
     current != Some(incarnation) && !listed && !machines.iter().any(is_it)
 }

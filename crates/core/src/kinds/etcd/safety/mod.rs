@@ -9,21 +9,20 @@ pub mod revision;
 use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
-use serde::Serialize;
 
 use super::cluster::{Cluster, Listed};
 use super::{Formation, FormingMember, Wish};
 use crate::model::Version;
 use crate::model::{
     AgentSeen, BackupNote, Data, DataSeen, Desired, Destruction, Facts, MachineSeen, MemberName, Observation, Seen,
-    ServiceState, Stamp, address_in,
+    ServiceState, Stamp, TrustPlane, address_in,
 };
 use crate::planner::{Action, Change, UnsafeBecause, View};
 
 pub(crate) use log::{Log, log_of, may_join_this_log, reader};
 pub use renewal::{may_renew, may_replace};
 
-pub use crate::planner::voters::{Voters, failures_survived, healthy_of, quorum};
+pub use crate::planner::voters::{Strength, Voters, failures_survived, healthy_of, quorum};
 
 /// The revision of an etcd that no client has written to.
 const UNWRITTEN: u64 = 1;
@@ -227,15 +226,6 @@ pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBec
         return Err(UnsafeBecause::Outage { member: member.clone(), voters: all });
     }
     Ok(())
-}
-
-/// How strong a cluster is while a step runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct Strength {
-    pub voters: usize,
-    pub healthy: usize,
-    pub quorum: usize,
-    pub failures_survived: usize,
 }
 
 /// The weaker of what is before the step and what is after it. `None` before a cluster is formed.
@@ -446,4 +436,15 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
     let in_the_way = desired.members.values().any(|wish| wish.address.is_some() && wish.address == machine.address);
     !listed && (complete || in_the_way)
+}
+
+/// A running etcd trusts what it was started with, one that is stopped what it will read. One that keeps ending is
+/// started with settings that nobody tells.
+pub(crate) fn trusts(facts: &Facts, key_id: &str) -> bool {
+    let Some(trust) = facts.etcd.trust.get(&TrustPlane::Peer) else { return false };
+    match facts.etcd.service {
+        ServiceState::Running { .. } => trust.running.contains(key_id),
+        ServiceState::Stopped => trust.on_disk.contains(key_id),
+        ServiceState::BackingOff { .. } | ServiceState::Unknown { .. } => false,
+    }
 }

@@ -1,0 +1,250 @@
+//! What the ledger records of etcd: before and after a step, and of what an observation shows.
+
+use std::collections::BTreeSet;
+
+use jiff::Timestamp;
+
+use super::cluster::Cluster;
+use super::safety::{self, DataVerdict};
+use super::{AuthOp, EtcdStatus, Formation, OwnedUser};
+use crate::model::{Data, Desired, Ledger, MemberName, MemberRecord, Observation};
+use crate::planner::Action;
+use crate::planner::remember::raise_incarnation;
+
+/// Revisions that differ by less are not worth a write to the ledger.
+const NEAR: u64 = 10_000;
+
+/// Writes what must be known before the step is done. Says whether the ledger changed.
+pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
+    match action {
+        Action::RecordRecovery { was, token, from } => recovering(ledger, was, token, from),
+        Action::RecordRestoring { was, token, members, sha256, bump_revision } => {
+            let Some(wish) = ledger.etcd.restore.as_ref().filter(|wish| wish.sha256 == *sha256) else { return false };
+            // Should this attempt be given up after clients saw it, the next one begins above it.
+            let begins_at = wish.revision.saturating_add(*bump_revision);
+            ledger.etcd.highest_revision = safety::revision::remembered(ledger.etcd.highest_revision).max(begins_at);
+            ledger.etcd.formation = Formation::Restoring {
+                was: was.clone(),
+                token: token.clone(),
+                members: members.clone(),
+                sha256: sha256.clone(),
+                bump_revision: *bump_revision,
+            };
+            true
+        }
+        Action::AddLearner { member, joining, .. } => {
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
+                members.insert(member.clone(), joining.clone());
+            }
+            true
+        }
+        Action::JoinEtcd { .. } | Action::Promote { .. } | Action::RemoveMember { .. } => {
+            ledger.etcd.last_change = Some(now);
+            true
+        }
+        Action::RecordForming { token, members } => {
+            ledger.etcd.formation = Formation::Forming { token: token.clone(), members: members.clone() };
+            true
+        }
+        Action::AbandonFormation { token } => abandon(ledger, token),
+        Action::RecordFormed { etcd_cluster_id } => formed(ledger, desired, *etcd_cluster_id),
+        Action::Auth { op: AuthOp::AddUser { user }, .. } => {
+            let made = OwnedUser { password: password(desired, user), adopted: false };
+            ledger.etcd.auth.users.insert(user.clone(), made);
+            true
+        }
+        Action::Auth { op: AuthOp::AddRole { role }, .. } => ledger.etcd.auth.roles.insert(role.clone()),
+        _ => false,
+    }
+}
+
+/// Writes what only holds once the step is done. Says whether the ledger changed.
+pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
+    match action {
+        Action::AddLearner { .. } => {
+            ledger.etcd.last_change = Some(now);
+            true
+        }
+        Action::Promote { member, .. } => {
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation
+                && let Some(known) = members.get_mut(member)
+            {
+                known.learner = false;
+            }
+            true
+        }
+        Action::RemoveMember { member, failed, .. } => {
+            ledger.etcd.last_change = Some(now);
+            if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
+                members.remove(member);
+            }
+            // Its machine is of no use any more: should the seat come back, it begins on another.
+            if ledger.members.contains_key(member) {
+                raise_incarnation(ledger, member);
+            }
+            if let Some(why) = failed {
+                ledger.members.entry(member.clone()).or_default().join_failed = Some(why.clone());
+            }
+            true
+        }
+        // Whoever was cut short between a removal and this knew better than the ledger.
+        Action::DestroyMachine { member, data: Data::Goes } => match &mut ledger.etcd.formation {
+            Formation::Formed { members, .. } => members.remove(member).is_some(),
+            _ => false,
+        },
+        Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
+            let known = OwnedUser { password: None, adopted: true };
+            ledger.etcd.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);
+            true
+        }
+        Action::Auth { op: AuthOp::DeleteUser { user }, .. } => ledger.etcd.auth.users.remove(user).is_some(),
+        Action::Auth { op: AuthOp::DeleteRole { role }, .. } => ledger.etcd.auth.roles.remove(role),
+        _ => false,
+    }
+}
+
+/// Notes how far revisions went, who belongs to the cluster, and which version all members run.
+pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    end_renewals(ledger, desired, seen);
+    if let Some(cluster) = Cluster::see(desired, seen) {
+        let statuses: Vec<&EtcdStatus> =
+            cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
+        if let Formation::Formed { members, .. } = &mut ledger.etcd.formation
+            && safety::is_fresh(desired, &cluster)
+        {
+            // Who was removed in a step that was cut short. One that is wanted may be about to join.
+            members.retain(|name, _| desired.members.contains_key(name) || cluster.get(name).is_some());
+            for listed in cluster.listed.iter() {
+                if let Some(known) = members.get_mut(&listed.name) {
+                    known.learner = listed.is_learner;
+                }
+            }
+        }
+        if desired.members.keys().all(|m| cluster.get(m).is_some_and(|listed| !listed.is_learner)) {
+            ledger.etcd.recovered = None;
+        }
+        let highest = safety::revision::told(statuses.iter().copied()).unwrap_or(0);
+        // Every write moves it; what is noted must only be near.
+        let noted = safety::revision::remembered(ledger.etcd.highest_revision);
+        if highest > noted.saturating_add(NEAR) || noted != ledger.etcd.highest_revision {
+            ledger.etcd.highest_revision = highest.max(noted);
+        }
+        let versions: BTreeSet<&String> = statuses.iter().map(|s| &s.version).collect();
+        if let (Some(formed_with), [version], true) = (
+            &mut ledger.etcd.formed_with,
+            versions.into_iter().collect::<Vec<_>>().as_slice(),
+            statuses.len() == cluster.voters().count(),
+        ) {
+            formed_with.version.clone_from(version);
+        }
+    }
+}
+
+/// A recovery or a restore that has begun is neither done nor refused, and continues.
+pub(crate) fn answered(ledger: &mut Ledger) {
+    if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) {
+        ledger.etcd.recovery = None;
+    }
+    if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) {
+        ledger.etcd.restore = None;
+    }
+}
+
+/// A renewal is over when its data was seen on the new machine, which is the member's from then on. An agent that was seen before the
+/// present machine was claimed is that of one before it.
+fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    let Formation::Formed { token, members, .. } = &mut ledger.etcd.formation else { return };
+    let is_claimed = |r: &MemberRecord| r.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
+    for (member, known) in members {
+        let record = ledger.members.get_mut(member);
+        let Some(record) = record.filter(|r| r.renewing == Some(r.incarnation) && is_claimed(r)) else { continue };
+        let machine = seen.machines.get().and_then(|m| m.get(member));
+        let is_it = machine.is_some_and(|m| m.incarnation == record.incarnation);
+        let Some(facts) = seen.facts(member).filter(|_| is_it) else { continue };
+        if safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
+            record.renewing = None;
+            known.machine_id.clone_from(&facts.machine_id);
+        }
+    }
+}
+
+/// The machine that a member had stays a member under this name, until etcd no longer lists it.
+pub(crate) fn former(ledger: &mut Ledger, member: &MemberName, had: u64) {
+    if let Formation::Formed { members, .. }
+    | Formation::Recovering { members, .. }
+    | Formation::Restoring { members, .. } = &mut ledger.etcd.formation
+        && let Some(known) = members.remove(member)
+    {
+        members.insert(member.former(had), known);
+    }
+}
+
+fn recovering(ledger: &mut Ledger, lost: &str, token: &str, from: &MemberName) -> bool {
+    let (Formation::Formed { token: was, members, .. } | Formation::Recovering { was, members, .. }) =
+        &ledger.etcd.formation
+    else {
+        return false;
+    };
+    if was != lost {
+        return false;
+    }
+    let (was, members) = (was.clone(), members.clone());
+    ledger.etcd.formation = Formation::Recovering { was, token: token.to_owned(), from: from.clone(), members };
+    true
+}
+
+fn password(desired: &Desired, user: &str) -> Option<String> {
+    let wish = desired.etcd.auth.as_ref()?;
+    match wish.users.get(user) {
+        Some(user) => user.password.clone(),
+        None => wish.root_password.clone(),
+    }
+}
+
+fn abandon(ledger: &mut Ledger, abandoned: &str) -> bool {
+    match &ledger.etcd.formation {
+        Formation::Forming { token, .. } if token == abandoned => {
+            ledger.etcd.formation = Formation::Unformed;
+            ledger.etcd.abandoned.insert(abandoned.to_owned());
+            true
+        }
+        _ => false,
+    }
+}
+
+fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool {
+    if let Formation::Recovering { token, from, members, .. } = ledger.etcd.formation.clone() {
+        let saved = members.iter().filter(|(m, _)| **m == from).map(|(m, known)| (m.clone(), known.clone()));
+        let lost = members.keys().filter(|m| **m != from && !m.is_former());
+        ledger.etcd.formation = Formation::Formed { token, etcd_cluster_id, members: saved.collect() };
+        for member in lost {
+            raise_incarnation(ledger, member);
+        }
+        ledger.etcd.recovered = ledger.etcd.recovery.take().map(|request| request.consent);
+        return true;
+    }
+    if let Formation::Restoring { token, members, .. } = ledger.etcd.formation.clone() {
+        ledger.etcd.formation = Formation::Formed { token, etcd_cluster_id, members };
+        settle(ledger, desired);
+        (ledger.etcd.restore, ledger.etcd.recovery, ledger.etcd.recovered) = (None, None, None);
+        // Users came back with the data, and with the passwords that they had then.
+        for (user, owned) in &mut ledger.etcd.auth.users {
+            if user != "root" {
+                owned.password = None;
+            }
+        }
+        return true;
+    }
+    let Formation::Forming { token, members } = &ledger.etcd.formation else { return false };
+    ledger.etcd.formation = Formation::Formed { token: token.clone(), etcd_cluster_id, members: members.clone() };
+    settle(ledger, desired);
+    true
+}
+
+/// Settings that the running cluster cannot change from now on.
+fn settle(ledger: &mut Ledger, desired: &Desired) {
+    ledger.formed_with = Some(desired.form_with.clone());
+    ledger.etcd.formed_with = Some(desired.etcd.form_with.clone());
+}
