@@ -1,10 +1,15 @@
 //! The certificates of etcd, as one set of files. etcd reads certificate and key as two files at each handshake, so a set is
 //! a directory of its own and the link to it flips from the old to the new in one instant.
 
-use std::collections::BTreeMap;
-use std::fs;
+mod kubeadm;
 
-use quorate_core::model::CertificateUse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use quorate_core::kinds::etcd::{SERVICE, pki};
+use quorate_core::model::{CertificateUse, NodeConfig, ServiceState};
+use quorate_core::spec::CertificateLayout;
 use quorate_core::text::hex;
 use quorate_pki::KeyPair;
 use quorate_pki::Sha256;
@@ -21,6 +26,7 @@ use crate::kinds::etcd::trust;
 use crate::layout::Layout;
 use crate::state::State;
 use crate::{AgentError, tls};
+pub(crate) use kubeadm::Obstacle;
 
 impl Agent {
     pub(crate) async fn install_certificates(
@@ -53,9 +59,43 @@ impl Agent {
         Ok(())
     }
 
+    /// Puts the certificates where etcd reads them, and removes them where it no longer does.
     pub(crate) async fn put_certificates(&self) -> Result<(), AgentError> {
+        let layouts = self.layouts_in_use().await;
         let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.etcd.service.owner()?);
-        crate::blocking(move || put(&layout, &state, owner)).await
+        crate::blocking(move || put(&layout, &state, owner, &layouts)).await
+    }
+
+    /// The layout of the config in place; and as long as etcd was not started with that one, those that it may be started with again.
+    async fn layouts_in_use(&self) -> BTreeSet<CertificateLayout> {
+        let state = self.state.get();
+        let in_place = state.node_config.as_ref();
+        let wanted = in_place.and_then(|in_place| in_place.config.etcd()).map(|etcd| etcd.layout).unwrap_or_default();
+        let before: BTreeSet<_> = state.etcd.launched.iter().map(|launched| launched.layout).chain([wanted]).collect();
+        if before.len() == 1 {
+            return before;
+        }
+        let digest = in_place.map(|in_place| in_place.service_digest(SERVICE)).unwrap_or_default();
+        let follows = match self.etcd.service.look().await {
+            ServiceState::Running { digest: of, .. } => of == digest,
+            ServiceState::Stopped => !state.etcd.wanted_running,
+            ServiceState::BackingOff { .. } | ServiceState::Unknown { .. } => false,
+        };
+        if follows { BTreeSet::from([wanted]) } else { before }
+    }
+
+    /// What keeps this machine from having the certificates where a config wants them.
+    pub(crate) fn certificates_in_the_way(&self, config: &NodeConfig) -> Result<Option<Obstacle>, AgentError> {
+        if config.etcd().is_none_or(|etcd| etcd.layout != CertificateLayout::Kubeadm) {
+            return Ok(None);
+        }
+        let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Health];
+        let stems = uses.into_iter().filter_map(|of| pki::file_stem(CertificateLayout::Kubeadm, of));
+        let files = stems.flat_map(|stem| [format!("{stem}.crt"), format!("{stem}.key")]);
+        let files: Vec<String> = [pki::CA, pki::PEER_CA].map(String::from).into_iter().chain(files).collect();
+        let directory = self.layout.root().join(pki::KUBEADM_DIRECTORY);
+        let names = files.iter().map(String::as_str);
+        Ok(kubeadm::obstacle(self.layout.root(), &directory, names, self.etcd.service.owner()?))
     }
 }
 
@@ -90,31 +130,97 @@ fn check_issuer(state: &State, chain: &str) -> Result<(), Refusal> {
     }
 }
 
-/// Writes the set that the state holds, unless it is in place, and removes all others.
-fn put(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), AgentError> {
-    let Some(trust) = &state.trust else { return Ok(()) };
-    let mut set = vec![(String::from("ca.crt"), trust.as_str(), 0o644, owner)];
-    for of in [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root] {
-        // etcd's own user has no business with what the agent logs in with.
-        let owner = owner.filter(|_| of != CertificateUse::Root);
-        if let (Some(chain), Some(key)) = (state.chains.get(&of), state.key(of)) {
-            set.push((format!("{}.crt", of.file_stem()), chain, 0o644, owner));
-            set.push((format!("{}.key", of.file_stem()), key.expose(), files::PRIVATE, owner));
-        }
+/// One file of a set.
+struct Entry<'a> {
+    name: String,
+    content: &'a str,
+    mode: u32,
+    owner: Option<Owner>,
+}
+
+impl Entry<'_> {
+    fn ensure_in(&self, directory: &Path) -> Result<(), AgentError> {
+        files::ensure(&directory.join(&self.name), self.content.as_bytes(), self.mode, self.owner)
     }
+}
+
+/// Tells two sets apart.
+fn digest_of(set: &[Entry<'_>]) -> String {
     let mut digest = Sha256::new();
-    for (name, content, ..) in &set {
+    for Entry { name, content, .. } in set {
         digest.update(format!("{name} {}\n{content}", content.len()));
     }
+    hex(&digest.finalize())[..16].to_owned()
+}
+
+/// Writes the sets that the state holds, unless they are in place, and removes all others.
+fn put(
+    layout: &Layout,
+    state: &State,
+    owner: Option<Owner>,
+    layouts: &BTreeSet<CertificateLayout>,
+) -> Result<(), AgentError> {
+    let Some(trust) = &state.trust else { return Ok(()) };
+    let is_standard = layouts.contains(&CertificateLayout::Standard);
+    // What the agent and the machine's admin log in with stays in quorate's own directory.
+    let own: &[CertificateUse] = if is_standard {
+        &[CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root]
+    } else {
+        &[CertificateUse::Root]
+    };
+    let mut set = vec![Entry { name: pki::CA.to_owned(), content: trust, mode: 0o644, owner }];
+    set.extend(pairs(state, CertificateLayout::Standard, own, owner));
+    let directory = layout.root().join(pki::KUBEADM_DIRECTORY);
+    if layouts.contains(&CertificateLayout::Kubeadm) {
+        kubeadm::put(&directory, &kubeadm_set(state, trust, owner))?;
+    }
+    put_standard(layout, &set)?;
+    if !layouts.contains(&CertificateLayout::Kubeadm) {
+        kubeadm::clear(layout.root(), &directory)?;
+    }
+    Ok(())
+}
+
+fn put_standard(layout: &Layout, set: &[Entry<'_>]) -> Result<(), AgentError> {
     let link = layout.certificates();
-    let current = format!("pki-{}", &hex(&digest.finalize())[..16]);
+    let current = format!("pki-{}", digest_of(set));
     let directory = link.with_file_name(&current);
     files::make_dir(&directory, 0o755)?;
-    for (name, content, mode, owner) in &set {
-        files::ensure(&directory.join(name), content.as_bytes(), *mode, *owner)?;
+    for entry in set {
+        entry.ensure_in(&directory)?;
     }
     files::link(&link, &current)?;
     remove_others(layout, &current)
+}
+
+/// The CAs that etcd reads at its start are those of the node config, where it has some.
+fn kubeadm_set<'a>(state: &'a State, trust: &'a str, owner: Option<Owner>) -> Vec<Entry<'a>> {
+    let config = state.node_config.as_ref().map(|in_place| &*in_place.config);
+    let clients = config.and_then(trust::client_bundle).unwrap_or(trust);
+    let peers = config.and_then(trust::peer_bundle);
+    let bundles = [Some((pki::CA, clients)), peers.map(|peers| (pki::PEER_CA, peers))];
+    let bundle = |(name, content): (&str, &'a str)| Entry { name: name.to_owned(), content, mode: 0o644, owner };
+    let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Health];
+    let pairs = pairs(state, CertificateLayout::Kubeadm, &uses, owner);
+    bundles.into_iter().flatten().map(bundle).chain(pairs).collect()
+}
+
+fn pairs<'a>(
+    state: &'a State,
+    layout: CertificateLayout,
+    uses: &[CertificateUse],
+    owner: Option<Owner>,
+) -> Vec<Entry<'a>> {
+    let pair = |of: &CertificateUse| {
+        // etcd's own user has no business with what others log in with.
+        let owner = owner.filter(|_| !matches!(of, CertificateUse::Root | CertificateUse::Health));
+        let (stem, chain, key) = (pki::file_stem(layout, *of)?, state.chains.get(of)?, state.key(*of)?);
+        Some([
+            Entry { name: format!("{stem}.crt"), content: chain, mode: 0o644, owner },
+            Entry { name: format!("{stem}.key"), content: key.expose(), mode: files::PRIVATE, owner },
+        ])
+    };
+    uses.iter().filter_map(pair).flatten().collect()
 }
 
 fn remove_others(layout: &Layout, current: &str) -> Result<(), AgentError> {
@@ -134,7 +240,7 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use quorate_core::Secret;
-    use quorate_core::model::{ConfigFile, NodeConfig};
+    use quorate_core::model::ConfigFile;
 
     use super::*;
     use crate::api::Seed;
@@ -163,18 +269,26 @@ mod tests {
         let (store, _) = state::open(&layout, &path).unwrap();
         let mut state = (*store.get()).clone();
         state.trust = Some(String::from("ca"));
-        let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root];
-        for of in uses {
+        use CertificateUse::{Health, Member, Peer, Root};
+        for of in [Member, Peer, Root, Health] {
             state.chains.insert(of, String::from("chain"));
             state.brought_keys.insert(of, Secret::new("key"));
         }
         let owner_of = |name: &str| fs::metadata(layout.root().join(name)).unwrap().uid();
         // As an older agent left them.
-        put(&layout, &state, Some((0, 0))).unwrap();
-        put(&layout, &state, Some((NOBODY, NOBODY))).unwrap();
+        let standard = BTreeSet::from([CertificateLayout::Standard]);
+        put(&layout, &state, Some((0, 0)), &standard).unwrap();
+        put(&layout, &state, Some((NOBODY, NOBODY)), &standard).unwrap();
         for (file, owner) in [("member.key", NOBODY), ("peer.key", NOBODY), ("ca.crt", NOBODY), ("root.key", 0)] {
             assert_eq!(owner_of(&format!("etc/etcd/pki/{file}")), owner, "{file}");
         }
+        put(&layout, &state, Some((NOBODY, NOBODY)), &BTreeSet::from([CertificateLayout::Kubeadm])).unwrap();
+        let kubeadm = |name: &str| owner_of(&format!("etc/kubernetes/pki/etcd/{name}"));
+        for (file, owner) in [("server.key", NOBODY), ("peer.key", NOBODY), ("healthcheck-client.key", 0)] {
+            assert_eq!(kubeadm(file), owner, "{file}");
+        }
+        assert!(!layout.certificates().join("member.key").exists(), "a key of etcd is in one place");
+        assert_eq!(owner_of("etc/etcd/pki/root.key"), 0);
         let file = |path: &str| ConfigFile::text(path, 0o600, Secret::new("secret"));
         let files = vec![file("etc/etcd/jwt.key"), file("etc/quorate/root-password")];
         let owners = BTreeMap::from([(String::from("etc/etcd/jwt.key"), (NOBODY, NOBODY))]);

@@ -36,6 +36,10 @@ impl Agent {
                 return Err(Refusal::Failed { why: format!("{} is said to be hexadecimal and is not", file.path) });
             }
         }
+        if let Some(obstacle) = self.certificates_in_the_way(config)? {
+            self.note_not_ready(fence, &in_place.digest, obstacle);
+            return Ok(());
+        }
         let search = search.filter(|_| !self.keeps_host).or_else(|| state.search.clone());
         let Some(binary) = self.program_for(fence, &in_place, search.as_deref()).await else { return Ok(()) };
         // Files first: a generation counts as in place only when it is. What an interrupted one left is overwritten by the
@@ -46,6 +50,8 @@ impl Agent {
         let take =
             |state: &mut State| (state.node_config, state.etcd.binary, state.search) = (Some(in_place), binary, search);
         self.state.update(take).await?;
+        // They may have to be somewhere else now. Those of an etcd that runs stay where it was told that they are.
+        self.put_certificates().await?;
         self.stop_unlisted().await?;
         self.help_up().await;
         Ok(())

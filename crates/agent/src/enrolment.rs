@@ -40,7 +40,12 @@ impl Agent {
         let state = self.state.get();
         let mut made = Vec::new();
         let member = state.identity.member.as_str();
-        let wanted = [(CertificateUse::Member, member), (CertificateUse::Peer, member), (CertificateUse::Root, "root")];
+        let wanted = [
+            (CertificateUse::Member, member),
+            (CertificateUse::Peer, member),
+            (CertificateUse::Root, "root"),
+            (CertificateUse::Health, "health"),
+        ];
         for (of, name) in wanted {
             let known = state.keys.get(&of).map(Key::pair).transpose()?;
             if known.is_none_or(|key| key.algorithm() != algorithm) {
@@ -52,11 +57,14 @@ impl Agent {
         self.state.update(|state| state.keys.extend(made)).await
     }
 
-    /// A machine that was enrolled by an older program lacks the key for its peers.
-    pub(crate) async fn make_peer_key(&self) -> Result<(), AgentError> {
+    /// A machine that was enrolled by an older program lacks the keys for its peers and for health checks.
+    pub(crate) async fn make_missing_keys(&self) -> Result<(), AgentError> {
         let state = self.state.get();
         match state.keys.get(&CertificateUse::Member) {
-            Some(key) if state.enrolled && !state.keys.contains_key(&CertificateUse::Peer) => {
+            Some(key)
+                if state.enrolled
+                    && ![CertificateUse::Peer, CertificateUse::Health].iter().all(|of| state.keys.contains_key(of)) =>
+            {
                 self.make_keys(key.pair()?.algorithm()).await
             }
             _ => Ok(()),

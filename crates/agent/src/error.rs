@@ -22,6 +22,11 @@ pub enum AgentError {
          program", path.display()
     )]
     NewerState { path: PathBuf, written: u32, ours: Program },
+    #[error(
+        "{} was not written by quorate: if nothing needs it any more, move it away; or set `tls.layout: standard`",
+        path.display()
+    )]
+    NotOurs { path: PathBuf },
     #[error("another agent keeps {}", path.display())]
     AlreadyRunning { path: PathBuf },
     /// What the seed disk says of the machine cannot be.

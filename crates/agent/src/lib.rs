@@ -167,7 +167,7 @@ impl Agent {
         };
         // Whatever is wrong, the controller must be able to ask.
         for error in
-            [files, self.make_peer_key().await, self.put_certificates().await].into_iter().filter_map(Result::err)
+            [files, self.make_missing_keys().await, self.put_certificates().await].into_iter().filter_map(Result::err)
         {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }

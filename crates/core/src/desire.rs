@@ -258,9 +258,16 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         renew_before: hours(spec.tls.renew_before()),
         brought_authority: brought.authority.clone(),
         root: spec.etcd.client_auth.asks_for_certificates(),
+        health: wants_health(spec),
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),
     }
+}
+
+/// kubeadm has a certificate for health checks. It is of use where clients show certificates, and signed where quorate signs them.
+fn wants_health(spec: &ClusterSpec) -> bool {
+    let signs = spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none();
+    signs && spec.tls.layout == spec::CertificateLayout::Kubeadm
 }
 
 fn plane(plane: &Plane) -> Option<PlaneWish> {

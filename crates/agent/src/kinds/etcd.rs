@@ -33,8 +33,9 @@ mod wal;
 pub(crate) use parts::Etcd;
 pub(crate) use ports::openings;
 pub(crate) use quorate_core::kinds::etcd::SERVICE;
+use quorate_core::kinds::etcd::pki;
 pub(crate) use service::profile;
 pub(crate) use state::EtcdState;
 
 /// Below the root, what is written for etcd by the agent alone, and what is stored next to it under longer names.
-pub(crate) const PLACES: [&str; 2] = ["var/lib/etcd", "etc/etcd/pki"];
+pub(crate) const PLACES: [&str; 3] = ["var/lib/etcd", pki::DIRECTORY, pki::KUBEADM_DIRECTORY];

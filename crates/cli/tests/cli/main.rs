@@ -19,6 +19,7 @@ mod floods;
 mod given_machines;
 mod history;
 mod intruders;
+mod kubeadm_layout;
 mod kubernetes;
 mod liars;
 mod life;

@@ -11,7 +11,7 @@ use quorate_agent::api::{
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::kinds::etcd::AuthOp;
-use quorate_core::kinds::etcd::{Formation, Membership};
+use quorate_core::kinds::etcd::{Formation, Membership, pki};
 use quorate_core::model::{
     AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Ledger, MachineCertificate,
     MachineId, MemberName, NodeConfig, Observation, Stamp, https_url,
@@ -461,6 +461,11 @@ impl Controller {
                 }
             };
             certificates.insert(CertificateUse::Root, root);
+        }
+        if desired.certificates.health {
+            let wish = client_wish(pki::HEALTH_NAME, desired);
+            let chain = sign(ledger.authorities.client.as_ref(), request(CertificateUse::Health)?, &wish)?;
+            certificates.insert(CertificateUse::Health, Certificate { chain, key: None });
         }
         let own = self.sign_for_agent(member, request(CertificateUse::Agent)?)?;
         certificates.insert(CertificateUse::Agent, Certificate { chain: own, key: None });

@@ -114,6 +114,8 @@ pub struct CertificateWish {
     pub brought_authority: Option<String>,
     /// Whether the agent needs a client certificate as user root.
     pub root: bool,
+    /// Whether the machine gets one for health checks.
+    pub health: bool,
     /// Set where certificates are made elsewhere: what is wanted is then exactly these.
     pub brought: Option<BTreeMap<MemberName, String>>,
     pub brought_root: Option<String>,

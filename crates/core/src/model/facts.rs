@@ -100,6 +100,8 @@ pub enum CertificateUse {
     Root,
     /// The agent's, to its controller. Signed by the control CA.
     Agent,
+    /// For health checks on the machine. Its name is no etcd user, unless the spec declares one.
+    Health,
 }
 
 impl CertificateUse {
@@ -109,6 +111,7 @@ impl CertificateUse {
             CertificateUse::Peer => "peer",
             CertificateUse::Root => "root",
             CertificateUse::Agent => "agent",
+            CertificateUse::Health => "health",
         }
     }
 }
@@ -128,7 +131,7 @@ pub struct CertificateSeen {
 }
 
 /// Whether a machine took the last node config that it was given. One that has data takes none whose etcd it does not have: after a boot it
-/// could start nothing.
+/// could start nothing. And none takes a config that would overwrite files of somebody else.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ConfigAttempt {
@@ -139,6 +142,8 @@ pub enum ConfigAttempt {
     Taken,
     /// The program of the config with this digest was not found.
     WithoutProgram { digest: String, seen: BinarySeen },
+    /// The machine is not ready for the config with this digest, and what helps is up to the operator.
+    NotReady { digest: String, why: String, remedy: String },
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

@@ -23,7 +23,7 @@ pub struct IssuedCertificate {
     pub revoked: bool,
 }
 
-/// A machine's certificate: to clients, to peers, or as user root. It is refused once that machine is no longer part of the
+/// A machine's certificate: to clients, to peers, as user root, or for health checks. It is refused once that machine is no longer part of the
 /// cluster. One that was renewed is kept until it has ended: its key is that of the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineCertificate {
@@ -89,7 +89,7 @@ impl Issued {
     /// The serial numbers that etcd refuses of its peers. A peer that showed what clients are shown has done so in a cluster
     /// whose peers had no CA of their own yet.
     pub fn refused_of_peers(&self) -> impl Iterator<Item = &str> {
-        self.refused_machines(|of| of != CertificateUse::Root)
+        self.refused_machines(|of| !matches!(of, CertificateUse::Root | CertificateUse::Health))
     }
 
     fn refused_machines(&self, of: impl Fn(CertificateUse) -> bool) -> impl Iterator<Item = &str> {

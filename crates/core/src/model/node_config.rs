@@ -9,6 +9,7 @@ use sha2::{Digest, Sha256};
 
 use super::HostConfig;
 use crate::Secret;
+use crate::spec::CertificateLayout;
 
 /// Replaced by the agent with its own root directory.
 pub const ROOT: &str = "{root}";
@@ -80,6 +81,9 @@ pub struct EtcdService {
     pub binary: BinarySource,
     /// Flags without their dashes. Those that matter only at the first start are not here.
     pub flags: BTreeMap<String, String>,
+    /// Where its certificates are; the flags name the same paths.
+    #[serde(default, skip_serializing_if = "CertificateLayout::is_standard")]
+    pub layout: CertificateLayout,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -142,7 +146,9 @@ impl NodeConfig {
         let digest = |service: &ServiceConfig| {
             let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| service.inputs.contains(&f.path)).collect();
             match &service.runs {
-                Runs::Etcd(EtcdService { version, binary: _, flags }) => digest_of(&(version, flags, inputs)),
+                Runs::Etcd(EtcdService { version, binary: _, flags, layout: _ }) => {
+                    digest_of(&(version, flags, inputs))
+                }
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }
         };

@@ -26,6 +26,7 @@ listed! {
         NewerAgent { member: MemberName, runs: Program, ours: Program },
         UpgradeFailed { member: MemberName, runs: Program, to: Program, why: String },
         WrongBinary { member: MemberName, wanted: String, found: String, remedy: String },
+        NotReady { member: MemberName, why: String, remedy: String },
         ForeignData { member: MemberName, found: String },
         Unseen { member: MemberName, what: String, seconds: u64, grace: u64, majority: Option<(usize, usize)> },
         PeersReach { member: MemberName, by: BTreeSet<MemberName> },
@@ -103,6 +104,7 @@ impl UnsafeBecause {
             UnsafeBecause::NewerAgent { member, .. } => by(Rule::KnownVersions).on(member).bars_orders(),
             UnsafeBecause::OtherFormation { member, .. } => by(Rule::FormationsShareNothing).on(member).bars_orders(),
             UnsafeBecause::WrongBinary { member, .. } => by(Rule::KnownVersions).on(member),
+            UnsafeBecause::NotReady { member, .. } => by(Rule::MachineIsReady).on(member),
             // An agent that was not upgraded still does what its own protocol has.
             UnsafeBecause::UpgradeFailed { .. }
             | UnsafeBecause::VersionPath { .. }
@@ -193,6 +195,9 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::WrongBinary { member, wanted, found, .. } => {
                 write!(f, "{member} needs etcd {wanted}, but {found}")
+            }
+            UnsafeBecause::NotReady { member, why, .. } => {
+                write!(f, "{member} is not ready for its configuration: {why}")
             }
             UnsafeBecause::ForeignData { member, found } => {
                 write!(f, "the data directory of {member} is not empty and not of this cluster: {found}")

@@ -50,6 +50,9 @@ fn wanting(
     if desired.certificates.root {
         uses.push(CertificateUse::Root);
     }
+    if desired.certificates.health {
+        uses.push(CertificateUse::Health);
+    }
     uses.push(CertificateUse::Agent);
     uses.into_iter()
         .filter_map(|of| {
@@ -76,7 +79,7 @@ fn fault(
         CertificateUse::Member => wish.brought.as_ref().and_then(|b| b.get(member)),
         CertificateUse::Peer => shared_with_clients(wish).and_then(|b| b.get(member)),
         CertificateUse::Root => wish.brought_root.as_ref(),
-        CertificateUse::Agent => None,
+        CertificateUse::Agent | CertificateUse::Health => None,
     };
     if let Some(brought) = brought {
         return (certificate.fingerprint != *brought)
@@ -119,7 +122,7 @@ fn fault(
 pub fn renewal_window(of: CertificateUse, of_leaves: SignedDuration) -> SignedDuration {
     match of {
         CertificateUse::Agent => AGENT_VALIDITY / 3,
-        CertificateUse::Member | CertificateUse::Peer | CertificateUse::Root => of_leaves,
+        CertificateUse::Member | CertificateUse::Peer | CertificateUse::Root | CertificateUse::Health => of_leaves,
     }
 }
 
@@ -128,7 +131,9 @@ pub(crate) fn authority(wish: &CertificateWish, of: CertificateUse) -> (Option<&
     match of {
         CertificateUse::Agent => (wish.control_authority.as_deref(), wish.control_authority_ends),
         CertificateUse::Peer => (wish.peer.as_ref().map(|p| p.signs.as_str()), wish.peer.as_ref().map(|p| p.ends)),
-        CertificateUse::Member | CertificateUse::Root => (wish.client_authority.as_deref(), wish.client_authority_ends),
+        CertificateUse::Member | CertificateUse::Root | CertificateUse::Health => {
+            (wish.client_authority.as_deref(), wish.client_authority_ends)
+        }
     }
 }
 

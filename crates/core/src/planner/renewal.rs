@@ -57,10 +57,14 @@ fn in_turn<'a>(
     all
 }
 
-/// A program that is not there may be on the next machine.
+/// What this machine lacks may be on the next one.
 fn is_barred(decision: &Decision, member: &MemberName) -> bool {
     let about = |b: &&UnsafeBecause| b.member() == Some(member);
-    decision.blocked.iter().filter(about).any(|b| !matches!(b, UnsafeBecause::WrongBinary { .. }))
+    decision
+        .blocked
+        .iter()
+        .filter(about)
+        .any(|b| !matches!(b, UnsafeBecause::WrongBinary { .. } | UnsafeBecause::NotReady { .. }))
 }
 
 /// The machine goes, and its data stays. Its successor is made when it is gone (`machines`).

@@ -27,7 +27,9 @@ pub use schema::json_schema;
 pub use shape::Places;
 pub use signer::Signer;
 pub use tree::read_plain_yaml;
-pub use types::{ClusterSpec, GivenCertificates, KeyAlgorithm, KeyPairFiles, Kind, Spec, TlsSettings};
+pub use types::{
+    CertificateLayout, ClusterSpec, GivenCertificates, KeyAlgorithm, KeyPairFiles, Kind, Spec, TlsSettings,
+};
 pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
     VolumeName,

@@ -116,6 +116,8 @@ pub struct TlsSettings {
     /// Additional DNS names and IP addresses in the certificates of members.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub extra_sans: Vec<San>,
+    /// Names and places of the certificates on members' machines: quorate's own below `/etc/etcd`, or those that kubeadm uses.
+    pub layout: CertificateLayout,
     /// User-provided certificates and keys, instead of a CA that signs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub given: Option<GivenCertificates>,
@@ -131,6 +133,7 @@ impl Default for TlsSettings {
             key_algorithm: KeyAlgorithm::P256,
             organization: None,
             extra_sans: Vec::new(),
+            layout: CertificateLayout::Standard,
             given: None,
         }
     }
@@ -163,6 +166,23 @@ pub enum KeyAlgorithm {
     P256,
     Rsa,
     Ed25519,
+}
+
+/// Names and places of the certificates on members' machines.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CertificateLayout {
+    /// In `/etc/etcd/pki`.
+    #[default]
+    Standard,
+    /// In `/etc/kubernetes/pki/etcd`, as `kubeadm init phase certs` names them.
+    Kubeadm,
+}
+
+impl CertificateLayout {
+    pub fn is_standard(&self) -> bool {
+        *self == CertificateLayout::Standard
+    }
 }
 
 /// User-provided certificates and keys.

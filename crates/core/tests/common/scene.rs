@@ -8,8 +8,8 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::{AuthLook, AuthOp, Formation, RestoreWish};
 use quorate_core::model::{
-    AgentSeen, Brought, CertificateUse, Consent, Data, DataSeen, Desired, Facts, Ledger, MemberName, Observation,
-    Power, PowerState, Seen, ServiceState,
+    AgentSeen, Brought, CertificateUse, ConfigAttempt, Consent, Data, DataSeen, Desired, Facts, Ledger, MemberName,
+    Observation, Power, PowerState, Seen, ServiceState,
 };
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, decide};
@@ -121,6 +121,13 @@ impl Scene {
     /// Random in earnest; here a letter per plan, so that two formations are told apart.
     fn token_suffix(&self) -> String {
         char::from(b'a' + u8::try_from(self.applied % 26).expect("a letter")).to_string()
+    }
+
+    /// Its agent did not take the config that is wanted now.
+    pub fn not_ready(&mut self, member: &MemberName) {
+        let digest = self.desired().members[member].digest.clone();
+        let (why, remedy) = (String::from("/a exists and was not written by quorate"), String::from("move it away"));
+        self.facts_mut(member).etcd.attempt = ConfigAttempt::NotReady { digest, why, remedy };
     }
 
     pub fn facts_mut(&mut self, member: &MemberName) -> &mut Facts {

@@ -329,6 +329,7 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let etcd = &mut scene.facts_mut(member).etcd;
             etcd.attempt = ConfigAttempt::WithoutProgram { digest, seen: etcd.binary.clone() };
         }
+        ["is", "not", "ready"] => scene.not_ready(member),
         ["binary", version] => scene.facts_mut(member).etcd.binary = BinarySeen::Version((*version).to_owned()),
         _ => panic!("{member} does not know: {words:?}"),
     }
@@ -464,6 +465,7 @@ fn certificate(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     let now = scene.seen.now;
     let (of, words) = match words {
         ["for", "peers", rest @ ..] => (CertificateUse::Peer, rest),
+        ["for", "health", rest @ ..] => (CertificateUse::Health, rest),
         all => (CertificateUse::Member, all),
     };
     let certificates = &mut scene.facts_mut(member).certificates;

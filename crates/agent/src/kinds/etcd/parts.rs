@@ -28,7 +28,7 @@ pub(crate) struct Etcd {
     pub(crate) fsync: OnceCell<Option<u64>>,
     /// Why etcd, which should run, does not, though nobody keeps starting it.
     pub(crate) not_started: Mutex<Option<Exit>>,
-    /// The last node config whose program was not found, and the fencing number that it came with.
+    /// The last node config that was not accepted, and the fencing number that it came with.
     pub(crate) attempt: Mutex<Option<(u64, ConfigAttempt)>>,
 }
 

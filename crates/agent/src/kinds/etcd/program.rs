@@ -11,6 +11,7 @@ use super::binaries::{self, BinaryError};
 use super::state::Binary;
 use crate::AgentError;
 use crate::agent::Agent;
+use crate::certificates::Obstacle;
 use crate::state::InPlace;
 
 impl Agent {
@@ -28,6 +29,13 @@ impl Agent {
             return None;
         }
         Some(binary)
+    }
+
+    /// The config with this digest is not accepted, and the facts report why.
+    pub(crate) fn note_not_ready(&self, fence: u64, digest: &str, Obstacle { why, remedy }: Obstacle) {
+        tracing::warn!(why, "the configuration is not accepted");
+        let attempt = ConfigAttempt::NotReady { digest: digest.to_owned(), why, remedy };
+        *self.etcd.attempt.lock().expect("no holder panics") = Some((fence, attempt));
     }
 
     /// An etcd that keeps ending, or that could not be started, is not left to its old settings: these may be the cause.

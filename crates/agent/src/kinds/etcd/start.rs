@@ -84,6 +84,10 @@ impl Agent {
         self.etcd.service.start(launch, self.gate()).await?;
         self.etcd.not_started.lock().expect("no holder panics").take();
         self.begin_probing();
+        // Those of the layout before are of no use any more.
+        if let Err(error) = self.put_certificates().await {
+            tracing::warn!(error = error.in_full(), "certificates could not be put right");
+        }
         Ok(())
     }
 

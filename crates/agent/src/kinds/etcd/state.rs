@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use quorate_core::kinds::etcd::OlderData;
 use quorate_core::model::{BinarySeen, Stamp, TrustPlane};
+use quorate_core::spec::CertificateLayout;
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
@@ -32,13 +33,16 @@ impl EtcdState {
     }
 }
 
-/// What etcd was told to trust when it was started.
+/// What etcd was told when it was started, as far as nobody can ask it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub(crate) struct Launched {
     /// Of all inputs: by it a running etcd is known.
     pub(crate) digest: String,
     /// Key identifiers of CAs.
     pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
+    /// Where it was told to find its certificates.
+    #[serde(default)]
+    pub(crate) layout: CertificateLayout,
 }
 
 /// The etcd program as it was found for the node config in place.

@@ -19,7 +19,11 @@ impl Agent {
     pub(crate) async fn note_trust(&self, digest: &str) -> Result<(), AgentError> {
         let state = self.state.get();
         let Some(in_place) = &state.node_config else { return Ok(()) };
-        let launched = Launched { digest: digest.to_owned(), trust: in_config(&in_place.config) };
+        let launched = Launched {
+            digest: digest.to_owned(),
+            trust: in_config(&in_place.config),
+            layout: in_place.config.etcd().map(|etcd| etcd.layout).unwrap_or_default(),
+        };
         let note = |state: &mut State| {
             state.etcd.launched.retain(|known| known.digest != launched.digest);
             state.etcd.launched.insert(0, launched);
@@ -43,6 +47,11 @@ pub(crate) fn seen(state: &State, service: &ServiceState) -> BTreeMap<TrustPlane
 /// The peers' CAs, in PEM, where they have some of their own.
 pub(crate) fn peer_bundle(config: &NodeConfig) -> Option<&str> {
     bundle(config, PEER_TRUST_FILE)
+}
+
+/// The CA of clients, in PEM, where the config has it.
+pub(crate) fn client_bundle(config: &NodeConfig) -> Option<&str> {
+    bundle(config, CLIENT_TRUST_FILE)
 }
 
 fn bundle<'a>(config: &'a NodeConfig, path: &str) -> Option<&'a str> {

@@ -25,6 +25,7 @@ use quorate_core::model::{
     AGENT_PORT, BinarySource, CertificateUse, ConfigFile, DataSeen, EtcdService, Facts, MemberName, NodeConfig, Runs,
     ServiceConfig, Stamp,
 };
+use quorate_core::spec::CertificateLayout;
 use quorate_etcd::ConnectOptions;
 use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -409,6 +410,7 @@ pub fn config_of(version: &str) -> NodeConfig {
                 version: version.to_owned(),
                 binary: BinarySource::Path(programs(version).display().to_string()),
                 flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
+                layout: CertificateLayout::Standard,
             }),
             inputs: BTreeSet::new(),
         }],

@@ -3,20 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
-use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, versions};
+use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, pki, versions};
 use crate::Secret;
 use crate::model::{
-    ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, ConfigFile, EtcdService, Ledger, NodeConfig,
-    PEER_PORT, ROOT, Runs, ServiceConfig,
+    ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateUse, ConfigFile, EtcdService, Ledger,
+    NodeConfig, PEER_PORT, ROOT, Runs, ServiceConfig,
 };
-use crate::spec::{ClusterSpec, MemberSpec};
+use crate::spec::{CertificateLayout, ClusterSpec, MemberSpec};
 
 /// Where the agent finds root's password, below its root directory.
 pub const ROOT_PASSWORD_FILE: &str = "etc/quorate/root-password";
 const JWT_PRIVATE_FILE: &str = "etc/etcd/jwt.key";
 const JWT_PUBLIC_FILE: &str = "etc/etcd/jwt.pub";
 const SIMPLE: &str = "simple";
-const PKI_DIRECTORY: &str = "etc/etcd/pki";
 /// The CAs that etcd trusts: of its peers, and of its clients. They are part of the node config, as etcd reads them only
 /// when it starts: another bundle is a reason to restart it.
 pub const PEER_TRUST_FILE: &str = "etc/etcd/peer-ca.crt";
@@ -146,7 +145,7 @@ pub(crate) fn node_config(
         files.push(ConfigFile { hex: true, ..ConfigFile::text(PEER_CRL_FILE, 0o644, content) });
         flags.insert(PEER_CRL_FLAG.to_owned(), format!("{ROOT}/{PEER_CRL_FILE}"));
     }
-    let runs = Runs::Etcd(EtcdService { version, binary, flags });
+    let runs = Runs::Etcd(EtcdService { version, binary, flags, layout: spec.tls.layout });
     let etcd = ServiceConfig { name: SERVICE.to_owned(), user: SERVICE.to_owned(), runs, inputs };
     NodeConfig { files, services: vec![etcd], host: None }
 }
@@ -162,11 +161,18 @@ pub enum Peers {
 /// The flags with which etcd runs, apart from those that matter only at its first start.
 pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, peers: Peers) -> BTreeMap<String, String> {
     let etcd = &spec.etcd;
-    let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
+    let layout = spec.tls.layout;
+    let in_pki = |file: &str| format!("{ROOT}/{}/{file}", pki::directory(layout));
+    let of =
+        |of: CertificateUse, end: &str| in_pki(&format!("{}.{end}", pki::file_stem(layout, of).unwrap_or_default()));
     let below_root = |file: &str| format!("{ROOT}/{file}");
-    let (peer, peer_trust, client_trust) = match peers {
-        Peers::OwnCa => ("peer", below_root(PEER_TRUST_FILE), below_root(CLIENT_TRUST_FILE)),
-        Peers::CaOfClients => ("member", pki("ca.crt"), pki("ca.crt")),
+    let (peer, peer_trust, client_trust) = match (peers, layout) {
+        (Peers::OwnCa, CertificateLayout::Standard) => {
+            (CertificateUse::Peer, below_root(PEER_TRUST_FILE), below_root(CLIENT_TRUST_FILE))
+        }
+        // The agent puts what the node config has as those files there too.
+        (Peers::OwnCa, CertificateLayout::Kubeadm) => (CertificateUse::Peer, in_pki(pki::PEER_CA), in_pki(pki::CA)),
+        (Peers::CaOfClients, _) => (CertificateUse::Member, in_pki(pki::CA), in_pki(pki::CA)),
     };
     let client_url = format!("https://{ADDRESS}:{CLIENT_PORT}");
     let auth_token = match token {
@@ -181,11 +187,11 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, pee
         ("listen-client-urls", client_url.clone()),
         ("advertise-client-urls", client_url),
         ("listen-peer-urls", format!("https://{ADDRESS}:{PEER_PORT}")),
-        ("cert-file", pki("member.crt")),
-        ("key-file", pki("member.key")),
+        ("cert-file", of(CertificateUse::Member, "crt")),
+        ("key-file", of(CertificateUse::Member, "key")),
         ("client-cert-auth", etcd.client_auth.asks_for_certificates().to_string()),
-        ("peer-cert-file", pki(&format!("{peer}.crt"))),
-        ("peer-key-file", pki(&format!("{peer}.key"))),
+        ("peer-cert-file", of(peer, "crt")),
+        ("peer-key-file", of(peer, "key")),
         ("peer-trusted-ca-file", peer_trust),
         ("peer-client-cert-auth", String::from("true")),
         ("auto-compaction-mode", compaction_mode(etcd.auto_compaction.mode).to_owned()),

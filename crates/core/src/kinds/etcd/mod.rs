@@ -7,6 +7,7 @@ pub mod desire;
 mod facts;
 pub mod flags;
 pub mod limits;
+pub mod pki;
 pub mod planner;
 mod record;
 pub(crate) mod remember;

@@ -114,7 +114,9 @@ impl UnsafeBecause {
                     "stop etcd on {member} where it runs: its data belongs to another cluster and must not be mixed in"
                 )
             }
-            UnsafeBecause::WrongBinary { remedy, .. } | UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
+            UnsafeBecause::WrongBinary { remedy, .. }
+            | UnsafeBecause::NotReady { remedy, .. }
+            | UnsafeBecause::VersionPath { remedy, .. } => remedy.clone(),
             UnsafeBecause::VersionUnknown { member, .. } => format!(
                 "start etcd on {member} from a release so it reports its version; or move it to a new machine with \
                  `quorate replace NAME {member}`"

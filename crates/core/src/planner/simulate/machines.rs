@@ -106,9 +106,14 @@ impl World {
             facts.etcd.binary = BinarySeen::Version(wish.etcd_version.clone());
         }
         if let Some(machine) = self.machines.get(member) {
-            let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
-            let known =
-                uses.into_iter().filter(|of| *of != CertificateUse::Peer || desired.certificates.peer.is_some());
+            let known = [
+                (CertificateUse::Member, true),
+                (CertificateUse::Peer, desired.certificates.peer.is_some()),
+                (CertificateUse::Root, true),
+                (CertificateUse::Agent, true),
+                (CertificateUse::Health, desired.certificates.health),
+            ];
+            let known = known.into_iter().filter(|(_, is_there)| *is_there).map(|(of, _)| of);
             facts.certificates = known.map(|of| (of, certificate(desired, self.now, member, machine, of))).collect();
         }
         let (Some(token), Some(members)) = (self.ledger.etcd.formation.token(), self.ledger.etcd.formation.members())

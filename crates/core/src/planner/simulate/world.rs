@@ -205,7 +205,8 @@ pub(super) fn running(digest: String) -> ServiceState {
 }
 
 pub(super) fn blank(machine_id: &str) -> Facts {
-    let uses = [CertificateUse::Member, CertificateUse::Peer, CertificateUse::Root, CertificateUse::Agent];
+    use CertificateUse::{Agent, Health, Member, Peer, Root};
+    let uses = [Member, Peer, Root, Agent, Health];
     Facts {
         program: ProgramSeen { runs: Program::this().clone(), failed: None },
         machine_id: machine_id.to_owned(),

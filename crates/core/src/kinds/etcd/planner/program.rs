@@ -4,10 +4,13 @@ use crate::kinds::etcd::versions;
 use crate::model::{BinarySeen, BinarySource, ConfigAttempt, DesiredMember, Facts, MemberName};
 use crate::planner::UnsafeBecause;
 
-/// A machine does not accept a configuration whose etcd it does not have; what it has stays in force.
+/// A machine does not accept a configuration whose etcd it does not have, or that it is not ready for; what it has stays in force.
 pub(crate) fn refused(member: &MemberName, wish: &DesiredMember, facts: &Facts) -> Option<UnsafeBecause> {
     match &facts.etcd.attempt {
         ConfigAttempt::WithoutProgram { digest, seen } if *digest == wish.digest => wrong(member, wish, seen),
+        ConfigAttempt::NotReady { digest, why, remedy } if *digest == wish.digest => {
+            Some(UnsafeBecause::NotReady { member: member.clone(), why: why.clone(), remedy: remedy.clone() })
+        }
         _ => None,
     }
 }

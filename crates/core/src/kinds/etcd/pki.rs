@@ -1,0 +1,37 @@
+//! Names and places of etcd's certificates on a machine, in quorate's layout and in kubeadm's.
+//!
+//! kubeadm has one CA for etcd's servers, peers and clients. Here peers have a separate CA, because with one CA for both any client's
+//! certificate would be valid on the peer port. So `ca.crt` is the CA of servers and clients, which is what a control plane is given under
+//! this name, and the CA of peers, which nobody but members needs, is `peer-ca.crt` next to it. The keys of CAs are on no machine.
+
+use crate::model::CertificateUse;
+use crate::spec::CertificateLayout;
+
+/// Below the agent's root: where quorate's layout has all certificates, and kubeadm's only those that kubeadm has no name for.
+pub const DIRECTORY: &str = "etc/etcd/pki";
+/// Below the agent's root.
+pub const KUBEADM_DIRECTORY: &str = "etc/kubernetes/pki/etcd";
+pub const CA: &str = "ca.crt";
+pub const PEER_CA: &str = "peer-ca.crt";
+/// The common name that kubeadm gives the certificate for health checks.
+pub const HEALTH_NAME: &str = "kube-etcd-healthcheck-client";
+
+pub fn directory(layout: CertificateLayout) -> &'static str {
+    match layout {
+        CertificateLayout::Standard => DIRECTORY,
+        CertificateLayout::Kubeadm => KUBEADM_DIRECTORY,
+    }
+}
+
+/// How the files of a certificate and its key begin; none where the layout does not have it.
+pub fn file_stem(layout: CertificateLayout, of: CertificateUse) -> Option<&'static str> {
+    match (layout, of) {
+        (_, CertificateUse::Agent) | (CertificateLayout::Standard, CertificateUse::Health) => None,
+        (CertificateLayout::Standard, of) => Some(of.file_stem()),
+        (CertificateLayout::Kubeadm, CertificateUse::Member) => Some("server"),
+        (CertificateLayout::Kubeadm, CertificateUse::Peer) => Some("peer"),
+        (CertificateLayout::Kubeadm, CertificateUse::Health) => Some("healthcheck-client"),
+        // What the agent logs in with is none of kubeadm's affair.
+        (CertificateLayout::Kubeadm, CertificateUse::Root) => None,
+    }
+}
