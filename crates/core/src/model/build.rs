@@ -24,6 +24,9 @@ pub const DATA_VOLUME: &str = "data volume";
 /// The part that says where the machine is, if not where most of its cluster are. Data stays behind when it changes.
 pub const HYPERVISOR: &str = "hypervisor";
 
+/// The same, where the spec may leave the choice of a host to the provider.
+pub const TARGET: &str = "target";
+
 impl Build {
     pub fn new<const N: usize>(parts: [(&str, Option<String>); N]) -> Self {
         Build(parts.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))).collect())
@@ -32,7 +35,7 @@ impl Build {
     /// Where the data is that outlives the machine.
     pub fn data(&self) -> Option<String> {
         let volume = self.0.get(DATA_VOLUME)?;
-        Some(match self.0.get(HYPERVISOR) {
+        Some(match self.0.get(HYPERVISOR).or_else(|| self.0.get(TARGET)) {
             Some(place) => format!("{volume} at {place}"),
             None => volume.clone(),
         })
@@ -42,6 +45,14 @@ impl Build {
     pub fn found_at(mut self, place: Option<String>) -> Self {
         self.0.remove(HYPERVISOR);
         self.0.extend(place.map(|place| (HYPERVISOR.to_owned(), place)));
+        self
+    }
+
+    /// The same, of a machine that was found on this host. Where any host would do, it does not matter which one that is.
+    pub fn found_on(mut self, host: &str) -> Self {
+        if let Some(target) = self.0.get_mut(TARGET) {
+            host.clone_into(target);
+        }
         self
     }
 

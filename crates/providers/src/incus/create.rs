@@ -1,7 +1,6 @@
 //! How an instance is created: everything is checked first, then a draft is made, its files are written, and only then it becomes a
 //! machine.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use hyper::Method;
@@ -56,7 +55,8 @@ impl Incus {
             }
             _ => None,
         };
-        self.check_room(server, member).await?;
+        let target = self.target(server, &new.id, member, kept.as_ref()).await?;
+        self.check_room(server, member, target.as_deref()).await?;
         for profile in &self.settings.profiles {
             if server.get("look for a profile", &format!("/1.0/profiles/{}", escaped(profile))).await?.is_none() {
                 let known = names(&server.list("list profiles", "/1.0/profiles?recursion=1").await?);
@@ -68,7 +68,6 @@ impl Incus {
         let address = self.address(server, &network, new).await?;
         let interface = self.interface(&network, &new.id, member, address)?;
         let device = device(&network, &interface);
-        let target = self.target(server, &new.id, member, kept.as_ref()).await?;
         Ok(Prepared { address, interface, device, source, target, kept })
     }
 
@@ -117,47 +116,6 @@ impl Incus {
             dns: self.settings.dns.iter().copied().chain(own).collect(),
             more_addresses: more?,
         })
-    }
-
-    /// The host in an Incus cluster for an instance: the one with its data, or the one with the fewest of the cluster's instances.
-    async fn target(
-        &self,
-        server: &Server,
-        machine: &MachineId,
-        member: &MemberSpec,
-        kept: Option<&Volume>,
-    ) -> Result<Option<String>, IncusError> {
-        let cluster = server.get("look at the cluster", "/1.0/cluster").await?;
-        let clustered = cluster.is_some_and(|found| found.value.get("enabled") == Some(&Value::Bool(true)));
-        let wanted = section(member).target.clone();
-        if !clustered {
-            return wanted.map_or(Ok(None), |target| Err(IncusError::NotClustered { target }));
-        }
-        let hosts = server.list("list the hosts", "/1.0/cluster/members?recursion=1").await?;
-        let text = |host: &Value, field: &str| host.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
-        let hosts: BTreeMap<String, String> =
-            hosts.iter().map(|host| (text(host, "server_name"), text(host, "status"))).collect();
-        let kept = kept.map(|volume| volume.location.clone()).filter(|location| hosts.contains_key(location));
-        if let Some(target) = wanted.or(kept) {
-            return match hosts.get(&target) {
-                None => {
-                    let known = hosts.into_keys().collect();
-                    Err(IncusError::Missing { what: "host in its cluster", name: target, known })
-                }
-                Some(status) if status != "Online" => Err(IncusError::TargetDown { target, status: status.clone() }),
-                Some(_) => Ok(Some(target)),
-            };
-        }
-        let ours = self.ours(server).await?;
-        let mut chosen = self.chosen.borrow_mut();
-        let mut taken: BTreeMap<MachineId, &str> = BTreeMap::new();
-        taken.extend(chosen.iter().filter_map(|(other, chosen)| Some((other.clone(), chosen.target.as_deref()?))));
-        taken.extend(ours.iter().map(|(instance, mark)| (mark.machine(), instance.location.as_str())));
-        let here = |host: &String| taken.iter().filter(|(other, at)| *other != machine && **at == host).count();
-        let online = hosts.into_iter().filter(|(_, status)| status == "Online").map(|(host, _)| host);
-        let target = online.min_by_key(here);
-        chosen.entry(machine.clone()).or_default().target.clone_from(&target);
-        Ok(target)
     }
 
     pub(super) fn is_vm(&self) -> bool {

@@ -61,6 +61,13 @@ pub enum IncusError {
     NotClustered { target: String },
     #[error("the host {target} of the Incus cluster is {status}: no instance can be made there")]
     TargetDown { target: String, status: String },
+    #[error("no host of the Incus cluster is online: no instance can be made")]
+    NoHost,
+    #[error(
+        "the instance {name} is on the host {host} of the Incus cluster, which does not answer: bring the host back, or \
+         remove it for good with `incus cluster remove --force {host}`, and run this again"
+    )]
+    Hidden { name: String, host: String },
     #[error("the spec has no member {member}")]
     NotInSpec { member: String },
 }

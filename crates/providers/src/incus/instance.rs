@@ -98,6 +98,11 @@ impl Instance {
         self.addresses.contains(&address) || self.mark.as_ref().is_some_and(|mark| mark.address == address)
     }
 
+    /// Its host, in an Incus cluster.
+    pub(super) fn host(&self) -> Option<&str> {
+        Some(self.location.as_str()).filter(|location| !matches!(*location, "" | "none"))
+    }
+
     pub(super) fn path(&self) -> String {
         path(&self.name)
     }

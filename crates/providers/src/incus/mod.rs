@@ -8,6 +8,7 @@
 mod create;
 mod error;
 mod files;
+mod hosts;
 mod images;
 mod instance;
 mod network;
@@ -25,7 +26,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hyper::Method;
-use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, PowerState};
+use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName};
 use quorate_core::providers::incus::{IncusSettings, InstanceKind};
 use quorate_core::spec::ClusterSpec;
 use serde_json::{Value, json};
@@ -55,6 +56,14 @@ pub struct Incus {
     chosen: RefCell<BTreeMap<MachineId, Chosen>>,
     /// Console output by UUID of the instance. Incus returns each line of a running instance only once.
     consoles: RefCell<BTreeMap<String, String>>,
+}
+
+/// What a list of instances shows.
+struct Listed {
+    /// Instances with a mark of this cluster's name.
+    marked: Vec<(Instance, Mark)>,
+    /// Instances without a configuration, and the host of each, which does not answer.
+    unread: Vec<(String, String)>,
 }
 
 #[derive(Clone, Default)]
@@ -104,19 +113,24 @@ impl Incus {
         Ok(server)
     }
 
-    /// Instances with a mark of this cluster's name.
-    async fn marked(&self, server: &Server) -> Result<Vec<(Instance, Mark)>, IncusError> {
+    async fn listed(&self, server: &Server) -> Result<Listed, IncusError> {
         let cluster = self.spec.name.as_str();
-        let filter = escaped(&format!("config.{CLUSTER_KEY} eq {cluster}"));
-        let all = server.list("list instances", &format!("/1.0/instances?recursion=1&filter={filter}")).await?;
-        let found = all.iter().filter_map(Instance::read);
-        let marked = found.filter_map(|instance| Some((instance.clone(), instance.mark?)));
-        Ok(marked.filter(|(_, mark)| mark.cluster == cluster).collect())
+        let mut filter = format!("config.{CLUSTER_KEY} eq {cluster}");
+        if server.is_clustered() {
+            filter.push_str(" or status eq Error");
+        }
+        let path = format!("/1.0/instances?recursion=1&filter={}", escaped(&filter));
+        let all = server.list("list instances", &path).await?;
+        let found: Vec<Instance> = all.iter().filter_map(Instance::read).collect();
+        let unread = found.iter().filter(|instance| instance.uuid.is_empty());
+        let unread = unread.map(|instance| (instance.name.clone(), instance.location.clone())).collect();
+        let marked = found.into_iter().filter_map(|instance| Some((instance.clone(), instance.mark?)));
+        Ok(Listed { marked: marked.filter(|(_, mark)| mark.cluster == cluster).collect(), unread })
     }
 
     /// Instances with a mark of this cluster's ID.
     async fn ours(&self, server: &Server) -> Result<Vec<(Instance, Mark)>, IncusError> {
-        let marked = self.marked(server).await?;
+        let marked = self.listed(server).await?.marked;
         Ok(marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id).collect())
     }
 
@@ -209,10 +223,15 @@ impl Incus {
         Ok(())
     }
 
-    fn seen(mark: Mark, power: PowerState) -> (MemberName, MachineSeen) {
+    fn seen(instance: Instance, mark: Mark) -> (MemberName, MachineSeen) {
         let Mark { cluster_id, member, incarnation, address, build, .. } = mark;
+        let (power, place) = (instance.power, instance.host().map(str::to_owned));
+        let build = match &place {
+            Some(host) => build.map(|build| build.found_on(host)),
+            None => build,
+        };
         let data = build.as_ref().and_then(Build::data);
-        let (headless, outdated, place, address) = (false, false, None, Some(address));
+        let (headless, outdated, address) = (false, false, Some(address));
         (member, MachineSeen { cluster_id, incarnation, power, headless, outdated, address, build, data, place })
     }
 }
@@ -231,10 +250,11 @@ impl Provider for Incus {
     }
 
     async fn machines(&self) -> Result<Machines, ProviderError> {
-        let marked = self.marked(self.server().await?).await?;
-        let whole = marked.into_iter().filter(|(_, mark)| mark.state == State::Whole);
-        let found = whole.map(|(instance, mark)| Self::seen(mark, instance.power)).collect();
-        Ok(Machines { found, away: BTreeMap::new() })
+        let server = self.server().await?;
+        let listed = self.listed(server).await?;
+        let away = self.away(server, &listed).await?;
+        let whole = listed.marked.into_iter().filter(|(_, mark)| mark.state == State::Whole);
+        Ok(Machines { found: whole.map(|(instance, mark)| Self::seen(instance, mark)).collect(), away })
     }
 
     async fn admit(&self, fence: u64) -> Result<(), ProviderError> {
@@ -307,8 +327,12 @@ impl Provider for Incus {
     async fn forget(&self) -> Result<(), ProviderError> {
         self.sweep(|_| true).await?;
         let server = self.server().await?;
-        let ours = self.ours(server).await?;
-        let used: Vec<String> = ours.into_iter().flat_map(|(_, mark)| mark.data.into_iter().chain(mark.seed)).collect();
+        let listed = self.listed(server).await?;
+        if let Some((name, host)) = self.hidden(&listed).first() {
+            return Err(IncusError::Hidden { name: name.clone(), host: host.clone() }.into());
+        }
+        let ours = listed.marked.into_iter().filter(|(_, mark)| mark.cluster_id == self.cluster_id);
+        let used: Vec<String> = ours.flat_map(|(_, mark)| mark.data.into_iter().chain(mark.seed)).collect();
         for volume in self.volumes(server).await?.into_iter().filter(|volume| !used.contains(&volume.name)) {
             self.delete_volume(server, &volume).await?;
         }

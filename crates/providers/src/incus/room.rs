@@ -10,7 +10,7 @@ use super::volumes::Volume;
 use super::{Incus, Instance, Mark};
 
 /// What machines need, in the words of a project's limits.
-#[derive(Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
 struct Needed {
     /// The members that they are for.
     members: Vec<String>,
@@ -20,18 +20,25 @@ struct Needed {
 }
 
 impl Incus {
-    pub(super) async fn check_room(&self, server: &Server, member: &MemberSpec) -> Result<(), IncusError> {
+    /// In an Incus cluster each host has its part of the pool, so there each machine is counted for itself.
+    pub(super) async fn check_room(
+        &self,
+        server: &Server,
+        member: &MemberSpec,
+        host: Option<&str>,
+    ) -> Result<(), IncusError> {
         // In this order: a machine that is made meanwhile is not counted twice.
-        let left = self.left_in_pool(server).await?;
+        let left = self.left_in_pool(server, host).await?;
         let limits = project_limits(server).await?;
         let volumes = self.volumes(server).await?;
         let ours = self.ours(server).await?;
         let needed = self.needed(&self.lacking(member, &ours), &volumes);
-        if needed.disk > left {
+        let on_disk = host.map_or_else(|| needed.clone(), |_| self.needed(&[member], &volumes));
+        if on_disk.disk > left {
             return Err(IncusError::NoSpace {
                 pool: self.settings.pool.clone(),
-                machines: needed.members,
-                needed: rounded(needed.disk),
+                machines: on_disk.members,
+                needed: rounded(on_disk.disk),
                 left: rounded(left),
             });
         }

@@ -1,6 +1,6 @@
 //! The REST API of one server. Every request has a time limit; what Incus does in the background is waited for.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,8 @@ pub(super) struct Server {
     address: Address,
     pub(super) project: String,
     idle: RefCell<Vec<Connection>>,
+    /// Whether it is in an Incus cluster; known when it was checked.
+    clustered: Cell<bool>,
 }
 
 type Connection = SendRequest<Full<Bytes>>;
@@ -110,13 +112,19 @@ impl Server {
     pub(super) fn new(remote: Option<&str>, project: Option<&str>) -> Result<Self, IncusError> {
         let Remote { name, address, project: usual } = Remote::find(remote)?;
         let project = project.map(str::to_owned).or(usual).unwrap_or_else(|| String::from("default"));
-        Ok(Server { name, address, project, idle: RefCell::default() })
+        Ok(Server { name, address, project, idle: RefCell::default(), clustered: Cell::new(false) })
     }
 
     /// At another socket.
     pub(super) fn at(socket: PathBuf, project: Option<&str>) -> Self {
         let project = project.unwrap_or("default").to_owned();
-        Server { name: String::from("local"), address: Address::Socket(socket), project, idle: RefCell::default() }
+        Server {
+            name: String::from("local"),
+            address: Address::Socket(socket),
+            project,
+            idle: RefCell::default(),
+            clustered: Cell::new(false),
+        }
     }
 
     /// None if it does not exist.
@@ -279,6 +287,10 @@ impl Server {
         }
     }
 
+    pub(super) fn is_clustered(&self) -> bool {
+        self.clustered.get()
+    }
+
     /// A client that may not see all projects gets the instances of its project.
     pub(super) async fn instances_of_all_projects(&self) -> Result<Vec<Value>, IncusError> {
         match self.list("list instances", "/1.0/instances?recursion=1&all-projects=true").await {
@@ -300,6 +312,8 @@ impl Server {
                 return Err(IncusError::TooOld { extension, needs });
             }
         }
+        let environment = server.get("environment").unwrap_or(&Value::Null);
+        self.clustered.set(environment.get("server_clustered") == Some(&Value::Bool(true)));
         // A project that is not there has no instances either, says Incus.
         if self.get("look for the project", &format!("/1.0/projects/{}", escaped(&self.project))).await?.is_none() {
             let known = self.list("list projects", "/1.0/projects?recursion=1").await?;

@@ -127,21 +127,25 @@ impl Incus {
 
     /// Deletes volumes of the member that no instance uses, once its new machine is complete.
     pub(super) async fn remove_left_data(&self, server: &Server, member: &str) -> Result<(), IncusError> {
-        for volume in self.left_by(server, member).await? {
+        let away = self.away(server, &self.listed(server).await?).await?;
+        // One on a host that does not answer is deleted with the machine that it was made for.
+        let left = self.left_by(server, member).await?.into_iter();
+        for volume in left.filter(|volume| !away.contains_key(&volume.location)) {
             self.delete_volume(server, &volume).await?;
         }
         Ok(())
     }
 
-    /// How many bytes the pool has left.
-    pub(super) async fn left_in_pool(&self, server: &Server) -> Result<u64, IncusError> {
+    /// How many bytes the pool has left, on one host of an Incus cluster.
+    pub(super) async fn left_in_pool(&self, server: &Server, host: Option<&str>) -> Result<u64, IncusError> {
         let pool = &self.settings.pool;
         let path = format!("/1.0/storage-pools/{}", escaped(pool));
         if server.get("look for the storage pool", &path).await?.is_none() {
             let known = server.list("list storage pools", "/1.0/storage-pools?recursion=1").await?;
             return Err(IncusError::Missing { what: "storage pool", name: pool.clone(), known: names(&known) });
         }
-        let found = server.get("look at the storage pool", &format!("{path}/resources")).await?;
+        let at = host.map_or_else(String::new, |host| format!("?target={}", escaped(host)));
+        let found = server.get("look at the storage pool", &format!("{path}/resources{at}")).await?;
         let space = |field: &str| found.as_ref()?.value.get("space")?.get(field)?.as_u64();
         // A pool that does not say has no bound that is known here.
         Ok(space("total")

@@ -139,7 +139,7 @@ impl BackedUp {
 }
 
 /// A new age identity in a file of the sandbox; its public half.
-fn make_key(sandbox: &Sandbox, file: &str) -> String {
+pub fn make_key(sandbox: &Sandbox, file: &str) -> String {
     let identity = Identity::generate();
     let path = sandbox.file(file, identity.to_string().expose_secret());
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("its mode");

@@ -7,7 +7,12 @@ use crate::common::OLDEST;
 use crate::ground::chapter;
 
 fn wanted(members: usize, memory: &str) -> Wanted {
-    Wanted { members, incus: format!(", memory: {memory}, data_size: 1GiB"), etcd: format!("version: {OLDEST}") }
+    Wanted {
+        members,
+        incus: format!(", memory: {memory}, data_size: 1GiB"),
+        etcd: format!("version: {OLDEST}"),
+        ..Wanted::default()
+    }
 }
 
 /// The ids of members, as etcd has them.

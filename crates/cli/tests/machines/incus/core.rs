@@ -8,7 +8,7 @@ use crate::ground::chapter;
 #[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
 fn three_containers_are_created_one_is_deleted_one_is_replaced_and_all_are_destroyed() {
     let containers = Containers::new("lab-one", OLDEST);
-    containers.want(&Wanted { members: 3, incus: String::new(), etcd: format!("version: {OLDEST}") });
+    containers.want(&Wanted { members: 3, etcd: format!("version: {OLDEST}"), ..Wanted::default() });
     chapter("three containers, from apply to healthy", || containers.apply().ok());
     containers.assert_healthy(3);
     containers.etcdctl(&["put", "kept", "as it was"]).ok();

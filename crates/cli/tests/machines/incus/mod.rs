@@ -1,5 +1,6 @@
 //! Clusters on system containers of the lab's Incus. Each test deletes its machines, also when it fails.
 
+mod assets;
 mod changes;
 mod core;
 mod refusals;
@@ -27,12 +28,14 @@ pub struct Containers {
 }
 
 /// What differs between the specs of these tests.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Wanted {
     pub members: usize,
     /// Further settings of Incus and of etcd, in YAML.
     pub incus: String,
     pub etcd: String,
+    /// Further sections of the cluster, each a line in YAML.
+    pub more: Vec<String>,
 }
 
 impl Containers {
@@ -48,6 +51,7 @@ impl Containers {
 
     pub fn want_of(&self, image: &str, wanted: &Wanted) {
         let members: String = (1..=wanted.members).map(|n| format!("      - name: etcd-{n}\n")).collect();
+        let more: String = wanted.more.iter().map(|line| format!("    {line}\n")).collect();
         let spec = format!(
             "quorate: 1
 clusters:
@@ -57,7 +61,7 @@ clusters:
       incus: {{image: {image}, network: {NETWORK}, pool: {POOL}, profiles: []{}}}
     members:
 {members}    etcd: {{{}}}
-",
+{more}",
             self.name, wanted.incus, wanted.etcd
         );
         self.sandbox.file("cluster.yaml", &spec);

@@ -107,7 +107,7 @@ fn what_is_missing_or_full_is_told_and_nothing_is_left() {
 #[ignore = "needs Incus: `cargo xtask lab incus` runs it"]
 fn a_server_that_cannot_be_used_says_why() {
     let containers = Containers::new("lab-no", OLDEST);
-    containers.want(&Wanted { members: 1, incus: String::new(), etcd: format!("version: {OLDEST}") });
+    containers.want(&Wanted { members: 1, etcd: format!("version: {OLDEST}"), ..Wanted::default() });
     let told = |socket: &str| {
         let mut plan = containers.sandbox.command(&["apply", "--yes", "cluster.yaml"]);
         let said: Run = plan.env("INCUS_SOCKET", socket).output().expect("quorate runs").into();

@@ -28,7 +28,7 @@ fn etcd_is_upgraded_over_two_minors_and_the_image_is_changed() {
         let (version, sum) = (VERSIONS[n], &sums[n]);
         let archive = format!("{}/{version}.tar.gz", server.base);
         let etcd = format!("version: {version}, binary: {{archive: \"{archive}\", sha256: {sum}}}");
-        containers.want_of(image, &Wanted { members: 3, incus: String::new(), etcd });
+        containers.want_of(image, &Wanted { members: 3, etcd, ..Wanted::default() });
     };
     for (n, version) in VERSIONS.into_iter().enumerate() {
         chapter(&format!("three members of etcd {version}"), || {

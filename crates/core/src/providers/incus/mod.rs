@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::admin::AdminSettings;
 use super::{MachineKind, MemberSpec, Settings};
-use crate::model::{Build, DATA_VOLUME};
+use crate::model::{Build, DATA_VOLUME, TARGET};
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Millis, Size};
 
@@ -199,9 +199,13 @@ impl Settings for IncusSettings {
             ("cpus", self.cpus_of(member).map(|cpus| cpus.to_string())),
             ("memory", told(self.memory_of(member))),
             ("root size", told(self.root_size_of(member))),
-            ("target", section(member).target.clone()),
+            (TARGET, section(member).target.clone()),
             (DATA_VOLUME, told(self.data_size_of(member))),
         ]))
+    }
+
+    fn place(&self, member: &MemberSpec) -> Option<String> {
+        section(member).target.clone()
     }
 
     fn fixed(&self) -> BTreeMap<String, String> {
