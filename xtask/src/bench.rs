@@ -49,6 +49,8 @@ pub enum Bench {
     Restore(filled::Options),
     /// Time a cluster on new, emulated machines against the same machines started by a bare script and by cloud-init
     Machines(machines::Options),
+    /// Time a cluster on new system containers of Incus against the same made by a bare script and by cloud-init
+    Incus(machines::incus::Options),
 }
 
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
@@ -60,6 +62,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Backup(arguments) => backup::run(lab, arguments),
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
+        Bench::Incus(options) => machines::incus::run(lab, options),
     }
 }
 

@@ -33,13 +33,18 @@ const DAEMON: &str = "/usr/libexec/incus/incusd";
 const SOCKET_VARIABLE: &str = "QUORATE_LAB_INCUS_SOCKET";
 const SOCKET: &str = "/var/lib/incus/unix.socket";
 /// How the names of clusters begin that the suites make.
-const CLUSTERS: [&str; 2] = ["ground", "lab-"];
+const CLUSTERS: [&str; 3] = ["ground", "lab-", BENCH];
+/// How the names of instances begin that a bench makes.
+pub const BENCH: &str = "bench-";
 /// Of the pool, the network and the image that boots nothing.
-const NAME: &str = "quorate-lab";
+pub const NAME: &str = "quorate-lab";
 /// The image of real machines.
 const MACHINE: &str = "quorate-machine";
 const IMAGE_FILE: &str = "container.tar.gz";
-const IMAGE_VARIABLE: &str = "QUORATE_LAB_CONTAINER_IMAGE";
+const CLOUD_INIT_FILE: &str = "cloud-init.tar.gz";
+/// What members on an image with cloud-init need of packages: they have nowhere to fetch them from.
+const CLOUD_INIT_PACKAGES: [&str; 4] = ["etcd-server", "etcd-client", "prometheus-node-exporter", "nftables"];
+pub const IMAGE_VARIABLE: &str = "QUORATE_LAB_CONTAINER_IMAGE";
 /// quorate itself copies this program to machines whose image has none.
 const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 const DIRECTORIES: [&str; 3] = ["/var/lib/incus", "/run/incus", "/var/log/incus"];
@@ -75,11 +80,16 @@ impl Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let (program, image) = prepare(lab)?;
+    let prepared = prepare(lab)?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
-    let outcome = super::enter(&words, |lab| {
-        lab.env(PROGRAM_VARIABLE, &program).env(IMAGE_VARIABLE, &image);
+    enter(&prepared, &words)
+}
+
+/// Runs this program again with these arguments, where [`start`] may be called.
+pub fn enter(prepared: &Prepared, words: &[&str]) -> Result<()> {
+    let outcome = super::enter(words, |lab| {
+        lab.env(PROGRAM_VARIABLE, &prepared.program).env(IMAGE_VARIABLE, &prepared.image);
     });
     remove_groups();
     outcome
@@ -109,8 +119,14 @@ fn remove_group(group: &Path) {
     let _ = fs::remove_dir(group);
 }
 
+/// quorate as a static program, and the image of machines.
+pub struct Prepared {
+    pub program: PathBuf,
+    pub image: PathBuf,
+}
+
 /// Packages, programs and images that the lab needs: inside there is no network.
-pub fn prepare(lab: &Lab) -> Result<(PathBuf, PathBuf)> {
+pub fn prepare(lab: &Lab) -> Result<Prepared> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("the lab of Incus needs root: its namespaces are made with `unshare` and `mount`");
     }
@@ -118,7 +134,14 @@ pub fn prepare(lab: &Lab) -> Result<(PathBuf, PathBuf)> {
     etcd::run(lab, false)?;
     let program = static_build::build(true)?;
     let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
-    Ok((program, image))
+    Ok(Prepared { program, image })
+}
+
+/// An image as clouds have it, with all that a member needs.
+pub fn cloud_init_image(lab: &Lab, prepared: &Prepared) -> Result<PathBuf> {
+    let packages = CLOUD_INIT_PACKAGES.iter().flat_map(|name| ["--package", name]);
+    let options: Vec<&str> = ["--format", "incus", "--cloud-init"].into_iter().chain(packages).collect();
+    image::build(lab, &prepared.program, CLOUD_INIT_FILE, &options)
 }
 
 pub fn install() -> Result<()> {
@@ -150,7 +173,7 @@ pub fn inside(options: &Options) -> Result<()> {
 }
 
 /// Incus with a pool, a network and images, in the namespaces that this process is in.
-fn start() -> Result<()> {
+pub fn start() -> Result<()> {
     prepare_directories()?;
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     let mut daemon = Command::new(DAEMON);

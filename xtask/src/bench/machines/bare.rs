@@ -4,7 +4,8 @@
 use anyhow::Result;
 
 use super::image;
-use super::trio::{ELECTION, HEARTBEAT, PREFIX, Seeds, Trio, address, mac, name};
+use super::members::{FIREWALL, name};
+use super::trio::{MEMBERS, PREFIX, Seeds, Trio, address, mac};
 use crate::labs::libvirt;
 
 const IMAGE: &str = "bench-bare.qcow2";
@@ -45,7 +46,7 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
         let files = [
             ("setup.sh", setup(number)),
             ("etcd.network", network(number)),
-            ("etcd.service", etcd_unit(number)),
+            ("etcd.service", MEMBERS.etcd_unit(number)),
             ("nftables.conf", FIREWALL.to_owned()),
             ("ca.crt", certificates.read("ca.crt")?),
             ("server.crt", certificates.read(&format!("{member}.crt"))?),
@@ -90,39 +91,4 @@ fn network(number: usize) -> String {
         mac(number),
         address(number)
     )
-}
-
-pub const FIREWALL: &str = "\
-table inet bench {
-    chain input {
-        type filter hook input priority filter; policy accept;
-        ct state established,related accept
-        iif lo accept
-        tcp dport { 22, 2379, 2380, 9100 } accept
-        meta l4proto { icmp, ipv6-icmp } accept
-        reject
-    }
-}
-";
-
-pub fn etcd_unit(number: usize) -> String {
-    let (name, address) = (name(number), address(number));
-    let all: Vec<String> = (1..=3).map(peer).collect();
-    format!(
-        "[Unit]\nDescription=etcd\nAfter=network-online.target\nWants=network-online.target\n\n\
-         [Service]\nType=exec\nUser=etcd\nRestart=always\nRestartSec=500ms\nLimitNOFILE=65536\n\
-         ExecStart=/usr/bin/etcd --name {name} --data-dir /var/lib/etcd/data \
-         --listen-client-urls https://{address}:2379 --advertise-client-urls https://{address}:2379 \
-         --listen-peer-urls https://{address}:2380 --initial-advertise-peer-urls https://{address}:2380 \
-         --initial-cluster {} --initial-cluster-state new --initial-cluster-token bench \
-         --heartbeat-interval {HEARTBEAT} --election-timeout {ELECTION} \
-         --trusted-ca-file /etc/etcd/ca.crt --cert-file /etc/etcd/server.crt --key-file /etc/etcd/server.key --client-cert-auth \
-         --peer-trusted-ca-file /etc/etcd/ca.crt --peer-cert-file /etc/etcd/server.crt --peer-key-file /etc/etcd/server.key \
-         --peer-client-cert-auth\n",
-        all.join(",")
-    )
-}
-
-fn peer(number: usize) -> String {
-    format!("{}=https://{}:2380", name(number), address(number))
 }

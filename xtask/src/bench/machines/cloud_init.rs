@@ -3,14 +3,15 @@
 
 use anyhow::Result;
 
-use super::trio::{PREFIX, Seeds, Trio, address, mac, name};
+use super::members::{FIREWALL, name};
+use super::trio::{MEMBERS, PREFIX, Seeds, Trio, address, mac};
 use super::{bare, image};
 use crate::labs::libvirt;
 
 const IMAGE: &str = "bench-cloud-init.qcow2";
 /// Where cloud-init puts what came with the user data.
 const FILES: &str = "/run/bench";
-const TRIMMED: &str = "\
+pub const TRIMMED: &str = "\
 datasource_list: [NoCloud]
 cloud_init_modules: [write-files, set_hostname, users-groups, ssh]
 cloud_config_modules: [runcmd]
@@ -24,8 +25,8 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
     let disk = |number: usize| -> Result<_> {
         let member = name(number);
         let written = [
-            ("etcd.service", bare::etcd_unit(number)),
-            ("nftables.conf", bare::FIREWALL.to_owned()),
+            ("etcd.service", MEMBERS.etcd_unit(number)),
+            ("nftables.conf", FIREWALL.to_owned()),
             ("ca.crt", certificates.read("ca.crt")?),
             ("server.crt", certificates.read(&format!("{member}.crt"))?),
             ("server.key", certificates.read(&format!("{member}.key"))?),
@@ -33,7 +34,7 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
         let files = [
             ("user-data", user_data(&written)),
             ("meta-data", format!("instance-id: {member}\nlocal-hostname: {member}\n")),
-            ("network-config", network_config(number)),
+            ("network-config", network_config(&mac(number), &address(number), PREFIX)),
         ];
         trio.seed_disk("cloud-init", number, &files)
     };
@@ -41,7 +42,7 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
     Ok(Seeds { image: IMAGE, certificates, disks })
 }
 
-fn user_data(written: &[(&str, String)]) -> String {
+pub fn user_data(written: &[(&str, String)]) -> String {
     let indented = |text: &str| text.lines().map(|line| format!("      {line}\n")).collect::<String>();
     let file = |(name, text): &(&str, String)| format!("  - path: {FILES}/{name}\n    content: |\n{}", indented(text));
     let files: String = written.iter().map(file).collect();
@@ -57,10 +58,8 @@ fn user_data(written: &[(&str, String)]) -> String {
     )
 }
 
-fn network_config(number: usize) -> String {
+pub fn network_config(mac: &str, address: &str, prefix: u8) -> String {
     format!(
-        "version: 2\nethernets:\n  bench:\n    match: {{macaddress: \"{}\"}}\n    dhcp4: false\n    addresses: [{}/{PREFIX}]\n",
-        mac(number),
-        address(number)
+        "version: 2\nethernets:\n  bench:\n    match: {{macaddress: \"{mac}\"}}\n    dhcp4: false\n    addresses: [{address}/{prefix}]\n"
     )
 }

@@ -29,6 +29,10 @@ pub fn vary(name: &str, image: &str, change: impl FnOnce(&Root) -> Result<()>) -
 pub struct Root(PathBuf);
 
 impl Root {
+    pub fn at(root: PathBuf) -> Self {
+        Root(root)
+    }
+
     pub fn put(&self, below: &str, text: &str) -> Result<()> {
         let path = self.0.join(below);
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
@@ -46,6 +50,13 @@ impl Root {
 
     pub fn disable(&self, unit: &str) -> Result<()> {
         self.systemctl("disable", unit)
+    }
+
+    /// The number of a user.
+    pub fn user(&self, name: &str) -> Result<Option<u32>> {
+        let users = fs::read_to_string(self.0.join("etc/passwd")).context("the image has no users")?;
+        let mut fields = users.lines().map(|line| line.split(':').collect::<Vec<_>>());
+        Ok(fields.find(|fields| fields[0] == name).and_then(|fields| fields.get(2)?.parse().ok()))
     }
 
     fn systemctl(&self, verb: &str, unit: &str) -> Result<()> {

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::image;
-use super::trio::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address, name};
+use super::members::name;
+use super::trio::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address};
 use crate::bench::CLUSTER;
 use crate::host;
 use crate::labs::libvirt;

@@ -2,15 +2,14 @@
 //! the question whether etcd on all of them is well.
 
 use std::fs;
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::certificates::Certificates;
+use super::members::{Members, name};
 use crate::host;
 use crate::labs::libvirt::{self, virsh};
 
@@ -19,12 +18,8 @@ pub const PREFIX: u8 = 16;
 /// In milliseconds. Emulated machines that share two cores are late more often than others.
 pub const HEARTBEAT: u32 = 500;
 pub const ELECTION: u32 = 5000;
-const PAUSE: Duration = Duration::from_millis(100);
-const PATIENCE: Duration = Duration::from_secs(600);
-
-pub fn name(number: usize) -> String {
-    format!("etcd-{number}")
-}
+pub const MEMBERS: Members =
+    Members { address, heartbeat: HEARTBEAT, election: ELECTION, patience: Duration::from_secs(600) };
 
 pub fn address(number: usize) -> String {
     format!("10.77.9.{number}")
@@ -50,8 +45,7 @@ pub struct Trio {
 
 impl Trio {
     pub fn certificates(&self, of: &str) -> Result<Certificates> {
-        let members: Vec<_> = (1..=3).map(|number| (name(number), address(number))).collect();
-        Certificates::make(self.ground.join(of).join("certificates"), &members)
+        MEMBERS.certificates(self.ground.join(of).join("certificates"))
     }
 
     /// A disk that cloud-init and scripts find by its label.
@@ -72,39 +66,13 @@ impl Trio {
     pub fn sample(&self, seeds: &Seeds) -> Result<Duration> {
         let begun = Instant::now();
         let started = (1..=3).try_for_each(|number| start(seeds, number));
-        let well = started.and_then(|()| self.until_well(seeds, begun));
+        let well = started.and_then(|()| MEMBERS.until_well(&self.etcdctl, &seeds.certificates, begun, last_words));
         let time = begun.elapsed();
         let left: Vec<Result<()>> = (1..=3).map(remove).collect();
         well?;
         left.into_iter().collect::<Result<()>>()?;
         Ok(time)
     }
-
-    fn until_well(&self, seeds: &Seeds, begun: Instant) -> Result<()> {
-        // etcdctl asked too early waits longer than needed.
-        while !((1..=3).all(answers) && self.is_well(seeds)) {
-            if begun.elapsed() > PATIENCE {
-                bail!("etcd was not well within {PATIENCE:?}\n{}", last_words());
-            }
-            sleep(PAUSE);
-        }
-        Ok(())
-    }
-
-    fn is_well(&self, seeds: &Seeds) -> bool {
-        let endpoints: Vec<String> = (1..=3).map(|number| format!("https://{}:2379", address(number))).collect();
-        let mut command = Command::new(&self.etcdctl);
-        command.args(["endpoint", "health", "--endpoints", &endpoints.join(",")]).env("ETCDCTL_API", "3");
-        for (flag, file) in [("--cacert", "ca.crt"), ("--cert", "root.crt"), ("--key", "root.key")] {
-            command.arg(flag).arg(seeds.certificates.file(file));
-        }
-        command.output().is_ok_and(|output| output.status.success())
-    }
-}
-
-fn answers(number: usize) -> bool {
-    let Ok(address) = format!("{}:2379", address(number)).parse::<SocketAddr>() else { return false };
-    TcpStream::connect_timeout(&address, PAUSE).is_ok()
 }
 
 fn domain(number: usize) -> String {
