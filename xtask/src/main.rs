@@ -15,6 +15,7 @@ mod labs;
 mod lint;
 mod model;
 mod reference;
+mod rooms;
 mod static_build;
 mod test;
 mod unpacked;
@@ -47,6 +48,8 @@ enum Verb {
     Lint,
     /// Write docs/reference.md from the schema of the spec
     Reference,
+    /// Print the lines outside its rooms that name a provider
+    Rooms { provider: String },
     /// Do everything that must pass before a change is merged
     Ci,
     /// Install and fetch what tests, drills, benches and labs need, all at once
@@ -111,6 +114,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Weed => weed::run(&lab),
         Verb::Lint => lint::run(),
         Verb::Reference => reference::run(),
+        Verb::Rooms { provider } => rooms::run(&provider),
         Verb::Ci => ci::run(),
         Verb::Prepare => prepare(&lab),
         Verb::Test { no_run: true, .. } => test::compile(),

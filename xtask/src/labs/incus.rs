@@ -1,6 +1,8 @@
 //! incusd without systemd, in separate namespaces for processes, mounts and network: its directories are in memory, its bridge is
 //! on no other network, and when the first process of the namespace ends, all the others do and nothing is left.
 
+mod hosts;
+
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -36,6 +38,8 @@ const SOCKET: &str = "/var/lib/incus/unix.socket";
 const CLUSTERS: [&str; 3] = ["ground", "lab-", BENCH];
 /// How the names of instances begin that a bench makes.
 pub const BENCH: &str = "bench-";
+/// The story of several hosts.
+const HOSTS: &str = "incus::hosts::members_are_on_hosts_of_an_incus_cluster_and_one_of_these_is_cut_off";
 /// Of the pool, the network and the image that boots nothing.
 pub const NAME: &str = "quorate-lab";
 /// The image of real machines.
@@ -48,6 +52,8 @@ pub const IMAGE_VARIABLE: &str = "QUORATE_LAB_CONTAINER_IMAGE";
 /// quorate itself copies this program to machines whose image has none.
 const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 const DIRECTORIES: [&str; 3] = ["/var/lib/incus", "/run/incus", "/var/log/incus"];
+/// Where the control groups of this machine are seen, also by those that have another /sys.
+const CGROUPS: &str = "/run/incus/cgroup";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The init of machines in the conformance suite: it writes to the console and waits for a signal.
 const INIT: &str = "#!/bin/busybox sh\n\
@@ -68,6 +74,11 @@ pub struct Options {
 impl Options {
     fn words(&self) -> impl Iterator<Item = &str> {
         self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
+    }
+
+    /// Whether a cluster of Incus is needed.
+    fn has_hosts(&self) -> bool {
+        !self.core && self.filter.as_ref().is_none_or(|filter| HOSTS.contains(filter.as_str()))
     }
 
     fn stories(&self) -> String {
@@ -165,9 +176,13 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
+    let hosts = if options.has_hosts() { Some(hosts::start()?) } else { None };
     for (arguments, suite) in suites(options)? {
-        host::run({ suite }.env(SOCKET_VARIABLE, SOCKET).args(arguments))?;
+        let mut suite = suite;
+        suite.env(SOCKET_VARIABLE, SOCKET).envs(hosts.map(|directory| (hosts::VARIABLE, directory)));
+        host::run(suite.args(arguments))?;
         nothing_is_left()?;
+        hosts.map_or(Ok(()), |_| hosts::nothing_is_left())?;
     }
     Ok(())
 }
@@ -178,23 +193,37 @@ pub fn start() -> Result<()> {
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     let mut daemon = Command::new(DAEMON);
     daemon.args(["--group", "root", "--logfile", "/var/log/incus/incusd.log"]);
-    let path = std::env::var("PATH").unwrap_or_default();
-    daemon.env("PATH", format!("/usr/libexec/incus:/usr/sbin:/sbin:{path}"));
+    daemon.env("PATH", daemon_path());
     daemon.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().context("cannot start incusd")?;
-    let begun = Instant::now();
-    while let Err(error) = host::read(Command::new("incus").args(["query", "/1.0"])) {
-        if begun.elapsed() > PATIENCE {
-            let log = fs::read_to_string("/var/log/incus/incusd.log").unwrap_or_default();
-            return Err(error.context(format!("incusd does not answer; its log:\n{log}")));
-        }
-        sleep(Duration::from_millis(100));
-    }
+    let ask = || {
+        let mut ask = Command::new("incus");
+        ask.args(["query", "/1.0"]);
+        ask
+    };
+    until_it_answers(ask, Path::new("/var/log/incus/incusd.log"))?;
     let incus = |words: &[&str]| host::read(Command::new("incus").args(words)).map(drop);
     incus(&["storage", "create", NAME, "dir"])?;
     incus(&["network", "create", NAME, "ipv4.address=10.78.0.1/16", "ipv4.nat=false", "ipv6.address=fd42:78::1/64"])?;
     incus(&["image", "import", &tiny_image()?.to_string_lossy(), "--alias", NAME])?;
     let machine = std::env::var(IMAGE_VARIABLE).context("the image of machines is not named")?;
     incus(&["image", "import", &machine, "--alias", MACHINE])
+}
+
+fn daemon_path() -> String {
+    let path = std::env::var("PATH").unwrap_or_default();
+    format!("/usr/libexec/incus:/usr/sbin:/sbin:{path}")
+}
+
+fn until_it_answers(ask: impl Fn() -> Command, log: &Path) -> Result<()> {
+    let begun = Instant::now();
+    while let Err(error) = host::read(&mut ask()) {
+        if begun.elapsed() > PATIENCE {
+            let log = fs::read_to_string(log).unwrap_or_default();
+            return Err(error.context(format!("incusd does not answer; its log:\n{log}")));
+        }
+        sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }
 
 fn prepare_directories() -> Result<()> {
@@ -205,11 +234,10 @@ fn prepare_directories() -> Result<()> {
         mount(&["-t", "tmpfs", "-o", "mode=0711", "tmpfs", directory])?;
     }
     // The /sys that is there shows the network interfaces outside. The control groups below it are everybody's.
-    let groups = "/run/incus/cgroup";
-    fs::create_dir_all(groups).with_context(|| format!("cannot create {groups}"))?;
-    mount(&["--rbind", "/sys/fs/cgroup", groups])?;
+    fs::create_dir_all(CGROUPS).with_context(|| format!("cannot create {CGROUPS}"))?;
+    mount(&["--rbind", "/sys/fs/cgroup", CGROUPS])?;
     mount(&["-t", "sysfs", "sysfs", "/sys"])?;
-    mount(&["--rbind", groups, "/sys/fs/cgroup"])
+    mount(&["--rbind", CGROUPS, "/sys/fs/cgroup"])
 }
 
 /// A container of one program.

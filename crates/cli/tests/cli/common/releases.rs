@@ -57,6 +57,10 @@ pub fn archive(sandbox: &Sandbox, version: &str, etcd: &Path) -> (Vec<u8>, Strin
     fs::create_dir_all(directory.join("Documentation")).unwrap();
     fs::write(directory.join("README.md"), "words").unwrap();
     fs::copy(etcd, directory.join("etcd")).unwrap();
+    let etcdutl = etcd.with_file_name("etcdutl");
+    if etcdutl.exists() {
+        fs::copy(etcdutl, directory.join("etcdutl")).unwrap();
+    }
     let archive = format!("{name}.tar.gz");
     let mut tar = Command::new("tar");
     tar.args(["--use-compress-program=gzip -1", "-cf", &archive, &name]).current_dir(sandbox.path());

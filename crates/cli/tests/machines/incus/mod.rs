@@ -3,6 +3,7 @@
 mod assets;
 mod changes;
 mod core;
+mod hosts;
 mod refusals;
 mod remote;
 mod upgrades;
@@ -18,6 +19,8 @@ use crate::common::{OLDEST, Run, Sandbox, eventually, lab};
 const POOL: &str = "quorate-lab";
 const NETWORK: &str = "quorate-lab";
 const IMAGE: &str = "quorate-machine";
+/// The lab's host on its network.
+const HOST: &str = "10.78.0.1";
 const SOCKET: &str = "QUORATE_LAB_INCUS_SOCKET";
 
 pub struct Containers {
@@ -42,6 +45,13 @@ impl Containers {
     pub fn new(name: &'static str, version: &'static str) -> Self {
         assert!(std::env::var_os(SOCKET).is_some(), "there is no Incus here: run `cargo xtask lab incus`");
         Containers { sandbox: Sandbox::new(OLDEST), name, version }
+    }
+
+    /// With this version of etcd on this machine too, which restores backups.
+    pub fn with(name: &'static str, version: &'static str) -> Self {
+        let mut containers = Containers::new(name, version);
+        containers.sandbox = Sandbox::new(version);
+        containers
     }
 
     /// Writes the spec.

@@ -4,13 +4,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{Containers, IMAGE, Wanted, incus};
+use super::{Containers, HOST, IMAGE, Wanted, incus};
 use crate::common::lab;
 use crate::common::releases::{self, Server};
 use crate::ground::chapter;
 
-/// The lab's host on its network.
-const HOST: &str = "10.78.0.1";
 const VERSIONS: [&str; 3] = ["3.5.30", "3.6.16", "3.7.3"];
 const OTHER_IMAGE: &str = "quorate-machine-2";
 
