@@ -129,7 +129,11 @@ impl Sandbox {
 
     /// What `eval "$(quorate env NAME)"` would set.
     pub fn environment(&self, cluster: &str) -> BTreeMap<String, String> {
-        let lines = self.quorate(&["env", cluster]).ok().stdout;
+        Self::exported(&self.quorate(&["env", cluster]).ok().stdout)
+    }
+
+    /// What these lines of a shell set for etcdctl.
+    pub fn exported(lines: &str) -> BTreeMap<String, String> {
         let script = format!("{lines}\nenv -0");
         let output = Command::new("sh").arg("-c").arg(script).env_clear().env("PATH", "/usr/bin:/bin").output();
         let shown = String::from_utf8(output.expect("a shell").stdout).expect("text");

@@ -58,7 +58,8 @@ clusters:
     }
 
     fn etcdctl(&self, words: &[&str]) -> Run {
-        self.sandbox.etcdctl(OLDEST, NAME, words)
+        let environment = Sandbox::exported(&self.quorate(&["env", NAME]).ok().stdout);
+        self.sandbox.etcdctl_with(OLDEST, &environment, words)
     }
 
     fn incus(&self, words: &[&str]) -> Run {
