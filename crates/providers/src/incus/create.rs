@@ -66,7 +66,7 @@ impl Incus {
         let source = self.source(server).await?;
         let network = self.network(server).await?;
         let address = self.address(server, &network, new).await?;
-        let interface = self.interface(&network, &new.id, member, address)?;
+        let interface = self.interface(&network, member, address)?;
         let device = device(&network, &interface);
         Ok(Prepared { address, interface, device, source, target, kept })
     }
@@ -99,7 +99,6 @@ impl Incus {
     fn interface(
         &self,
         network: &Network,
-        machine: &MachineId,
         member: &MemberSpec,
         address: IpAddr,
     ) -> Result<boot::Interface, IncusError> {
@@ -109,7 +108,7 @@ impl Incus {
             more.map(|address| Ok((*address, self.place_in(network, *address)?.0))).collect();
         let own = gateway.filter(|_| network.managed && self.settings.dns.is_empty());
         Ok(boot::Interface {
-            mac: mac(&self.cluster_id, machine),
+            mac: mac(&self.cluster_id, address),
             address,
             prefix,
             gateway,
@@ -267,8 +266,9 @@ fn device(network: &Network, interface: &boot::Interface) -> Value {
     device
 }
 
-/// A locally administered address. A member's next machine has another, because both exist for a while.
-fn mac(cluster_id: &str, machine: &MachineId) -> String {
-    let hash = Sha256::digest(format!("{cluster_id}/{machine}"));
+/// A locally administered address, which follows from the IP address: hosts on the same network that have talked to a member's last machine
+/// reach the next one at once if it has the same address. Machines that exist at the same time have different addresses.
+fn mac(cluster_id: &str, address: IpAddr) -> String {
+    let hash = Sha256::digest(format!("{cluster_id}/{address}"));
     format!("02:16:3e:{:02x}:{:02x}:{:02x}", hash[0], hash[1], hash[2])
 }
