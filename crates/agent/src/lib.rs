@@ -60,6 +60,8 @@ use crate::upgrade::{Trial, Upgrades};
 /// Locked by the agent for as long as it runs, below its root; holds its process id.
 pub const LOCK_FILE: &str = "run/agent.lock";
 const LOCK_ATTEMPTS: usize = 100;
+/// How long the address of a machine may take to be there.
+const ANNOUNCING: Duration = Duration::from_secs(60);
 const ROOT_WATCH: Duration = Duration::from_secs(2);
 const SHUTDOWN: Duration = Duration::from_secs(2);
 
@@ -110,7 +112,10 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
     let (orders, health) = (SocketAddr::new(address, AGENT_PORT), SocketAddr::new(address, HEALTH_PORT));
     let (orders, health) = match options.supervisor {
         Supervisor::Child => (server::listen(orders).await?, server::listen(health).await?),
-        Supervisor::Systemd => (server::listen_early(orders)?, server::listen_early(health)?),
+        Supervisor::Systemd => {
+            tokio::spawn(reach::announce(address, ANNOUNCING));
+            (server::listen_early(orders)?, server::listen_early(health)?)
+        }
     };
     // Whoever sees the lock held finds the ports open.
     let _lock = lock(&layout).await?;

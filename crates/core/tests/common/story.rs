@@ -25,8 +25,8 @@ use quorate_core::kinds::etcd::{
 };
 use quorate_core::model::{
     AgentSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen, Enrolment,
-    Exit, FailedUpgrade, IssuedCertificate, MemberName, Power, PowerState, Program, ProgramSeen, Seen, ServiceState,
-    Stamp,
+    Exit, FailedUpgrade, IssuedCertificate, MachineSeen, MemberName, Power, PowerState, Program, ProgramSeen, Seen,
+    ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step, safety};
@@ -366,6 +366,12 @@ fn machine(scene: &mut Scene, member: &MemberName, words: &[&str]) {
             let machine = machines.get_mut(member).expect("a machine");
             (machine.power, machine.headless) = (PowerState::Off, true);
             scene.hide(member, "its machine is off");
+        }
+        ["comes", "back"] => {
+            let successor = machines.get(&MemberName::from(member.seat())).expect("a machine").clone();
+            let incarnation = successor.incarnation - 1;
+            machines.insert(member.clone(), MachineSeen { incarnation, ..successor });
+            scene.hide(member, "no answer within 1 s");
         }
         ["outdated"] => machines.get_mut(member).expect("a machine").outdated = true,
         ["replaced"] => {

@@ -49,6 +49,8 @@ pub struct Incus {
     settings: IncusSettings,
     spec: ClusterSpec,
     cluster_id: String,
+    /// Addresses of members: the machine of one may be on a host that does not answer.
+    known: Vec<IpAddr>,
     server: OnceCell<Server>,
     checked: Cell<bool>,
     stop_patience: Duration,
@@ -79,6 +81,7 @@ impl Incus {
             settings: settings.clone(),
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
+            known: ledger.etcd.formation.members().into_iter().flatten().filter_map(|(_, m)| m.address()).collect(),
             server: OnceCell::new(),
             checked: Cell::new(false),
             stop_patience: STOP_PATIENCE,

@@ -129,7 +129,8 @@ impl Incus {
         };
         let leased = |address: &IpAddr| network.dhcp.iter().any(|(first, last)| (first..=last).contains(&address));
         let mut all = hosts(gateway, prefix);
-        let free = all.find(|address| !leased(address) && holder(*address).is_none());
+        let is_known = |address: &IpAddr| server.is_clustered() && self.known.contains(address);
+        let free = all.find(|address| !leased(address) && !is_known(address) && holder(*address).is_none());
         let free = free.ok_or_else(|| ProviderError::NoAddress { range: format!("{gateway}/{prefix}") })?;
         chosen.entry(new.id.clone()).or_default().address = Some(free);
         Ok(free)

@@ -429,10 +429,12 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     let View { desired, seen, .. } = *view;
     let Some(cluster) = view.cluster().filter(|c| is_fresh(desired, c)) else { return false };
     let Some(machine) = seen.machines.get().and_then(|m| m.get(member)) else { return false };
-    let listed = cluster
-        .listed
-        .iter()
-        .any(|l| l.name == *member || machine.address.is_some_and(|a| address_in(&l.peer_url) == Some(a)));
+    // A machine that was given up comes back with an address that its successor has by now.
+    let is_anothers = |l: &Listed<'_>| {
+        l.name != *member && desired.members.contains_key(&l.name) && !desired.etcd.formation.has_member(member)
+    };
+    let is_there = |l: &Listed<'_>| machine.address.is_some_and(|a| address_in(&l.peer_url) == Some(a));
+    let listed = cluster.listed.iter().any(|l| l.name == *member || is_there(l) && !is_anothers(l));
     let complete = desired.members.keys().all(|m| cluster.get(m).is_some_and(|l| l.healthy));
     let in_the_way = desired.members.values().any(|wish| wish.address.is_some() && wish.address == machine.address);
     !listed && (complete || in_the_way)
