@@ -26,7 +26,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use hyper::Method;
-use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName};
+use quorate_core::model::{Build, Ledger, MachineId, MachineSeen, MemberName, PowerState};
 use quorate_core::providers::incus::{IncusSettings, InstanceKind};
 use quorate_core::spec::ClusterSpec;
 use serde_json::{Value, json};
@@ -125,7 +125,8 @@ impl Incus {
         let path = format!("/1.0/instances?recursion=1&filter={}", escaped(&filter));
         let all = server.list("list instances", &path).await?;
         let found: Vec<Instance> = all.iter().filter_map(Instance::read).collect();
-        let unread = found.iter().filter(|instance| instance.uuid.is_empty());
+        let is_unread = |instance: &&Instance| instance.uuid.is_empty() && instance.power == PowerState::Unknown;
+        let unread = found.iter().filter(is_unread).filter(|instance| instance.host().is_some());
         let unread = unread.map(|instance| (instance.name.clone(), instance.location.clone())).collect();
         let marked = found.into_iter().filter_map(|instance| Some((instance.clone(), instance.mark?)));
         Ok(Listed { marked: marked.filter(|(_, mark)| mark.cluster == cluster).collect(), unread })
