@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use crate::common::trio::{Login, MEMBERS, Trio, VERSION};
+use crate::common::{eventually, signal};
 
 const NAMES: [&str; 8] = [
     "ca.crt",
@@ -78,6 +79,7 @@ fn a_living_cluster_moves_to_kubeadms_file_names_and_back() {
     let mut run = trio.spawn_apply();
     run.until("restart etcd on");
     run.kill();
+    still_served_as_before(&trio);
     trio.apply().ok();
     assert_at_kubeadms_place(&trio);
     trio.etcdctl(&["get", "foo"]).ok();
@@ -106,6 +108,19 @@ fn a_living_cluster_moves_to_kubeadms_file_names_and_back() {
     assert_eq!(listed(&directory(&trio, "etcd-3")), BTreeSet::from([String::from("notes.txt")]));
     fs::remove_dir_all(trio.root("etcd-3").join("etc/kubernetes")).unwrap();
     trio.assert_settled();
+}
+
+/// An etcd that was not restarted yet finds its certificates where it was told, also when it is started again by itself.
+fn still_served_as_before(trio: &Trio) {
+    let has_moved =
+        |member: &&str| trio.etcd_of(member).is_none_or(|_| arguments(trio, member).contains("etc/kubernetes"));
+    let not_yet = MEMBERS.into_iter().rev().find(|member| !has_moved(member)).expect("one that was not restarted");
+    let etcd = trio.etcd_of(not_yet).expect("it runs");
+    signal(etcd, "KILL");
+    eventually("etcd runs again", 20, || trio.etcd_of(not_yet).is_some_and(|now| now != etcd));
+    assert!(!arguments(trio, not_yet).contains("etc/kubernetes"), "it runs as before");
+    let healthy = || trio.etcdctl(&["endpoint", "health"]).text().matches("is healthy").count();
+    eventually("all serve new connections", 30, || healthy() == MEMBERS.len());
 }
 
 /// It shows that etcd serves, and reads nothing.
