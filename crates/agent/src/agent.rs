@@ -8,6 +8,7 @@ use quorate_core::model::Busy;
 use crate::api::{Refusal, Seed};
 use crate::kinds::etcd::Etcd;
 use crate::layout::Layout;
+use crate::reboot::Reboots;
 use crate::services::Services;
 use crate::state::StateStore;
 use crate::tls::Shown;
@@ -30,6 +31,7 @@ pub(crate) struct Agent {
     /// Whether the clock, the firewall and the logs of this machine are the agent's affair too.
     pub(crate) keeps_host: bool,
     pub(crate) upgrades: Upgrades,
+    pub(crate) reboots: Reboots,
 }
 
 impl Agent {

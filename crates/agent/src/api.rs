@@ -125,6 +125,11 @@ pub enum Order {
         command: ServiceCommand,
     },
     Etcd(EtcdOrder),
+    /// Reboots the machine if it is still in this boot. Answered before that is done; facts say how far it has come.
+    Reboot {
+        boot: String,
+        upgrade_packages: bool,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -153,6 +158,7 @@ impl Order {
             Order::Service { command: ServiceCommand::Restart, .. } => "restart a service",
             Order::Service { command: ServiceCommand::Stop, .. } => "stop a service",
             Order::Etcd(order) => order.name(),
+            Order::Reboot { .. } => "reboot",
         }
     }
 }

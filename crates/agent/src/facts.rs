@@ -47,6 +47,7 @@ impl Agent {
             services: self.service_facts().await,
             reaches,
             busy,
+            reboot: self.reboots.seen(request.fence),
         })
     }
 
@@ -60,6 +61,8 @@ impl Agent {
             fsync_micros,
             clients: self.etcd_clients().await,
             log_source_trouble: crate::follow::trouble(&self.layout),
+            boot: self.boot(),
+            packages: self.state.get().packages.clone(),
         }
     }
 }

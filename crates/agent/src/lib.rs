@@ -26,6 +26,7 @@ mod orders;
 mod preflight;
 pub mod process;
 mod reach;
+mod reboot;
 mod refused;
 mod rotate;
 mod server;
@@ -54,6 +55,7 @@ pub use files::{one_private_directory, private_directory};
 use crate::agent::Agent;
 use crate::kinds::etcd::{self, Etcd, health};
 use crate::layout::Layout;
+use crate::reboot::Reboots;
 use crate::services::Services;
 use crate::upgrade::{Trial, Upgrades};
 
@@ -139,6 +141,7 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
         under_way: Mutex::new(None),
         keeps_host: options.supervisor == Supervisor::Systemd,
         upgrades: Upgrades::new(options.on_trial, failed),
+        reboots: Reboots::default(),
         layout,
     });
     if !options.on_trial
@@ -184,6 +187,9 @@ impl Agent {
         }
         if let Err(error) = self.clear_uploads().await {
             tracing::warn!(error = error.in_full(), "what an upload left could not be removed");
+        }
+        if self.keeps_host {
+            self.allow_services();
         }
         self.resume_etcd().await;
         self.resume_services().await;

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use quorate_core::Secret;
-use quorate_core::model::{CertificateUse, NodeConfig, PROTOCOL, Program};
+use quorate_core::model::{CertificateUse, NodeConfig, PROTOCOL, PackagesSeen, Program};
 use quorate_pki::{KeyAlgorithm, KeyPair};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +50,9 @@ pub(crate) struct State {
     /// The PATH of the controller that gave the node config, on a machine that it shares with us.
     #[serde(default)]
     pub(crate) search: Option<String>,
+    /// The last upgrade of packages before a reboot.
+    #[serde(default)]
+    pub(crate) packages: Option<PackagesSeen>,
 }
 
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -107,6 +110,7 @@ impl State {
             etcd: EtcdState::default(),
             services: BTreeSet::new(),
             search: None,
+            packages: None,
         })
     }
 

@@ -116,6 +116,12 @@ pub enum Verb {
     /// restarts. Otherwise the new machine joins, catches up and votes before the old one leaves, if addresses allow. After an
     /// interruption, re-run it to continue the same replacement.
     Replace(Replace),
+    /// Reboot the machines of a cluster, one after another
+    ///
+    /// The leader moves away from a machine before it reboots, and the next machine follows when the member is healthy again. Refused if
+    /// the cluster could not serve meanwhile. With --upgrade-packages apt-get upgrades the packages of each machine first; if that fails,
+    /// the machine is not rebooted and no other one is touched. After an interruption, `quorate apply` continues within 15 minutes.
+    Reboot(Reboot),
     /// Rebuild a cluster from a survivor after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
@@ -366,6 +372,27 @@ pub struct Replace {
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Reboot {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// Only the machine of this member; can be repeated
+    #[arg(long = "member", value_name = "MEMBER", add = completion::members())]
+    pub members: Vec<String>,
+    /// Upgrade the packages of each machine before it reboots
+    #[arg(long)]
+    pub upgrade_packages: bool,
+    /// Allow downtime if the others cannot serve without the member
+    #[arg(long)]
+    pub allow_downtime: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+    #[command(flatten)]
+    pub output: Output,
 }
 
 #[derive(Args, Debug)]

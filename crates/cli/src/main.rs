@@ -101,6 +101,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Validate(options) => commands::spec::validate(options),
         Verb::Plan(options) => commands::plan::run(&context, options).await,
         Verb::Apply(options) => commands::apply::run(&context, options).await,
+        Verb::Reboot(options) => commands::reboot::run(&context, options).await,
         Verb::Replace(options) => commands::replace::run(&context, options).await,
         Verb::Recover(options) => commands::recover::run(&context, options).await,
         Verb::History(options) => commands::history::run(&context, options),

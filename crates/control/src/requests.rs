@@ -16,6 +16,8 @@ pub enum Kind {
     Recover,
     Restore,
     Replace,
+    /// Machines reboot, one after another.
+    Reboot,
     /// Consent to restarts that cause downtime.
     Downtime,
     /// Consent to treat unreachable machines as dead.
@@ -60,10 +62,27 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
         at: None,
         begun: true,
     }));
+    open.extend([false, true].into_iter().filter_map(|begun| reboots(ledger, begun)));
     open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));
     let now = ledger.without_grace.iter();
     open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
     open
+}
+
+/// The machines that are to reboot, or were ordered to.
+fn reboots(ledger: &Ledger, begun: bool) -> Option<Open> {
+    let open = ledger.members.iter().filter_map(|(member, record)| Some((member, record.reboot.as_ref()?)));
+    let open: Vec<_> = open.filter(|(_, reboot)| reboot.ordered.is_some() == begun).collect();
+    let members: Vec<String> = open.iter().map(|(member, _)| member.to_string()).collect();
+    let (_, reboot) = open.first()?;
+    let before = if reboot.upgrade_packages { "upgrade the packages and " } else { "" };
+    Some(Open {
+        request: Kind::Reboot,
+        what: format!("{before}reboot the machines of {}", members.join(", ")),
+        by: Some(reboot.consent.by.clone()),
+        at: Some(reboot.consent.at),
+        begun,
+    })
 }
 
 /// Withdraws a request that has not begun, where no controller is at work.
@@ -72,6 +91,11 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
     let done = store.amend(now, |ledger| match kind {
         Kind::Recover if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) => ledger.etcd.recovery = None,
         Kind::Restore if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) => ledger.etcd.restore = None,
+        Kind::Reboot => {
+            for record in ledger.members.values_mut() {
+                record.reboot = record.reboot.take().filter(|reboot| reboot.ordered.is_some());
+            }
+        }
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
         Kind::Destroy | Kind::Replace | Kind::Recover | Kind::Restore => {}

@@ -197,6 +197,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         data: spec.provider.settings().kept_data(member),
         renewing: record.renewing,
         join_failed: record.join_failed,
+        reboot: record.reboot,
     }
 }
 

@@ -129,6 +129,8 @@ pub enum Withdrawn {
     Recover,
     /// To restore a backup or a snapshot
     Restore,
+    /// To reboot machines: those that were not ordered to yet stay up
+    Reboot,
     /// Consent to downtime
     Downtime,
     /// Consent to treat unreachable machines as dead
@@ -140,6 +142,7 @@ impl Withdrawn {
         match self {
             Withdrawn::Recover => Kind::Recover,
             Withdrawn::Restore => Kind::Restore,
+            Withdrawn::Reboot => Kind::Reboot,
             Withdrawn::Downtime => Kind::Downtime,
             Withdrawn::Now => Kind::Now,
         }

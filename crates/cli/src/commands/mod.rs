@@ -15,6 +15,7 @@ pub mod ledger;
 pub mod logs;
 pub mod plan;
 pub mod power;
+pub mod reboot;
 pub mod recover;
 pub mod replace;
 pub mod requests;

@@ -66,6 +66,7 @@ fn word(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Recover => Some("recover"),
         Kind::Restore => Some("restore"),
+        Kind::Reboot => Some("reboot"),
         Kind::Downtime => Some("downtime"),
         Kind::Now => Some("now"),
         Kind::Destroy | Kind::Replace => None,

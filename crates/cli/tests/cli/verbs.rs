@@ -186,6 +186,20 @@ fn logs_of_etcd_and_of_the_agent() {
 }
 
 #[test]
+fn members_that_are_processes_of_this_machine_are_not_rebooted() {
+    let sandbox = Sandbox::new(&newest());
+    sandbox.quorate(&["up", "c", "--members", "1"]).ok();
+    let before = sandbox.processes();
+    let told = sandbox.quorate(&["reboot", "c", "--yes", "--allow-downtime"]).expect(1).stderr;
+    assert!(told.contains("the members of cluster c are processes on this machine (provider local)"), "{told}");
+    let told = sandbox.quorate(&["reboot", "c", "--member", "etcd-9"]).expect(1).stderr;
+    assert!(told.contains("no member `etcd-9`"), "{told}");
+    let told = sandbox.quorate(&["requests", "c", "--withdraw", "reboot"]).expect(1).stderr;
+    assert!(told.contains("cluster c has no such request"), "{told}");
+    assert_eq!(sandbox.processes(), before);
+}
+
+#[test]
 fn homes_with_any_name_and_an_environment_that_a_shell_reads_back() {
     let sandbox = Sandbox::new(&newest());
     let home = sandbox.path().join("it's my $HOME & more");

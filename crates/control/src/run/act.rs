@@ -208,6 +208,10 @@ impl Controller {
             }
             Action::StopEtcd { member } => self.order(member, stop_order(&desired.etcd.formation)).await,
             Action::RestartEtcd { member } => self.order(member, Order::Etcd(EtcdOrder::Restart)).await,
+            Action::RebootMachine { member, boot, upgrade_packages } => {
+                let order = Order::Reboot { boot: boot.clone(), upgrade_packages: *upgrade_packages };
+                self.order(member, order).await
+            }
             Action::TakeRaftSnapshot { member } => self.order(member, Order::Etcd(EtcdOrder::TakeRaftSnapshot)).await,
             Action::WipeData { member, stamp } => {
                 self.order(member, Order::Etcd(EtcdOrder::WipeData { stamp: stamp.clone() })).await

@@ -205,7 +205,7 @@ impl Controller {
         let provider = self.sight.provider();
         let mut last_words = Vec::new();
         for silent in &waiting {
-            let WaitingFor::Agent { member, .. } = silent else { continue };
+            let (WaitingFor::Agent { member, .. } | WaitingFor::Reboot { member, .. }) = silent else { continue };
             let Some(machine) = seen.machines.get().and_then(|machines| machines.get(member)) else { continue };
             let words = provider.console(&MachineId::new(member, machine.incarnation)).await;
             last_words.extend(words.ok().filter(|words| !words.is_empty()).map(|words| (member.clone(), words)));

@@ -365,6 +365,14 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
             word("replace", Some(member.to_string()), action, "the operator said so");
         }
     }
+    for (member, record) in &after.members {
+        let asked = |ledger: &Ledger| Some(ledger.members.get(member)?.reboot.as_ref()?.consent.clone());
+        if let Some(reboot) = record.reboot.as_ref().filter(|reboot| asked(before).as_ref() != Some(&reboot.consent)) {
+            let action = format!("record the request to reboot the machine of {member}");
+            let because = format!("confirmed after this was shown: {}", reboot.consent.shown);
+            word("reboot", Some(member.to_string()), action, &because);
+        }
+    }
     let asked = |ledger: &Ledger| ledger.etcd.restore.as_ref().map(|wish| wish.consent.clone());
     let (restore_before, restore_after) = (asked(before), asked(after));
     let recovers = |ledger: &Ledger| ledger.etcd.recovery.as_ref().map(|request| request.consent.clone());

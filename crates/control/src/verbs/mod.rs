@@ -4,6 +4,7 @@
 
 pub mod apply;
 pub mod destroy;
+pub mod reboot;
 pub mod recover;
 pub mod replace;
 pub mod restore;
@@ -11,7 +12,8 @@ pub mod restore;
 use jiff::Timestamp;
 use quorate_agent::process;
 use quorate_core::kinds::etcd::Formation;
-use quorate_core::model::{Consent, Ledger, Observation, Power};
+use quorate_core::model::{Consent, Ledger, MemberName, Observation, Power};
+use quorate_core::planner::{Plan, UnsafeBecause};
 use quorate_core::spec::ClusterSpec;
 
 use crate::brought::BroughtFiles;
@@ -94,6 +96,11 @@ fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
     }
 }
 
+/// Refuses a cluster that does not serve clients yet, or again.
+fn refuse_unless_formed(ledger: &Ledger, consequence: &str) -> Result<(), VerbError> {
+    refuse_unless(ledger, Formation::is_formed, consequence)
+}
+
 /// Refuses a cluster whose formation has not come to where a command can do something.
 fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence: &str) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
@@ -107,4 +114,21 @@ fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence
     };
     let what = format!("cluster {name} {state}, so {consequence}");
     Err(VerbError::NotNow { what, command: format!("{command} {name}"), does })
+}
+
+/// What is refused only because of what a command asks for.
+fn new_refusals(before: &Plan, with: &Plan) -> Vec<UnsafeBecause> {
+    with.end.blocked.iter().filter(|because| !before.end.blocked.contains(because)).cloned().collect()
+}
+
+/// The member of this name.
+fn member(ledger: &Ledger, name: &str) -> Result<MemberName, VerbError> {
+    let members: Vec<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
+    match members.iter().any(|member| member == name) {
+        true => Ok(name.into()),
+        false => {
+            let cluster = ledger.spec.name.to_string();
+            Err(VerbError::UnknownMember { cluster, member: name.to_owned(), members })
+        }
+    }
 }

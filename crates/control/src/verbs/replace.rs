@@ -1,11 +1,13 @@
 //! `replace`: a member gets another machine, with its data where that can be kept. A replacement that is under way is continued; one
 //! that could not be completed is not begun.
 
-use quorate_core::kinds::etcd::Formation;
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
 
-use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, refuse_if_off, refuse_unless};
+use super::{
+    Cluster, VerbError, consent, member, new_refusals, observe, refuse_if_being_destroyed, refuse_if_off,
+    refuse_unless_formed,
+};
 use crate::home::Home;
 use crate::run::controller;
 use crate::run::error::ControlError;
@@ -29,7 +31,7 @@ pub fn check(ledger: &Ledger, name: &str) -> Result<MemberName, VerbError> {
     refuse_if_being_destroyed(Some(ledger))?;
     let member = member(ledger, name)?;
     refuse_if_off(ledger)?;
-    refuse_unless(ledger, Formation::is_formed, "no member of it can be replaced")?;
+    refuse_unless_formed(ledger, "no member of it can be replaced")?;
     Ok(member)
 }
 
@@ -122,23 +124,6 @@ fn keeps_data(ledger: &Ledger, seen: &Observation, member: &MemberName) -> bool 
     wanted.is_some() && machine.is_none_or(|machine| machine.data == wanted)
 }
 
-/// What is refused only because of the replacement.
-fn new_refusals(before: &Plan, with: &Plan) -> Vec<UnsafeBecause> {
-    with.end.blocked.iter().filter(|because| !before.end.blocked.contains(because)).cloned().collect()
-}
-
-/// The member of this name.
-fn member(ledger: &Ledger, name: &str) -> Result<MemberName, VerbError> {
-    let members: Vec<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
-    match members.iter().any(|member| member == name) {
-        true => Ok(name.into()),
-        false => {
-            let cluster = ledger.spec.name.to_string();
-            Err(VerbError::UnknownMember { cluster, member: name.to_owned(), members })
-        }
-    }
-}
-
 fn incarnation(ledger: &Ledger, member: &MemberName) -> u64 {
     ledger.members.get(member).map_or(1, |record| record.incarnation.max(1))
 }
@@ -159,9 +144,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use jiff::Timestamp;
-    use quorate_core::kinds::etcd::FormingMember;
     use quorate_core::kinds::etcd::spec::ClientAuth;
     use quorate_core::kinds::etcd::versions::DEFAULT;
+    use quorate_core::kinds::etcd::{Formation, FormingMember};
     use quorate_core::model::{MachineSeen, Power, PowerState, Seen};
     use quorate_core::providers::local::{KEPT_DATA, LocalSettings};
     use quorate_core::spec::Provider;

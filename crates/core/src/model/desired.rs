@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, SecretKind};
+use super::{
+    BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, Reboot, SecretKind,
+};
 use crate::kinds::etcd;
 use crate::providers::MachineKind;
 use crate::spec::{Change, Kind};
@@ -94,6 +96,8 @@ pub struct DesiredMember {
     pub renewing: Option<u64>,
     /// Why it did not become a voter when this run tried.
     pub join_failed: Option<String>,
+    /// The operator requested that its machine reboots.
+    pub reboot: Option<Reboot>,
 }
 
 #[derive(Clone, PartialEq, Debug)]

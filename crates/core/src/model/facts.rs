@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::{MemberName, ProgramSeen};
@@ -78,6 +78,36 @@ pub struct Facts {
     /// The order that it carries out right now.
     #[serde(default)]
     pub busy: Option<Busy>,
+    /// The reboot that it was ordered to make in this boot.
+    #[serde(default)]
+    pub reboot: Option<RebootSeen>,
+}
+
+/// For how long the packages of a machine may be upgraded before it reboots.
+pub const LONGEST_PACKAGE_UPGRADE: SignedDuration = SignedDuration::from_mins(30);
+
+/// How far a reboot has come.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RebootSeen {
+    UpgradingPackages {
+        seconds: u64,
+    },
+    /// The machine goes down.
+    Leaving,
+    /// It does not. Only the controller that ordered it hears of this: a later one tries again.
+    Failed {
+        why: String,
+    },
+}
+
+/// The last upgrade of packages that was ordered before a reboot and succeeded.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct PackagesSeen {
+    /// The boot that the machine was in.
+    pub boot: String,
+    /// What the package manager did, in its words.
+    pub summary: String,
 }
 
 /// An order under way. Whoever gave it may be gone, and what it changes is not seen yet.
@@ -219,4 +249,9 @@ pub struct Host {
     /// Why the configuration for forwarding logs, which is kept in an etcd elsewhere, is not followed.
     #[serde(default)]
     pub log_source_trouble: Option<String>,
+    /// Differs after each boot of the machine. Absent where the agent is a process of the controller's host, and in what older agents tell.
+    #[serde(default)]
+    pub boot: Option<String>,
+    #[serde(default)]
+    pub packages: Option<PackagesSeen>,
 }

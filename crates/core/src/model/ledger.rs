@@ -233,6 +233,28 @@ pub struct MemberRecord {
     /// Where its machine was made, or was about to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub place: Option<String>,
+    /// Until its machine has rebooted and the member is healthy again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reboot: Option<Reboot>,
+}
+
+/// The operator's request that a member's machine reboots.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Reboot {
+    pub consent: Consent,
+    /// Whether the packages of its system are upgraded before.
+    pub upgrade_packages: bool,
+    /// The last order for it, recorded before it is given.
+    pub ordered: Option<RebootOrder>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RebootOrder {
+    /// The boot that the machine was in: once it is in another, it has rebooted.
+    pub boot: String,
+    pub at: Timestamp,
+    /// The fencing number of the controller whose order the agent accepted. Absent while no answer is known.
+    pub accepted: Option<u64>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -316,6 +338,7 @@ impl Ledger {
                 unseen_at: _,
                 join_failed: _,
                 place: _,
+                reboot: _,
             } = member;
             if let Some(Enrolment { token, expires: _, bound_key: _ }) = enrolment {
                 visit(token.expose_mut());

@@ -21,7 +21,7 @@ pub use desired::{Brought, CertificateWish, Desired, DesiredMember, Destruction,
 pub use endpoint::{address_in, https_url};
 pub use facts::{
     AgentSeen, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Exit, Facts, Host,
-    Number, ServiceState, Stamp,
+    LONGEST_PACKAGE_UPGRADE, Number, PackagesSeen, RebootSeen, ServiceState, Stamp,
 };
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
@@ -30,7 +30,7 @@ pub use host::{
 pub use issued::{Issued, IssuedCertificate, MachineCertificate};
 pub use ledger::{
     BackupNote, BackupRecord, BackupSigning, Consent, Enrolment, FormedWith, LEDGER_FORMAT, Ledger, Lock, MemberRecord,
-    Power, SecretKind, migrate_ledger,
+    Power, Reboot, RebootOrder, SecretKind, migrate_ledger,
 };
 pub use name::{MachineId, MemberName};
 pub use node_config::{

@@ -35,6 +35,8 @@ listed! {
         RestartEtcd { member: MemberName },
         /// Restarts etcd as it is, but so that it takes a Raft snapshot after the next entry.
         TakeRaftSnapshot { member: MemberName },
+        /// Reboots the machine if it is still in this boot.
+        RebootMachine { member: MemberName, boot: String, upgrade_packages: bool },
         RecordReplacement { member: MemberName, incarnation: u64 },
         RecordRenewal { member: MemberName, incarnation: u64 },
         AddLearner { through: MemberName, member: MemberName, joining: FormingMember },
@@ -151,6 +153,7 @@ impl Action {
             Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => {
                 on(member).shown("restarting").then("voting").interrupts()
             }
+            Action::RebootMachine { member, .. } => on(member).shown("rebooting").then("voting").interrupts(),
             Action::RecordReplacement { member, .. } | Action::RecordRenewal { member, .. } => RECORDED.about(member),
             Action::AddLearner { through, member, .. } => on(through).about(member),
             Action::JoinEtcd { member, .. } => on(member).shown("joining").then("learning"),
@@ -241,6 +244,12 @@ impl fmt::Display for Action {
             Action::RestartEtcd { member } => write!(f, "restart etcd on {member}"),
             Action::TakeRaftSnapshot { member } => {
                 write!(f, "restart etcd on {member} so that it takes a Raft snapshot")
+            }
+            Action::RebootMachine { member, upgrade_packages: false, .. } => {
+                write!(f, "reboot the machine of {member}")
+            }
+            Action::RebootMachine { member, upgrade_packages: true, .. } => {
+                write!(f, "upgrade the packages of {member} and reboot its machine")
             }
             Action::RecordReplacement { member, incarnation } => {
                 write!(f, "replace the machine of {member} with {member}.{incarnation}")

@@ -40,6 +40,7 @@ listed! {
         SnapshotGone { member: MemberName, source: String },
         RestoreUnfinished { token: String },
         JoinFailed { member: MemberName, why: String },
+        NotRebooted { member: MemberName, why: String },
         StrangerVoter { id: String, peer_url: String },
         Membership { member: MemberName, change: Change, voters: usize, healthy: usize, quorum: usize },
         LastVoter { member: MemberName },
@@ -129,7 +130,9 @@ impl UnsafeBecause {
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
             UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
             UnsafeBecause::JoinFailed { member, .. } => by(Rule::LearnerFirst).on(member),
-            UnsafeBecause::Quorum { member, .. } => by(Rule::OneDisturbance).on(member),
+            UnsafeBecause::Quorum { member, .. } | UnsafeBecause::NotRebooted { member, .. } => {
+                by(Rule::OneDisturbance).on(member)
+            }
             UnsafeBecause::Outage { member, .. }
             | UnsafeBecause::LastVoter { member }
             | UnsafeBecause::AddressHeld { member, .. } => by(Rule::QuorumIsKept).on(member),
@@ -270,6 +273,9 @@ impl fmt::Display for UnsafeBecause {
             }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was removed again: {why}")
+            }
+            UnsafeBecause::NotRebooted { member, why } => {
+                write!(f, "the reboot of {member} failed, so no other machine is rebooted: {why}")
             }
             UnsafeBecause::StrangerVoter { id, peer_url } => {
                 write!(f, "etcd lists a voter that quorate did not add: {id} at {peer_url}")

@@ -46,6 +46,11 @@ impl Decision {
         self.steps.iter().any(|step| matches!(&step.action, Action::Enrol { member: enrolled } if enrolled == member))
     }
 
+    /// Whether it is said already that this member's machine is away because it reboots.
+    pub(crate) fn awaits_reboot(&self, member: &MemberName) -> bool {
+        self.waiting.iter().any(|waiting| matches!(waiting, WaitingFor::Reboot { member: of, .. } if of == member))
+    }
+
     /// Whether nothing at all is asked of this member, because of what was refused before.
     pub(crate) fn bars_orders(&self, member: &MemberName) -> bool {
         self.blocked.iter().any(|b| b.member() == Some(member) && b.bars_orders())

@@ -35,6 +35,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 wait_for_its_place(decision, member, machine);
             }
             Some(machine) if machine.power == PowerState::Stopping => wait_until_off(decision, member),
+            Some(machine) if machine.power == PowerState::Off && safety::reboots::may_switch_on(view, member) => {
+                let why = String::from("it is off");
+                decision.wait(WaitingFor::Reboot { member: member.clone(), why, upgrading: None });
+            }
             Some(machine) if machine.power == PowerState::Off => decision
                 .step(Action::StartMachine { member: member.clone() }, format!("the machine of {member} does not run")),
             Some(machine) if machine.outdated => decision.step(

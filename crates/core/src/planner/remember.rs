@@ -4,7 +4,9 @@
 use jiff::{SignedDuration, Timestamp};
 
 use super::Action;
-use crate::model::{Desired, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, Seen, TrustPlane};
+use crate::model::{
+    Desired, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen, TrustPlane,
+};
 
 /// A machine that was last found unseen longer ago than this is counted anew.
 const LONGEST_GAP: SignedDuration = SignedDuration::from_hours(1);
@@ -28,6 +30,13 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
             }
             _ => false,
         },
+        Action::RebootMachine { member, boot, .. } => {
+            let Some(reboot) = ledger.members.get_mut(member).and_then(|record| record.reboot.as_mut()) else {
+                return false;
+            };
+            reboot.ordered = Some(RebootOrder { boot: boot.clone(), at: now, accepted: None });
+            true
+        }
         Action::CreateMachine { member, incarnation, .. } => {
             let record = ledger.members.entry(member.clone()).or_default();
             if record.incarnation != *incarnation {
@@ -73,12 +82,22 @@ pub fn before(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Time
 /// Writes what only holds once the step is done. Says whether the ledger changed.
 pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Timestamp) -> bool {
     let of_kind = ledger.record_after(desired, action, now);
-    let Action::DestroyMachine { member, .. } = action else { return of_kind };
-    let Some(record) = ledger.members.get_mut(member) else { return of_kind };
-    record.generation = 0;
-    record.digest.clear();
-    record.enrolment = None;
-    true
+    match action {
+        Action::RebootMachine { member, .. } => {
+            let reboot = ledger.members.get_mut(member).and_then(|record| record.reboot.as_mut());
+            let Some(ordered) = reboot.and_then(|reboot| reboot.ordered.as_mut()) else { return of_kind };
+            ordered.accepted = Some(desired.fence);
+            true
+        }
+        Action::DestroyMachine { member, .. } => {
+            let Some(record) = ledger.members.get_mut(member) else { return of_kind };
+            record.generation = 0;
+            record.digest.clear();
+            (record.enrolment, record.reboot) = (None, None);
+            true
+        }
+        _ => of_kind,
+    }
 }
 
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
@@ -100,6 +119,7 @@ pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> b
 /// neither, and continues.
 pub fn answered(ledger: &mut Ledger) {
     (ledger.downtime, ledger.without_grace) = (None, None);
+    ledger.members.values_mut().for_each(|record| record.reboot = None);
     ledger.close_requests_of_kind();
 }
 

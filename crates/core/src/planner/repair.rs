@@ -41,6 +41,9 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             Some(Loss::Known(why)) => replace(view, decision, member, &why),
             // It is about to go in any case (`renewal`).
             Some(Loss::Unseen(_)) if renewal::is_recorded(seen, member, wish) => {}
+            Some(Loss::Unseen(why)) if safety::reboots::is_away(view, member) => {
+                decision.wait(WaitingFor::Reboot { member: member.clone(), why, upgrading: None });
+            }
             Some(Loss::Unseen(why)) if is_booting(view, member, wish) => {
                 decision.wait(WaitingFor::Agent { member: member.clone(), why });
             }

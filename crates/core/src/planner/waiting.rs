@@ -7,7 +7,7 @@ use std::mem::Discriminant;
 use serde::Serialize;
 
 use super::voters::healthy_of;
-use crate::model::MemberName;
+use crate::model::{LONGEST_PACKAGE_UPGRADE, MemberName};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -76,6 +76,12 @@ pub enum WaitingFor {
         entry: Option<u64>,
     },
     AuthSight,
+    /// A machine to reboot and its member to be healthy again. `upgrading` is how long its packages have been upgrading, in seconds.
+    Reboot {
+        member: MemberName,
+        why: String,
+        upgrading: Option<u64>,
+    },
 }
 
 impl WaitingFor {
@@ -95,6 +101,7 @@ impl WaitingFor {
             | WaitingFor::Learner { member, .. }
             | WaitingFor::StorageVersion { member, .. }
             | WaitingFor::RaftSnapshot { member, .. }
+            | WaitingFor::Reboot { member, .. }
             | WaitingFor::Turn { member, .. } => Some(member),
         }
     }
@@ -116,11 +123,13 @@ pub struct Outstanding {
     over: HashSet<Awaited>,
     /// The least that each learner has lagged by.
     lags: BTreeMap<MemberName, u64>,
+    /// The longest that packages were seen to be upgrading.
+    upgrading: BTreeMap<MemberName, u64>,
 }
 
 impl Outstanding {
-    /// Takes in what is waited for now. Whether that is progress: something was over for the first time, or a learner came closer than
-    /// ever.
+    /// Takes in what is waited for now. Whether that is progress: something was over for the first time, a learner came closer than ever,
+    /// or packages are still being upgraded.
     pub fn update(&mut self, waiting: &[WaitingFor]) -> bool {
         let now: HashSet<Awaited> = waiting.iter().map(WaitingFor::subject).collect();
         let over = self.now.difference(&now).filter(|awaited| self.over.insert((*awaited).clone())).count();
@@ -130,11 +139,22 @@ impl Outstanding {
     }
 
     fn is_closer(&mut self, waiting: &WaitingFor) -> bool {
+        if let WaitingFor::Reboot { member, upgrading: Some(seconds), .. } = waiting {
+            return self.still_upgrades(member, *seconds);
+        }
         let WaitingFor::Learner { member, lag } = waiting else { return false };
         let least = self.lags.entry(member.clone()).or_insert(u64::MAX);
         let closer = lag < least;
         *least = *lag.min(least);
         closer
+    }
+
+    /// An agent ends an upgrade that takes too long. One that does not is not waited for either.
+    fn still_upgrades(&mut self, member: &MemberName, seconds: u64) -> bool {
+        let longest = self.upgrading.entry(member.clone()).or_default();
+        let goes_on = seconds > *longest && i128::from(seconds) <= i128::from(LONGEST_PACKAGE_UPGRADE.as_secs());
+        *longest = seconds.max(*longest);
+        goes_on
     }
 }
 
@@ -189,6 +209,7 @@ impl fmt::Display for WaitingFor {
                 write!(f, "etcd on {member} to take a Raft snapshot after entry {entry} of its log")
             }
             WaitingFor::AuthSight => write!(f, "a healthy member to report users and roles"),
+            WaitingFor::Reboot { member, why, .. } => write!(f, "the machine of {member} to reboot: {why}"),
         }
     }
 }
@@ -239,6 +260,18 @@ mod tests {
         let progress: Vec<bool> =
             lags.map(|lag| outstanding.update(&[WaitingFor::Learner { member: "e1".into(), lag }])).into();
         assert_eq!(progress, [true, false, true, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn packages_are_waited_for_as_long_as_they_upgrade_and_no_longer() {
+        let mut outstanding = Outstanding::default();
+        let mut update = |seconds| {
+            let why = String::from("its packages upgrade");
+            outstanding.update(&[WaitingFor::Reboot { member: "e1".into(), why, upgrading: Some(seconds) }])
+        };
+        let limit = LONGEST_PACKAGE_UPGRADE.as_secs().unsigned_abs();
+        assert_eq!([1, 60, 60, 59, 61, limit].map(&mut update), [true, true, false, false, true, true]);
+        assert_eq!([limit + 1, u64::MAX].map(update), [false, false]);
     }
 
     #[test]

@@ -230,7 +230,12 @@ pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision
     let restarts = decision
         .steps
         .iter()
-        .filter(|s| matches!(s.action, Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. }))
+        .filter(|s| {
+            matches!(
+                s.action,
+                Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } | Action::RebootMachine { .. }
+            )
+        })
         .count();
     assert!(restarts <= 1, "one disturbance at a time: {decision:?}");
     for step in &decision.steps {
@@ -332,7 +337,9 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
                 "destroys the machine of a member: {step:?}"
             );
         }
-        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => audit_restart(desired, world, member),
+        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } | Action::RebootMachine { member, .. } => {
+            audit_restart(desired, world, member)
+        }
         Action::RevokeMachine { member, incarnation } => {
             let mut machines = world.machines.iter();
             let there = machines.any(|(m, at)| m.seat() == member.seat() && at.seen.incarnation == *incarnation);

@@ -25,8 +25,8 @@ use quorate_core::kinds::etcd::{
 };
 use quorate_core::model::{
     AgentSeen, BackupNote, BackupRecord, BinarySeen, Busy, CertificateUse, ConfigAttempt, Consent, DataSeen, Enrolment,
-    Exit, FailedUpgrade, IssuedCertificate, MachineSeen, MemberName, Power, PowerState, Program, ProgramSeen, Seen,
-    ServiceState, Stamp,
+    Exit, FailedUpgrade, IssuedCertificate, MachineSeen, MemberName, Power, PowerState, Program, ProgramSeen, Reboot,
+    RebootOrder, RebootSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::{Decision, Step, safety};
@@ -272,6 +272,16 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             let incarnation = scene.ledger.members[&member].incarnation;
             renew(&mut scene.ledger, &member, incarnation + 1);
         }
+        ["reboots", members @ ..] => {
+            let (members, upgrade_packages) = match members {
+                [members @ .., "with", "packages"] => (members, true),
+                members => (members, false),
+            };
+            for member in members {
+                let record = scene.ledger.members.get_mut(&MemberName::from(*member)).expect("a member");
+                record.reboot = Some(Reboot { consent: consent(), upgrade_packages, ordered: None });
+            }
+        }
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
         ["says", "destroy"] => scene.ledger.destroy = Some(consent()),
         ["says", "destroy", "without", "backup"] => {
@@ -285,6 +295,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
 /// Something happened to one member, or was found there.
 fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
     match words {
+        ["reboot", ..] => reboot(scene, member, &words[1..]),
         ["machine", ..] => machine(scene, member, &words[1..]),
         ["agent", ..] | ["unseen", ..] | ["token", ..] => agent(scene, member, words),
         ["certificate", ..] => certificate(scene, member, &words[1..]),
@@ -321,6 +332,7 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["data", ..] => data(scene, member, &words[1..]),
         ["etcd", ..] => etcd(scene, member, &words[1..]),
         ["leads"] => lead(scene, member),
+        ["reports", "no", "boot"] => scene.facts_mut(member).host.boot = None,
         ["binary", "missing"] => {
             scene.facts_mut(member).etcd.binary = BinarySeen::Missing { why: String::from("no etcd on PATH") };
         }
@@ -332,6 +344,36 @@ fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         ["is", "not", "ready"] => scene.not_ready(member),
         ["binary", version] => scene.facts_mut(member).etcd.binary = BinarySeen::Version((*version).to_owned()),
         _ => panic!("{member} does not know: {words:?}"),
+    }
+}
+
+/// What became of an order to reboot.
+fn reboot(scene: &mut Scene, member: &MemberName, words: &[&str]) {
+    let (now, fence) = (scene.seen.now, scene.ledger.fence);
+    let boot = scene.facts_mut(member).host.boot.clone().expect("a boot");
+    let accepted = |accepted| Some(RebootOrder { boot: boot.clone(), at: now, accepted });
+    let ordered = match words {
+        ["order", "lost"] => accepted(None),
+        ["ordered"] => accepted(Some(fence)),
+        ["upgrading", "for", seconds] => {
+            let seconds = seconds.parse().expect("a number of seconds");
+            scene.facts_mut(member).reboot = Some(RebootSeen::UpgradingPackages { seconds });
+            accepted(Some(fence))
+        }
+        ["failed:", ..] => {
+            scene.facts_mut(member).reboot = Some(RebootSeen::Failed { why: words[1..].join(" ") });
+            accepted(Some(fence))
+        }
+        ["came", ..] => {
+            let ordered = accepted(Some(fence));
+            scene.facts_mut(member).host.boot = Some(String::from("another"));
+            ordered
+        }
+        _ => panic!("the reboot of {member} does not know: {words:?}"),
+    };
+    let record = scene.ledger.members.get_mut(member).expect("a member");
+    if let Some(reboot) = &mut record.reboot {
+        reboot.ordered = ordered;
     }
 }
 

@@ -42,7 +42,8 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
         _ => {}
     }
     world.effect(desired, &step.action);
-    if let Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } | Action::JoinEtcd { .. } = step.action {
+    use Action::{JoinEtcd, RebootMachine, RestartEtcd, TakeRaftSnapshot};
+    if let RestartEtcd { .. } | TakeRaftSnapshot { .. } | RebootMachine { .. } | JoinEtcd { .. } = step.action {
         takes_a_moment(world, member);
     }
     Ok(Obeyed::Done)
@@ -80,6 +81,8 @@ fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusa
         Action::JoinEtcd { stamp, .. } => judge_start(facts, &step.expects, Some(stamp)),
         Action::WipeData { stamp, .. } => judge_wipe(facts, stamp),
         Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].etcd_digest),
+        // It has rebooted since.
+        Action::RebootMachine { boot, .. } if facts.host.boot.as_ref() != Some(boot) => Ok(Obeyed::WasSoAlready),
         Action::Rebuild { was, stamp, .. } => judge_rebuild(facts, was, stamp),
         Action::StageSnapshot { sha256, .. } => Ok(match &facts.etcd.staged {
             Some(staged) if staged.sha256 == *sha256 => Obeyed::WasSoAlready,

@@ -62,7 +62,7 @@ pub fn audit(desired: &Desired, seen: &Observation, decision: &Decision) -> Vec<
     if of(&["add-learner", "promote", "remove-member"]) > 1 {
         wrongs.push(Wrong::TwoChanges);
     }
-    if of(&["restart-etcd", "remove-member", "move-leader"]) > 1 {
+    if of(&["restart-etcd", "reboot-machine", "remove-member", "move-leader"]) > 1 {
         wrongs.push(Wrong::TwoDisturbances);
     }
     let formed = matches!(desired.etcd.formation, Formation::Formed { .. });
@@ -103,7 +103,7 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
             (!enough).then_some(Wrong::QuorumGivenAway)
         }
         Action::RemoveMember { id, .. } => judge_removal(look, *id),
-        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } => {
+        Action::RestartEtcd { member } | Action::TakeRaftSnapshot { member } | Action::RebootMachine { member, .. } => {
             judge_disturbance(desired, look, member)
         }
         Action::DestroyMachine { member, data: Data::Stays } => judge_renewal(desired, look, member),

@@ -365,6 +365,7 @@ impl ClusterModel {
             Action::RemoveMember { .. } => Event::Removed,
             Action::MoveLeader { .. } => Event::LeaderMoved,
             Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } => Event::Restarted,
+            Action::RebootMachine { .. } => Event::Rebooted,
             Action::DestroyMachine { data: Data::Stays, .. } => Event::Renewed,
             Action::DestroyMachine { .. } => Event::Destroyed,
             Action::Rebuild { .. } => Event::Recovered,

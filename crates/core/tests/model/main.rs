@@ -438,6 +438,8 @@ macro_rules! every_change {
             renew_the_only_one: 1, Change::Renew("etcd-1"), [Renewed, Resumed];
             settings: 3, Change::Settings, [Restarted, LeaderMoved];
             own_peer_ca: 3, Change::OwnPeerCa, [Restarted, LeaderMoved, Distrusted];
+            reboot: 3, Change::Reboot, [Rebooted, LeaderMoved];
+            reboot_of_two: 2, Change::Reboot, [Rebooted, LeaderMoved];
             settings_of_two: 2, Change::Settings, [Restarted, LeaderMoved];
             upgrade: 3, Change::Upgrade, [Restarted, LeaderMoved];
             gone: 3, Change::Gone("etcd-2"), [Replaced, Removed, Joined, Promoted];
@@ -471,6 +473,7 @@ changes! {
     [] in_short_two_controllers: Budget { faults: 1, takeovers: 1, ..PEACE };
     gone: 3, Change::Gone("etcd-2"), [ReplacedInTakeover];
     settings: 3, Change::Settings, [Restarted, LeaderMoved];
+    reboot: 3, Change::Reboot, [Rebooted];
     renew: 3, Change::Renew("etcd-1"), [Renewed, Resumed];
 }
 
@@ -482,6 +485,7 @@ changes! {
 
 changes! {
     [] in_short_hidden: Budget { hidden: 1, pauses: 1, ..PEACE };
+    reboot: 3, Change::Reboot, [Rebooted];
     one_to_two: 1, Change::Scale(2), [];
     gone: 3, Change::Gone("etcd-2"), [Hidden, Between, Expelled];
     recover_nothing: 3, Change::RecoverNothing, [];
@@ -496,6 +500,7 @@ changes! {
 changes! {
     [] in_short_late_orders: Budget { crashes: 1, delays: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
+    reboot: 3, Change::Reboot, [Rebooted];
     own_peer_ca: 2, Change::OwnPeerCa, [Restarted, Distrusted];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
 }
@@ -503,6 +508,7 @@ changes! {
 changes! {
     [] in_short_slow_orders: Budget { takeovers: 1, slow: 1, ..PEACE };
     settings: 3, Change::Settings, [Restarted];
+    reboot: 3, Change::Reboot, [Rebooted];
     three_to_two: 3, Change::Scale(2), [Removed];
     replace_pinned: 3, Change::ReplacePinned("etcd-2"), [Joined, Promoted, Removed];
 }

@@ -140,7 +140,7 @@ impl Past {
                 let learner = before.listed.iter().find(|l| l.id == *id);
                 wrong(!learner.is_some_and(|l| runs(before, l)), Wrong::PromotedWhoDoesNotRun);
             }
-            Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } => {
+            Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } | Action::RebootMachine { .. } => {
                 let own = before.machines.get(member).map(url_of);
                 let others = before.listed.iter().filter(|l| !l.is_learner && Some(&l.peer_url) != own.as_ref());
                 let down = others.filter_map(|l| machine_of(before, l)).any(is_restarting);

@@ -34,6 +34,7 @@ events! {
     Removed => "a voter removed",
     LeaderMoved => "a leader moved away",
     Restarted => "a restart",
+    Rebooted => "a machine rebooted",
     Replaced => "a replacement recorded",
     ReplacedInTakeover => "a replacement while two controllers act",
     RenewalRecorded => "a renewal recorded",

@@ -6,7 +6,9 @@ use quorate_core::desire::Wish;
 use quorate_core::kinds::etcd::safety::requests;
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::kinds::etcd::{OlderData, RecoveryRequest, RestoreWish};
-use quorate_core::model::{Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, ServiceState};
+use quorate_core::model::{
+    Brought, CertificateUse, Consent, DataSeen, Desired, Ledger, MemberName, Reboot, ServiceState,
+};
 use quorate_core::planner::remember::{raise_incarnation, renew};
 use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 use quorate_core::planner::{Action, Step, decide};
@@ -42,6 +44,8 @@ pub enum Change {
     /// So is that of each, for the spec makes them of something else.
     Remake,
     Settings,
+    /// The machines of all reboot.
+    Reboot,
     /// Peers have shared the CA of clients until now.
     OwnPeerCa,
     Upgrade,
@@ -140,6 +144,10 @@ impl Scenario {
                 forget_since_long(world, member);
             }
             Change::Settings => spec.etcd.grpc_gateway = !spec.etcd.grpc_gateway,
+            Change::Reboot => {
+                let reboot = Reboot { consent: word, upgrade_packages: false, ordered: None };
+                world.ledger.members.values_mut().for_each(|record| record.reboot = Some(reboot.clone()));
+            }
             Change::OwnPeerCa => share_ca(spec, world),
             Change::Upgrade => *spec = declared(members, "3.6.16"),
             Change::Gone(member) => {

@@ -126,6 +126,7 @@ impl ClusterModel {
             let no_snapshot = facts.is_some_and(|f| f.etcd.staged.is_none());
             healthy
                 && no_snapshot
+                && wish.reboot.is_none()
                 && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
         };
         world.ledger.etcd.formation.is_formed()

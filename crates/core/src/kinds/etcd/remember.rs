@@ -7,9 +7,10 @@ use jiff::Timestamp;
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{AuthOp, EtcdStatus, Formation, OwnedUser};
-use crate::model::{Data, Desired, Ledger, MemberName, MemberRecord, Observation};
+use crate::model::{Data, Desired, Ledger, MemberName, MemberRecord, Observation, Reboot};
 use crate::planner::Action;
 use crate::planner::remember::raise_incarnation;
+use crate::planner::safety::reboots::{self, Progress};
 
 /// Revisions that differ by less are not worth a write to the ledger.
 const NEAR: u64 = 10_000;
@@ -108,6 +109,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
 /// Notes how far revisions went, who belongs to the cluster, and which version all members run.
 pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
     end_renewals(ledger, desired, seen);
+    end_reboots(ledger, desired, seen);
     if let Some(cluster) = Cluster::see(desired, seen) {
         let statuses: Vec<&EtcdStatus> =
             cluster.voters().filter_map(|m| m.facts?.etcd.status.as_ref().filter(|_| m.healthy)).collect();
@@ -247,4 +249,14 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
 fn settle(ledger: &mut Ledger, desired: &Desired) {
     ledger.formed_with = Some(desired.form_with.clone());
     ledger.etcd.formed_with = Some(desired.etcd.form_with.clone());
+}
+
+/// A reboot is over when the machine was seen in another boot, and its member healthy.
+fn end_reboots(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    for (member, record) in &mut ledger.members {
+        let Some(facts) = seen.facts(member) else { continue };
+        let is_healthy = safety::is_healthy_voter(facts);
+        let is_done = |reboot: &Reboot| reboots::progress(reboot, facts, desired.fence, is_healthy) == Progress::Done;
+        record.reboot = record.reboot.take().filter(|reboot| !is_done(reboot));
+    }
 }

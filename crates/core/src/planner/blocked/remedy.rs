@@ -89,6 +89,9 @@ impl UnsafeBecause {
             UnsafeBecause::JoinFailed { member, .. } => {
                 format!("read `quorate logs NAME {member}`; `quorate apply NAME` tries again")
             }
+            UnsafeBecause::NotRebooted { member, .. } => format!(
+                "read `quorate logs NAME {member} --agent`; when it is repaired, run `quorate reboot NAME` again"
+            ),
             UnsafeBecause::StrangerVoter { id, .. } => format!(
                 "if it is not needed, remove it with `etcdctl member remove {id}`; quorate changes no membership while \
                  an unknown member votes"

@@ -5,6 +5,7 @@ mod absence;
 mod agents;
 mod orders;
 mod peers;
+pub mod reboots;
 pub mod requests;
 mod revocation;
 mod trust;

@@ -1,5 +1,6 @@
 //! What may not be decided while an agent still carries out an order.
 
+use super::reboots;
 use crate::planner::{View, WaitingFor};
 
 /// Rules 1 and 9: an order under way is a change or a disturbance that no facts show yet. Whoever gave it may have been killed
@@ -8,5 +9,6 @@ use crate::planner::{View, WaitingFor};
 pub fn orders_under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let busy = desired.members.keys().filter_map(|member| Some((member, seen.facts(member)?.busy.as_ref()?)));
-    busy.map(|(member, busy)| WaitingFor::Order { member: member.clone(), order: busy.order.clone() }).collect()
+    let orders = busy.map(|(member, busy)| WaitingFor::Order { member: member.clone(), order: busy.order.clone() });
+    orders.chain(reboots::under_way(view)).collect()
 }

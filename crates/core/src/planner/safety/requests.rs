@@ -3,7 +3,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::model::{Consent, Ledger};
+use crate::model::{Consent, Ledger, Reboot};
 
 /// How long a request that has not begun counts. Clients may have written since.
 pub const CONFIRMED_FOR: SignedDuration = SignedDuration::from_mins(15);
@@ -12,9 +12,14 @@ pub const CONFIRMED_FOR: SignedDuration = SignedDuration::from_mins(15);
 /// before: consent to downtime was for that one.
 pub fn drop_stale(ledger: &mut Ledger, now: Timestamp, changed: bool) {
     // A clock that was set back makes a request look as if it came from the future.
-    let counts = |consent: &Consent| now.duration_since(consent.at).abs() <= CONFIRMED_FOR;
+    let recent = |at: Timestamp| now.duration_since(at).abs() <= CONFIRMED_FOR;
+    let counts = |consent: &Consent| recent(consent.at);
     ledger.downtime = ledger.downtime.take().filter(|consent| counts(consent) && !changed);
     // It was given for the machines that were unreachable then. A later run may miss others.
     ledger.without_grace = None;
+    for record in ledger.members.values_mut() {
+        let is_ordered = |reboot: &Reboot| reboot.ordered.as_ref().is_some_and(|ordered| recent(ordered.at));
+        record.reboot = record.reboot.take().filter(|reboot| counts(&reboot.consent) || is_ordered(reboot));
+    }
     ledger.drop_stale_requests_of_kind(counts);
 }

@@ -10,8 +10,8 @@ use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{self, AuthLook, JwtKeys, OldEntries, Staged};
 use crate::model::{
-    AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, MemberName, Plane,
-    PowerState, SecretKind, ServiceState, Stamp,
+    AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, MemberName,
+    PackagesSeen, Plane, PowerState, SecretKind, ServiceState, Stamp,
 };
 use crate::planner::{Action, remember};
 use crate::spec::Signer;
@@ -76,6 +76,9 @@ impl World {
             Action::PushConfig { member, generation } => self.push(desired, member, *generation),
             Action::StartEtcd { member, bootstrap } => self.start_etcd(desired, member, bootstrap.as_ref()),
             Action::RestartEtcd { member } => self.start_etcd(desired, member, None),
+            Action::RebootMachine { member, boot, upgrade_packages } => {
+                self.reboot(desired, member, boot, *upgrade_packages)
+            }
             Action::TakeRaftSnapshot { member } => {
                 self.touched = true;
                 self.on(member, |facts| {
@@ -250,6 +253,17 @@ impl World {
         });
     }
 
+    /// etcd starts with its machine.
+    fn reboot(&mut self, desired: &Desired, member: &MemberName, boot: &str, upgrade_packages: bool) {
+        self.start_etcd(desired, member, None);
+        self.on(member, |facts| {
+            facts.host.boot = Some(next_boot(boot));
+            if upgrade_packages {
+                facts.host.packages = Some(PackagesSeen { boot: boot.to_owned(), summary: String::from("upgraded") });
+            }
+        });
+    }
+
     /// An etcd that comes up by itself is of the version of the program beside it.
     pub fn take_up_program(&mut self, member: &MemberName) {
         let Some(machine) = self.machines.get(member) else { return };
@@ -263,4 +277,9 @@ impl World {
             change(facts);
         }
     }
+}
+
+/// Boots are counted here.
+fn next_boot(boot: &str) -> String {
+    boot.parse().map_or_else(|_| format!("after {boot}"), |number: u64| number.saturating_add(1).to_string())
 }

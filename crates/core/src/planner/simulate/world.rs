@@ -230,8 +230,9 @@ pub(super) fn blank(machine_id: &str) -> Facts {
             trust: BTreeMap::new(),
         },
         services: BTreeMap::new(),
-        host: Host::default(),
+        host: Host { boot: Some(String::from("1")), ..Host::default() },
         reaches: BTreeMap::new(),
         busy: None,
+        reboot: None,
     }
 }

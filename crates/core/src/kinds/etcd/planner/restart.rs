@@ -49,7 +49,8 @@ fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
     });
 }
 
-fn disturb_one(
+/// Disturbs the next of these members as far as the rules allow: the leader hands over first.
+pub(super) fn disturb_one(
     view: &View<'_>,
     decision: &mut Decision,
     behind: &[&MemberName],

@@ -241,6 +241,7 @@ pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
     let after = match action {
         Action::RestartEtcd { member }
         | Action::TakeRaftSnapshot { member }
+        | Action::RebootMachine { member, .. }
         | Action::StopEtcd { member }
         | Action::StopMachine { member }
         | Action::DestroyMachine { member, data: Data::Stays } => (all, others(member).healthy),

@@ -76,6 +76,7 @@ mod tests {
     use super::*;
     use crate::kinds::etcd::spec::ClientAuth;
     use crate::kinds::etcd::versions;
+    use crate::model::{MemberRecord, Reboot, RebootOrder};
     use crate::planner::safety::requests::{CONFIRMED_FOR, drop_stale};
     use crate::spec::generated;
 
@@ -114,6 +115,22 @@ mod tests {
             drop_stale(&mut late, later, false);
             assert!(late.etcd.recovery.is_none() && late.downtime.is_none() && late.without_grace.is_none());
         }
+    }
+
+    #[test]
+    fn a_reboot_counts_for_as_long_after_its_confirmation_or_its_last_order() {
+        let late = Timestamp::UNIX_EPOCH + CONFIRMED_FOR + SignedDuration::from_secs(1);
+        let order = |at| Some(RebootOrder { boot: String::from("b"), at, accepted: None });
+        let stays = |ordered, now| {
+            let mut open = ledger(formed("t"));
+            let reboot = Some(Reboot { consent: consent(), upgrade_packages: false, ordered });
+            open.members.insert("etcd-1".into(), MemberRecord { reboot, ..MemberRecord::default() });
+            drop_stale(&mut open, now, true);
+            open.members[&MemberName::from("etcd-1")].reboot.is_some()
+        };
+        assert!(stays(None, Timestamp::UNIX_EPOCH + CONFIRMED_FOR) && !stays(None, late));
+        assert!(stays(order(late), late) && !stays(order(Timestamp::UNIX_EPOCH), late));
+        assert!(!stays(order(late), late + SignedDuration::from_hours(24)));
     }
 
     #[test]

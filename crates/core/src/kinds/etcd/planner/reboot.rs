@@ -1,0 +1,63 @@
+//! Reboots that the operator requested: one machine after another, under the rules of a restart. To etcd a reboot is one. The next
+//! machine is not touched before the one before it is back and healthy.
+
+use super::restart::disturb_one;
+use crate::kinds::etcd::safety::is_healthy_voter;
+use crate::model::{Facts, MemberName, Reboot};
+use crate::planner::safety::reboots::{self, Progress};
+use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
+
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
+        return;
+    }
+    // A machine that is away is waited for, or refused, by `repair`; meanwhile the others may not be disturbed.
+    let open = desired.members.iter().filter_map(|(member, wish)| {
+        let (reboot, facts) = (wish.reboot.as_ref()?, seen.facts(member)?);
+        Some((member, reboot, facts, reboots::progress(reboot, facts, desired.fence, is_healthy_voter(facts))))
+    });
+    let open: Vec<_> = open.filter(|(.., progress)| *progress != Progress::Done).collect();
+    for (member, _, _, progress) in &open {
+        match progress {
+            Progress::Failed { why } => {
+                return decision.block(UnsafeBecause::NotRebooted { member: (*member).clone(), why: why.clone() });
+            }
+            Progress::UnderWay { why } => return wait(decision, member, why),
+            Progress::NotBegun | Progress::OrderLost | Progress::Done => {}
+        }
+    }
+    // An order whose answer was lost may still arrive, so no other machine is disturbed before this one has rebooted.
+    let lost = open.iter().filter(|(.., progress)| *progress == Progress::OrderLost);
+    let mut next: Vec<&MemberName> = lost.map(|(member, ..)| *member).collect();
+    if next.is_empty() {
+        next = open.iter().map(|(member, ..)| *member).collect();
+    }
+    if next.is_empty() {
+        return;
+    }
+    disturb_one(view, decision, &next, |member| {
+        let found = open.iter().find(|(open, ..)| *open == member);
+        let (_, reboot, facts, _) = found.expect("only machines whose reboot is open are disturbed");
+        (action(member, reboot, facts), why(reboot))
+    });
+}
+
+fn action(member: &MemberName, reboot: &Reboot, facts: &Facts) -> Action {
+    Action::RebootMachine {
+        member: member.clone(),
+        boot: facts.host.boot.clone().unwrap_or_default(),
+        upgrade_packages: reboot.upgrade_packages,
+    }
+}
+
+fn why(reboot: &Reboot) -> String {
+    format!("requested by {}", reboot.consent.by)
+}
+
+fn wait(decision: &mut Decision, member: &MemberName, why: &str) {
+    // What its etcd lacks may be said already.
+    if !decision.waiting.iter().any(|waiting| waiting.member() == Some(member)) {
+        decision.wait(WaitingFor::Reboot { member: member.clone(), why: why.to_owned(), upgrading: None });
+    }
+}
