@@ -139,7 +139,7 @@ pub(crate) fn key_algorithm(spec: &ClusterSpec) -> KeyAlgorithm {
     }
 }
 
-/// The certificate with which a controller speaks to agents, made anew for each run and kept in memory.
+/// The certificate with which a controller speaks to agents, created for each run and kept in memory.
 pub(crate) fn controller_identity(
     ledger: &Ledger,
     now: Timestamp,

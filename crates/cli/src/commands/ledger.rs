@@ -75,7 +75,7 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
         Some(existing) => replace(store, existing, imported, options.replace)?,
         None => store.write(&mut imported.clone())?,
     }
-    // What lies there may be left of a cluster that was of this name.
+    // What is stored there may be left over from a cluster of the same name.
     if another {
         beside.remove()?;
     }
@@ -85,7 +85,7 @@ pub async fn import(context: &Context, options: cli::LedgerImport) -> Result<Exi
     Ok(Exit::Done)
 }
 
-/// From beside the newest backup that the spec leads to.
+/// From the newest backup in the store that the spec names.
 async fn beside_backup(
     context: &Context,
     spec: &str,
@@ -128,7 +128,7 @@ const NOT_CHECKED: &str = "\
   Compare the fingerprints above with what you know of the cluster.
 ";
 
-/// What tells this cluster from any other.
+/// What distinguishes this cluster from any other.
 pub fn what_is_taken_over(ledger: &Ledger) -> String {
     let fingerprint = |record: &Option<AuthorityRecord>| {
         let found = record.as_ref().and_then(fingerprint_of);

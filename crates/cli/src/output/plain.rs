@@ -1,4 +1,4 @@
-//! Text from machines, specs and stores, made safe for a terminal. Whoever controls a machine controls its log: escape sequences in
+//! Text from machines, specs and stores, made safe for a terminal. Anyone who controls a machine controls its log: escape sequences in
 //! it could hide lines, change the title of a window or answer a question for the operator, and marks of writing direction can
 //! make a line read as something else. All of them are shown as what they are.
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use super::ImageError;
 use super::system::put;
 
-/// Whoever needs one of these mounts it or loads its module by hand.
+/// A user who needs one of these mounts it or loads its module manually.
 const UNITS: &[&str] = &[
     "dev-hugepages.mount",
     "dev-mqueue.mount",

@@ -22,7 +22,7 @@ pub use quorate_providers::Imported;
 /// What an image is built of.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the image goes; its manifest goes beside it.
+    /// Where the image is written; its manifest is written next to it.
     pub output: PathBuf,
     /// The agent: a static program. None for an image with cloud-init, and with nothing of ours.
     pub program: Option<PathBuf>,

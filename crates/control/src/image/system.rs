@@ -96,7 +96,7 @@ pub(super) fn furnish(root: &Path, options: &Options, manifest: &Manifest) -> Re
     }
     put("etc/quorate-image", format!("{}\n", manifest.version).as_bytes(), 0o644)?;
     put("etc/hostname", b"machine\n", 0o644)?;
-    // Made anew by each machine.
+    // Created by each machine.
     put("etc/machine-id", b"", 0o444)?;
     put("etc/resolv.conf", b"", 0o644)?;
     remove_matching(&root.join("etc/ssh"), |name| name.starts_with("ssh_host_"))?;

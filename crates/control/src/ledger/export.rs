@@ -52,7 +52,7 @@ pub struct Exported {
     pub history: String,
 }
 
-/// The field beside those of the ledger; an older quorate passes over it.
+/// The field next to those of the ledger; an older quorate ignores it.
 const HISTORY: &str = "history";
 
 /// Encrypts the ledger, without its lock, and the lines of the history.

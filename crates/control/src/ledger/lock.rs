@@ -264,7 +264,7 @@ impl Store {
         }
     }
 
-    /// Breaks a lock, on the operator's word. A holder that lives may renew it meanwhile.
+    /// Breaks a lock, once the operator has confirmed it. A holder that lives may renew it meanwhile.
     pub fn unlock(&self, lock: &Lock) -> Result<(), LedgerError> {
         let is_it = |other: &Lock| (other.since, other.pid) == (lock.since, lock.pid);
         loop {

@@ -1,5 +1,5 @@
 //! The ledger in a directory: one file per version, each created exclusively, so that two writers can never both succeed
-//! with the same version. Whoever loses that race has lost the lock too, and must stop.
+//! with the same version. A controller that loses that race has lost the lock too, and must stop.
 //!
 //! The same conditional create exists in object stores, which is where a shared ledger will live.
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::key::{KeyError, Ring};
 
-/// The field beside those of the ledger.
+/// The field next to those of the ledger.
 const FIELD: &str = "sealed";
 /// What stands for a secret, before its number.
 const MARK: &str = "sealed:";

@@ -1,5 +1,5 @@
-//! Acting: what the ledger must know is written first, then each machine's steps are done in order, machines beside
-//! each other, then the ledger learns how it ended. One attempt each: whatever fails is decided anew after the next look.
+//! Acting: what the ledger must know is written first. Then each machine's steps are done in order, machines in parallel. Then the
+//! ledger records how they ended. One attempt each: what fails is decided again after the next observation.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -294,7 +294,7 @@ impl Controller {
         Ok(self.agent(member)?.order(&envelope).await?)
     }
 
-    /// Brings the snapshot that lies here to a machine.
+    /// Sends the snapshot that is stored here to a machine.
     async fn stage(&self, member: &MemberName, sha256: &str, bytes: u64) -> Result<(), ControlError> {
         let path = self.home.snapshot(self.held.ledger().spec.name.as_str(), sha256);
         let opened = tokio::fs::File::open(&path).await;
@@ -320,7 +320,7 @@ impl Controller {
             return Ok(());
         };
         let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
-        // Who keeps its seat is at the address where the others know it.
+        // A member that keeps its membership is at the address where the others know it.
         let known = desired.etcd.formation.members().and_then(|members| members.get(member));
         let address = known.filter(|_| data == Data::Stays).and_then(|known| known.address()).or(wish.address);
         let machine = ledger.spec.machine_name(member.seat(), incarnation);

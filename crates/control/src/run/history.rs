@@ -77,7 +77,7 @@ pub struct Entry {
 pub enum Ending {
     Done,
     Failed,
-    /// It was begun, and whoever did it is gone.
+    /// It was begun, and the controller that did it is gone.
     Interrupted,
     /// It was begun, and its controller holds the lock.
     Running,

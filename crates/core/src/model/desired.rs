@@ -21,12 +21,12 @@ pub struct Desired {
     /// What it runs.
     pub kind: Kind,
     pub power: Power,
-    /// The operator gave the word that all of it goes.
+    /// The operator confirmed that the cluster is deleted.
     pub destroy: Option<Destruction>,
-    /// The operator gave the word that a restart may cause downtime.
+    /// The operator allowed restarts that cause downtime.
     pub downtime: bool,
-    /// For how long a machine may be unseen before it counts as dead; `None`: the operator gave the word that it does at
-    /// once.
+    /// How long a machine may be unreachable before it counts as dead; `None`: the operator confirmed that it counts as
+    /// dead at once.
     pub grace: Option<SignedDuration>,
     /// How long a new machine may take before it is expected to answer.
     pub boots_within: SignedDuration,
@@ -56,11 +56,11 @@ pub struct Desired {
 pub struct Revocable {
     /// Of users that are no longer declared.
     pub users: BTreeMap<String, usize>,
-    /// Of machines, by seat and incarnation: of those that are part of the cluster too.
+    /// Of machines, by member and incarnation, including those that are part of the cluster.
     pub machines: BTreeMap<(MemberName, u64), usize>,
 }
 
-/// What the operator said of the data when giving the word that the cluster goes.
+/// What the operator said about the data when the deletion was confirmed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Destruction {
     /// Nothing, and no verified backup is known.
@@ -90,7 +90,7 @@ pub struct DesiredMember {
     pub place: Option<String>,
     /// What its machine is to be made of; absent where that makes no difference.
     pub build: Option<Build>,
-    /// Where its data lies that its next machine can have too.
+    /// Where its data is stored, if its next machine can use it too.
     pub data: Option<String>,
     /// The incarnation of the machine that it gets next, with the data of the one before.
     pub renewing: Option<u64>,
@@ -147,7 +147,7 @@ pub struct Brought {
     pub root_password: Option<String>,
     /// Of the users' passwords.
     pub passwords: BTreeMap<String, String>,
-    /// The SHA-256 of the snapshot that lies ready for a restore.
+    /// The SHA-256 of the snapshot that is ready for a restore.
     pub snapshot: Option<String>,
     /// For log forwarding: a part of the node config.
     pub log_forwarding: Option<LogSecrets>,

@@ -59,7 +59,7 @@ impl fmt::Display for Number {
 pub struct Facts {
     #[serde(default)]
     pub program: ProgramSeen,
-    /// Made by the agent at its first start: a machine that was made anew has another.
+    /// Created by the agent at its first start: a recreated machine has another.
     pub machine_id: String,
     /// The highest fencing number that the agent has obeyed.
     pub fence: u64,
@@ -110,7 +110,7 @@ pub struct PackagesSeen {
     pub summary: String,
 }
 
-/// An order under way. Whoever gave it may be gone, and what it changes is not seen yet.
+/// An order under way. The controller that gave it may be dead, and its effect is not visible yet.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Busy {
     pub order: String,
@@ -216,7 +216,7 @@ pub struct Exit {
     pub last_words: String,
 }
 
-/// Which formation of which cluster a data directory belongs to, written beside it before etcd's first start.
+/// Which formation of which cluster a data directory belongs to, written next to it before etcd's first start.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Stamp {
     pub cluster_id: String,

@@ -1,4 +1,4 @@
-//! What a machine runs beside etcd, as a part of its node config. The agent makes files of it and lets the programs themselves
+//! What a machine runs next to etcd, as a part of its node config. The agent makes files of it and lets the programs themselves
 //! check them.
 
 use serde::{Deserialize, Serialize};

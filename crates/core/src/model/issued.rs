@@ -27,7 +27,7 @@ pub struct IssuedCertificate {
 /// cluster. One that was renewed is kept until it has ended: its key is that of the one after it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct MachineCertificate {
-    /// The seat, and which of its machines.
+    /// The member, and which of its machines.
     pub member: MemberName,
     pub incarnation: u64,
     #[serde(rename = "use")]

@@ -84,7 +84,7 @@ pub struct Ledger {
     pub format: u32,
     /// Raised by one with each write; a write of a version that exists already is refused.
     pub version: u64,
-    /// Random, made once: tells this cluster from another that once had its name.
+    /// Random, created once: distinguishes this cluster from an earlier one with the same name.
     pub cluster_id: String,
     /// The spec as it was last applied.
     pub spec: ClusterSpec,
@@ -96,14 +96,14 @@ pub struct Ledger {
     pub fence: u64,
     pub power: Power,
     pub destroy: Option<Consent>,
-    /// The operator's word that the data may go without a backup.
+    /// Consent to delete the data without a backup.
     #[serde(default)]
     pub without_backup: Option<Consent>,
-    /// The operator's word that a restart may interrupt a cluster that cannot bridge it.
+    /// Consent to restarts that cause downtime.
     pub downtime: Option<Consent>,
-    /// The operator's word that this ledger, though older than its cluster, is the one to go on with.
+    /// Consent to continue with this ledger although it is older than its cluster.
     pub older_accepted: Option<Consent>,
-    /// The operator's word that machines which are not seen count as dead at once.
+    /// Consent to treat unreachable machines as dead at once.
     #[serde(default)]
     pub without_grace: Option<Consent>,
     /// The file that the spec was applied from last, where it was a file.
@@ -140,7 +140,7 @@ pub struct Lock {
     /// Changes when the host is booted; a process id means nothing after that.
     pub boot_id: String,
     pub pid: u32,
-    /// In clock ticks since boot: tells a process from a later one with the same id.
+    /// In clock ticks since boot: distinguishes a process from a later one with the same id.
     pub pid_started: u64,
     /// Containers of one host have process ids of their own; empty where an older quorate wrote it.
     #[serde(default)]
@@ -157,7 +157,7 @@ pub enum Power {
     Off,
 }
 
-/// The operator's word, with what was shown when it was given.
+/// The operator's consent, with what was shown when it was given.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct Consent {
     pub at: Timestamp,

@@ -28,7 +28,7 @@ impl MemberName {
         self.0.contains(FORMER)
     }
 
-    /// The name of the seat alone.
+    /// The name of the member, without the number of its machine.
     pub fn seat(&self) -> &str {
         self.0.split(FORMER).next().unwrap_or(&self.0)
     }

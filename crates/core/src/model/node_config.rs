@@ -104,7 +104,7 @@ pub enum BinarySource {
     },
     /// A program, or a directory that holds it.
     Path(String),
-    /// Debian's package, unpacked beside the agent and not installed.
+    /// Debian's package, unpacked next to the agent and not installed.
     DebianPackage,
     Archive(Archive),
 }

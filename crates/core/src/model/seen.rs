@@ -100,7 +100,7 @@ pub struct MachineSeen {
     /// What it was made of; not told of all.
     #[serde(default)]
     pub build: Option<Build>,
-    /// Where its data lies, where that can outlive it.
+    /// Where its data is stored, if that can outlive it.
     #[serde(default)]
     pub data: Option<String>,
     /// Where its provider has it, for providers with several such places.

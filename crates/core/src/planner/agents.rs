@@ -1,6 +1,6 @@
 //! Agents: every machine runs the controller's own quorate, one machine after another. What a machine runs keeps running while its agent is exchanged.
 //!
-//! It comes before everything else, because all else is told to agents in the controller's own protocol.
+//! It comes before everything else, because everything else uses the controller's protocol.
 
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor, safety};
 use crate::model::{Desired, MemberName, ProgramSeen};

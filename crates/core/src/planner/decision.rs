@@ -8,7 +8,7 @@ use crate::model::MemberName;
 /// What follows from one look. Settled: nothing to do, nothing to wait for, nothing refused.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize)]
 pub struct Decision {
-    /// Steps for one machine are done in this order; different machines go on beside each other.
+    /// Steps for one machine are done in this order; different machines in parallel.
     pub steps: Vec<Step>,
     pub waiting: Vec<WaitingFor>,
     pub blocked: Vec<UnsafeBecause>,

@@ -1,4 +1,4 @@
-//! Destruction, on the operator's word: every machine of ours goes, then the memory of the cluster.
+//! Destruction, once confirmed: every machine of the cluster is destroyed, then its ledger is removed.
 
 use super::{Action, Decision, View, WaitingFor, machines};
 use crate::model::{Data, Destruction, PowerState, Seen};

@@ -1,5 +1,5 @@
-//! Renewal: a member gets another machine and keeps its data and its seat, so that to the others it is a restart. The ledger says so before
-//! the machine goes: whoever finds it gone knows why, and makes the next one. Where the data cannot stay, the seat is filled anew
+//! Renewal: a member gets another machine and keeps its data and its membership. To the others that is a restart. The ledger says so before
+//! the machine is destroyed, so a later run knows why it is missing and creates the next one. Where the data cannot stay, the member is replaced
 //! (`repair`, `membership`).
 
 use super::machines::is_ours;
@@ -46,7 +46,7 @@ fn machine<'a>(view: &View<'a>, member: &MemberName) -> Option<&'a MachineSeen> 
     seen.machines.get()?.get(member).filter(|machine| is_ours(desired, machine) && desired.belongs(member))
 }
 
-/// The members of which this tells something: the unwell first, then followers.
+/// The members for which `tells` has a reason: the unhealthy first, then followers.
 fn in_turn<'a>(
     view: &View<'a>,
     tells: impl Fn(&MemberName, &DesiredMember) -> Option<String>,
@@ -93,7 +93,7 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
             Err(because) => refuse(view, decision, member, because),
         };
     }
-    // Its seat is filled anew, which takes longer: nothing else is under way then, nor the one before it.
+    // It is replaced, which takes longer: nothing else may be under way then, nor the replacement before it.
     let nobody_leaves = seen.machines.get().is_some_and(|all| all.keys().all(|m| desired.members.contains_key(m)));
     let quiet = nobody_leaves && decision.waiting.is_empty() && decision.blocked.is_empty();
     let Some(may) = view.may_replace(member).filter(|_| quiet) else { return };

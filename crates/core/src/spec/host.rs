@@ -1,4 +1,4 @@
-//! The spec's `host` section as types: what machines of every provider run beside etcd, and whom they let in. Plain data; what
+//! The spec's `host` section as types: what machines of every provider run next to etcd, and whom they let in. Plain data; what
 //! fields mean together is checked in `check`.
 
 use std::path::PathBuf;

@@ -133,7 +133,7 @@ fn plain(node: &Node) -> Value {
 }
 
 /// Reads a file of one document. `Err` when it is not YAML or cannot be a spec at all; findings that leave the rest
-/// readable come beside the tree.
+/// readable come with the tree.
 pub(super) fn read(text: &str) -> Result<(Node, Vec<Finding>), Finding> {
     let mut builder = Builder { open: Vec::new(), root: None, findings: Vec::new() };
     let mut documents = 0;

@@ -103,7 +103,7 @@ fn whole(number: u64, fraction: &str, units: &[(&str, u64)]) -> Option<String> {
     let tenths = 10_u64.checked_pow(digits.len().try_into().ok()?)?;
     let parts = scale.checked_mul(digits.parse().ok()?)?;
     let value = number.checked_mul(scale)?.checked_add(parts.is_multiple_of(tenths).then(|| parts / tenths)?)?;
-    // Whoever wrote GiB is not shown MB.
+    // A user who wrote GiB is not shown MB.
     let alike = |name: &str| !name.is_empty() && name.ends_with("iB") == unit.ends_with("iB");
     let (name, scale) = units.iter().find(|(name, scale)| alike(name) && value.is_multiple_of(*scale))?;
     Some(format!("{}{name}", value / scale))

@@ -29,7 +29,7 @@ pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, E
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
             }
-            // Whoever asks twice does not want to wait for a store that is away.
+            // A second signal means: do not wait for a store that is unreachable.
             if stop.send_replace(true) {
                 std::process::exit(Exit::Error.code().into());
             }

@@ -28,7 +28,7 @@ use quorate_providers::Dial;
 
 /// Root's certificate is not meant to lie around: it is made for a working day and renewed when asked for again.
 const ROOT_VALIDITY: SignedDuration = SignedDuration::from_hours(24);
-/// A certificate with less than this left is made anew.
+/// A certificate with less than this left is issued again.
 const ROOT_LEFT: SignedDuration = SignedDuration::from_hours(8);
 
 /// A controller that holds the ledger is waited for so long.
@@ -257,7 +257,7 @@ fn still_good(certificate: &Path, ledger: &Ledger, left: SignedDuration) -> bool
 pub fn write_private(path: &Path, text: &str) -> Result<(), ClientError> {
     let failed = |source| ClientError::Io { path: path.to_owned(), source };
     let temporary = path.with_extension(format!("new-{}", std::process::id()));
-    // Made anew, so that nothing that lies there already is followed or kept open by others.
+    // Created from scratch, so no link that is there is followed and no file stays open elsewhere.
     match std::fs::remove_file(&temporary) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
         _ => {}

@@ -1,4 +1,4 @@
-//! What `quorate status` tells: one cluster at a glance, in a shape that scripts can rely on.
+//! What `quorate status` shows: one cluster, in a shape that scripts can rely on.
 
 use std::collections::BTreeSet;
 
@@ -71,7 +71,7 @@ pub enum Verdict {
 pub struct MemberStatus {
     pub member: MemberName,
     pub machine: String,
-    /// The seat has another machine by now, or is no more in the spec: this one goes.
+    /// The member has another machine by now, or is no longer in the spec: this machine will be destroyed.
     pub leaving: bool,
     pub address: Option<String>,
     pub endpoint: Option<String>,

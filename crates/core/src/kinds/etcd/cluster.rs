@@ -1,5 +1,5 @@
-//! The cluster as etcd itself tells it: who is listed, who votes, who leads and who is well. Read from the healthy voter that has
-//! come furthest; where no voter has a quorum behind it, nothing is told, and nothing that rests on it is done.
+//! The cluster as etcd itself reports it: who is listed, who votes, who leads and who is well. Read from the healthy voter that has
+//! come furthest; where no voter has a quorum behind it, nothing is known, and nothing that depends on it is done.
 
 use jiff::Timestamp;
 

@@ -27,7 +27,7 @@ pub struct EtcdFacts {
     pub old_entries: OldEntries,
     /// Set where etcd is kept from starting, since its peers remember more than its data holds.
     pub older: Option<OlderData>,
-    /// The snapshot that lies ready for a restore, beside the data.
+    /// The snapshot that is ready for a restore, next to the data.
     #[serde(default)]
     pub staged: Option<Staged>,
     /// Which CAs etcd trusts. An agent that does not say is an older program.
@@ -101,7 +101,7 @@ pub struct EtcdStatus {
     pub cluster_version: Option<String>,
     /// The minor version that the cluster is being downgraded to.
     pub downgrade_target: Option<String>,
-    /// In which format the data lies on disk, such as 3.6.0. Told from 3.6 on.
+    /// The format of the data on disk, such as 3.6.0. Reported from 3.6 on.
     pub storage_version: Option<String>,
     pub db_size: u64,
     pub db_size_in_use: u64,

@@ -81,7 +81,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             if let Formation::Formed { members, .. } = &mut ledger.etcd.formation {
                 members.remove(member);
             }
-            // Its machine is of no use any more: should the seat come back, it begins on another.
+            // Its machine is of no use any more: should the member come back, it begins on another.
             if ledger.members.contains_key(member) {
                 raise_incarnation(ledger, member);
             }
@@ -90,7 +90,7 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             }
             true
         }
-        // Whoever was cut short between a removal and this knew better than the ledger.
+        // A controller that was killed between a removal and this knew better than the ledger.
         Action::DestroyMachine { member, data: Data::Goes } => match &mut ledger.etcd.formation {
             Formation::Formed { members, .. } => members.remove(member).is_some(),
             _ => false,

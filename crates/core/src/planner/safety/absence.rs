@@ -1,6 +1,6 @@
-//! Rule 8 for machines: what follows from not seeing one. It counts as dead after its grace time, or on the operator's word; never
-//! while a peer reaches it; and after the grace time only if enough peers told that they do not. An agent that does not answer, or
-//! does not say whom it reaches, has told nothing.
+//! Rule 8 for machines: what follows from not reaching one. It counts as dead after its grace time, or when the operator confirms it; never
+//! while a peer reaches it; and after the grace time only if enough peers report that they do not. An agent that does not answer, or
+//! does not say whom it reaches, counts as no report.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -22,7 +22,7 @@ pub enum Absence {
     Dead(String),
 }
 
-/// Judges a machine that is not seen. `what` tells how it is missed.
+/// Judges an unreachable machine. `what` says how it is missed.
 pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result<Absence, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
     // A former machine has no record of its own, so that only the operator can tell that it is dead.
@@ -35,7 +35,7 @@ pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result
     peers.none_reaches(member)?;
     let seconds = unseen.as_secs().unsigned_abs();
     match desired.grace.map(|grace| grace.as_secs().unsigned_abs()) {
-        // Where agents tell nothing, the operator's word stands for theirs.
+        // The operator's confirmation stands in for reports of agents.
         None => Ok(Absence::Dead(format!("{what}; the operator said that it counts as dead"))),
         Some(grace) if seconds >= grace => {
             peers.enough_told(member)?;
@@ -73,7 +73,7 @@ impl Peers {
         let told = |peer: &MemberName| seen.facts(peer)?.reaches.get(&address?).copied();
         let others: Vec<&MemberName> = desired.all_joined().filter(|peer| *peer != member).collect();
         let all = view.voters().all.max(1);
-        // Whoever tells counts, a member or not yet: where a machine is gone, its successor speaks for it.
+        // Every report counts, also of machines that are no members yet: the successor of a lost machine reports in its place.
         let telling = |word: bool| seen.agents.keys().filter(move |peer| *peer != member && told(peer) == Some(word));
         Peers {
             reach: telling(true).cloned().collect(),

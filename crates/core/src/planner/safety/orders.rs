@@ -3,9 +3,9 @@
 use super::reboots;
 use crate::planner::{View, WaitingFor};
 
-/// Rules 1 and 9: an order under way is a change or a disturbance that no facts show yet. Whoever gave it may have been killed
-/// since, so that nobody waits for its answer; until it has ended, nothing else is begun. The machine that a member had
-/// before is not asked: whoever gives a member another machine does not wait for the old one.
+/// Rules 1 and 9: an order under way is a change or a disturbance that no facts show yet. The controller that gave it may have been
+/// killed, so nobody waits for its answer; until it has ended, nothing else is begun. The machine that a member had
+/// before is not asked: a replacement does not wait for the old machine.
 pub fn orders_under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let busy = desired.members.keys().filter_map(|member| Some((member, seen.facts(member)?.busy.as_ref()?)));

@@ -264,7 +264,7 @@ impl World {
         });
     }
 
-    /// An etcd that comes up by itself is of the version of the program beside it.
+    /// An etcd that comes up by itself has the version of the program on its disk.
     pub fn take_up_program(&mut self, member: &MemberName) {
         let Some(machine) = self.machines.get(member) else { return };
         if let Some(version) = machine.facts().and_then(Facts::version_there) {

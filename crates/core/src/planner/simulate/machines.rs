@@ -39,7 +39,7 @@ impl World {
         record.enrolment = Some(Enrolment { token: Secret::new(""), expires, bound_key: None });
     }
 
-    /// What lies on a machine outlives it.
+    /// The data of a machine outlives it.
     pub(super) fn keep(&mut self, member: &MemberName) {
         let Some(machine) = self.machines.get(member) else { return };
         let data = match &machine.agent {

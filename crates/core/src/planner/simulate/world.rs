@@ -34,9 +34,9 @@ pub struct World {
     pub(crate) agreed: Option<Version>,
     /// The version of a downgrade that is enabled, until every member runs it.
     pub(crate) going_down: Option<Version>,
-    /// The version of each etcd that was started, which is not always that of the program beside it.
+    /// The version of each etcd that was started, which is not always that of the program on its disk.
     pub(crate) versions: BTreeMap<String, String>,
-    /// Data that outlived the machines of these seats.
+    /// Data that outlived the machines of these members.
     pub kept: BTreeMap<MemberName, DataSeen>,
     /// The number of the machine that was made last.
     pub(super) made: u8,
@@ -52,7 +52,7 @@ pub struct SimMachine {
 pub enum SimAgent {
     Fresh {
         public_key: String,
-        /// What lies on its disk already.
+        /// What is on its disk already.
         data: DataSeen,
     },
     /// Shared between copies of the world until one of them changes it.

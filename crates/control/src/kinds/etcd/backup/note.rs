@@ -19,7 +19,7 @@ use quorate_core::text::with_causes;
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
 pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
-/// So many of them tell enough; whoever writes to the store could fill the ledger.
+/// So many are enough: anyone who can write to the store could fill the ledger.
 const FORGED: usize = 3;
 
 /// What a catalog says, with the changes that were recorded last. `None` where there is no backup that could be restored: what the ledger

@@ -218,7 +218,7 @@ pub async fn ledger_beside(
     Ok(None)
 }
 
-/// Whoever can write to the store can put any ledger next to a backup, encrypted to the recipients, who are no secret.
+/// Anyone who can write to the store can put any ledger next to a backup, encrypted to the recipients, who are no secret.
 fn belongs_to(full: &Full, ledger: &Ledger) -> Result<(), BackupError> {
     let Manifest { cluster, cluster_id, .. } = &full.manifest;
     let other = |why: String| Err(BackupError::OtherLedger { id: full.id().to_string(), why });

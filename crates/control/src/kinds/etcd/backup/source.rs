@@ -1,5 +1,5 @@
 //! The living cluster, read through the agents of its members. One source speaks to one member; which one that is, is decided by looking:
-//! a healthy follower that is not behind disturbs clients least. Whoever finds it gone looks again.
+//! a healthy follower that is not behind disturbs clients least. If it is gone, another is looked for.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;

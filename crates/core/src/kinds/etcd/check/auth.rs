@@ -123,7 +123,7 @@ fn open_without_login(cluster: &Cluster, found: &mut Findings) {
 fn roles_of(cluster: &Cluster, index: usize, user: &UserSpec, found: &mut Findings) {
     let declared = || cluster.spec.auth.roles.iter().map(|role| role.name.as_str());
     for (position, role) in user.roles.iter().enumerate() {
-        // The role root exists without being declared, and makes an administrator of whoever has it.
+        // The role root exists without being declared, and makes an administrator of every user who has it.
         if *role == "root" || declared().any(|name| name == role.as_str()) {
             continue;
         }

@@ -16,7 +16,7 @@ use crate::providers::MachineKind;
 
 /// How long etcd may take to answer after its start before that is worth a word.
 const START: SignedDuration = SignedDuration::from_secs(30);
-/// The cluster id of an etcd that tells its health but not its identity.
+/// The cluster id of an etcd that reports its health but not its identity.
 const UNTOLD: u64 = 0;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {

@@ -45,7 +45,7 @@ pub(crate) fn of_new(view: &View<'_>, member: &MemberName) -> Option<Loss> {
     }
 }
 
-/// What is left without it, if that is enough. Else it is told what is missing.
+/// What is left without it, if that is enough. Else the decision says what is missing.
 pub(crate) fn others_can_do_without(view: &View<'_>, member: &MemberName, decision: &mut Decision) -> Option<String> {
     let Some(cluster) = view.cluster() else {
         match safety::majority_is_there(view) {

@@ -1,5 +1,5 @@
 //! Membership: who is missing joins as a learner, catches up and is promoted; who is not wanted leaves. One change at a time,
-//! each on a list of members that is newer than the last change. The dead leave first, for etcd lets nobody join beside them;
+//! each on a list of members that is newer than the last change. Dead members leave first, because etcd accepts no new one while they are listed;
 //! then the cluster grows; then, and after all restarts, it shrinks.
 
 use std::cmp::Ordering;
@@ -378,7 +378,7 @@ fn through(decision: &Decision, cluster: &Cluster<'_>, except: Option<u64>) -> O
     cluster.spokesman(except, |member| !decision.bars_orders(member)).cloned()
 }
 
-/// What this run gave up, so that the operator is told.
+/// Reports what this run gave up.
 pub(crate) fn tell_failures(desired: &Desired, decision: &mut Decision) {
     for (member, wish) in &desired.members {
         if let Some(why) = &wish.join_failed {

@@ -1,4 +1,4 @@
-//! Recovery: the majority is lost for good, and the operator gave the word. The survivors are stopped, so that nothing changes any
+//! Recovery: the quorum is lost permanently, and the operator confirmed the recovery. The survivors are stopped, so that nothing changes any
 //! more; the one whose log goes furthest is rebuilt into a formation of one, under a new token and at a revision far above all
 //! that clients ever saw; the others come back as new members.
 

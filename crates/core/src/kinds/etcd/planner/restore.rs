@@ -1,5 +1,5 @@
-//! Restore: on the operator's word, the data of all members is replaced by one snapshot. First every member that is wanted has a
-//! machine, and the snapshot lies on it; only then that is recorded, and every etcd of before is stopped; only when none of them
+//! Restore: once confirmed, the data of all members is replaced by one snapshot. First every member that is wanted has a
+//! machine, and the snapshot is stored on it; only then that is recorded, and every etcd of before is stopped; only when none of them
 //! runs, each member's data is made of the snapshot; and only when all hold theirs, the first is started. So at no moment do
 //! members run on old and new data at once, and until all have the snapshot nothing is given up.
 
@@ -115,7 +115,7 @@ fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
             continue;
         }
         let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { continue };
-        // One that is still coming up has nothing to lose, and only the grace time tells it from a dead one.
+        // One that is still coming up has nothing to lose, and only the grace time distinguishes it from a dead one.
         let claimed = wish.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
         if !claimed && desired.grace.is_none() {
             continue;

@@ -9,7 +9,7 @@ use crate::model::Version;
 use crate::model::{BinarySeen, DesiredMember, MemberName};
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
-/// From here on etcd tells in which format its data lies.
+/// From here on etcd reports the format of its data.
 pub(crate) const FORMAT_TOLD: Version = Version::new(3, 6, 0);
 
 /// Whether machines may get their configuration now. One that starts later runs what its configuration says; an older version could not,

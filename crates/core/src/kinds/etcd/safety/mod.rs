@@ -261,7 +261,7 @@ pub fn strength_during(view: &View<'_>, action: &Action) -> Option<Strength> {
 
 /// `OneMembershipChange`: a list of members counts only if it was reported after the last change.
 pub fn is_fresh(desired: &Desired, cluster: &Cluster<'_>) -> bool {
-    // A change that lies in the future was made by a clock that has been set back since; the agent compares the lists anyway.
+    // A change that is dated in the future was made by a clock that has been set back since; the agent compares the lists anyway.
     desired.etcd.last_change.is_none_or(|at| cluster.told_at > at || at.duration_since(cluster.told_at) > CLOCKS_AGREE)
 }
 
@@ -350,7 +350,7 @@ fn serves_nobody(view: &View<'_>, there: Voters) -> Result<(), UnsafeBecause> {
 /// Whether enough members hold their data to agree on anything, once they all run.
 pub fn majority_is_there(view: &View<'_>) -> Result<(), UnsafeBecause> {
     let Voters { all, healthy } = able(view);
-    // While nobody tells who votes, the ledger may know of one too many: those that come up are waited for.
+    // While no etcd reports who votes, the ledger may know of one too many: quorate waits for those that come up.
     let comes_up = healthy > 0 && voters_told(view).is_none();
     if healthy >= quorum(all) || comes_up {
         return Ok(());
@@ -441,8 +441,8 @@ pub fn may_clear_away(view: &View<'_>, member: &MemberName) -> bool {
     !listed && (complete || in_the_way)
 }
 
-/// A running etcd trusts what it was started with, one that is stopped what it will read. One that keeps ending is
-/// started with settings that nobody tells.
+/// A running etcd trusts what it was started with, a stopped one what it will read. It is not known what one that keeps exiting
+/// was started with.
 pub(crate) fn trusts(facts: &Facts, key_id: &str) -> bool {
     let Some(trust) = facts.etcd.trust.get(&TrustPlane::Peer) else { return false };
     match facts.etcd.service {

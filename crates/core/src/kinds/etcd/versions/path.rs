@@ -32,7 +32,7 @@ pub struct PathRefused {
 /// Two neighbouring minors of etcd 3 and what a cluster needs in which both run, whichever way it goes.
 struct Border {
     lower: u32,
-    /// The first patch release of the lower minor beside which the upper one may run.
+    /// The first patch release of the lower minor next to which the upper one may run.
     lower_patch: u32,
     /// Why the border is not crossed downwards.
     no_way_down: Option<NoWayDown>,
