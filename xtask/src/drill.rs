@@ -22,7 +22,7 @@ use cells::Cell;
 use ground::Ground;
 use rehearsal::Verdict;
 
-/// Beside each other: more would be judged by how slow the host is.
+/// Next to each other: more would be judged by how slow the host is.
 const WORKERS: usize = 2;
 /// If more cells fail, it is not the machine.
 const MOST_AGAIN: usize = 3;

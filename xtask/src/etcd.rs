@@ -1,6 +1,6 @@
 //! `cargo xtask etcd`: puts etcd versions side by side in the lab, from Debian's packages and, where a Go
 //! toolchain is at hand, from Go's modules. Repeating it costs nothing and needs no network once all is there;
-//! two runs beside each other wait for one another.
+//! two runs in parallel wait for one another.
 
 pub mod debian;
 pub mod go;

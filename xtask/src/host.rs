@@ -86,7 +86,7 @@ fn is_executable(file: &Path) -> bool {
 pub fn cargo() -> Result<Command> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(lab::workspace()?);
-    // What cargo tells this program about itself would have dependencies built anew whose builds look at it.
+    // What cargo tells this program about itself would have dependencies built again whose builds look at it.
     let told = std::env::vars_os().map(|(name, _)| name);
     let told = told
         .filter(|name| name.to_str().is_some_and(|n| n.starts_with("CARGO_PKG_") || n.starts_with("CARGO_MANIFEST_")));

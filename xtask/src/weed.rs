@@ -26,7 +26,7 @@ pub fn run(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Where `weed` lies, after it was put there if it was missing.
+/// The path of `weed`, which is installed if it is missing.
 pub fn ensure(lab: &Lab) -> Result<PathBuf> {
     let weed = lab.weed();
     if weed.is_file() {

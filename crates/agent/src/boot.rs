@@ -1,6 +1,6 @@
 //! What a machine does when it boots, before its agent: it becomes what its seed disk says. Hostname, addresses, who may log
 //! in, the disk for etcd's data, and the units of the agent. It is done again at each boot and changes only what differs. On
-//! our own image nothing else is in the way; beside cloud-init, hostname and addresses are cloud-init's affair.
+//! our own image nothing else is in the way; next to cloud-init, hostname and addresses are cloud-init's affair.
 
 mod admin;
 mod check;
@@ -17,7 +17,7 @@ use crate::files;
 use crate::layout::Layout;
 use tools::{Tools, system_tools};
 
-/// Where the program lies on a machine.
+/// Where the program is on a machine.
 pub const PROGRAM: &str = "usr/lib/quorate/quorate";
 /// Where a provider that can write files into a machine puts what is on seed disks elsewhere.
 pub const PLACED_SEED: &str = "var/lib/quorate/seed";

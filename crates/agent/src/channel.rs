@@ -1,6 +1,6 @@
 //! The agent's port over a virtio-serial line, for machines that their host cannot reach by network. Both ends are here.
 //!
-//! Such a line is one pipe of bytes each way for the machine's whole life. Whoever comes to it may find the end of what was said
+//! Such a line is one pipe of bytes each way for the machine's whole life. Anyone who comes to it may find the end of what was said
 //! to somebody else, so what travels is cut into frames that cannot be mistaken (COBS: a zero byte ends a frame and is found
 //! nowhere else), and each belongs to a stream whose number its opener chose at random. Half a frame of an earlier time is ended by
 //! the zero that comes before every frame too, and frames of streams that nobody knows are dropped. Several streams share a line,
@@ -36,7 +36,7 @@ const NAMED_WITHIN: Duration = Duration::from_secs(60);
 /// The lines that this process holds, by the host's sockets. A line can be held only once.
 static LINES: Mutex<BTreeMap<PathBuf, Weak<Line>>> = Mutex::new(BTreeMap::new());
 
-/// The host's side: a new stream to the agent behind this socket of a domain. It fails when nobody answers there; whoever calls
+/// The host's side: a new stream to the agent behind this socket of a domain. It fails when nobody answers there; anyone who calls
 /// sets the time for that. A line is held for as long as a stream of this process uses it; another process waits meanwhile.
 pub async fn connect(path: &Path) -> io::Result<Stream> {
     if let Some(line) = held(path) {
@@ -89,7 +89,7 @@ pub(crate) fn accept(
 /// A port is no pipe, but is waited for, read and written like one. Two things are different. It hands over one buffer of the host's
 /// at a time: tokio takes a read that does not fill what it was given for the last and waits for news; here only the port's own word
 /// that there is nothing more counts. And it outlives its hosts: what tokio has once seen hung up is ready to it for ever, so that
-/// waiting for the next host would be a loop without rest. A port that is ready in vain is made known to it anew.
+/// waiting for the next host would be a loop without rest. A port that is ready in vain is made known to it again.
 struct PortReader {
     port: OwnedFd,
     known: Receiver,

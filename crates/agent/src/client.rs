@@ -1,5 +1,5 @@
 //! The controller's side of an agent's port. An agent is known by a certificate of the control CA that names its machine;
-//! whoever else answers there may be asked to enrol, and nothing else is ever said to it.
+//! anyone else who answers there may be asked to enrol, and nothing else is ever said to it.
 
 mod bounded;
 mod clock;
@@ -132,7 +132,7 @@ struct Connection {
     peer: Peer,
     sender: SendRequest<Sent>,
     task: AbortHandle,
-    /// Why it ended, once it has. Whoever sends on it learns only that it did.
+    /// Why it ended, once it has. Anyone who sends on it learns only that it did.
     ended: Ended,
 }
 
@@ -388,7 +388,7 @@ impl AgentClient {
         time: Duration,
     ) -> Result<A, ClientError> {
         let ended = connection.ended.clone();
-        // Whoever waits for an answer is told of the connection's end, and its task then is not.
+        // Anyone who waits for an answer is told of the connection's end, and its task then is not.
         let failed = |error: hyper::Error| {
             let why = error.to_string();
             if clock::alert(&error).is_some() {

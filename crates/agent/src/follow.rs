@@ -18,7 +18,7 @@ use set::Set;
 
 pub(crate) use set::{DIRECTORY, INDEX, forget, start_anew};
 
-/// Whoever writes several keys should not see fluent-bit start once for each.
+/// Anyone who writes several keys should not see fluent-bit start once for each.
 const SETTLING: Duration = Duration::from_millis(300);
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(15);

@@ -1,4 +1,4 @@
-//! What a machine runs beside etcd: the time, the node exporter, the firewall and the forwarding of logs. Configurations are made
+//! What a machine runs next to etcd: the time, the node exporter, the firewall and the forwarding of logs. Configurations are made
 //! of the node config and checked by the very programs that will read them before they are put in place; a service is started
 //! again only when what it reads has changed.
 

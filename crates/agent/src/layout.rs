@@ -1,4 +1,4 @@
-//! Where everything lies below the agent's root: `/` on a machine, a directory of its own under the local provider.
+//! Where everything is below the agent's root: `/` on a machine, a directory under the local provider.
 
 use std::io;
 use std::net::IpAddr;
@@ -59,7 +59,7 @@ impl Layout {
         self.root.join("var/lib/etcd.disk")
     }
 
-    /// All that belongs to etcd's data lies on one file system, so that it can be renamed into place, and goes with the disk.
+    /// All that belongs to etcd's data is on one file system, so that it can be renamed into place, and goes with the disk.
     fn data_home(&self) -> PathBuf {
         let disk = self.data_disk();
         if disk.is_dir() { disk } else { self.root.join("var/lib") }
@@ -79,7 +79,7 @@ impl Layout {
         self.data_home().join("etcd.renewal")
     }
 
-    /// Where a snapshot lies that was brought here for a restore: beside the data, so that there is room for both or neither.
+    /// Where the snapshot for a restore is stored: next to the data, so there is room for both or neither.
     pub(crate) fn staged(&self) -> PathBuf {
         self.data_home().join("etcd.staged")
     }

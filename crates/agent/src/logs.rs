@@ -57,7 +57,7 @@ fn end(path: &Path, most: u64) -> io::Result<(String, u64)> {
     Ok((text.to_owned(), length))
 }
 
-/// A log that became shorter was begun anew.
+/// A log that became shorter was begun again.
 fn read_on(path: &Path, from: u64) -> io::Result<LogAnswer> {
     let Some((mut file, length)) = open(path)? else { return Ok(LogAnswer { text: String::new(), next: 0 }) };
     let from = if from > length { 0 } else { from };

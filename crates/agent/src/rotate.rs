@@ -19,7 +19,7 @@ const PAUSE: Duration = Duration::from_secs(2);
 impl Agent {
     /// Until it is dropped.
     pub(crate) async fn keep_logs_small(&self) {
-        // Whoever started the agent may have sent its words to a file with other things in it.
+        // The agent's output may have been sent to a file with other things in it.
         let own = Some(self.layout.agent_log()).filter(|path| path.ends_with("agent.log"));
         loop {
             for log in self.service_logs().into_iter().chain(own.clone()) {
@@ -61,7 +61,7 @@ fn copy_end(path: &Path, to: &Path, most: u64) -> io::Result<()> {
     let mut to = OpenOptions::new().write(true).create_new(true).mode(files::PRIVATE).open(to)?;
     let length = from.metadata()?.len();
     from.seek(SeekFrom::Start(length.saturating_sub(most)))?;
-    // Whoever writes meanwhile could write for ever.
+    // A process that writes meanwhile could write for ever.
     io::copy(&mut from.take(most.saturating_mul(2)), &mut to).map(drop)
 }
 

@@ -45,7 +45,7 @@ pub(crate) async fn listen(address: SocketAddr) -> Result<TcpListener, AgentErro
     TcpListener::bind(address).await.map_err(|source| AgentError::Listen { address, source })
 }
 
-/// The same also before the machine has this address: whoever boots need not wait for the network.
+/// The same also before the machine has this address: a booting machine need not wait for the network.
 pub(crate) fn listen_early(address: SocketAddr) -> Result<TcpListener, AgentError> {
     let listen = || {
         let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };

@@ -1,6 +1,6 @@
 //! A newer quorate for this machine, sent by its controller. The new program is tried before it replaces the old one:
 //!
-//! 1. It is received beside the old one, its SHA-256 is compared, and it is run once to see that it starts here and reads this machine's
+//! 1. It is received next to the old one, its SHA-256 is compared, and it is run once to see that it starts here and reads this machine's
 //!    state (`quorate agent check`).
 //! 2. The agent gives up its ports and its lock and starts the new program on trial. It stays as the guardian of the trial.
 //! 3. The new agent takes the old one's place on disk when its controller has spoken to it. Until then the old program is the one
@@ -38,7 +38,7 @@ const ANSWER: Duration = Duration::from_millis(200);
 /// Beyond the program itself, for everything else that the machine writes meanwhile.
 const RESERVE: u64 = 64 << 20;
 
-/// Where the program lies below the root, and where the next one lies while it is on trial.
+/// Where the program is below the root, and where the next one is while it is on trial.
 const PROGRAM: &str = "usr/lib/quorate/quorate";
 const NEXT: &str = "usr/lib/quorate/quorate.next";
 

@@ -26,7 +26,7 @@ pub struct Catalog {
     pub fulls: Vec<Full>,
     /// Those that nobody signed, oldest first: an older quorate made them, or somebody who says so. They count for nothing.
     pub unsigned: Vec<Full>,
-    /// All that was found, in full backups and beside them.
+    /// All that was found, in full backups and next to them.
     pub damage: Vec<Damage>,
     /// Ids of which there are objects, but no manifest.
     pub leftovers: BTreeSet<BackupId>,
@@ -47,11 +47,11 @@ pub struct Full {
     pub damage: Vec<Damage>,
     /// What ends the chain of segments early.
     pub chain_damage: Option<Damage>,
-    /// What lies among the segments and is none: nobody signed it for the revisions that its name says. It ends no chain.
+    /// What is among the segments and is none: nobody signed it for the revisions that its name says. It ends no chain.
     pub strays: Vec<Damage>,
     /// How many bytes each segment has in the store.
     pub segment_bytes: BTreeMap<Span, u64>,
-    /// The last revision that it or any of its segments speaks of, whether or not the way there is whole, and whoever says so.
+    /// The last revision that it or any of its segments speaks of, whether or not the chain up to it is complete, and no matter who says so.
     pub claims: i64,
     /// The same, as far as it is signed where it must be.
     pub proven_claims: i64,

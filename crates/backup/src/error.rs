@@ -46,7 +46,7 @@ pub enum Error {
     /// Where the operator wanted it; what was stored is another matter.
     #[error("the snapshot cannot be written to {}", path.display())]
     Output { path: PathBuf, source: std::io::Error },
-    /// By whoever copies from the first destination to the second.
+    /// By the copy from the first destination to the second.
     #[error(
         "{} in the first destination {} damaged, and not copied over what the second has: {}",
         if damage.len() == 1 { String::from("an object") } else { format!("{} objects", damage.len()) },

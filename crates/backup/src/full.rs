@@ -1,6 +1,6 @@
 //! A full backup: etcd's snapshot through compression and encryption straight into the store, then its key and the ledger, and last the
 //! manifest. Until that is there, nothing is. Memory does not grow with the database, and nothing touches the disk. One attempt is
-//! made: where the member or the store fails for long, all is cleared and the caller begins anew.
+//! made: where the member or the store fails for long, all is cleared and the caller starts again.
 
 use std::fs::File;
 use std::path::Path;
@@ -218,7 +218,7 @@ pub async fn key_of(
     BackupKey::unwrap(&sealed.bytes, identities, recipient).map(Some).map_err(Error::key(what))
 }
 
-/// Writes a backup's snapshot, as etcd made it, into a file, which lies `at`. All of it is compared: the size and the SHA-256 of what was
+/// Writes a backup's snapshot, as etcd made it, into the file `at`. All of it is compared: the size and the SHA-256 of what was
 /// stored, and etcd's own checksum. Where the file cannot be written, that is no damage of the backup.
 pub async fn fetch(
     store: &Store,
@@ -273,7 +273,7 @@ pub struct Rekeyed {
     pub unopened: Vec<BackupId>,
 }
 
-/// Encrypts the key of each backup, and the ledger beside it, to the recipients of now. The data stays as it is. What the identities do
+/// Encrypts the key of each backup, and the ledger next to it, to the recipients of now. The data stays as it is. What the identities do
 /// not open is left, and the others are changed nevertheless: so it can be done again after a kill. What a signed manifest does not know
 /// is never signed for: it would come back as ours.
 pub async fn rekey(
@@ -395,7 +395,7 @@ pub async fn ledger_of(store: &Store, manifest: &Manifest) -> Result<Option<Obje
 }
 
 /// Reads a manifest, lets it be changed, signs it, and writes it back if nobody else did meanwhile; else does so again. One that is signed
-/// is only changed by who can sign it again. `known` is the one that was looked at before: where another backup's lies there now,
+/// is only changed by who can sign it again. `known` is the one that was looked at before: where that of another backup is there now,
 /// somebody exchanged them, and what is known of the one must not be signed into the other.
 pub async fn update_manifest(
     store: &Store,

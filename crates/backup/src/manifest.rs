@@ -41,7 +41,7 @@ pub struct Manifest {
     pub stored_sha256: String,
     /// The public half of the backup's own key; none where it is not encrypted.
     pub recipient: Option<String>,
-    /// Of the small objects beside the snapshot.
+    /// Of the small objects next to the snapshot.
     #[serde(default)]
     pub beside: Beside,
     /// The recipients that its key is encrypted to; absent where an older quorate stored it.
@@ -55,7 +55,7 @@ pub struct Manifest {
     pub signature: Option<Signature>,
 }
 
-/// The SHA-256 of the key and of the ledger as they were stored last: whoever copies them can tell whether they are whole. Absent where
+/// The SHA-256 of the key and of the ledger as they were stored last: anyone who copies them can tell whether they are whole. Absent where
 /// there is none, or where an older quorate stored it.
 #[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize)]
 pub struct Beside {
@@ -121,7 +121,7 @@ pub enum Outcome {
     Ok(Proven),
     Failed {
         why: String,
-        /// Where that is what it is; for whoever is told at once, and not kept.
+        /// Where that is what it is; for the caller, and not stored.
         #[serde(skip)]
         damage: Option<Damage>,
     },

@@ -173,7 +173,7 @@ impl Mirror<'_> {
         Ok(())
     }
 
-    /// The snapshot, then the small objects beside it, then the manifest.
+    /// The snapshot, then the small objects next to it, then the manifest.
     async fn full(&mut self, id: &BackupId, manifest: Manifest) -> Result<(), Error> {
         let path = self.names.manifest(id);
         let (known, tag) = match small::manifest(self.to, id, &path).await {

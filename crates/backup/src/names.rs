@@ -1,4 +1,4 @@
-//! What is called how in a store. Everything of one cluster lies under its name:
+//! Names of objects in a store. Everything of one cluster is under its name:
 //!
 //! ```text
 //! CLUSTER/full/ID/snapshot          the database, compressed, then encrypted to the backup's own identity

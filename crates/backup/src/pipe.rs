@@ -1,4 +1,4 @@
-//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a thread of its own beside the network,
+//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a thread of its own next to the network,
 //! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
 
 use quorate_core::text::hex;
@@ -91,7 +91,7 @@ impl Parts {
         }
         self.sha256.update(&part);
         self.bytes += part.len() as u64;
-        // Whoever does not want more has given up, and knows why.
+        // A receiver that is gone has given up, and knows why.
         self.parts.blocking_send(part).map_err(|_| io::Error::from(io::ErrorKind::BrokenPipe))
     }
 }

@@ -1,5 +1,5 @@
 //! Recorded changes, done again on a throwaway etcd: one revision, one transaction, so that every revision gets its own number back, and
-//! with it every key its versions. Leases are granted anew under their own ids and kept alive meanwhile; otherwise their keys would go,
+//! with it every key its versions. Leases are granted again under their own ids and kept alive meanwhile; otherwise their keys would go,
 //! and the count of revisions would be off.
 
 use std::collections::{BTreeMap, BTreeSet};

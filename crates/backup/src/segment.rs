@@ -24,7 +24,7 @@ use crate::small;
 use crate::store::{Store, StoreError, Trouble, sha256_hex};
 
 pub const FORMAT: u32 = 1;
-/// Far more than a recorder puts into one, which closes it at a few MiB; whoever claims more fills our memory.
+/// Far more than a recorder puts into one, which closes it at a few MiB; anyone who claims more fills our memory.
 const LARGEST: u64 = 256 << 20;
 
 /// All that happened in one revision.

@@ -150,7 +150,7 @@ pub(crate) fn judge(
     }
 }
 
-/// An id that lies ahead was not made yet, whoever signed it.
+/// An id from the future cannot exist yet, no matter who signed it.
 pub(crate) fn is_of_the_future(trust: &Trust, id: &BackupId) -> bool {
     id.begun() > trust.now + SKEW
 }

@@ -15,7 +15,7 @@ pub(crate) async fn manifest(store: &Store, id: &BackupId, path: &str) -> Result
     get(store, path, SMALL, forged).await
 }
 
-/// What lies next to a snapshot; `None` where it does not.
+/// A small object next to a snapshot; `None` if it is missing.
 pub(crate) async fn beside(store: &Store, id: &BackupId, path: &str, limit: u64) -> Result<Option<Object>, Error> {
     let unreadable = |found| {
         let why = format!("it has {found} bytes, and at most {limit} are read");

@@ -58,7 +58,7 @@ pub struct Throwaway {
     revision: i64,
 }
 
-/// A private directory, which goes with whoever made it; where that was killed, with the next who makes one.
+/// A private directory, removed with its owner; after a kill, by the next one that is created.
 pub(crate) struct Place {
     root: TempDir,
     /// Held while this process lives: by it others know that the directory is in use.
@@ -146,7 +146,7 @@ impl Throwaway {
     }
 
     /// Whether root, as the snapshot knows it, would be let in with this password once authentication is on. A snapshot without root
-    /// has nobody to be let in: whoever restores it makes one.
+    /// has nobody to be let in: the restore creates one.
     pub async fn root_is_let_in(&self, password: &Secret) -> Result<bool, Error> {
         const ROOT: &str = "root";
         if !self.client.user_list().await?.iter().any(|user| user == ROOT) {
@@ -253,7 +253,7 @@ fn end_all_in(root: &Path) {
     }
 }
 
-/// The etcd whose data lies there, or the program that puts it there.
+/// The etcd whose data is there, or the program that puts it there.
 fn running_in(root: &Path) -> Option<Pid> {
     let argument = data_argument(&root.join("data"));
     fs::read_dir("/proc").ok()?.flatten().find_map(|entry| {

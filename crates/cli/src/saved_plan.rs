@@ -1,4 +1,4 @@
-//! A plan in a file, to be reviewed before it is done: what the steps were, of which spec, for which cluster. Whoever applies it
+//! A plan in a file, to be reviewed before it is done: what the steps were, of which spec, for which cluster. Anyone who applies it
 //! plans again, and begins only if the steps are the same; reasons, and through which member a change goes, may differ.
 
 use std::collections::BTreeMap;

@@ -52,7 +52,7 @@ pub struct FileProblem {
 }
 
 impl BroughtFiles {
-    /// What the planner may know of them, and whether the snapshot of a restore lies here.
+    /// What the planner may know of them, and whether the snapshot of a restore is here.
     pub fn fingerprints(&self, home: &Home, ledger: &Ledger) -> Brought {
         let cluster_id = ledger.cluster_id.as_str();
         let print = |pair: &Pair| inspect(&pair.chain).map(|facts| facts.fingerprint).unwrap_or_default();

@@ -67,7 +67,7 @@ fn client_authority(
     Ok(record(authority.certificate_pem().to_owned(), Some(authority.key_pem().clone()), authority.not_after()))
 }
 
-/// Peers trust a CA that signs for nobody else, whoever signs for clients: it is always made here. Where they have
+/// Peers trust a CA that signs for nobody else, no matter who signs for clients: it is always made here. Where they have
 /// `shared` that of clients until now, both are trusted at first.
 fn peer_plane(
     spec: &ClusterSpec,

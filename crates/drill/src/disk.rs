@@ -1,7 +1,7 @@
 //! A small disk under a machine's data, so that it can be filled without filling anything else. The machine is switched off when the
 //! disk is put in and when it is taken out, and must be started again.
 //!
-//! At every instant one of these holds all data: what lies under the mount, until the copy into it is complete; the small disk
+//! At every instant one of these holds all data: what is under the mount, until the copy into it is complete; the small disk
 //! itself; the copy of it, once it is unmounted. So a drill that was killed loses nothing, and the next one puts things right.
 
 use std::ffi::CString;

@@ -38,7 +38,7 @@ pub enum Fault {
     Wipe,
     /// The power fails, and the data is that of some seconds before when it comes back.
     OldData,
-    /// The machine is gone for good.
+    /// The machine is gone permanently.
     Lose,
     /// A learner is added at an address where nobody answers. It happens to no machine.
     Ghost,

@@ -41,7 +41,7 @@ pub(super) struct Stage<'a> {
     backed_up: Option<i64>,
     /// The machine whose disk is small, if the scenario is to fill it.
     disk: Option<(Machine, SmallDisk)>,
-    /// By endpoint. A login by password costs a member much, so that one who logs in anew for each look slows all others down.
+    /// By endpoint. A login by password costs a member much, so that one who logs in again for each look slows all others down.
     clients: RefCell<BTreeMap<String, Client>>,
 }
 

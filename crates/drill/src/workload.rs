@@ -1,7 +1,7 @@
 //! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
 //! of all of it, on a thread and a runtime of their own, so that nothing else that happens in this process can hold them up.
 //!
-//! Everything lies below one prefix and is removed at the end. It records and does not judge.
+//! Everything is below one prefix and is removed at the end. It records and does not judge.
 
 mod client;
 mod watcher;

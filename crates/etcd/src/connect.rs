@@ -20,7 +20,7 @@ use crate::session::Session;
 /// etcd takes pings more often than every five seconds, or without a call under way, as an attack and closes the connection.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How much of a long stream etcd sends ahead of whoever takes it.
+/// How much of a long stream etcd sends ahead of its reader.
 const IN_FLIGHT: u32 = 512 << 10;
 const HTTPS: u16 = 443;
 

@@ -1,4 +1,4 @@
-//! etcd's reading calls, passed through as they are: one request message in bytes, its answers in bytes, one by one. It is for whoever
+//! etcd's reading calls, passed through as they are: one request message in bytes, its answers in bytes, one by one. It is for anyone who
 //! stands between etcd and the one who asks; by a fixed list it offers only calls that change nothing.
 
 use prost::Message;

@@ -1,7 +1,7 @@
 //! How a request is sent: with the login's token, within the deadline, and once more if the token had died. A token that led to no answer
 //! at all is doubted, and the next request logs in again. There is one login at a time,
-//! and all callers share what comes of it. It goes on when whoever asked for it has given up: etcd takes its time to check a password, and
-//! on a busy machine nobody would ever wait long enough for a login that began anew with each.
+//! and all callers share what comes of it. It continues when the caller has given up: etcd takes its time to check a password, and
+//! on a busy machine nobody would ever wait long enough for a login that began again with each.
 
 use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -153,7 +153,7 @@ impl Client {
         }
     }
 
-    /// Logs in, whoever waits for it.
+    /// Logs in, no matter who waits for it.
     fn begin_login(&self) -> watch::Receiver<Outcome> {
         let (tell, coming) = watch::channel(None);
         let client = self.clone();

@@ -101,7 +101,7 @@ impl KeyPair {
         }
     }
 
-    /// A signing request in PEM. The name is for people who read it: whoever signs decides what the certificate says.
+    /// A signing request in PEM. The name is for people who read it: the signer decides what the certificate says.
     pub fn csr(&self, common_name: &str) -> Result<String, Error> {
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();

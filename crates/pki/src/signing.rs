@@ -1,4 +1,4 @@
-//! Keys that sign what lies where others may write. Ed25519: whoever has the public half can check, and only the secret half can sign.
+//! Keys that sign what is stored where others may write. Ed25519: anyone who has the public half can check, and only the secret half can sign.
 
 use std::fmt;
 use std::sync::Arc;

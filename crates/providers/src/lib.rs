@@ -42,7 +42,7 @@ pub trait Provider {
         None
     }
 
-    /// Every machine of this cluster's name, whoever made it: the mark on each tells.
+    /// Every machine of this cluster's name, no matter who created it: the mark on each says that.
     async fn machines(&self) -> Result<Machines, ProviderError>;
 
     /// Lets the controller with this fencing number make machines, and none with a lower one from now on: what they have

@@ -20,13 +20,13 @@ pub enum Change {
     Replace(Role),
     /// A member whose address the spec gives.
     ReplacePinned,
-    /// A machine is gone for good.
+    /// A machine is gone permanently.
     DeadMachine(Role),
     WipedDisk,
     OldData,
     /// A learner was added at an address where nobody answers.
     GhostLearner,
-    /// All machines but one are gone for good.
+    /// All machines but one are gone permanently.
     Recover,
     /// All members are restored from a backup that was taken under the traffic.
     Restore,

@@ -1,4 +1,4 @@
-//! etcd from Debian's packages, several releases beside each other, without installing any of them. Uses a
+//! etcd from Debian's packages, several releases next to each other, without installing any of them. Uses a
 //! private apt state, so that the machine's own package lists stay as they are; the mirror and its key are those of
 //! the machine's apt configuration.
 

@@ -144,7 +144,7 @@ impl Module {
         let wanted = PROGRAMS.map(|(_, module)| format!("{module}@v{version}"));
         host::read(self.go().arg("get").args(wanted))?;
         for (binary, module) in PROGRAMS {
-            // Two at a time: this often runs beside other work, and the linker is hungry.
+            // Two at a time: this often runs next to other work, and the linker is hungry.
             let mut build = self.go();
             build.args(["build", "-p", "2", "-trimpath", "-ldflags", "-s -w", "-o"]).arg(into.join(binary)).arg(module);
             host::read(&mut build)?;

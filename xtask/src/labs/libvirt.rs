@@ -61,7 +61,7 @@ const POOL: &str = "/var/lib/libvirt/images";
 /// Without it `virsh define` takes minutes where KVM opens and does not work.
 const QEMU_CONF: &str =
     "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\nremember_owner = 0\ncgroup_controllers = []\n";
-/// libvirt asks for it before it reads that machines are to run as somebody else. Its own package would make it for good.
+/// libvirt asks for it before it reads that machines are to run as somebody else. libvirt's package would create it permanently.
 const USER: &str = "libvirt-qemu:x:64055:64055::/nonexistent:/usr/sbin/nologin";
 const USER_GROUP: &str = "libvirt-qemu:x:64055:";
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -152,7 +152,7 @@ pub fn start() -> Result<()> {
     prepare_directories()?;
     host::run(Command::new("ip").args(["link", "set", "lo", "up"]))?;
     for daemon in ["virtlogd", "libvirtd"] {
-        // Not where that of another lab lies.
+        // Not in the place of another lab.
         host::run(Command::new(daemon).args(["--daemon", "--pid-file", &format!("/run/libvirt/{daemon}.pid")]))?;
     }
     wait_for(virsh)?;
@@ -253,7 +253,7 @@ fn show_images() -> Result<()> {
     Ok(())
 }
 
-/// Where a volume of the lab's pool lies.
+/// Where a volume of the lab's pool is.
 pub fn volume_path(name: &str) -> PathBuf {
     Path::new(POOL).join(name)
 }

@@ -42,7 +42,7 @@ pub struct Interface {
     pub gateway: Option<IpAddr>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<IpAddr>,
-    /// Addresses beside the first, each with the length of its prefix.
+    /// Addresses besides the first, each with the length of its prefix.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_addresses: Vec<(IpAddr, u8)>,
 }

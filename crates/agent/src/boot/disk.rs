@@ -1,4 +1,4 @@
-//! The disk for etcd's data. It outlives the machine, so what lies on it is dearer than the machine: it gets a file system only
+//! The disk for etcd's data. It outlives the machine, so its content matters more than the machine: it gets a file system only
 //! when there is nothing on it at all.
 
 use std::fs::{self, File};
@@ -41,8 +41,8 @@ impl Boot<'_> {
         self.refuse_others_data(&device, &place)
     }
 
-    /// Ours lies in a directory of its own. At the top it is that of a cluster that quorate did not make: its members and their addresses
-    /// are written in it, so no member of ours could begin with it, and beside it one would begin with nothing.
+    /// quorate's data is in a subdirectory. At the top it is that of a cluster that quorate did not make: its members and their addresses
+    /// are written in it, so no member of ours could begin with it, and next to it one would begin with nothing.
     fn refuse_others_data(&self, device: &Path, place: &Path) -> Result<(), AgentError> {
         if !place.join("member").exists() {
             return Ok(());
@@ -65,7 +65,7 @@ impl Boot<'_> {
         Err(AgentError::NoDataDisk { serial: serial.to_owned(), path: usual })
     }
 
-    /// One that was interrupted while its file system was made is made anew: nothing else can have been on it since.
+    /// One that was interrupted while its file system was made is recreated: nothing else can have been on it since.
     fn ensure_file_system(&self, serial: &str, device: &Path) -> Result<(), AgentError> {
         let disk = device.to_string_lossy().into_owned();
         let begun = self.layout.state_dir().join(format!("formatting-{serial}"));
@@ -99,7 +99,7 @@ impl Boot<'_> {
     fn link_data(&self) -> Result<(), AgentError> {
         let place = self.path("var/lib/etcd");
         if place.is_dir() && !place.is_symlink() {
-            // Fails where something lies there, which then stays.
+            // Fails where something is there, which then stays.
             let _ = fs::remove_dir(&place);
         }
         if place.is_dir() && !place.is_symlink() {

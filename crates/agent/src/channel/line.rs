@@ -28,7 +28,7 @@ const ANSWERS: usize = 1024;
 pub(super) struct Line {
     /// What streams say, in its order.
     out: mpsc::Sender<Frame>,
-    /// What the line itself says, ahead of that. Whoever reads the line never waits for room in either: with both sides waiting
+    /// What the line itself says, ahead of that. Anyone who reads the line never waits for room in either: with both sides waiting
     /// for the other to read, nothing would ever move.
     answers: mpsc::Sender<Frame>,
     streams: Mutex<BTreeMap<u64, Open>>,

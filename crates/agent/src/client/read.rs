@@ -1,4 +1,4 @@
-//! Reading a machine's etcd through its agent. What comes in is taken at the reader's pace: whoever takes nothing holds up etcd,
+//! Reading a machine's etcd through its agent. What comes in is taken at the reader's pace: anyone who takes nothing holds up etcd,
 //! and dropping a stream ends the call there.
 
 use std::net::SocketAddr;

@@ -1,5 +1,5 @@
 //! The rules of nftables: a table of our own, replaced as a whole in one instant. What is not named is refused, and told so, so
-//! that whoever is kept out does not wait.
+//! that anyone who is kept out does not wait.
 
 use quorate_core::model::{AGENT_PORT, FirewallConfig};
 use quorate_core::spec::AddressRange;

@@ -19,7 +19,7 @@ impl Host {
         let reader = self.log_reader().await?;
         let changed = self.put_unit().await? | self.put_pieces(forwarding, reader)?;
         match &forwarding.from_etcd {
-            // Whoever follows starts fluent-bit, once there is something to read.
+            // The follower starts fluent-bit, once there is something to read.
             Some(source) => self.begin_following(source, changed).await,
             None => {
                 self.end_following().await?;

@@ -26,7 +26,7 @@ use crate::process::{self, boot_id, start_ticks};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// One that ran this long has shown that it can: the pauses begin anew.
+/// One that ran this long has shown that it can: the pauses start again.
 const STEADY: Duration = Duration::from_secs(60);
 
 pub(crate) struct Children {
@@ -50,7 +50,7 @@ struct Keeper {
 /// Which process the service is. Written without `process` just before it is started, so that none is ever lost.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 struct Record {
-    /// Process ids and start times begin anew when the machine does.
+    /// Process ids and start times mean nothing after a reboot.
     boot_id: String,
     process: Option<ProcessId>,
     since: Timestamp,

@@ -25,7 +25,7 @@ const PROPERTIES: &str = "ActiveState,SubState,MainPID,NRestarts,ExecMainStartTi
 const DIGEST: &str = "QUORATE_INPUTS";
 const FORMATION: &str = "QUORATE_FORMATION";
 
-/// Shorter than whoever asks for facts waits for them.
+/// Shorter than controllers wait for facts.
 const ANSWER: Duration = Duration::from_secs(4);
 
 pub(crate) struct Systemd {
@@ -79,7 +79,7 @@ impl Systemd {
         }
         files::ensure(&self.unit_file(), unit(launch, &self.profile, &self.layout)?.as_bytes(), 0o644, None)?;
         self.give_away()?;
-        // systemd reads a unit that it has no use for anew by itself, and reading all of them takes it a while.
+        // systemd reads a unit that is not loaded by itself, and reading all of them takes it a while.
         let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", &self.profile.unit]).await?;
         if is_current(&known, &self.unit_file()) { Ok(()) } else { systemctl(&["daemon-reload"]).await.map(drop) }
     }
@@ -96,7 +96,7 @@ impl Systemd {
         files::open_log(&log)?;
         let Some(owner) = self.owner()? else { return Ok(()) };
         give(&log, owner)?;
-        // For the group, which whoever forwards logs is in.
+        // For the group, which anyone who forwards logs is in.
         let readable = fs::set_permissions(&log, fs::Permissions::from_mode(0o640));
         readable.map_err(AgentError::file("make readable", &log))?;
         // Data that came with its disk from another machine may be another user's there.
@@ -115,7 +115,7 @@ impl Service for Systemd {
             if has_run {
                 let _ = systemctl(&["reset-failed", &self.profile.unit]).await;
             }
-            // Until it has begun: whoever looks before would take it for one that has ended.
+            // Until it has begun: anyone who looks before would take it for one that has ended.
             systemctl(&["start", &self.profile.unit]).await.map(drop)
         })
     }

@@ -32,7 +32,7 @@ impl Follower {
         fs::create_dir_all(at("var/lib/quorate")).unwrap();
         fs::write(at("var/lib/quorate/log-source.json"), serde_json::to_vec(source).unwrap()).unwrap();
         let calls = at("calls").display().to_string();
-        // It is asked about one file, and reads those beside it too.
+        // It is asked about one file, and reads those next to it too.
         program(
             &at("usr/local/bin/fluent-bit"),
             "[ \"$1 $2\" = '--dry-run -c' ] && [ -f \"$3\" ] || exit 9\n\

@@ -39,7 +39,7 @@ async fn the_log_on_disk_ends_where_etcd_said() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let mut config = config_of(version);
-        // Small enough that the log is cut, and that whoever joins is sent a snapshot.
+        // Small enough that the log is cut, and that a new member is sent a snapshot.
         config.etcd_mut().unwrap().flags.insert(String::from("snapshot-count"), String::from("50"));
         let (mut one, first) = Machine::ready_with(&config).await;
         one.start_etcd(&first, "t-1").await.unwrap();

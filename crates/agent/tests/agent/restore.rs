@@ -50,7 +50,7 @@ fn kept(request: &UploadRequest) -> Option<Staged> {
     Some(Staged { sha256: request.sha256.clone(), bytes: request.bytes })
 }
 
-/// What lies where snapshots are brought.
+/// What is in the directory for snapshots.
 fn here(machine: &Machine) -> Vec<String> {
     let entries = fs::read_dir(machine.root().join("var/lib/etcd.staged")).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().into_string().unwrap()).collect()

@@ -1,4 +1,4 @@
-//! Objects as files. A file is written beside its place under a name that begins with a dot, synced, and then linked or renamed into
+//! Objects as files. A file is written next to its place under a name that begins with a dot, synced, and then linked or renamed into
 //! place; names with a dot are never objects. Changes of existing files are made one at a time, under a lock of the whole store.
 
 use std::fs::{self, File, OpenOptions};
@@ -206,7 +206,7 @@ fn target_of(draft: &str) -> Option<String> {
     Some(format!("{parent}/{name}"))
 }
 
-/// A file on its way to its place, `.NAME-RANDOM` beside that. Dropped before, it goes.
+/// A file on its way to its place, `.NAME-RANDOM` next to that. Dropped before, it goes.
 struct Draft {
     file: Option<File>,
     path: PathBuf,
@@ -217,7 +217,7 @@ impl Draft {
         let parent = target.parent().unwrap_or(Path::new("/"));
         let name = target.file_name().unwrap_or_default().to_string_lossy();
         let path = parent.join(format!(".{name}-{}", quorate_pki::random_hex(8)));
-        // Whoever deletes the last object of a directory removes it too, perhaps between these two lines.
+        // Anyone who deletes the last object of a directory removes it too, perhaps between these two lines.
         for _ in 0..10 {
             make_dir(parent)?;
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {

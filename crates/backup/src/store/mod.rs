@@ -170,7 +170,7 @@ impl Store {
         self.get_up_to(path, SMALL).await
     }
 
-    /// The same for one that may have so many bytes: it is held in memory, and whoever writes to the store can make it any size.
+    /// The same for one that may have so many bytes: it is held in memory, and anyone who writes to the store can make it any size.
     pub async fn get_up_to(&self, path: &str, limit: u64) -> Result<Object, StoreError> {
         let attempt = || async {
             match &self.inner.kind {
@@ -204,7 +204,7 @@ impl Store {
         Ok(Upload { store: self.clone(), path: path.to_owned(), kind })
     }
 
-    /// What lies under a path, in the order of the paths.
+    /// What is under a path, in the order of the paths.
     pub async fn list(&self, under: &str) -> Result<Vec<Listed>, StoreError> {
         let attempt = || async {
             match &self.inner.kind {

@@ -1,4 +1,4 @@
-//! Objects in an S3 bucket. A large object is a multipart upload; a note beside it, `PATH.upload`, names the upload until it is finished,
+//! Objects in an S3 bucket. A large object is a multipart upload; a note next to it, `PATH.upload`, names the upload until it is finished,
 //! so that one which was never finished can be aborted later, by anyone. Notes are no objects: listings pass over them.
 
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct S3 {
 
 impl S3 {
     pub(super) fn open(place: &S3Place, patience: Patience) -> Result<Self, Trouble> {
-        // Whoever came first has chosen; it is the same choice everywhere.
+        // The first call has chosen; it is the same choice everywhere.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         let mut builder = AmazonS3Builder::new()

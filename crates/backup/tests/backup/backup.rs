@@ -253,7 +253,7 @@ async fn a_second_destination_is_healed_and_follows_new_keys() {
     assert_eq!(std::fs::read(&cut).unwrap(), good);
     let to = [other.recipient.clone()];
     let manifest = room.newest().await.manifest;
-    // What lies beside it here is no ledger that could be opened.
+    // What is next to it here is no ledger that could be opened.
     room.store.delete(&names.ledger(&id)).await.unwrap();
     second.delete(&names.ledger(&id)).await.unwrap();
     full::rekey(&room.store, std::slice::from_ref(&manifest), &one.identities, &to, Some(&signing())).await.unwrap();

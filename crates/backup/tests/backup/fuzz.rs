@@ -50,7 +50,7 @@ fn ids() {
     });
 }
 
-/// A store with one object of a strange name and strange content beside a good one: it is listed, with or without damage.
+/// A store with one object of a strange name and strange content next to a good one: it is listed, with or without damage.
 #[test]
 fn stores() {
     let names = Names::new(CLUSTER);

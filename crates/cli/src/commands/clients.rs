@@ -145,7 +145,7 @@ fn validity(ledger: &Ledger, user: &str, days: u16) -> Result<SignedDuration, Er
     }
 }
 
-/// A user's name as that of a file in the directory, whatever it holds. Beside it lies `ca.crt`.
+/// A user's name as that of a file in the directory, whatever it holds. `ca.crt` is next to it.
 fn file_name(user: &str) -> String {
     let fine = |(at, c): (usize, char)| {
         c.is_ascii_alphanumeric() && (at > 0 || user != "ca") || "-_@+=".contains(c) || (c == '.' && at > 0)

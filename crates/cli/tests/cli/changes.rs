@@ -26,7 +26,7 @@ impl Living {
         living
     }
 
-    /// Writes the spec anew; every version comes from the lab.
+    /// Writes the spec again; every version comes from the lab.
     fn edit(&self, members: &str, version: &str, etcd: &str, rest: &str) {
         let binary = lab(version).display().to_string();
         let etcd = if etcd.is_empty() { String::new() } else { format!(", {etcd}") };

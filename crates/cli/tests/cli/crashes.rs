@@ -1,5 +1,5 @@
 //! Stories of things that die: the controller at any instant, agents, etcds, disks, machines. Whatever was killed, the same
-//! command ends in the same settled cluster; what cannot be had back is refused, and never begun anew.
+//! command ends in the same settled cluster; what cannot be had back is refused, and never begun again.
 
 use std::fs;
 use std::net::TcpStream;
@@ -29,7 +29,7 @@ fn goes_on_and_settles(trio: &Trio) {
     trio.assert_gone();
 }
 
-/// Runs `rounds` beside each other, each with a sandbox of its own.
+/// Runs `rounds` in parallel, each in a separate sandbox.
 fn two_at_once(login: impl Fn(usize) -> Login + Sync, rounds: impl Fn(usize, &Trio) + Sync) {
     std::thread::scope(|scope| {
         for half in 0..2 {

@@ -1,5 +1,5 @@
 //! Stories of what an operator does to a living cluster with one verb, and of the history that tells it: every step, by whom, why,
-//! and how it ended, whoever was killed on the way.
+//! and how it ended, no matter what was killed on the way.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

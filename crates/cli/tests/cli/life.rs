@@ -24,7 +24,7 @@ fn a_refused_version_change_leaves_the_cluster_as_it_is_also_over_a_restart_of_i
     sandbox.quorate(&["start", "c"]).expect(3);
     eventually("a boot starts what ran before", 20, || sandbox.status("c")["members"][0]["version"] == OLDER);
 
-    // What is on the PATH of whoever applies counts, not what was there when the agent was started.
+    // The PATH of `apply` counts, not what was there when the agent was started.
     sandbox.file("c.yaml", &spec(1, NEWER, "", ""));
     let path = format!("{}:{}", lab(NEWER).display(), std::env::var("PATH").unwrap_or_default());
     let mut apply = sandbox.command(&["apply", "c.yaml", "--yes", "--allow-downtime"]);

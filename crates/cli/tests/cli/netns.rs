@@ -1,5 +1,5 @@
 //! Stories of clusters whose members have network namespaces of their own: they come up and are reached as others are, can
-//! be cut off and healed, and leave no namespace behind, whoever is killed on the way. They need root, and say so without.
+//! be cut off and healed, and leave no namespace behind, no matter what is killed on the way. They need root, and say so without.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};

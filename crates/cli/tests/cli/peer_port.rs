@@ -1,4 +1,4 @@
-//! The peer port: whoever is accepted there is root, as raft messages carry the name of any user. So no certificate but a
+//! The peer port: anyone who is accepted there is root, as raft messages carry the name of any user. So no certificate but a
 //! peer's may be, and least of all that of a user. The attack is tried on an etcd whose peers trust the CA of its clients,
 //! where it must succeed, and then on clusters of ours.
 
@@ -16,7 +16,7 @@ use crate::common::{Run, Sandbox, address, eventually, lab, lab_versions, spec};
 
 const USER_WITHOUT_ROLES: &str = "auth: {users: [{name: app, roles: []}]}";
 
-/// What `GET /members` tells whoever is let in.
+/// What `GET /members` tells anyone who is let in.
 pub struct Known {
     cluster_id: String,
     member_id: u64,

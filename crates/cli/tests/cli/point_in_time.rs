@@ -4,7 +4,7 @@
 //!
 //! What comes back, and is compared, is the whole key: its value, the id of its lease, its version, and the revisions at which it was created
 //! and last put. What does not come back is the history before that revision, which is compacted, and the count of revisions, which goes on
-//! far beyond the highest ever seen. How long leases still live is not compared: their time begins anew.
+//! far beyond the highest ever seen. How long leases still live is not compared: their time starts again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;

@@ -53,7 +53,7 @@ impl Beside {
         Beside { stop: Arc::default(), threads: Vec::new() }
     }
 
-    /// Runs `work` again and again beside the test; what it knows can be looked at meanwhile.
+    /// Runs `work` again and again next to the test; what it knows can be looked at meanwhile.
     fn run<F>(&mut self, clients: impl FnOnce() -> Vec<Client>, work: F) -> Arc<Mutex<Known>>
     where
         F: AsyncFn(&Client, &Mutex<Known>) + Send + 'static,

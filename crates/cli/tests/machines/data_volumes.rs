@@ -67,7 +67,7 @@ fn units(machines: &Machines) {
     assert!(shown.contains("NRestarts=0\n"), "etcd did not come up at once: {shown}");
 }
 
-/// What the node exporter says to whoever asks from here.
+/// What the node exporter says to anyone who asks from here.
 fn scraped(member: usize) -> std::io::Result<String> {
     let to = format!("{}:9100", address(member)).parse().expect("an address");
     let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(10))?;

@@ -25,7 +25,7 @@ const ADMIN_KEY: &str = "admin";
 pub struct Wanted {
     pub name: &'static str,
     pub members: usize,
-    /// What is said of the member at this place, from 1 on, beside its name.
+    /// What is said of the member at this place, from 1 on, next to its name.
     pub member: fn(usize) -> String,
     /// Further settings of libvirt and of etcd, in YAML.
     pub libvirt: &'static str,
@@ -216,7 +216,7 @@ pub fn virsh(arguments: &[&str]) -> Run {
     command.args(["--quiet", "--connect", &uri]).args(arguments).output().expect("virsh runs").into()
 }
 
-/// In the pool, beside the lab's own. A story has the lab for itself.
+/// In the pool, next to the lab's own. A story has the lab for itself.
 pub fn volumes() -> BTreeSet<String> {
     let listed = virsh(&["vol-list", POOL]).ok().stdout;
     let names = listed.lines().filter_map(|line| line.split_whitespace().next());

@@ -24,7 +24,7 @@ const WANTED: Wanted = Wanted {
     etcd: "",
 };
 
-/// A host beside this one, at the other end of a wire: a process with a network of its own. When it ends, the wire goes too.
+/// A host next to this one, at the other end of a wire: a process with a network of its own. When it ends, the wire goes too.
 struct OtherHost(Child);
 
 impl OtherHost {

@@ -105,7 +105,7 @@ pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageErr
     Ok(manifest)
 }
 
-/// Beside the image.
+/// Next to the image.
 pub fn manifest_path(image: &Path) -> PathBuf {
     let mut name = image.file_name().unwrap_or_default().to_os_string();
     name.push(".manifest.json");
@@ -125,7 +125,7 @@ fn check(options: &Options) -> Result<(), ImageError> {
     }
 }
 
-/// Beside the output, so that a rename ends the build. It goes when the build ends, however that is.
+/// Next to the output, so that a rename ends the build. It goes when the build ends, however that is.
 struct Scratch(PathBuf);
 
 impl Scratch {

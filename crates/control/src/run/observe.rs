@@ -31,7 +31,7 @@ pub struct Sight {
     saw_every_place: bool,
 }
 
-/// What this controller shows to agents: certificate chain and key. It ends, and whoever stays longer makes another before.
+/// What this controller shows to agents: certificate chain and key. It expires, and a controller that runs longer creates another before.
 struct Shown {
     identity: (String, Secret),
     made: Timestamp,
@@ -240,7 +240,7 @@ impl Sight {
         Ok(())
     }
 
-    /// Makes what is shown to agents, first and again before it ends. Clients that show the old are made anew with it.
+    /// Makes what is shown to agents, first and again before it ends. Clients that show the old one are replaced.
     fn renew(&mut self, ledger: &Ledger, now: Timestamp) -> Result<(), ControlError> {
         if self.identity.as_ref().is_some_and(|shown| !is_worn(shown, ledger, now)) {
             return Ok(());

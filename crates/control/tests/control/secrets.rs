@@ -99,7 +99,7 @@ fn what_is_stored_opens_with_the_key_alone() {
     assert_eq!(Home::new(directory.path()).store("demo").read().unwrap(), Some(written.clone()));
     let key = directory.path().join("key");
     assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
-    // Unchanged secrets are not encrypted anew with each version.
+    // Unchanged secrets are not encrypted again with each version.
     let part = |file: &Path| {
         let stored: serde_json::Value = serde_json::from_slice(&fs::read(file).unwrap()).unwrap();
         stored["sealed"].clone()

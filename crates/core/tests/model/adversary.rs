@@ -254,7 +254,7 @@ impl State {
         });
     }
 
-    /// Remembers the world as it was before this change, for whoever looks too late.
+    /// Remembers the world as it was before this change, for an observation that is made too late.
     fn keep_view(&mut self, last: &State) {
         if self.budget.stale == 0 {
             self.views.clear();

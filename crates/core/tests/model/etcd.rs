@@ -1,4 +1,4 @@
-//! What is true of the simulated etcds, whoever sees it: who runs, who holds the data, and who may start at all.
+//! What is true of the simulated etcds, no matter who sees it: who runs, who holds the data, and who may start at all.
 
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;
@@ -55,7 +55,7 @@ pub fn machine_of<'a>(world: &'a World, listed: &SimListed) -> Option<&'a SimMac
     world.machines.values().find(|m| m.is_at(&listed.peer_url))
 }
 
-/// Whether data of the present formation lies there, and as it was.
+/// Whether data of the present formation is there, and as it was.
 pub fn holds(world: &World, machine: &SimMachine) -> bool {
     let token = world.ledger.etcd.formation.token();
     machine.facts().is_some_and(|f| {
@@ -63,7 +63,7 @@ pub fn holds(world: &World, machine: &SimMachine) -> bool {
     })
 }
 
-/// Whether the data of one that is listed waits for its next machine, or lies there before its agent is enrolled.
+/// Whether the data of one that is listed waits for its next machine, or is there before its agent is enrolled.
 pub fn is_kept(world: &World, listed: &SimListed) -> bool {
     let present =
         |data: &DataSeen| matches!(data, DataSeen::Stamped(s) if world.ledger.etcd.formation.token() == Some(&s.token));

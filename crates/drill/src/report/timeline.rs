@@ -73,7 +73,7 @@ impl Canvas {
         self.add(format_args!("<text x=\"{x:.1}\" y=\"{y:.1}\" class=\"{class}\">{}</text>", escape(text)));
     }
 
-    /// Bars with their labels beside them, in as many lanes as it takes for none to cover another, up to a bound: the table
+    /// Bars with their labels next to them, in as many lanes as it takes for none to cover another, up to a bound: the table
     /// below the timeline tells the rest.
     fn lanes(&mut self, name: &str, class: &str, marks: &[&Mark], most: usize) {
         let top = self.y;

@@ -64,7 +64,7 @@ impl Worker {
         self.perform(Call::Put { key: key.to_owned(), value, lease: None }).await
     }
 
-    /// Keeps one key alive, and begins anew when its lease was lost.
+    /// Keeps one key alive, and starts again when its lease was lost.
     pub(super) async fn keep_lease(mut self, orders: watch::Receiver<Order>) {
         let mut lease = None;
         while *orders.borrow() == Order::GoOn {

@@ -109,7 +109,7 @@ fn a_password_is_a_login() {
 
 /// Returns another client, which has logged in since.
 async fn restart_and_forget_logins(etcd: &mut Etcd, root: &Client) -> Client {
-    // Writes the database out: etcd would carry out the rest of its log anew at its start, logins included.
+    // Writes the database out: etcd would carry out the rest of its log again at its start, logins included.
     root.defragment().await.expect("defragmented");
     etcd.restart();
     let other = etcd.client_with("root", "secret");

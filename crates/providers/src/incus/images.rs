@@ -69,7 +69,7 @@ pub async fn import(
     Ok(Imported { fingerprint, alias, was_there, pruned })
 }
 
-/// An image in one part, or with its metadata in a tarball beside it.
+/// An image in one part, or with its metadata in a tarball next to it.
 struct Content {
     metadata: Option<Vec<u8>>,
     image: Bytes,

@@ -13,7 +13,7 @@ use quorate_agent::process;
 const TRIES: u32 = 1000;
 
 /// Finds a free address that no known machine has. Where to begin depends on the salt alone, so that clusters made
-/// beside each other rarely meet.
+/// in parallel rarely meet.
 pub(super) fn choose(salt: &str, known: &[IpAddr]) -> Result<IpAddr, ProviderError> {
     for attempt in 0..TRIES {
         let hash = Sha256::digest(format!("{salt}/{attempt}"));

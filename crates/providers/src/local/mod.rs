@@ -96,7 +96,7 @@ impl Local {
         Ok(self.marked()?.into_iter().find(|(_, mark)| meant(mark)))
     }
 
-    /// Where one controller drafts machines. Whoever comes after it removes the place, and with it the chance that a
+    /// Where one controller drafts machines. The next controller removes the place, and with it the chance that a
     /// controller which was stopped half-way finishes a machine when it wakes.
     fn drafts(&self, fence: u64) -> PathBuf {
         self.machines.join(&self.cluster).join(format!(".{fence}{DRAFTS}"))
@@ -202,7 +202,7 @@ impl Local {
         ours.try_for_each(|mark| self.remove_kept_before(&mark.member, mark.incarnation + 1))
     }
 
-    /// Networks of machines that are off: whoever switched them on or off did not come to the end.
+    /// Networks of machines that are off: switching them on or off was interrupted.
     fn remove_idle_networks(&self) -> Result<(), ProviderError> {
         for (directory, mark) in self.marked()? {
             let Some(place) = netns::Place::of(&mark).filter(netns::Place::exists) else { continue };

@@ -27,7 +27,7 @@ pub trait Ground {
     /// The address that the spec pins for a member, where the provider needs that.
     fn pinned(&self, member: &str) -> Option<IpAddr>;
 
-    /// All that there is in this place, by name, whoever made it.
+    /// All that there is in this place, by name, no matter who made it.
     async fn inventory(&self) -> BTreeSet<String>;
 
     /// Begins to make a machine and is killed after so many of the things that it does; `false` when that was all.
@@ -447,7 +447,7 @@ async fn data_stays_when_it_is_to_stay_and_goes_when_not(ground: Rc<dyn Ground>)
     run.destroy(MEMBER, 1, Data::Stays).await;
     run.destroy(MEMBER, 1, Data::Stays).await;
     assert_eq!(run.ours().await, []);
-    // Whoever comes next does not take it for a leftover.
+    // The next controller does not take it for a leftover.
     let next = Run::begin(&ground, 2).await;
     next.create(MEMBER, 2, Data::Stays).await;
     assert_eq!(ground.read_data(&machine(MEMBER, 2)).await.as_deref(), Some("precious"));

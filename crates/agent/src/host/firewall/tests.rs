@@ -107,7 +107,7 @@ impl Hosts {
         std::thread::scope(|scope| scope.spawn(go).join()).unwrap()
     }
 
-    /// How the machine answers at a port, to whoever comes from this address.
+    /// How the machine answers at a port, to anyone who comes from this address.
     fn knock(&self, from: [u8; 4], port: u16) -> Result<(), ErrorKind> {
         let to = SocketAddr::new(IpAddr::from(MACHINE), port);
         self.at(1, || {

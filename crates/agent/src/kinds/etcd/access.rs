@@ -1,5 +1,5 @@
-//! How the agent reaches the etcd beside it: at which address and as whom. The connection is kept between requests and made
-//! anew when certificates, password or address have changed.
+//! How the agent reaches the etcd next to it: at which address and as whom. The connection is kept between requests and made
+//! again when certificates, password or address have changed.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
@@ -57,7 +57,7 @@ impl Access {
         Ok(client)
     }
 
-    /// Drops the connection to etcd's API and the login with it. Whoever starts etcd on other data does this: the tokens of the etcd that
+    /// Drops the connection to etcd's API and the login with it. Anyone who starts etcd on other data does this: the tokens of the etcd that
     /// was there before mean nothing to the new one.
     pub(super) fn forget_login(&self) {
         self.kept.lock().expect("no holder panics").take();
@@ -113,7 +113,7 @@ impl Access {
     }
 }
 
-/// The TLS configuration for these means, made anew only when they have changed.
+/// The TLS configuration for these means, rebuilt only when they have changed.
 fn over_tls(kept: &Mutex<Option<(Means, Arc<ClientConfig>)>>, means: Means) -> Option<(String, Arc<ClientConfig>)> {
     let mut kept = kept.lock().expect("no holder panics");
     if let Some((known, config)) = &*kept

@@ -1,4 +1,4 @@
-//! etcd's data directory and the stamp beside it, which says whose data it is.
+//! etcd's data directory and the stamp next to it, which says whose data it is.
 
 use std::fs;
 use std::io;
@@ -9,7 +9,7 @@ use quorate_core::model::{DataSeen, Stamp};
 use crate::layout::Layout;
 use crate::{AgentError, files};
 
-/// What lies in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
+/// What is in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
 /// being leaves a database without one, which holds nothing and which etcd would not go on from.
 pub(crate) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
     if !has_log(&layout.data())? {

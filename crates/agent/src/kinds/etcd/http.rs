@@ -1,4 +1,4 @@
-//! Questions to etcd's plain HTTP pages, its own and its peers': one connection and one request each, with TLS. Whoever asks
+//! Questions to etcd's plain HTTP pages, its own and its peers': one connection and one request each, with TLS. Anyone who asks
 //! bounds the time.
 
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 /// etcd's metrics, the longest of its pages, are a few hundred kilobytes at most.
 const LONGEST: usize = 4 << 20;
 
-/// What lies at this path, for the clients that etcd knows by this TLS configuration.
+/// What is at this path, for the clients that etcd knows by this TLS configuration.
 pub(super) async fn get(
     url: &str,
     path: &str,

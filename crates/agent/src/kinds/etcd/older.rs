@@ -21,7 +21,7 @@ use crate::{AgentError, blocking};
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Agent {
-    /// For whoever starts etcd again on its own.
+    /// For anyone who starts etcd again on its own.
     pub(super) fn gate(self: &Arc<Self>) -> Gate {
         let agent = self.clone();
         Arc::new(move |launch| {

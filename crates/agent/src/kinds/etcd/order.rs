@@ -104,7 +104,7 @@ impl Order {
     }
 }
 
-/// What etcd is told at its first start, and the stamp to set beside its data before.
+/// What etcd is told at its first start, and the stamp to set next to its data before.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bootstrap {
     pub stamp: Stamp,

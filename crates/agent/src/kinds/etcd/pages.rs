@@ -1,4 +1,4 @@
-//! What etcd's plain pages say: to whoever has a certificate, or to everybody where none is asked for, and without a login.
+//! What etcd's plain pages say: to anyone who has a certificate, or to everybody where none is asked for, and without a login.
 //! They are the only word of a learner where users log in by password, and the only place where a leader tells how far each
 //! member has followed it.
 

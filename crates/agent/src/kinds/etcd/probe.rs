@@ -200,7 +200,7 @@ fn alarm_in(text: &str) -> Option<AlarmSeen> {
 pub(crate) async fn ask_auth(client: &Client) -> AuthLook {
     match timeout(super::auth::LOOK, super::auth::look(client)).await {
         Ok(Ok(seen)) => AuthLook::Seen(seen),
-        // Whoever asked waits and asks again.
+        // The caller waits and asks again.
         Err(_) | Ok(Err(Error::Timeout | Error::NoLeader | Error::Unavailable { .. } | Error::Unreachable { .. })) => {
             AuthLook::NotAsked
         }

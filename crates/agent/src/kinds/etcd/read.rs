@@ -23,7 +23,7 @@ const AHEAD: usize = 4;
 struct Patience {
     /// As often, a controller that waits is told that its agent lives.
     heartbeat: Duration,
-    /// A controller that takes nothing for so long has gone. Whoever uploads what he reads may be slow for a while.
+    /// A controller that takes nothing for so long has gone. A controller that uploads what it reads may be slow for a while.
     stalled: Duration,
 }
 

@@ -29,7 +29,7 @@ use crate::layout::Layout;
 use crate::state::State;
 use crate::{AgentError, blocking};
 
-/// For a database as large as etcd's may be, on a slow disk. Whoever gave the order may have given up by then, and finds it
+/// For a database as large as etcd's may be, on a slow disk. The controller that gave the order may have given up by then, and finds it
 /// done when he asks again.
 const RESTORING: Duration = Duration::from_secs(900);
 
@@ -159,7 +159,7 @@ fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
     }
 }
 
-/// Where a renewal works: in a directory of etcd's user, as whom etcd and etcdutl run there. What the agent goes by lies beside it, out of
+/// Where a renewal works: in a directory of etcd's user, as whom etcd and etcdutl run there. What the agent goes by is next to it, out of
 /// their reach.
 struct Place {
     root: PathBuf,

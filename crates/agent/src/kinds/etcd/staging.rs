@@ -116,7 +116,7 @@ fn mebibytes(bytes: u64) -> u64 {
     bytes.div_ceil(1 << 20)
 }
 
-/// Where the snapshot with this SHA-256 lies, if it is here.
+/// Where the snapshot with this SHA-256 is, if it is here.
 pub(crate) fn file(layout: &Layout, sha256: &str) -> PathBuf {
     layout.staged().join(format!("{sha256}.db"))
 }

@@ -395,7 +395,7 @@ fn is_torn(record: &[u8], frame: u64) -> bool {
     [head].into_iter().chain(rest.chunks(SECTOR)).any(|part| !part.is_empty() && part.iter().all(|byte| *byte == 0))
 }
 
-/// Whatever torn record lies at the end gives way.
+/// A torn record at the end is overwritten.
 fn append(tail: &Tail, state: &HardState) -> io::Result<()> {
     let data = state.encode_to_vec();
     let mut record = Record { kind: STATE, crc: crc32c(tail.crc, &data), data: Some(data) }.encode_to_vec();

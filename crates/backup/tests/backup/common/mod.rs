@@ -121,7 +121,7 @@ impl Living {
         panic!("etcd {version} does not answer: {log}");
     }
 
-    /// With authentication on, one user beside root.
+    /// With authentication on, one user next to root.
     pub async fn enable_auth(&self) {
         let client = &self.client;
         client.user_add("root", Some("s3cret")).await.unwrap();
@@ -152,7 +152,7 @@ pub async fn contents(client: &Client, revision: i64) -> RangeResult {
 }
 
 /// An address in 127.202.0.0/16 that no other test uses. A free port of 127.0.0.1 would not do: until etcd listens there, any
-/// connection of a test beside this one may be given the same port.
+/// connection of a test next to this one may be given the same port.
 fn free_address() -> IpAddr {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
@@ -293,7 +293,7 @@ impl Room {
         self.catalog().await.fulls.pop().unwrap()
     }
 
-    /// Where an object of the store lies.
+    /// Where an object of the store is.
     pub fn file(&self, path: &str) -> PathBuf {
         self.directory.path().join("store").join(path)
     }

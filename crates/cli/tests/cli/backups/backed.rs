@@ -80,7 +80,7 @@ impl Backed {
         self
     }
 
-    /// Writes the spec anew with these recipients; `rest` are further lines below `backup`.
+    /// Writes the spec again with these recipients; `rest` are further lines below `backup`.
     pub fn edit(&self, recipients: &[&str], rest: &str) {
         self.edit_with(&self.s3(BUCKET, self.credentials), recipients, rest);
     }

@@ -111,7 +111,7 @@ fn a_snapshot_is_none(backed: &Backed) {
     refused(backed.restore(&["--snapshot", &object]), &["no/such/object.db", "there is no such object"]);
 }
 
-/// Then anybody can, which is said loudly; and the ledger with its keys does not lie open beside it.
+/// Then anybody can, which is said loudly; and the ledger with its keys does not lie open next to it.
 fn nobody_is_to_read_it(backed: &Backed) {
     backed.edit(&[], "");
     backed.apply().ok();

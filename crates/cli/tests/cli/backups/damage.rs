@@ -1,4 +1,4 @@
-//! Somebody damages what lies in the store. `verify` and `restore` must each name what is damaged and what can still be had, and must
+//! Somebody damages what is in the store. `verify` and `restore` must each name what is damaged and what can still be had, and must
 //! have touched nobody.
 
 use std::collections::BTreeMap;
@@ -166,7 +166,7 @@ fn what_is_left_can_be_restored(story: &Story) {
     life_goes_on(story);
 }
 
-/// Backups of before stay good, and recording begins anew: what would come next in their chain does not exist any more.
+/// Backups of before stay good, and recording starts again: what would come next in their chain does not exist any more.
 fn life_goes_on(story: &Story) {
     let backed = &story.backed;
     backed.verify(&[&story.older]).ok();

@@ -1,5 +1,5 @@
 //! What does not come from the first destination: plain snapshots that other tools made, from a file and from a bucket, and the second
-//! destination when the first is gone; and what others do beside a recorder.
+//! destination when the first is gone; and what others do next to a recorder.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -62,7 +62,7 @@ fn the_second_destination_stands_in_for_the_first() {
     assert_eq!(backed.contents(), contents);
     backed.assert_settled();
 
-    // Nor is there a ledger here, while the cluster lives. That beside a backup of before the restore would be of another formation.
+    // Nor is there a ledger here, while the cluster lives. That next to a backup of before the restore would be of another formation.
     mode(0o600);
     backed.create();
     mode(0o644);
@@ -105,7 +105,7 @@ fn forget_the_ledger(backed: &Backed) {
     fs::remove_dir_all(backed.sandbox.home().join("clusters/c")).expect("the controller's memory");
 }
 
-/// The ledger beside a full backup knows nothing of what came later; changes that were recorded do, even where they are not restored.
+/// The ledger next to a full backup knows nothing of what came later; changes that were recorded do, even where they are not restored.
 #[test]
 fn revisions_go_on_above_what_only_the_backups_know() {
     let cluster = BackedUp::up(1, "");

@@ -56,7 +56,7 @@ fn whole_way(backed: &Backed) {
     assert!(no_credential_on_machines(backed));
 }
 
-/// Nothing of the data or the ledger lies in the store as it is.
+/// Nothing of the data or the ledger is in the store as it is.
 #[track_caller]
 fn is_encrypted(backed: &Backed, id: &str) {
     let directory = object(&backed.prefix, &format!("full/{id}"));

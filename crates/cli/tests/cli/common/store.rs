@@ -126,7 +126,7 @@ fn identities_json() -> Value {
     }] })
 }
 
-/// Below those that the system gives to connections: between here and weed's start, one of a test beside this one could get such a port.
+/// Below those that the system gives to connections: between here and weed's start, one of a test next to this one could get such a port.
 /// Processes begin to look at different places.
 fn free_ports() -> Vec<u16> {
     let first = std::process::id() % 2000 * 10;

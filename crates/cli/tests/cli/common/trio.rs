@@ -130,7 +130,7 @@ impl Trio {
         self.sandbox.processes().into_iter().map(|(pid, _)| pid).collect()
     }
 
-    /// The cluster is as the spec says, and nothing is beside it.
+    /// The cluster is as the spec says, and there is nothing else.
     #[track_caller]
     pub fn assert_settled(&self) {
         self.assert_healthy();

@@ -1,4 +1,4 @@
-//! etcd from Debian's or Ubuntu's packages `etcd-server` and `etcd-client`: downloaded and unpacked beside the agent, never
+//! etcd from Debian's or Ubuntu's packages `etcd-server` and `etcd-client`: downloaded and unpacked next to the agent, never
 //! installed, so that the package's own service does not come with it.
 
 use std::fs;

@@ -130,7 +130,7 @@ async fn until_applied(place: &Place, last: u64) -> Option<u64> {
 }
 
 async fn metrics(place: &Place) -> Option<String> {
-    // The path of a socket is bounded to about a hundred characters; this way it is short wherever the root lies.
+    // The path of a socket is bounded to about a hundred characters; this way it is short wherever the root is.
     let directory = File::open(place.work()).ok()?;
     let mut stream = UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await.ok()?;
     stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").await.ok()?;

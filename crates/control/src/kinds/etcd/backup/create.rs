@@ -158,7 +158,7 @@ impl Backups<'_> {
             return None;
         }
         let history = History::new(self.home.history(&self.vault.cluster)).newest(HISTORY).unwrap_or_default();
-        // Whoever stays for long has known an older one.
+        // A controller that runs for long has known an older one.
         let ledger = note::ledger_of_now(self.home, self.ledger);
         let sealed = export(&ledger, &history, &SealFor::Recipients(recipients.clone()));
         match sealed {

@@ -1,6 +1,6 @@
 //! What comes before a restore: what is wanted becomes one proven snapshot in `$QUORATE_HOME/clusters/NAME/restore/`, and the ledger comes
-//! back from beside a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, on the
-//! operator's word.
+//! back from a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is
+//! confirmed.
 
 use std::path::PathBuf;
 
@@ -194,7 +194,7 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
     Ok(Store::open(&Place::S3(place), None, Patience::default())?)
 }
 
-/// The ledger as it was at the newest backup that has one beside it. `None` where none has: without recipients it is not stored. It must
+/// The ledger as it was at the newest backup that has one next to it. `None` where none has: without recipients it is not stored. It must
 /// be the very one that was stored with the backup, and speak of the same cluster.
 pub async fn ledger_beside(
     store: &Store,

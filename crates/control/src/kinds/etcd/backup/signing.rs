@@ -1,4 +1,4 @@
-//! The key that signs a cluster's backups lies in the ledger, and so does the knowledge of whom to believe. Nothing that lies in a store
+//! The key that signs a cluster's backups is in the ledger, and so is the knowledge of whom to believe. Nothing that is in a store
 //! says so itself. Without a ledger, the operator names the public half, or consents to go on unchecked.
 
 use jiff::Timestamp;

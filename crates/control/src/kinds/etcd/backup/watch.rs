@@ -252,7 +252,7 @@ impl Watch<'_> {
         Ok(())
     }
 
-    /// Records on top of a full backup until something ends it; one that was just taken is finished beside that.
+    /// Records on top of a full backup until something ends it; one that was just taken is finished meanwhile.
     async fn record(&self, (full, chain): &Base, taken: Option<Taken>) -> Result<Over, BackupError> {
         let vault = self.backups.vault;
         let recorder = Recorder::resume(full, chain);
@@ -413,7 +413,7 @@ impl Due {
     }
 }
 
-/// What happens beside the recording.
+/// What happens during the recording.
 struct Director<'a> {
     watch: &'a Watch<'a>,
     commands: mpsc::Sender<Command>,
