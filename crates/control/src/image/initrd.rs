@@ -2,37 +2,14 @@
 //! does nothing else, so it is done in a fraction of a second even under software emulation.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use super::modules::{self, Module};
 use super::tools::run;
 use super::{ImageError, disk, system};
 
 pub(super) const INITRD: &str = "boot/initrd.img";
-
-/// In the order in which they are loaded; those that are built into the kernel are not found and not needed.
-const MODULES: &[&str] = &[
-    "virtio",
-    "virtio_ring",
-    "virtio_pci_modern_dev",
-    "virtio_pci_legacy_dev",
-    "virtio_pci",
-    "virtio_mmio",
-    "virtio_blk",
-    "scsi_common",
-    "scsi_mod",
-    "sd_mod",
-    "virtio_scsi",
-    "failover",
-    "net_failover",
-    "virtio_net",
-    "crc16",
-    "crc32c_generic",
-    "libcrc32c",
-    "mbcache",
-    "jbd2",
-    "ext4",
-];
 
 /// Puts it into the image and returns the kernel's path below the root.
 pub(super) fn put(root: &Path) -> Result<String, ImageError> {
@@ -51,12 +28,9 @@ pub(super) fn put(root: &Path) -> Result<String, ImageError> {
     let program = fs::read(&busybox).map_err(ImageError::file("read", &busybox))?;
     archive.add("bin/busybox", 0o100_755, &program);
     let mut loaded = Vec::new();
-    let modules = all_files(&root.join("lib/modules").join(&release));
-    for name in MODULES {
-        if let Some(content) = module(&modules, name)? {
-            archive.add(&format!("modules/{name}.ko"), 0o100_644, &content);
-            loaded.push(*name);
-        }
+    for Module { name, content } in modules::read(&root.join("lib/modules").join(&release))? {
+        archive.add(&format!("modules/{name}.ko"), 0o100_644, &content);
+        loaded.push(name);
     }
     archive.add("init", 0o100_755, script(&loaded).as_bytes());
     system::put(root, INITRD, &archive.end(), 0o644)?;
@@ -73,7 +47,7 @@ fn compress(file: &Path) -> Result<(), ImageError> {
 }
 
 /// When the root disk does not show up, it says so on the console, and the machine starts again.
-fn script(modules: &[&str]) -> String {
+fn script(modules: &[String]) -> String {
     let label = disk::LABEL;
     format!(
         "#!/bin/busybox sh\n\
@@ -105,37 +79,6 @@ fn only_name(directory: &Path, what: &'static str, is_one: impl Fn(&str) -> bool
         [name] => Ok(name.clone()),
         _ => Err(ImageError::Incomplete { what, why: format!("{} holds {names:?}", directory.display()) }),
     }
-}
-
-fn all_files(directory: &Path) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    let mut open = vec![directory.to_owned()];
-    while let Some(directory) = open.pop() {
-        for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
-            match entry.file_type() {
-                Ok(kind) if kind.is_dir() => open.push(entry.path()),
-                _ => files.push(entry.path()),
-            }
-        }
-    }
-    files
-}
-
-/// busybox loads no compressed module.
-fn module(files: &[PathBuf], name: &str) -> Result<Option<Vec<u8>>, ImageError> {
-    let find = |ending: &str| {
-        let wanted = format!("{name}.ko{ending}");
-        files.iter().find(|path| path.file_name().is_some_and(|found| found == wanted.as_str()))
-    };
-    if let Some(path) = find("") {
-        return fs::read(path).map(Some).map_err(ImageError::file("read", path));
-    }
-    let Some(path) = find(".xz") else { return Ok(None) };
-    let plain = path.with_extension("");
-    run(Command::new("xz").args(["--decompress", "--keep", "--force"]).arg(path))?;
-    let content = fs::read(&plain).map_err(ImageError::file("read", &plain))?;
-    fs::remove_file(&plain).map_err(ImageError::file("remove", &plain))?;
-    Ok(Some(content))
 }
 
 /// A cpio archive as the kernel unpacks it ("newc").
@@ -205,18 +148,8 @@ mod tests {
 
     #[test]
     fn the_script_is_one_that_a_shell_reads() {
-        let text = script(&["virtio", "virtio_blk"]);
+        let text = script(&["virtio", "virtio_blk"].map(String::from));
         assert!(text.contains("for m in virtio virtio_blk; do"));
         assert!(Command::new("sh").args(["-n", "-c", &text]).status().unwrap().success(), "{text}");
-    }
-
-    #[test]
-    fn a_module_is_found_by_its_whole_name() {
-        let directory = tempfile::tempdir().unwrap();
-        fs::create_dir_all(directory.path().join("kernel/drivers")).unwrap();
-        fs::write(directory.path().join("kernel/drivers/virtio_blk.ko"), "code").unwrap();
-        let files = all_files(directory.path());
-        assert_eq!(module(&files, "virtio_blk").unwrap(), Some(b"code".to_vec()));
-        assert_eq!(module(&files, "virtio").unwrap(), None);
     }
 }

@@ -9,6 +9,7 @@ mod import;
 mod initrd;
 mod lean;
 mod manifest;
+mod modules;
 mod system;
 mod tools;
 
