@@ -57,7 +57,7 @@ impl Reboots {
         true
     }
 
-    /// A controller that came later decides anew.
+    /// A later controller decides again.
     fn leave(&self, obeyed: u64) -> Result<(), String> {
         match &mut *self.0.lock().expect("no holder panics") {
             Some(ordered) if ordered.fence >= obeyed => {

@@ -1,4 +1,4 @@
-//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a thread of its own next to the network,
+//! The way of the bytes: compress, then encrypt, in pieces that a store takes; and back. It runs on a separate thread, parallel to the network,
 //! and holds a few pieces whatever the size of the whole. Also etcd's checksum at the end of a snapshot.
 
 use quorate_core::text::hex;

@@ -1,4 +1,4 @@
-//! SeaweedFS on this machine as the store that backups go to, with keys of its own, on ports that were free. All it keeps is in one
+//! SeaweedFS on this machine as the store that backups go to, with separate keys, on ports that were free. All it keeps is in one
 //! directory, and it ends with the value, or with this program if that is killed. People's part is typed with rclone, which takes a
 //! stream of unknown length and sends it in parts, as quorate does.
 

@@ -24,7 +24,7 @@ const WANTED: Wanted = Wanted {
     etcd: "",
 };
 
-/// A host next to this one, at the other end of a wire: a process with a network of its own. When it ends, the wire goes too.
+/// Another host at the other end of a wire: a process in a separate network namespace. When it exits, the wire is removed too.
 struct OtherHost(Child);
 
 impl OtherHost {

@@ -58,7 +58,7 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
     }
 }
 
-/// Rule 9: a machine that upgrades its packages or goes down is about to be disturbed, whoever ordered it. Nothing else is begun.
+/// Rule 9: a machine that upgrades its packages or goes down is about to be disturbed, no matter which controller ordered it. Nothing else is begun.
 pub fn under_way(view: &View<'_>) -> Vec<WaitingFor> {
     let View { desired, seen, .. } = *view;
     let mut waiting = Vec::new();
