@@ -33,7 +33,7 @@ const LIBWRAP: &str = if cfg!(target_arch = "aarch64") {
     "/usr/lib/x86_64-linux-gnu/libwrap.so.0"
 };
 
-pub const NEEDS: [Need; 10] = [
+pub const NEEDS: [Need; 11] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
@@ -44,6 +44,8 @@ pub const NEEDS: [Need; 10] = [
     Need::Command { name: "ps", package: "procps" },
     Need::Command { name: "ssh", package: "openssh-client" },
     Need::File { path: LIBWRAP, package: "libwrap0" },
+    // For hosts that let nobody in as root.
+    Need::Command { name: "sudo", package: "sudo" },
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

@@ -30,6 +30,15 @@ pub(super) struct Held {
     pub(super) certificate: String,
     pub(super) key: Secret,
     pub(super) not_after: Timestamp,
+    /// The certificate that it takes the place of, if that has another key and is still accepted.
+    pub(super) previous: Option<Previous>,
+}
+
+/// A certificate that is no longer in the directory, and that etcd still accepts.
+#[derive(Debug)]
+pub(super) struct Previous {
+    pub(super) user: String,
+    pub(super) not_after: Timestamp,
 }
 
 /// What to do with what is in the directory.
@@ -47,29 +56,45 @@ pub(super) fn obtain(
     pair: Pair,
     user: &str,
 ) -> Result<Held, KubernetesError> {
-    let key = match judge(clusters, wish, pair, user, Timestamp::now()) {
+    let now = Timestamp::now();
+    let key = match judge(clusters, wish, pair, user, now) {
         Verdict::Keep(held) => return Ok(held),
         Verdict::Renew(key) => Some(key),
         Verdict::Issue => None,
     };
     // A certificate that cannot be written would stay recorded for nothing.
     files::refuse_if_not_writable(&wish.out.join(pair.certificate))?;
+    let previous = if key.is_none() { previous(clusters, wish, pair, now) } else { None };
     let request = key.as_ref().map(|key| KeyPair::from_pem(key)?.csr(user)).transpose()?;
     let mut issued = clients::issue(home, clusters.main, user, request.as_deref(), None)?;
     if let Some(events) = clusters.events {
         clients::note(home, events, user, &issued)?;
     }
     let key = key.or_else(|| issued.key.take()).expect("issued without a request, so with a key");
-    Ok(Held { certificate: issued.certificate, key, not_after: issued.not_after })
+    Ok(Held { certificate: issued.certificate, key, not_after: issued.not_after, previous })
+}
+
+/// The certificate in the directory, if etcd accepts it: whoever has its key can still log in.
+fn previous(clusters: Clusters<'_>, wish: &Wish, pair: Pair, now: Timestamp) -> Option<Previous> {
+    let facts = quorate_pki::inspect(&read(wish, pair.certificate)).ok()?;
+    let is_refused = |ledger| record(ledger, &facts).is_some_and(|known| known.revoked);
+    let accepted = is_from(clusters.main, &facts) && facts.not_after > now && !clusters.all().all(is_refused);
+    let user = facts.subject_common_name.filter(|_| accepted)?;
+    Some(Previous { user, not_after: facts.not_after })
+}
+
+fn read(wish: &Wish, name: &str) -> String {
+    std::fs::read_to_string(Path::new(&wish.out).join(name)).unwrap_or_default()
+}
+
+fn is_from(ledger: &Ledger, facts: &CertificateFacts) -> bool {
+    facts.authority_key_id.as_deref() == ledger.authorities.client.as_ref().map(|ca| ca.key_id.as_str())
 }
 
 fn judge(clusters: Clusters<'_>, wish: &Wish, pair: Pair, user: &str, now: Timestamp) -> Verdict {
-    let read = |name: &str| std::fs::read_to_string(Path::new(&wish.out).join(name)).unwrap_or_default();
-    let (certificate, key) = (read(pair.certificate), Secret::new(read(pair.key)));
+    let (certificate, key) = (read(wish, pair.certificate), Secret::new(read(wish, pair.key)));
     let Ok(facts) = quorate_pki::inspect(&certificate) else { return Verdict::Issue };
-    let authority = clusters.main.authorities.client.as_ref();
-    let is_ours = facts.authority_key_id.as_deref() == authority.map(|ca| ca.key_id.as_str())
-        && facts.subject_common_name.as_deref() == Some(user);
+    let is_ours = is_from(clusters.main, &facts) && facts.subject_common_name.as_deref() == Some(user);
     if wish.new_keys || !is_ours || quorate_pki::key_fits(&certificate, &key).is_err() {
         return Verdict::Issue;
     }
@@ -80,7 +105,7 @@ fn judge(clusters: Clusters<'_>, wish: &Wish, pair: Pair, user: &str, now: Times
     if records.iter().any(Option::is_none) || is_due(clusters.main, &facts, now) {
         return Verdict::Renew(key);
     }
-    Verdict::Keep(Held { certificate, key, not_after: facts.not_after })
+    Verdict::Keep(Held { certificate, key, not_after: facts.not_after, previous: None })
 }
 
 fn record<'a>(ledger: &'a Ledger, facts: &CertificateFacts) -> Option<&'a IssuedCertificate> {

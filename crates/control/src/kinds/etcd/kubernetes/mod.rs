@@ -21,7 +21,7 @@ use serde::Serialize;
 
 use super::clients::ClientError;
 use crate::home::Home;
-use certificates::Pair;
+use certificates::{Pair, Previous};
 use files::{Change, Files};
 
 /// kube-apiserver's own default.
@@ -114,7 +114,7 @@ pub struct WrittenCertificate {
 
 /// Issues or renews certificates where that is due, and writes what differs.
 pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written, KubernetesError> {
-    let notes = rights::check(clusters, wish)?;
+    let mut notes = rights::check(clusters, wish)?;
     let endpoints = endpoints(clusters.main)?;
     let events_endpoints = clusters.events.map(self::endpoints).transpose()?.unwrap_or_default();
     files::refuse_if_not_a_directory(&wish.out)?;
@@ -128,6 +128,7 @@ pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written
         files.secret(pair.key, held.key.expose());
         files.public(pair.certificate, &held.certificate);
         certificates.push(described(clusters.main, pair, user, held.not_after));
+        notes.extend(held.previous.map(|previous| still_accepted(pair, user, &previous)));
     }
     let authority = clusters.main.authorities.client.as_ref().map(|ca| ca.certificate.as_str());
     files.public(certificates::CA, authority.unwrap_or_default());
@@ -140,6 +141,25 @@ pub fn write(home: &Home, clusters: Clusters<'_>, wish: &Wish) -> Result<Written
     let directory = std::path::absolute(&wish.out).unwrap_or_else(|_| wish.out.clone());
     let cluster = clusters.main.spec.name.to_string();
     Ok(Written { cluster, directory, changed, files, certificates, endpoints, events_endpoints, notes })
+}
+
+/// A key may have been replaced because somebody else has it.
+fn still_accepted(pair: Pair, user: &str, previous: &Previous) -> String {
+    let Previous { user: former, not_after } = previous;
+    let until = not_after.strftime("%Y-%m-%d %H:%M UTC");
+    let refuse = if former == user {
+        format!(
+            "if somebody else may have its key, declare another user with the rights of {user}, give it with `--user` or \
+             `--health-user`, push, and then remove {user} from the spec"
+        )
+    } else {
+        format!("when no control plane uses it any more, remove {former} from the spec")
+    };
+    format!(
+        "the previous certificate in {}, of user {former}, has another key and is valid until {until}; {refuse}: \
+         `quorate apply` then revokes it",
+        pair.certificate
+    )
 }
 
 fn described(ledger: &Ledger, pair: Pair, user: &str, not_after: Timestamp) -> WrittenCertificate {

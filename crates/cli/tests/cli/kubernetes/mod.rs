@@ -1,16 +1,18 @@
 //! What `quorate kubernetes` writes, on real clusters: with real certificates that can do what they should and nothing else, and
 //! delivered by a real ssh to a real sshd.
 
+mod keys;
+mod push;
+mod sshd;
+
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 
 use serde_json::Value;
 
-use crate::common::{OLDEST, Run, Sandbox, eventually, lab_directory, newest, spec};
+use crate::common::{OLDEST, Run, Sandbox, newest, spec};
 
 const PERIODIC: &str = "auto_compaction: {mode: periodic, retention: 5m}";
 const AUTH: &str = "\
@@ -214,105 +216,4 @@ fn events_in_a_cluster_with_the_same_ca() {
     let pair = ["pki/apiserver-etcd-client.crt", "pki/apiserver-etcd-client.key"];
     assert_eq!(changed(&out(&sandbox, &["--events", "events"])), pair);
     etcdctl(&sandbox, &version, "c", "apiserver-etcd-client", &["get", "/registry/a"]).ok();
-}
-
-/// An sshd on a free port, which lets in the user who runs this test. `ssh` reads the configuration that it writes.
-struct Sshd {
-    server: Child,
-    config: PathBuf,
-}
-
-impl Sshd {
-    fn start(sandbox: &Sandbox) -> Self {
-        let path = |name: &str| sandbox.path().join(name).display().to_string();
-        for key in ["host_key", "user_key"] {
-            let mut keygen = Command::new("ssh-keygen");
-            let made = keygen.args(["-q", "-t", "ed25519", "-N", "", "-f", &path(key)]).status().expect("ssh-keygen");
-            assert!(made.success());
-        }
-        fs::copy(path("user_key.pub"), path("authorized_keys")).unwrap();
-        // As root it insists on this directory.
-        let _ = fs::create_dir_all("/run/sshd");
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = format!(
-            "ListenAddress 127.0.0.1:{port}\nHostKey {}\nAuthorizedKeysFile {}\nPidFile none\nUsePAM no\nStrictModes no\n\
-             PasswordAuthentication no\nPermitRootLogin prohibit-password\n",
-            path("host_key"),
-            path("authorized_keys"),
-        );
-        sandbox.file("sshd_config", &server);
-        let known = fs::read_to_string(path("host_key.pub")).unwrap();
-        sandbox.file("known_hosts", &format!("[127.0.0.1]:{port} {known}"));
-        let client = format!(
-            "Host cp-1 cp-3\n  Port {port}\nHost cp-2\n  Port 1\nHost *\n  HostName 127.0.0.1\n  IdentityFile {}\n  \
-             IdentitiesOnly yes\n  UserKnownHostsFile {}\n  BatchMode yes\n",
-            path("user_key"),
-            path("known_hosts"),
-        );
-        let config = sandbox.file("ssh_config", &client);
-        let sshd = lab_directory().join("openssh-server/usr/sbin/sshd");
-        assert!(sshd.exists(), "sshd is missing here: run `cargo xtask test`");
-        // As root it needs the user `sshd`, which only an installation creates.
-        let users = fs::read_to_string("/etc/passwd").unwrap();
-        sandbox.file("passwd", &format!("{users}sshd:x:65533:65534::/run/sshd:/usr/sbin/nologin\n"));
-        let script = "if [ $(id -u) = 0 ]; then mount --bind \"$1\" /etc/passwd; fi; exec \"$2\" -D -e -f \"$3\"";
-        let mut command = Command::new("unshare");
-        let root = fs::metadata("/proc/self").is_ok_and(|process| std::os::unix::fs::MetadataExt::uid(&process) == 0);
-        command.args(root.then_some("--mount")).args(["sh", "-c", script, "sh"]);
-        command.args([&path("passwd"), &sshd.display().to_string(), &path("sshd_config")]).stdin(Stdio::null());
-        let log = fs::File::create(path("sshd.log")).unwrap();
-        let server = command.stdout(Stdio::null()).stderr(log).spawn().expect("unshare");
-        let sshd = Sshd { server, config };
-        eventually("sshd answers", 20, || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok());
-        sshd
-    }
-}
-
-impl Drop for Sshd {
-    fn drop(&mut self) {
-        let _ = self.server.kill();
-        let _ = self.server.wait();
-    }
-}
-
-#[test]
-fn certificates_are_pushed_over_ssh() {
-    let version = newest();
-    let sandbox = Sandbox::new(&version);
-    let tls = "tls: {leaf_validity: 2h, renew_before: 1h}\n";
-    apply(&sandbox, &spec(1, &version, PERIODIC, &format!("{tls}{AUTH}")));
-    let sshd = Sshd::start(&sandbox);
-    let ssh = format!("ssh -F {}", sshd.config.display());
-    let host = sandbox.path().join("etc/kubernetes");
-    let dir = host.display().to_string();
-    let push = |to: &str, more: &[&str]| {
-        let mut arguments = vec!["kubernetes", "push", "c", "--out", "out", "--dir", &dir, "--ssh", &ssh, "--to", to];
-        arguments.extend(more);
-        sandbox.quorate(&arguments)
-    };
-    let told = push("-oProxyCommand=x", &[]).expect(2).text() + &push("a b", &[]).expect(1).text();
-    assert!(told.contains("`a b` is not the name of a host"), "{told}");
-    let told = push("cp-1", &[]).ok();
-    assert!(told.stdout.contains("cp-1: updated pki/etcd/ca.crt, "), "{}", told.text());
-    let (ours, theirs) = (tree(&sandbox.path().join("out")), tree(&host));
-    assert_eq!(theirs.len(), 5, "{:?}", theirs.keys());
-    assert!(theirs.iter().all(|(name, file)| ours[name] == *file));
-
-    // One of three is down: the others are done all the same.
-    fs::remove_file(host.join("pki/etcd/ca.crt")).unwrap();
-    let told = push("cp-1,cp-2,cp-3", &["--output", "json"]).expect(1);
-    assert!(told.stderr.contains("1 of 3 hosts failed"), "{}", told.stderr);
-    let hosts = told.json()["hosts"].clone();
-    let results: Vec<&str> = (0..3).map(|at| hosts[at]["result"].as_str().unwrap()).collect();
-    assert_eq!(results, ["updated", "failed", "unchanged"], "{hosts:#}");
-    assert!(hosts[1]["error"].as_str().unwrap().contains("Connection refused"), "{hosts:#}");
-
-    // Renewal sends the certificates, and nothing else.
-    let tls = "tls: {leaf_validity: 4h, renew_before: 3h}\n";
-    apply(&sandbox, &spec(1, &version, PERIODIC, &format!("{tls}{AUTH}")));
-    let renewed = push("cp-1", &["--output", "json"]).ok().json();
-    let sent = serde_json::json!(["pki/etcd/healthcheck-client.crt", "pki/apiserver-etcd-client.crt"]);
-    assert_eq!((&renewed["hosts"][0]["files"], &renewed["changed"]), (&sent, &Value::Bool(true)), "{renewed:#}");
-    assert_eq!(push("cp-1", &["--output", "json"]).ok().json()["changed"], false);
-    assert!(tree(&host).iter().all(|(name, file)| tree(&sandbox.path().join("out"))[name] == *file));
 }
