@@ -32,8 +32,8 @@ const (
 	namespace = "lab"
 	// Where kube-apiserver keeps our objects.
 	prefix = "/registry/configmaps/" + namespace + "/"
-	// How long one request may take.
-	patience = 5 * time.Second
+	// How long one request may take. etcd itself gives up after 7 s: what it does is measured, not what the client does.
+	patience = 10 * time.Second
 	// How long a write is tried again before it counts as lost.
 	givingUp = 3 * time.Minute
 	// How long the informer may need to catch up. Its own pause between attempts grows to 30 s.

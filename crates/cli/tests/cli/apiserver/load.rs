@@ -1,5 +1,6 @@
 //! The client of `xtask/kubernetes`: writers and an informer, which check everything that they are answered.
 
+use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
@@ -77,17 +78,34 @@ impl Load {
         checked
     }
 
-    /// What clients felt of each phase.
+    /// What clients felt of each phase: of the API server and of etcd.
     pub fn report(&self) -> String {
-        let row = |phase: &Value| {
-            let gap = |of: &str| phase[of]["longest_gap_ms"].as_f64().unwrap_or_default() / 1000.0;
-            let writes = phase["api"]["writes"].as_u64().unwrap_or_default();
+        let mut text =
+            format!("{:<40} {:>10} {:>10} {:>8} {:>8}\n", "LONGEST GAP OF WRITES", "API", "ETCD", "WRITES", "FAILED");
+        for phase in &self.phases {
+            let number = |field: &str| phase["api"][field].as_u64().unwrap_or_default();
             let name = phase["phase"].as_str().unwrap_or_default();
-            format!("{name:<40} {:>8.2} s {:>8.2} s {writes:>8}\n", gap("api"), gap("etcd"))
-        };
-        let head = format!("{:<40} {:>10} {:>10} {:>8}\n", "LONGEST GAP OF WRITES", "API", "ETCD", "WRITES");
-        head + &self.phases.iter().map(row).collect::<String>()
+            let (api, etcd) = (gap(phase, "api"), gap(phase, "etcd"));
+            let (writes, failures) = (number("writes"), number("failures"));
+            let _ = writeln!(text, "{name:<40} {api:>8.2} s {etcd:>8.2} s {writes:>8} {failures:>8}");
+            for writer in ["api", "etcd"] {
+                let failure = phase[writer]["last_failure"].as_str().unwrap_or_default();
+                if !failure.is_empty() {
+                    let _ = writeln!(text, "    {writer}: {failure}");
+                }
+            }
+        }
+        text
     }
+
+    /// The longest of each phase and each writer, in seconds.
+    pub fn gaps(&self) -> Vec<f64> {
+        self.phases.iter().flat_map(|phase| [gap(phase, "api"), gap(phase, "etcd")]).collect()
+    }
+}
+
+fn gap(phase: &Value, writer: &str) -> f64 {
+    phase[writer]["longest_gap_ms"].as_f64().unwrap_or_default() / 1000.0
 }
 
 impl Drop for Load {

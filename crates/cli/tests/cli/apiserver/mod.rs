@@ -1,7 +1,9 @@
 //! A real kube-apiserver that keeps its objects in a cluster of ours. `cargo xtask lab kubernetes` builds it and runs these tests, once
 //! for every version of Kubernetes.
 
+mod health;
 mod kubeadm;
+mod leader;
 mod load;
 mod rights;
 mod server;
@@ -98,8 +100,12 @@ clusters:
 
     /// Writes what a control plane needs, and renews certificates where that is due.
     fn write_files(&self) {
+        self.write_files_with(&[]);
+    }
+
+    fn write_files_with(&self, more: &[&str]) {
         let files = self.files().display().to_string();
-        self.sandbox.quorate(&["kubernetes", NAME, "--out", &files, "--dir", &files]).ok();
+        self.sandbox.quorate(&[&["kubernetes", NAME, "--out", &files, "--dir", &files], more].concat()).ok();
     }
 
     fn files(&self) -> PathBuf {

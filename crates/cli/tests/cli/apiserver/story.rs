@@ -9,6 +9,7 @@ use crate::common::eventually;
 
 /// What kube-apiserver logs in with.
 const CERTIFICATE: &str = "pki/apiserver-etcd-client.crt";
+const KEY: &str = "pki/apiserver-etcd-client.key";
 const RESTORE: [&str; 5] = ["restore", "c.yaml", "--yes", "--identity", OPERATOR];
 
 #[test]
@@ -33,6 +34,14 @@ fn an_api_server_lives_through_everything_that_happens_to_its_etcd() {
         ground.change(settings).ok();
         ground.write_files();
         assert_ne!(ground.read(CERTIFICATE), before);
+    });
+    load.during("new keys, and a restart of all members", |_| {
+        let before = ground.read(KEY);
+        ground.write_files_with(&["--new-keys"]);
+        assert_ne!(ground.read(KEY), before);
+        // Every connection is made again, and there is nothing but the new key to make it with.
+        settings.tls = "leaf_validity: 4h, renew_before: 3h, layout: kubeadm";
+        ground.change(settings).ok();
     });
     load.during("loss of a machine", |_| {
         let (_, machine) = ground.member_with("leader");
