@@ -5,11 +5,14 @@ use std::path::PathBuf;
 
 #[derive(Debug, thiserror::Error)]
 pub enum IncusError {
+    #[error("Incus cannot be reached at {}: {why}; is it installed and running?", path.display())]
+    NoSocket { path: PathBuf, why: String },
     #[error(
-        "Incus cannot be reached at {}: {why}; is it installed and running, and may this user use it (group `incus-admin`)?",
+        "Incus does not let this user in at {}: be root, or a member of the group `incus-admin` (log in again after you \
+         were added to it)",
         path.display()
     )]
-    NoSocket { path: PathBuf, why: String },
+    NoPermission { path: PathBuf },
     #[error("the Incus server {name} at {address} cannot be reached: {why}")]
     Unreachable { name: String, address: String, why: String },
     #[error(
@@ -32,6 +35,12 @@ pub enum IncusError {
     TooOld { extension: &'static str, needs: &'static str },
     #[error("Incus has no {what} `{name}`{}", if known.is_empty() { String::new() } else { format!("; it has {}", list(known)) })]
     Missing { what: &'static str, name: String, known: Vec<String> },
+    #[error(
+        "this client may not use the project `{name}` of Incus, but {}: name one of these in `provider.incus.project`, or let \
+         the client use it (`incus config trust edit`)",
+        list(known)
+    )]
+    NotAllowed { name: String, known: Vec<String> },
     #[error("Incus refused to {doing}: {said}")]
     Refused { doing: String, code: u16, said: String },
     #[error("Incus did not finish within {seconds} s: {doing}")]

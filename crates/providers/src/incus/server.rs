@@ -1,6 +1,7 @@
 //! The REST API of one server. Every request has a time limit; what Incus does in the background is waited for.
 
 use std::cell::{Cell, RefCell};
+use std::io;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -233,8 +234,10 @@ impl Server {
         let connecting = async {
             match &self.address {
                 Address::Socket(path) => {
-                    let stream =
-                        UnixStream::connect(path).await.map_err(|error| self.unreachable(error.to_string()))?;
+                    let stream = UnixStream::connect(path).await.map_err(|error| match error.kind() {
+                        io::ErrorKind::PermissionDenied => IncusError::NoPermission { path: path.clone() },
+                        _ => self.unreachable(error.to_string()),
+                    })?;
                     self.speak(stream).await
                 }
                 Address::Https { host, port, connector } => {
@@ -314,12 +317,21 @@ impl Server {
         }
         let environment = server.get("environment").unwrap_or(&Value::Null);
         self.clustered.set(environment.get("server_clustered") == Some(&Value::Bool(true)));
-        // A project that is not there has no instances either, says Incus.
-        if self.get("look for the project", &format!("/1.0/projects/{}", escaped(&self.project))).await?.is_none() {
-            let known = self.list("list projects", "/1.0/projects?recursion=1").await?;
-            return Err(IncusError::Missing { what: "project", name: self.project.clone(), known: names(&known) });
+        self.check_project().await
+    }
+
+    /// A project that is not there has no instances either, says Incus; nor has one that this client may not use.
+    async fn check_project(&self) -> Result<(), IncusError> {
+        let known = names(&self.list("list projects", "/1.0/projects?recursion=1").await?);
+        if known.contains(&self.project) {
+            return Ok(());
         }
-        Ok(())
+        let (name, path) = (self.project.clone(), format!("/1.0/projects/{}", escaped(&self.project)));
+        match self.get("look for the project", &path).await {
+            Ok(None) => Err(IncusError::Missing { what: "project", name, known }),
+            Ok(Some(_)) | Err(IncusError::Refused { code: 403, .. }) => Err(IncusError::NotAllowed { name, known }),
+            Err(error) => Err(error),
+        }
     }
 }
 

@@ -48,6 +48,25 @@ fn a_cluster_on_a_server_that_is_reached_over_https() {
         assert!(said.contains("shows another certificate than the one that was accepted"), "{said}");
         fs::write(&certificate, accepted).expect("the accepted one");
     });
+    chapter("a client that is restricted to another project is told which ones it may use", || {
+        incus(&["project", "create", "lab-limited"]).ok();
+        let limited = ["config", "trust", "add", "limited", "--restricted", "--projects", "lab-limited", "--quiet"];
+        let token = incus(&limited).ok().stdout;
+        let token = token.lines().last().expect("a token").trim().to_owned();
+        let other = containers.sandbox.path().join("incus-limited");
+        let with_other = |command: &mut std::process::Command| -> Run {
+            command.env("INCUS_CONF", &other).env_remove("INCUS_SOCKET").output().expect("it runs").into()
+        };
+        with_other(std::process::Command::new("incus").args(["remote", "add", "far", &token])).ok();
+        let before = containers.instances();
+        // Otherwise it is the project that the token is for.
+        let spec = spec(", project: default").replace("lab-far", "lab-limited");
+        containers.sandbox.file("limited.yaml", &spec);
+        let said = plainly(with_other(&mut containers.sandbox.command(&["apply", "--yes", "limited.yaml"])));
+        assert!(said.contains("this client may not use the project `default` of Incus, but lab-limited: "), "{said}");
+        assert_eq!(containers.instances(), before);
+        incus(&["project", "delete", "lab-limited"]);
+    });
     chapter("everything is destroyed, and nothing is left", || {
         quorate(&["destroy", "--yes", "--without-backup", "lab-far"]).ok();
         assert!(containers.instances().is_empty(), "left behind");
