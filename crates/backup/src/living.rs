@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use quorate_etcd::{Client, KeyRange, KeyValue, RangeQuery};
 
+use quorate_core::text::plural;
+
 use crate::Error;
 use crate::manifest::{Hash, Manifest};
 use crate::replay::after;
@@ -104,7 +106,7 @@ async fn difference(
         Told::Compacted => Ok(None),
         Told::Behind { newest } => other(format!("is at revision {newest}")),
         Told::Holds { keys: found, .. } if *found != keys => {
-            other(format!("holds {found} keys where the backup holds {keys}"))
+            other(format!("holds {} where the backup holds {keys}", plural(*found, "key")))
         }
         Told::Holds { hash, .. } if hash.compact_revision > revision => {
             other(format!("says that it is compacted up to {}, and hashes revision {revision}", hash.compact_revision))

@@ -14,7 +14,7 @@ use quorate_core::spec::{Change, ClusterSpec};
 use serde::{Deserialize, Serialize};
 
 use crate::error::Error;
-use crate::output::count;
+use quorate_core::text::plural;
 
 /// The format that this program writes. A newer one is refused.
 const FORMAT: u32 = 1;
@@ -191,7 +191,7 @@ fn told(then: &SavedCluster, now: &SavedCluster) -> String {
         return text;
     }
     let verb = if needed.len() == 1 { "is" } else { "are" };
-    tell(format!("{} planned, and {} {verb} needed now", count(planned.len(), "step"), needed.len()));
+    tell(format!("{} planned, and {} {verb} needed now", plural(planned.len(), "step"), needed.len()));
     let deed = |steps: &[SavedStep]| steps.get(alike).map_or("nothing", SavedStep::deed).to_owned();
     tell(format!(
         "first difference, at step {}: `{}` was planned, now it is `{}`",

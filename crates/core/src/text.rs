@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::error::Error;
+use std::fmt;
 
 /// Two lower-case digits for each byte.
 pub fn hex(bytes: &[u8]) -> String {
@@ -25,6 +26,12 @@ pub fn cut(text: &str, most: usize) -> Cow<'_, str> {
         true => Cow::Borrowed(text),
         false => Cow::Owned(format!("{} … (cut: {} bytes)", &text[..text.floor_char_boundary(most)], text.len())),
     }
+}
+
+/// "1 step", "3 steps".
+pub fn plural<N: fmt::Display + PartialEq + From<u8>>(number: N, of: &str) -> String {
+    let ending = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {of}{ending}")
 }
 
 /// "a", "a and b", "a, b and c".
@@ -51,6 +58,13 @@ mod tests {
         let inner = std::io::Error::other("disk full");
         let outer = std::io::Error::other(Wrapped(inner));
         assert_eq!(with_causes(&outer), "cannot write: disk full");
+    }
+
+    #[test]
+    fn only_one_is_singular() {
+        assert_eq!(plural(1_i64, "key"), "1 key");
+        assert_eq!(plural(0_usize, "key"), "0 keys");
+        assert_eq!(plural(2_u64, "key"), "2 keys");
     }
 
     #[derive(Debug)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 use jiff::fmt::rfc2822;
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::model::HEALTH_PORT;
+use quorate_core::text::plural;
 use rustls::AlertDescription;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -65,9 +66,9 @@ pub(super) fn advice(ahead: Option<SignedDuration>) -> String {
 fn coarse(time: SignedDuration) -> String {
     let minutes = time.as_mins();
     match minutes {
-        ..120 => format!("{minutes} minutes"),
-        120..2880 => format!("{} hours", minutes / 60),
-        _ => format!("{} days", minutes / (24 * 60)),
+        ..120 => plural(minutes, "minute"),
+        120..2880 => plural(minutes / 60, "hour"),
+        _ => plural(minutes / (24 * 60), "day"),
     }
 }
 

@@ -14,8 +14,9 @@ use crate::completion;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
+use crate::output;
 use crate::output::page::Style;
-use crate::output::{self, count};
+use quorate_core::text::plural;
 
 pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> {
     let mut text = template(&options.provider).expect("clap accepts known providers alone");
@@ -52,7 +53,7 @@ pub fn validate(options: cli::Validate) -> Result<Exit, Error> {
             let mut page = output::problems::page(&checked.problems, &checked.text, 1);
             let warnings = checked.problems.len() - errors;
             let verdict = if valid { (Style::Green, "valid") } else { (Style::Red, "not valid") };
-            let counts = format!(": {}, {}", count(errors, "error"), count(warnings, "warning"));
+            let counts = format!(": {}, {}", plural(errors, "error"), plural(warnings, "warning"));
             let file = format!("{} is ", checked.file);
             page.line(2, [(Style::Plain, file.as_str()), verdict, (Style::Plain, counts.as_str())]);
             output::show(&page)?;

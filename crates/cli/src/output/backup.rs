@@ -9,10 +9,11 @@ use quorate_backup::prune::PrunePlan;
 use quorate_backup::retention::Reason;
 use quorate_backup::{BackupId, Damage};
 use quorate_core::spec::Signer;
+use quorate_core::text::plural;
 use serde::Serialize;
 
 use super::page::{Look, Page, Style};
-use super::{count, size, table};
+use super::{size, table};
 
 /// All that is known of a cluster's backups.
 #[derive(Debug, Serialize)]
@@ -157,13 +158,13 @@ pub fn list(listing: &Listing, look: Look) -> Page {
         page.line(2, [(Style::Red, "damaged: "), (Style::Plain, damage)]);
     }
     if !listing.of_others.is_empty() {
-        let others = count(listing.of_others.len(), "backup");
+        let others = plural(listing.of_others.len(), "backup");
         let text =
             format!("also {others} of another cluster that had this name; `quorate backup export` can export them");
         page.plain(2, &text);
     }
     if !listing.unfinished.is_empty() {
-        let remains = count(listing.unfinished.len(), "unfinished backup");
+        let remains = plural(listing.unfinished.len(), "unfinished backup");
         page.plain(2, &format!("remains of {remains}, deleted after a day"));
     }
     page
@@ -271,7 +272,8 @@ impl Verified {
         };
         let living = self.living();
         format!(
-            "{id} is good: etcd {etcd_version} restored revision {revision}, {keys} keys, hash {hash:08x}{changes}{living}\n"
+            "{id} is good: etcd {etcd_version} restored revision {revision}, {}, hash {hash:08x}{changes}{living}\n",
+            plural(*keys, "key")
         )
     }
 
@@ -292,8 +294,9 @@ pub fn created(manifest: &Manifest, places: &[&str]) -> String {
     let Manifest { id, keys, stored_bytes, db_bytes, from_member, etcd_version, .. } = manifest;
     let sealed = if manifest.recipient.is_some() { "encrypted" } else { "NOT encrypted" };
     format!(
-        "backup {id}: revision {}, {keys} keys, {} stored of {}, from {from_member} (etcd {etcd_version}), {sealed}, in {}\n",
+        "backup {id}: revision {}, {}, {} stored of {}, from {from_member} (etcd {etcd_version}), {sealed}, in {}\n",
         manifest.newest_revision(),
+        plural(*keys, "key"),
         size(*stored_bytes),
         size(*db_bytes),
         places.join(" and "),

@@ -3,6 +3,7 @@
 use quorate_control::kinds::etcd::status::{Status, Verdict};
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
+use quorate_core::text::plural;
 
 use super::page::{Page, Style};
 use super::status::verdict_style;
@@ -64,7 +65,10 @@ fn due(context: &Context, ledger: &Ledger, status: &Status) -> Option<String> {
         return Some(format!("`{apply}` by {}, to renew certificates", by.strftime("%Y-%m-%d %H:%M UTC")));
     }
     let first = status.members.iter().filter_map(|m| m.certificate_days_left).min()?;
-    Some(format!("the first certificate expires in {first} days: provide new ones and run `{apply}` before then"))
+    Some(format!(
+        "the first certificate expires in {}: provide new ones and run `{apply}` before then",
+        plural(first, "day")
+    ))
 }
 
 #[cfg(test)]

@@ -112,11 +112,6 @@ pub fn ask(question: &str) -> Result<String, Error> {
     Ok(answer.trim().to_owned())
 }
 
-/// "1 step", "3 steps".
-pub fn count(number: usize, of: &str) -> String {
-    if number == 1 { format!("1 {of}") } else { format!("{number} {of}s") }
-}
-
 /// A size in the largest unit that keeps it readable: 20.5 KiB, 8 GiB.
 pub fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["KiB", "MiB", "GiB", "TiB"];

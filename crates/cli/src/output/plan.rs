@@ -8,9 +8,9 @@ use quorate_core::planner::{Effect, Plan, Remark, Step, UnsafeBecause, WaitingFo
 use quorate_core::spec::Change;
 use serde::Serialize;
 
-use super::count;
 use super::group::{self, Deed};
 use super::page::{Page, Style};
+use quorate_core::text::plural;
 
 /// How much is told of each step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,7 +39,7 @@ impl Summary {
 
     pub fn line(&self) -> String {
         let Summary { clusters, steps, waiting, blocked } = *self;
-        let mut line = format!("{}: {}", count(clusters, "cluster"), count(steps, "step"));
+        let mut line = format!("{}: {}", plural(clusters, "cluster"), plural(steps, "step"));
         if waiting > 0 {
             let _ = write!(line, ", {waiting} waiting");
         }
@@ -59,7 +59,7 @@ pub fn page(cluster: &str, plan: &Plan, detail: Detail) -> Page {
         0 if end.settled() && changes.is_empty() => String::from("nothing to do"),
         0 if end.settled() => String::from("no steps; applying it records the new settings"),
         0 => String::from("no step can be taken"),
-        number => count(number, "step"),
+        number => plural(number, "step"),
     };
     page.line(2, [(Style::Plain, "cluster "), (Style::Bold, cluster), (Style::Plain, &format!(": {head}"))]);
     for remark in remarks {
@@ -132,7 +132,7 @@ fn explained(strength: Option<&Strength>) -> String {
     let tolerates = match failures_survived {
         0 if healthy < quorum => String::from("it does not serve"),
         0 => String::from("tolerates no failure"),
-        failures => format!("tolerates {}", count(*failures, "failure")),
+        failures => format!("tolerates {}", plural(*failures, "failure")),
     };
     format!("{} (quorum {quorum}), {tolerates}", healthy_of(*healthy, *voters))
 }

@@ -2,8 +2,8 @@
 
 use quorate_core::spec::{Problem, Severity};
 
-use super::count;
 use super::page::{Page, Style};
+use quorate_core::text::plural;
 
 /// How many problems are printed. Anyone with more of them fixes these first.
 pub const MOST: usize = 50;
@@ -17,7 +17,7 @@ pub fn page(problems: &[Problem], text: &str, between: usize) -> Page {
     }
     match problems.len().saturating_sub(MOST) {
         0 => {}
-        more => page.plain(2, &format!("and {}", count(more, "more problem"))),
+        more => page.plain(2, &format!("and {}", plural(more, "more problem"))),
     }
     page
 }

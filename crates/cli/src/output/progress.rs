@@ -14,8 +14,9 @@ use quorate_core::planner::{Decision, Effect, Step, WaitingFor};
 
 use super::page::{Page, Style};
 use super::plan::style_of;
-use super::{ask, can_ask, count, draw, talk, talk_page, terminal};
+use super::{ask, can_ask, draw, talk, talk_page, terminal};
 use crate::saved_plan::deed;
+use quorate_core::text::plural;
 
 /// Twenty times a second is fluent, and costs nothing.
 const REDRAW: Duration = Duration::from_millis(50);
@@ -91,7 +92,7 @@ impl Progress {
         let state = self.state.borrow();
         if state.done > 0 {
             let seconds = state.started.elapsed().as_secs_f64();
-            talk(&format!("{} in {seconds:.1} s", count(state.done, "step")));
+            talk(&format!("{} in {seconds:.1} s", plural(state.done, "step")));
         }
     }
 

@@ -4,7 +4,8 @@ use jiff::SignedDuration;
 use quorate_control::kinds::etcd::status::{MemberStatus, Status, Verdict};
 
 use super::page::{Look, Page, Style};
-use super::{count, size, table};
+use super::{size, table};
+use quorate_core::text::plural;
 
 /// One cluster in full.
 pub fn page(status: &Status, look: Look) -> Page {
@@ -82,7 +83,7 @@ pub fn brief<'a>(statuses: impl Iterator<Item = &'a Status>) -> Page {
     let width = statuses.iter().map(|s| s.cluster.len()).max().unwrap_or(0);
     let mut page = Page::new();
     for s in statuses {
-        let alarms = if s.alarms.is_empty() { String::new() } else { format!("; {}", count(s.alarms.len(), "alarm")) };
+        let alarms = if s.alarms.is_empty() { String::new() } else { format!("; {}", plural(s.alarms.len(), "alarm")) };
         let backup = s.backup.as_ref().is_some_and(|backup| !backup.problems.is_empty());
         let backup = if backup { "; check its backups" } else { "" };
         let name = format!("{:width$}  ", s.cluster);
@@ -161,7 +162,7 @@ fn validity_left(left: SignedDuration) -> String {
         _ if left.is_negative() || left.is_zero() => String::from("expired"),
         0 => String::from("under 1 h"),
         hours @ 1..48 => format!("{hours} h"),
-        hours => count(usize::try_from(hours / 24).unwrap_or(0), "day"),
+        hours => plural(usize::try_from(hours / 24).unwrap_or(0), "day"),
     }
 }
 
@@ -174,7 +175,7 @@ fn leaves(member: &MemberStatus) -> String {
 
 fn pending(page: &mut Page, status: &Status) {
     if status.pending.steps > 0 {
-        let steps = count(status.pending.steps, "step");
+        let steps = plural(status.pending.steps, "step");
         page.plain(2, &format!("{steps} to take: `quorate plan {}` shows what `apply` would do", status.cluster));
     }
     // What the lines of the members say already is not repeated.

@@ -10,6 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::{Action, Decision, View, safety};
 use crate::desire::AGENT_VALIDITY;
 use crate::model::{CertificateSeen, CertificateUse, CertificateWish, Desired, MachineSeen, MemberName};
+use crate::text::plural;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
@@ -112,7 +113,9 @@ fn fault(
             format!("the {name} certificate of {member} has expired")
         } else {
             format!(
-                "the {name} certificate of {member} has {days} days left, and is renewed {window} days before it expires"
+                "the {name} certificate of {member} has {} left, and is renewed {} before it expires",
+                plural(days, "day"),
+                plural(window, "day")
             )
         }
     })

@@ -15,9 +15,10 @@ use super::{Context, Subject, identities};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
+use crate::output;
 use crate::output::backup::{Pruning, PruningPlace};
 use crate::output::working::Working;
-use crate::output::{self, count};
+use quorate_core::text::plural;
 
 pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
@@ -86,7 +87,7 @@ fn agree(yes: bool, going: usize) -> Result<(), Error> {
             "pass --yes to prune without asking",
         ));
     }
-    match output::ask(&format!("delete {} permanently? [y/N] ", count(going, "backup")))?.to_ascii_lowercase().as_str()
+    match output::ask(&format!("delete {} permanently? [y/N] ", plural(going, "backup")))?.to_ascii_lowercase().as_str()
     {
         "y" | "yes" => Ok(()),
         _ => Err(Error::Declined),
@@ -94,7 +95,7 @@ fn agree(yes: bool, going: usize) -> Result<(), Error> {
 }
 
 fn are(number: usize) -> String {
-    format!("{} {}", count(number, "backup"), if number == 1 { "is" } else { "are" })
+    format!("{} {}", plural(number, "backup"), if number == 1 { "is" } else { "are" })
 }
 
 pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit, Error> {

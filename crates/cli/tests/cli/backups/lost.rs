@@ -54,6 +54,12 @@ fn the_data_comes_back_without_the_ledger() {
     let mut client = old_client;
     client.insert("ETCDCTL_ENDPOINTS".into(), backed.sandbox.environment("c")["ETCDCTL_ENDPOINTS"].clone());
     backed.sandbox.etcdctl_with(V35, &client, &["get", "/a/01"]).fails();
+
+    // Variables without an endpoint would lead etcdctl to whatever listens on this host.
+    kill_everything(&backed);
+    fs::remove_dir_all(backed.sandbox.home().join("machines")).expect("the machines");
+    let told = backed.quorate(&["env", "c"]).expect(1);
+    assert!(told.stdout.is_empty() && told.stderr.contains("no machine of cluster c can be found"), "{}", told.text());
 }
 
 /// What root was given to talk to the old cluster, kept where it is not lost.
@@ -68,12 +74,15 @@ fn saved_client(backed: &Backed) -> BTreeMap<String, String> {
 }
 
 fn lose_everything(backed: &Backed) {
-    let home = backed.sandbox.home();
+    kill_everything(backed);
+    fs::remove_dir_all(backed.sandbox.home()).expect("all that was kept");
+}
+
+fn kill_everything(backed: &Backed) {
     eventually("all have ended", 10, || {
         backed.pids().into_iter().for_each(|pid| signal(pid, "KILL"));
         backed.pids().is_empty()
     });
-    fs::remove_dir_all(&home).expect("all that was kept");
 }
 
 /// Old certificates are good at the new machines, and those show certificates that old clients trust.

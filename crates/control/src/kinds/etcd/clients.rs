@@ -48,6 +48,8 @@ pub enum ClientError {
     Pki(#[from] quorate_pki::Error),
     #[error("cluster {0} does not exist yet: bring it up with `quorate apply` first")]
     NotThere(String),
+    #[error("no machine of cluster {0} can be found, so clients have nothing to connect to: run `quorate status {0}`")]
+    NoMachines(String),
     #[error("this cluster's certificates are user-provided and its CA's key is not here, so quorate cannot issue any")]
     NoAuthorityKey,
     #[error("user {user} is not declared in the spec; declared are: {declared}")]
@@ -173,7 +175,8 @@ pub async fn environment(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -
     let certificate = by_certificate.then(|| root_certificate(&directory, ledger, brought)).transpose()?;
     let password = ledger.etcd.auth.root_password.clone().filter(|_| !by_certificate && ledger.spec.auth.bootstrap);
     let serving = serving(home, ledger).await?;
-    let dial = serving.first().map(|(_, dial)| dial.clone()).unwrap_or_default();
+    let Some((_, dial)) = serving.first() else { return Err(ClientError::NoMachines(name.to_owned())) };
+    let dial = dial.clone();
     let endpoints = serving.iter().map(|(address, _)| https_url(*address, CLIENT_PORT)).collect();
     Ok(Environment { endpoints, ca, certificate, password, dial })
 }

@@ -12,6 +12,7 @@ use quorate_core::model::{
     Power, PowerState, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
+use quorate_core::text::plural;
 use serde::Serialize;
 
 use crate::brought::BroughtFiles;
@@ -332,20 +333,19 @@ fn summary(ledger: &Ledger, verdict: Verdict, (voters, healthy): (usize, usize),
         (Verdict::Down, _) => format!("down: {}, quorum is {quorum}", safety::healthy_of(healthy, voters)),
         (Verdict::Healthy, 0) if voters == 1 => String::from("healthy: 1 of 1 voter; no fault tolerance"),
         (Verdict::Healthy, 0) => format!("healthy: {healthy} of {voters} voters; no fault tolerance"),
-        (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; tolerates {}", failures(n)),
+        (Verdict::Healthy, n) => format!("healthy: {healthy} of {voters} voters; tolerates {}", plural(n, "failure")),
         (Verdict::Degraded, 0) => {
             format!(
                 "degraded: {healthy} of {voters} voters healthy (quorum {quorum}); one more failure means an outage"
             )
         }
         (Verdict::Degraded, n) => {
-            format!("degraded: {healthy} of {voters} voters healthy (quorum {quorum}); tolerates {}", failures(n))
+            format!(
+                "degraded: {healthy} of {voters} voters healthy (quorum {quorum}); tolerates {}",
+                plural(n, "failure")
+            )
         }
     }
-}
-
-fn failures(number: usize) -> String {
-    if number == 1 { String::from("1 failure") } else { format!("{number} failures") }
 }
 
 fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthest: Option<u64>) -> MemberStatus {

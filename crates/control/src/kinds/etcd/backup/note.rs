@@ -13,7 +13,7 @@ use super::signing;
 use super::vault::{Which, open_store};
 use crate::home::Home;
 use crate::ledger::{LedgerError, Store};
-use quorate_core::text::with_causes;
+use quorate_core::text::{plural, with_causes};
 
 /// A controller that holds the lock is waited for so long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(15);
@@ -217,7 +217,7 @@ pub(super) fn in_words(age: SignedDuration) -> String {
         7200..172_800 => (seconds / 3600, "hour"),
         _ => (seconds / 86_400, "day"),
     };
-    format!("{number} {unit}{}", if number == 1 { "" } else { "s" })
+    plural(number, unit)
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::model::{AGENT_PORT, CLIENT_PORT, HEALTH_PORT, PEER_PORT};
 use crate::providers::MachineKind;
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{HostFacts, Retention, Severity, Size};
+use crate::text::plural;
 
 /// The largest database that etcd's own documentation advises.
 const ADVISED_QUOTA: Size = Size::gibibytes(8);
@@ -74,7 +75,7 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
             at.clone(),
             format!(
                 "{count} members tolerate {}, like {fewer} members, and every write waits for one more",
-                failures(survives)
+                plural(survives, "failure")
             ),
             format!("use {fewer} members"),
         );
@@ -95,10 +96,6 @@ fn member_count(cluster: &Cluster, found: &mut Findings) {
             "use at most 7; 5 already tolerate 2 failures",
         );
     }
-}
-
-fn failures(count: usize) -> String {
-    if count == 1 { String::from("1 failure") } else { format!("{count} failures") }
 }
 
 fn release(cluster: &Cluster, found: &mut Findings) {

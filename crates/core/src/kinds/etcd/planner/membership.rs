@@ -11,6 +11,7 @@ use crate::kinds::etcd::cluster::{Cluster, Listed, peer_url};
 use crate::kinds::etcd::safety::{self, Voters};
 use crate::model::{DataSeen, Desired, DesiredMember, Facts, MemberName, ServiceState, Stamp};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
+use crate::text::plural;
 
 /// A learner that lags by no more than this many entries votes at once.
 const MOST_LAG: u64 = 1000;
@@ -223,8 +224,7 @@ fn even(desired: &Desired, voters: usize) -> String {
 fn failures(voters: usize) -> String {
     match voters.saturating_sub(safety::quorum(voters)) {
         0 => String::from("no failure"),
-        1 => String::from("1 failure"),
-        many => format!("{many} failures"),
+        some => plural(some, "failure"),
     }
 }
 
