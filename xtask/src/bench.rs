@@ -115,6 +115,21 @@ impl Programs {
     }
 }
 
+/// A cluster of three local members, whose section stands last.
+fn spec_of_three(version: Version, etcd: &Path, quota: &str) -> String {
+    format!(
+        "quorate: 1\n\
+         clusters:\n\
+         \x20 - name: {CLUSTER}\n\
+         \x20   members: [{{name: etcd-1}}, {{name: etcd-2}}, {{name: etcd-3}}]\n\
+         \x20   etcd:\n\
+         \x20     version: {version}\n\
+         \x20     quota: {quota}\n\
+         \x20     binary: {{path: {:?}}}\n",
+        etcd.display().to_string()
+    )
+}
+
 impl Ground {
     fn prepare(lab: &Lab) -> Result<Self> {
         Self::prepare_with(lab, Programs::Release)

@@ -213,21 +213,14 @@ fn make_identity(file: &Path) -> Result<String> {
 }
 
 fn spec(version: Version, program: &Path, endpoint: &str, recipient: &str) -> String {
+    let cluster = super::spec_of_three(version, program, QUOTA);
     format!(
-        "quorate: 1\n\
-         clusters:\n\
-         \x20 - name: {CLUSTER}\n\
-         \x20   members: [{{name: etcd-1}}, {{name: etcd-2}}, {{name: etcd-3}}]\n\
-         \x20   etcd:\n\
-         \x20     version: {version}\n\
-         \x20     quota: {QUOTA}\n\
-         \x20     binary: {{path: {:?}}}\n\
+        "{cluster}\
          \x20   backup:\n\
          \x20     to:\n\
          \x20       s3: {{endpoint: {endpoint:?}, region: {REGION}, bucket: {BUCKET}, prefix: {QUORATES}}}\n\
          \x20     recipients: [{recipient}]\n\
-         \x20     compression: {COMPRESSION}\n",
-        program.display().to_string()
+         \x20     compression: {COMPRESSION}\n"
     )
 }
 

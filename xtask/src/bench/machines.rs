@@ -2,6 +2,7 @@
 //! same machines started by a bare script from the same image and a ready-made seed, and against a trimmed cloud-init. All are emulated,
 //! in libvirt's lab, and take turns, so that whatever else the host does meets all of them.
 
+mod applied;
 mod bare;
 mod certificates;
 mod cloud_init;
@@ -70,7 +71,7 @@ fn measure(lab: &Lab, options: &Options, program: &Path) -> Result<()> {
     let version = etcd::ensure_any(lab)?;
     let trio = Trio { etcdctl: lab.etcd(version).join("etcdctl"), ground: ground.to_owned() };
     eprintln!("making images and seeds");
-    let quorate = quorate::Quorate::prepare(ground, program)?;
+    let quorate = quorate::prepare(ground, program)?;
     let bare = bare::prepare(&trio)?;
     let cloud_init = if options.without_cloud_init { None } else { Some(cloud_init::prepare(&trio)?) };
     let mut outcome = Outcome { aims: AIMS, rounds: Vec::new() };

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
 use super::figures::{Samples, ratio, seconds, table, verdict};
-use super::{CLUSTER, Ground};
+use super::Ground;
 use crate::lab::{Lab, Version};
 use crate::{etcd, host};
 
@@ -199,18 +199,7 @@ fn write_specs(lab: &Lab, change: Change, directory: &Path) -> Result<(PathBuf, 
 }
 
 fn spec(lab: &Lab, version: Version, quota: &str) -> String {
-    let program = lab.etcd(version).join("etcd");
-    format!(
-        "quorate: 1\n\
-         clusters:\n\
-         \x20 - name: {CLUSTER}\n\
-         \x20   members: [{{name: etcd-1}}, {{name: etcd-2}}, {{name: etcd-3}}]\n\
-         \x20   etcd:\n\
-         \x20     version: {version}\n\
-         \x20     quota: {quota}\n\
-         \x20     binary: {{path: {:?}}}\n",
-        program.display().to_string()
-    )
+    super::spec_of_three(version, &lab.etcd(version).join("etcd"), quota)
 }
 
 impl std::str::FromStr for Sample {

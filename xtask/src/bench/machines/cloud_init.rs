@@ -3,7 +3,8 @@
 
 use anyhow::Result;
 
-use super::members::{FIREWALL, name};
+use super::certificates::Certificates;
+use super::members::{FIREWALL, Members, name};
 use super::trio::{MEMBERS, PREFIX, Seeds, Trio, address, mac};
 use super::{bare, image};
 use crate::labs::libvirt;
@@ -24,15 +25,8 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
     let certificates = trio.certificates("cloud-init")?;
     let disk = |number: usize| -> Result<_> {
         let member = name(number);
-        let written = [
-            ("etcd.service", MEMBERS.etcd_unit(number)),
-            ("nftables.conf", FIREWALL.to_owned()),
-            ("ca.crt", certificates.read("ca.crt")?),
-            ("server.crt", certificates.read(&format!("{member}.crt"))?),
-            ("server.key", certificates.read(&format!("{member}.key"))?),
-        ];
         let files = [
-            ("user-data", user_data(&written)),
+            ("user-data", user_data(&MEMBERS, &certificates, number)?),
             ("meta-data", format!("instance-id: {member}\nlocal-hostname: {member}\n")),
             ("network-config", network_config(&mac(number), &address(number), PREFIX)),
         ];
@@ -42,11 +36,19 @@ pub fn prepare(trio: &Trio) -> Result<Seeds> {
     Ok(Seeds { image: IMAGE, certificates, disks })
 }
 
-pub fn user_data(written: &[(&str, String)]) -> String {
+pub fn user_data(members: &Members, certificates: &Certificates, number: usize) -> Result<String> {
+    let member = name(number);
+    let written = [
+        ("etcd.service", members.etcd_unit(number)),
+        ("nftables.conf", FIREWALL.to_owned()),
+        ("ca.crt", certificates.read("ca.crt")?),
+        ("server.crt", certificates.read(&format!("{member}.crt"))?),
+        ("server.key", certificates.read(&format!("{member}.key"))?),
+    ];
     let indented = |text: &str| text.lines().map(|line| format!("      {line}\n")).collect::<String>();
     let file = |(name, text): &(&str, String)| format!("  - path: {FILES}/{name}\n    content: |\n{}", indented(text));
     let files: String = written.iter().map(file).collect();
-    format!(
+    Ok(format!(
         "#cloud-config\n\
          users:\n\
          \x20 - {{name: ubuntu, shell: /bin/bash, sudo: \"ALL=(ALL:ALL) NOPASSWD:ALL\"}}\n\
@@ -55,7 +57,7 @@ pub fn user_data(written: &[(&str, String)]) -> String {
          runcmd:\n\
          \x20 - |\n{}",
         indented(&bare::services(FILES))
-    )
+    ))
 }
 
 pub fn network_config(mac: &str, address: &str, prefix: u8) -> String {

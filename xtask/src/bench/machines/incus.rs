@@ -77,7 +77,7 @@ fn measure(lab: &Lab, options: &Options, program: &Path, cloud_init: &Path) -> R
     let version = etcd::ensure_any(lab)?;
     let instances = Instances { etcdctl: lab.etcd(version).join("etcdctl"), ground: ground.to_owned() };
     eprintln!("making images");
-    let quorate = quorate::Quorate::prepare(ground, program)?;
+    let quorate = quorate::prepare(ground, program)?;
     let bare = bare::prepare(&instances)?;
     let cloud_init = cloud_init::prepare(&instances, cloud_init)?;
     let mut outcome = Outcome { aims: AIMS, rounds: Vec::new() };

@@ -1,52 +1,22 @@
-//! quorate's side: a spec, `apply`, and `destroy` when the time is taken.
+//! quorate's side: the image and the spec.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::time::{Duration, Instant};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
+use super::applied::Applied;
 use super::image;
 use super::members::name;
 use super::trio::{ELECTION, HEARTBEAT, MEMORY, PREFIX, address};
 use crate::bench::CLUSTER;
-use crate::host;
 use crate::labs::libvirt;
 
 const IMAGE: &str = "bench-quorate.qcow2";
 
-pub struct Quorate {
-    program: PathBuf,
-    ground: PathBuf,
-}
-
-impl Quorate {
-    /// The lab's image may carry an older agent, or one that is not made for speed.
-    pub fn prepare(ground: &Path, program: &Path) -> Result<Self> {
-        image::vary(IMAGE, libvirt::MACHINE_IMAGE, |root| root.copy(program, "usr/lib/quorate/quorate"))?;
-        let own = Self { program: program.to_owned(), ground: ground.to_owned() };
-        fs::write(own.spec(), spec()).with_context(|| format!("cannot write {}", own.spec().display()))?;
-        Ok(own)
-    }
-
-    fn spec(&self) -> PathBuf {
-        self.ground.join("bench.yaml")
-    }
-
-    fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.env("QUORATE_HOME", self.ground.join("home"));
-        command
-    }
-
-    pub fn sample(&self) -> Result<Duration> {
-        let begun = Instant::now();
-        host::read(self.command().arg("apply").arg(self.spec()).arg("--yes"))?;
-        let time = begun.elapsed();
-        host::read(self.command().args(["destroy", CLUSTER, "--yes", "--without-backup"]))?;
-        Ok(time)
-    }
+/// The lab's image may carry an older agent, or one that is not made for speed.
+pub fn prepare(ground: &Path, program: &Path) -> Result<Applied> {
+    image::vary(IMAGE, libvirt::MACHINE_IMAGE, |root| root.copy(program, "usr/lib/quorate/quorate"))?;
+    Applied::prepare(ground, program, &spec())
 }
 
 fn spec() -> String {

@@ -8,7 +8,6 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::super::cloud_init::{TRIMMED, user_data};
-use super::super::members::{FIREWALL, name};
 use super::instances::{Instances, Made};
 use super::{MEMBERS, PREFIX, address, mac, vary};
 
@@ -38,16 +37,8 @@ pub fn prepare(instances: &Instances, image: &Path) -> Result<Made> {
     })?;
     let certificates = instances.certificates(NAME)?;
     let each = |number: usize| -> Result<_> {
-        let member = name(number);
-        let written = [
-            ("etcd.service", MEMBERS.etcd_unit(number)),
-            ("nftables.conf", FIREWALL.to_owned()),
-            ("ca.crt", certificates.read("ca.crt")?),
-            ("server.crt", certificates.read(&format!("{member}.crt"))?),
-            ("server.key", certificates.read(&format!("{member}.key"))?),
-        ];
         let config = json!({
-            "cloud-init.user-data": user_data(&written), "cloud-init.network-config": network_config(number),
+            "cloud-init.user-data": user_data(&MEMBERS, &certificates, number)?, "cloud-init.network-config": network_config(number),
         });
         Ok((config, Vec::new()))
     };
