@@ -18,6 +18,7 @@ use crate::{AgentError, files};
 /// A controller that sends nothing for so long is gone.
 const SILENCE: Duration = Duration::from_secs(30);
 const PIECE: usize = 256 << 10;
+const WRITTEN_AT_ONCE: usize = 1 << 20;
 /// How the names of unfinished uploads begin.
 const UNFINISHED: &str = "upload-";
 
@@ -57,6 +58,10 @@ impl Upload {
         Ok(Upload { what, sha256, bytes, file, hash: Sha256::new(), came: 0, partial })
     }
 
+    pub(crate) fn take_all(self, pieces: &[Bytes]) -> Result<Self, Refusal> {
+        pieces.iter().try_fold(self, |upload, piece| upload.take(piece))
+    }
+
     pub(crate) fn take(mut self, piece: &[u8]) -> Result<Self, Refusal> {
         self.came += piece.len() as u64;
         if self.came > self.bytes {
@@ -83,6 +88,27 @@ impl Upload {
 
     fn wrong(&self, expected: String, found: String) -> Refusal {
         Refusal::NotAsExpected { expected: format!("{} of {expected}", self.what), found }
+    }
+}
+
+/// Pieces come as they are encrypted, 16 KiB at a time. Each hop to the thread that writes costs more than such a piece does, so they are
+/// gathered.
+#[derive(Default)]
+pub(crate) struct Gathered {
+    pieces: Vec<Bytes>,
+    bytes: usize,
+}
+
+impl Gathered {
+    /// What is to be written, once there is enough of it.
+    pub(crate) fn add(&mut self, piece: Bytes) -> Option<Vec<Bytes>> {
+        self.bytes += piece.len();
+        self.pieces.push(piece);
+        (self.bytes >= WRITTEN_AT_ONCE).then(|| std::mem::take(self).pieces)
+    }
+
+    pub(crate) fn rest(self) -> Vec<Bytes> {
+        self.pieces
     }
 }
 

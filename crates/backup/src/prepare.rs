@@ -149,9 +149,14 @@ fn put_in_place(
     Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
 }
 
-/// Restores a prepared snapshot with its revision raised, as the members will, and looks at what comes out: so many keys.
-pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Workshop<'_>) -> Result<i64, Error> {
-    let raised = Throwaway::start_raised(workshop.programs, &prepared.path, workshop.scratch, bump_revision).await?;
+/// Restores a prepared snapshot with its revision raised, as the members will, and checks revision and number of keys, if that is known.
+pub async fn prove_raised(
+    snapshot: &Path,
+    keys: Option<i64>,
+    bump_revision: u64,
+    workshop: &Workshop<'_>,
+) -> Result<(), Error> {
+    let raised = Throwaway::start_raised(workshop.programs, snapshot, workshop.scratch, bump_revision).await?;
     let found = raised.client().range(count_at(0)).await?;
     raised.end().await;
     let differs = |what: &str, expected: String, found: String| Error::Differs {
@@ -163,11 +168,11 @@ pub async fn prove_raised(prepared: &Prepared, bump_revision: u64, workshop: &Wo
     if found.revision < at_least || !is_revision(found.revision) {
         return Err(differs("the revision", format!("more than {at_least}"), found.revision.to_string()));
     }
-    match prepared.keys {
+    match keys {
         Some(keys) if keys != found.count => {
             Err(differs("the number of keys", keys.to_string(), found.count.to_string()))
         }
-        _ => Ok(found.count),
+        _ => Ok(()),
     }
 }
 

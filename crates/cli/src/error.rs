@@ -122,9 +122,8 @@ impl Error {
     /// What is wrong with the ledger, where that is the cause.
     fn of_the_ledger(&self) -> Option<&LedgerError> {
         fn within(error: &ControlError) -> Option<&LedgerError> {
-            match error {
+            match error.cause() {
                 ControlError::Ledger(found) => Some(found),
-                ControlError::Step { source, .. } => within(source),
                 _ => None,
             }
         }
@@ -152,6 +151,10 @@ impl Error {
             Error::Control(ControlError::OutOfPatience { .. }) => Some(String::from(
                 "`quorate status NAME` and `quorate logs NAME MEMBER` show more; re-run the same command to continue",
             )),
+            Error::Control(e) if matches!(e.cause(), ControlError::Verification { .. }) => Some(String::from(
+                "`quorate backup list NAME` lists other backups to restore; to try the same one again, re-run the same command",
+            )),
+            Error::Control(e) if e.is_final() => Some(String::from("change that, then re-run the same command")),
             // Nothing was begun, or nothing changes when it is begun again.
             Error::Control(ControlError::Ledger(_) | ControlError::Pki(_) | ControlError::Snapshot { .. }) => None,
             Error::Control(e) if !e.is_taken_over() => Some(String::from("re-run the same command to continue")),

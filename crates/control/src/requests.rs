@@ -126,6 +126,7 @@ mod tests {
             sha256: String::new(),
             bytes: 1,
             revision: 1,
+            keys: None,
             source: String::from("snapshot s.db"),
             epoch: 1,
             bump_revision: None,

@@ -207,6 +207,12 @@ async fn three_members_are_restored_from_the_same_bytes_however_often_they_are_i
         let request = announce(1, &bytes);
         let restore = Restore { initial_cluster: urls, sha256: request.sha256.clone() };
         for (machine, client) in &all {
+            if version.starts_with("3.4.") {
+                // Refused while everything still runs, and not when the old data is given up already.
+                let without = stage(client, &request, &bytes).await;
+                let named = |found: &str| found.contains("no etcdutl 3.5 (at least 3.5.10)");
+                assert!(matches!(&without, Err(Refusal::NotAsExpected { found, .. }) if named(found)), "{without:?}");
+            }
             machine.lend_etcdutl();
             let unstaged = order(client, 1, restore.order(machine, was(machine))).await;
             assert!(matches!(unstaged, Err(Refusal::NotAsExpected { .. })), "it runs: {unstaged:?}");

@@ -1,5 +1,5 @@
-//! `quorate restore`: has a snapshot prepared and proven, shows what will be done and what is lost, asks, and lets the loop restore every
-//! member from it.
+//! `quorate restore`: has a snapshot prepared, shows what will be done and what is lost, asks, and lets the loop verify the snapshot and
+//! restore every member from it.
 
 use std::fmt::Write as _;
 
@@ -8,6 +8,7 @@ use quorate_control::kinds::etcd::backup::{Ready, SnapshotAt, Wanted};
 use quorate_control::verbs::restore::{self, Restore, Source};
 use quorate_core::kinds::etcd::limits::MARGIN;
 use quorate_core::spec::ClusterSpec;
+use quorate_core::text::plural;
 
 use super::backup::{id, identities, identity};
 use super::ledger::what_is_taken_over;
@@ -65,7 +66,10 @@ async fn run_prepared(
     }
     context.show_plan(name, &plan)?;
     if options.dry_run {
-        output::talk("nothing was done\n");
+        let working = Working::new();
+        restore.rehearse(&context.home, cluster).await.map_err(|error| context.error(error))?;
+        drop(working);
+        output::talk("the snapshot was verified in a temporary etcd; nothing was changed\n");
         return Ok(Exit::Done);
     }
     agree_by_name(options.yes, name, "restore")?;
@@ -101,13 +105,14 @@ fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
 
 /// What the operator confirms.
 fn what_happens(spec: &ClusterSpec, restore: &Restore) -> String {
-    let Restore { ready, keys, known, imported, seen, highest, .. } = restore;
+    let Restore { ready, known, imported, seen, highest, .. } = restore;
     let (name, prepared) = (&spec.name, &ready.prepared);
     let mut text = format!("restoring cluster {name} from {}\n", prepared.source);
     let _ = writeln!(
         text,
-        "  prepared locally and verified in a temporary etcd: revision {}, {keys} keys, {}",
+        "  the snapshot is here and undamaged: revision {}, {}{}",
         prepared.revision,
+        prepared.keys.map(|keys| format!("{}, ", plural(keys, "key"))).unwrap_or_default(),
         size(prepared.bytes)
     );
     for note in ready.choice.iter().flat_map(|choice| &choice.notes) {
@@ -171,7 +176,7 @@ const NOT_SIGNED: &str = "\
 ";
 
 const NOT_ENCRYPTED: &str = "\
-  note: this backup is not encrypted, though the spec names recipients: whoever could write to the store could have made it
+  note: this backup is not encrypted, though the spec names recipients: anyone who can write to the store could have made it
 ";
 
 const ITS_MACHINES_LIVE: &str = "\

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures_util::future::join_all;
 use jiff::{SignedDuration, Timestamp};
 use quorate_agent::api::{
-    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, EtcdOrder, Order, UploadRequest, agent_common_name,
+    Bootstrap, Certificate, EnrolAnswer, EnrolRequest, Envelope, EtcdOrder, Order, agent_common_name,
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
@@ -47,20 +47,19 @@ impl Controller {
         reporter: &dyn Reporter,
     ) -> Result<(), ControlError> {
         // What concerns the ledger alone is done by writing it.
-        let of_the_ledger = || steps.iter().filter(|s| s.action.member().is_none());
+        let of_the_ledger = || steps.iter().filter(|s| s.action.is_recorded());
         of_the_ledger().for_each(|step| reporter.report(Event::Begins(step)));
         self.remember_before(desired, steps)?;
         of_the_ledger().for_each(|step| reporter.report(Event::Done(step)));
         let answers = self.enrolments(steps).await?;
         let signed = self.sign(desired, seen, steps, &answers)?;
-        let mut by_member: BTreeMap<&MemberName, Vec<&Step>> = BTreeMap::new();
-        for step in steps {
-            if let Some(member) = step.action.member() {
-                by_member.entry(member).or_default().push(step);
-            }
+        // What the controller does itself comes first, so that its errors do.
+        let mut by_place: BTreeMap<Option<&MemberName>, Vec<&Step>> = BTreeMap::new();
+        for step in steps.iter().filter(|s| !s.action.is_recorded()) {
+            by_place.entry(step.action.member()).or_default().push(step);
         }
         let (answers, signed) = (&answers, &signed);
-        let lines = by_member.into_values().map(async |steps| {
+        let lines = by_place.into_values().map(async |steps| {
             let mut done = Vec::new();
             for step in steps {
                 reporter.report(Event::Begins(step));
@@ -261,6 +260,7 @@ impl Controller {
                 .await
             }
             Action::StageSnapshot { member, sha256, bytes } => self.stage(member, sha256, *bytes).await,
+            Action::VerifySnapshot { sha256, bump_revision } => self.verify_snapshot(sha256, *bump_revision).await,
             Action::DropSnapshot { member } => self.order(member, Order::Etcd(EtcdOrder::DropStaged)).await,
             Action::RestoreData { member, was, stamp, initial_cluster, peer_url, sha256, bump_revision } => {
                 let order = Order::Etcd(EtcdOrder::RestoreData {
@@ -292,15 +292,6 @@ impl Controller {
     async fn order(&self, member: &MemberName, order: Order) -> Result<(), ControlError> {
         let envelope = Envelope { fence: self.held.fence(), order };
         Ok(self.agent(member)?.order(&envelope).await?)
-    }
-
-    /// Sends the snapshot that is stored here to a machine.
-    async fn stage(&self, member: &MemberName, sha256: &str, bytes: u64) -> Result<(), ControlError> {
-        let path = self.home.snapshot(self.held.ledger().spec.name.as_str(), sha256);
-        let opened = tokio::fs::File::open(&path).await;
-        let file = opened.map_err(|source| ControlError::Snapshot { path, source })?;
-        let request = UploadRequest { fence: self.held.fence(), sha256: sha256.to_owned(), bytes };
-        Ok(self.agent(member)?.stage(&request, file).await?)
     }
 
     pub(crate) fn agent(&self, member: &MemberName) -> Result<&quorate_agent::client::AgentClient, ControlError> {

@@ -314,7 +314,7 @@ impl Spent {
                 self.steps += steps.len();
                 self.begin_another_wait(steps);
             }
-            Err(e) if e.is_taken_over() => return Err(e),
+            Err(e) if e.is_taken_over() || e.is_final() => return Err(e),
             Err(e) => {
                 self.failures += 1;
                 if self.failures >= MOST_FAILURES {

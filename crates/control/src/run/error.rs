@@ -30,6 +30,10 @@ pub enum ControlError {
     OwnProgram { source: io::Error },
     #[error("the snapshot {} cannot be read", path.display())]
     Snapshot { path: PathBuf, source: io::Error },
+    #[error("the snapshot was not verified, so the restore is abandoned and existing data was not touched: {why}")]
+    Verification { why: String },
+    #[error("{member} cannot take the snapshot: expected {expected}, found {found}")]
+    NotStaged { member: MemberName, expected: String, found: String },
     #[error("the bootstrap was begun {times} times and failed each time: {why}")]
     FormationFails { times: u32, why: String },
     #[error("after {rounds} rounds there is still something to do, which is a bug in quorate: {step}")]
@@ -58,12 +62,21 @@ fn consoles(last_words: &[(MemberName, String)]) -> String {
 }
 
 impl ControlError {
+    /// What went wrong, whatever it kept from being done.
+    pub fn cause(&self) -> &Self {
+        match self {
+            ControlError::Step { source, .. } => source.cause(),
+            cause => cause,
+        }
+    }
+
+    /// Whether another attempt right away would end the same way.
+    pub fn is_final(&self) -> bool {
+        matches!(self.cause(), ControlError::Verification { .. } | ControlError::NotStaged { .. })
+    }
+
     /// Whether going on would mean to argue with another controller. Only the ledger tells: an agent that claims it may lie.
     pub fn is_taken_over(&self) -> bool {
-        match self {
-            ControlError::Ledger(LedgerError::Lost { .. }) => true,
-            ControlError::Step { source, .. } => source.is_taken_over(),
-            _ => false,
-        }
+        matches!(self.cause(), ControlError::Ledger(LedgerError::Lost { .. }))
     }
 }

@@ -1,8 +1,9 @@
-//! `restore`: one proven snapshot, what it costs, and the confirmation under which every member is restored from it.
+//! `restore`: one snapshot, what it costs, and the confirmation under which every member is restored from it.
 
 use quorate_backup::Trust;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::keys::Identities;
+use quorate_backup::prepare::Prepared;
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::safety::restore::bump_past;
@@ -16,7 +17,7 @@ use super::{Cluster, VerbError, consent, observe, refuse_if_being_destroyed, ref
 use crate::home::Home;
 use crate::kinds::etcd::backup::signing::trust_of;
 use crate::kinds::etcd::backup::{
-    BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, prove_raised, root_is_let_in,
+    BackupError, Ready, Teller, Wanted, Which, catalog_of, ledger_beside, open_store, root_is_let_in, verify_raised,
 };
 use crate::ledger::{Exported, LedgerError};
 use crate::run::controller;
@@ -37,17 +38,16 @@ pub struct Source {
     pub without_ledger: bool,
 }
 
-/// A restore that can be confirmed: its snapshot is proven, and nothing has changed yet.
+/// A restore that can be confirmed: its snapshot is here and is what it should be, and nothing has changed yet. The run that restores from it
+/// first verifies it once more, as the members will restore it.
 pub struct Restore {
     pub ready: Ready,
-    pub keys: i64,
     pub known: Option<Ledger>,
     /// The ledger from next to the backup, where there is none here.
     pub imported: Option<Exported>,
     pub seen: Option<Observation>,
     /// The highest revision that clients can have seen: as members report, the ledger remembers, and the backups hold.
     pub highest: u64,
-    bump_revision: u64,
 }
 
 pub fn check(known: Option<&Ledger>) -> Result<(), VerbError> {
@@ -80,9 +80,14 @@ impl Restore {
             None => None,
         };
         let highest = highest(&ready, base, seen.as_ref());
-        let bump_revision = bump_past(highest, unsigned(ready.prepared.revision));
-        let keys = prove_raised(home, &cluster.spec, &ready.prepared, bump_revision).await?;
-        Ok(Restore { ready, keys, known, imported, seen, highest, bump_revision })
+        Ok(Restore { ready, known, imported, seen, highest })
+    }
+
+    /// What the run does before it touches anything, for those who only want to know whether it would succeed.
+    pub async fn rehearse(&self, home: &Home, cluster: &Cluster) -> Result<(), VerbError> {
+        let Prepared { path, keys, revision, .. } = &self.ready.prepared;
+        let bump_revision = bump_past(self.highest, unsigned(*revision));
+        Ok(verify_raised(home, &cluster.spec, path, *keys, bump_revision).await?)
     }
 
     /// With `now`, machines that are not seen count as dead at once.
@@ -127,7 +132,7 @@ impl Request<'_> {
     }
 
     pub fn note(&self, ledger: &mut Ledger) {
-        let Restore { ready, imported, seen, bump_revision, .. } = self.restore;
+        let Restore { ready, imported, seen, .. } = self.restore;
         let prepared = &ready.prepared;
         if let (Some(_), Some(seen)) = (imported, seen) {
             remember::resume_above(ledger, seen);
@@ -142,9 +147,10 @@ impl Request<'_> {
             sha256: prepared.sha256.clone(),
             bytes: prepared.bytes,
             revision: unsigned(prepared.revision),
+            keys: prepared.keys,
             source: prepared.source.clone(),
             epoch,
-            bump_revision: Some(*bump_revision),
+            bump_revision: None,
         });
         super::add(&mut ledger.without_grace, &self.now.then(|| self.confirmed.clone()));
     }

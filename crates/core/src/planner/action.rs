@@ -49,6 +49,8 @@ listed! {
         Rebuild { member: MemberName, was: Stamp, stamp: Stamp, peer_url: String, bump_revision: u64 },
         StageSnapshot { member: MemberName, sha256: String, bytes: u64 },
         DropSnapshot { member: MemberName },
+        /// Restores the snapshot into a temporary etcd, raised as the members will raise it.
+        VerifySnapshot { sha256: String, bump_revision: u64 },
         RecordRestoring {
             was: Option<String>,
             token: String,
@@ -91,6 +93,8 @@ pub enum Effect {
 /// What can be said of an action beyond what it does: everything that plans, progress and later concerns ask of it.
 struct Profile<'a> {
     on: Option<&'a MemberName>,
+    /// The controller itself works on it.
+    here: bool,
     about: Option<&'a MemberName>,
     effect: Effect,
     stage: Option<&'static str>,
@@ -99,7 +103,10 @@ struct Profile<'a> {
 
 /// Concerns the ledger alone.
 const RECORDED: Profile<'static> =
-    Profile { on: None, about: None, effect: Effect::Harmless, stage: None, stage_after: None };
+    Profile { on: None, here: false, about: None, effect: Effect::Harmless, stage: None, stage_after: None };
+
+/// Is done where the controller runs.
+const HERE: Profile<'static> = Profile { here: true, ..RECORDED };
 
 /// Is done on a member's machine, or asked of its etcd.
 fn on(member: &MemberName) -> Profile<'_> {
@@ -165,6 +172,7 @@ impl Action {
             Action::Rebuild { member, .. } => on(member).shown("rebuilding").destroys(),
             Action::StageSnapshot { member, .. } => on(member).shown("snapshot"),
             Action::DropSnapshot { member } => on(member).shown("cleaning up"),
+            Action::VerifySnapshot { .. } => HERE,
             Action::RecordRestoring { .. } => RECORDED,
             Action::RestoreData { member, .. } => on(member).shown("restoring").destroys(),
             Action::Auth { member, .. } => on(member),
@@ -173,9 +181,15 @@ impl Action {
         }
     }
 
-    /// The machine on which it is done; none for what concerns the ledger alone.
+    /// The machine on which it is done; none for what the controller does itself, or the ledger records.
     pub fn member(&self) -> Option<&MemberName> {
         self.profile().on
+    }
+
+    /// Whether writing the ledger is all that it takes.
+    pub fn is_recorded(&self) -> bool {
+        let Profile { on, here, .. } = self.profile();
+        on.is_none() && !here
     }
 
     /// The member that it is about: where it is done, or whom it changes through another.
@@ -267,6 +281,7 @@ impl fmt::Display for Action {
             Action::Rebuild { member, .. } => write!(f, "rebuild the data of {member} as a cluster of one"),
             Action::StageSnapshot { member, .. } => write!(f, "send the snapshot to {member}"),
             Action::DropSnapshot { member } => write!(f, "remove the snapshot from {member}"),
+            Action::VerifySnapshot { .. } => write!(f, "verify the snapshot in a temporary etcd"),
             Action::RecordRestoring { token, .. } => {
                 write!(f, "begin to bootstrap the cluster from the snapshot, with token {token}")
             }

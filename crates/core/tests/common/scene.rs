@@ -160,8 +160,16 @@ impl Scene {
         let epoch = self.ledger.etcd.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
         self.brought.snapshot = Some(sha256.clone());
-        self.ledger.etcd.restore =
-            Some(RestoreWish { consent, sha256, bytes: 4096, revision: 700, source, epoch, bump_revision: None });
+        self.ledger.etcd.restore = Some(RestoreWish {
+            consent,
+            sha256,
+            bytes: 4096,
+            revision: 700,
+            keys: None,
+            source,
+            epoch,
+            bump_revision: None,
+        });
     }
 
     /// The cluster is one that was made before peers had a CA of their own.
@@ -293,8 +301,13 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!(facts.etcd.service, ServiceState::Stopped, "{step:?}");
         }
-        Action::RecordRestoring { sha256, .. } => {
-            assert!(desired.etcd.restore.is_some(), "restores without the operator's word");
+        Action::RecordRestoring { sha256, bump_revision, .. } => {
+            let restore = desired.etcd.restore.as_ref().expect("a restore is confirmed");
+            assert_eq!(
+                restore.bump_revision,
+                Some(*bump_revision),
+                "the snapshot was not verified like this: {step:?}"
+            );
             for member in desired.members.keys() {
                 let facts = world.machines[member].facts().expect("an enrolled agent");
                 let staged = facts.etcd.staged.as_ref().map(|s| &s.sha256);

@@ -121,7 +121,11 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         Action::Rebuild { .. } => {
             (!matches!(desired.etcd.formation, Formation::Recovering { .. })).then_some(Wrong::RecoveredWithoutNeed)
         }
-        Action::RecordRestoring { sha256, .. } => {
+        Action::RecordRestoring { sha256, bump_revision, .. } => {
+            let verified = desired.etcd.restore.as_ref().and_then(|restore| restore.bump_revision);
+            if verified != Some(*bump_revision) {
+                return Some(Wrong::GivenUpBeforeVerified);
+            }
             let has = |m: &MemberName| {
                 look.facts(m).and_then(|f| f.etcd.staged.as_ref()).is_some_and(|s| s.sha256 == *sha256)
             };

@@ -307,7 +307,7 @@ impl ClusterModel {
             }
         }
         work.change(|work| {
-            work.steps.retain(|s| s.action.member().is_some());
+            work.steps.retain(|s| !s.action.is_recorded());
             work.written = true;
         });
         self.end_of_work(state, c);

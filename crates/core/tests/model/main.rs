@@ -92,6 +92,7 @@
 //! | a recovery asks whether the silent are dead, though nobody is left to begin from | story `found`; model: it settles when faults stop |
 //! | a restore does not stop what runs, or only what is wanted | story `restore`; model: never old and new data at once |
 //! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
+//! | a restore is recorded before the snapshot is verified | story `restore`; model: nothing is given up before the snapshot is verified |
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
 //! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
 //! | a snapshot is removed while a restore goes on | model: no snapshot is removed while it is needed |
@@ -193,6 +194,9 @@ impl Model for ClusterModel {
             Property::always("clients' data survives", |_, s| never(s, Wrong::DataLost)),
             Property::always("nothing is given up before all have the snapshot", |_, s| {
                 never(s, Wrong::GivenUpBeforeStaged)
+            }),
+            Property::always("nothing is given up before the snapshot is verified", |_, s| {
+                never(s, Wrong::GivenUpBeforeVerified)
             }),
             Property::always("no snapshot is removed while it is needed", |_, s| never(s, Wrong::DroppedWhileNeeded)),
             Property::always("restored data starts when all hold theirs", |_, s| never(s, Wrong::StartedBeforeAllHold)),

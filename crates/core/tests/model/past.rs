@@ -61,6 +61,8 @@ pub enum Wrong {
     DataLost,
     /// What was is given up before all have what comes after it.
     GivenUpBeforeStaged,
+    /// The same, before the snapshot was verified.
+    GivenUpBeforeVerified,
     /// A snapshot is removed that a restore still needs.
     DroppedWhileNeeded,
     /// Restored data is started before all hold theirs.

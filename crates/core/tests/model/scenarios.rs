@@ -194,6 +194,7 @@ impl Scenario {
                     sha256,
                     bytes: 4096,
                     revision: 700,
+                    keys: None,
                     source,
                     epoch: 1,
                     bump_revision: None,

@@ -186,8 +186,7 @@ fn do_steps(world: &mut World, desired: &Desired, decision: &Decision) -> u8 {
             Action::RecordForming { .. } | Action::RecordRecovery { .. } | Action::RecordRestoring { .. }
         ));
     }
-    let orders = decision.steps.iter().filter(|s| s.action.member().is_some());
-    for step in orders {
+    for step in decision.steps.iter().filter(|s| !s.action.is_recorded()) {
         let done = match &step.action {
             action if !is_order(action) => provide(world, desired, action),
             _ => agent::obey(world, desired, fence, step),

@@ -49,7 +49,7 @@ pub enum BinaryError {
     #[error("{command} failed: {said}")]
     Command { command: String, said: String },
     #[error(
-        "there is no etcdutl {line} (at least {least}) next to {}, in {}, or on the PATH", etcd.display(), cache.display()
+        "there is no etcdutl {line} (at least {least}) next to {}, in {}, or on the PATH: copy it to one of these places", etcd.display(), cache.display()
     )]
     NoEtcdutl { line: String, least: String, etcd: PathBuf, cache: PathBuf },
     #[error("Debian's package etcd-server is not offered as {wanted}; offered: {offered}")]

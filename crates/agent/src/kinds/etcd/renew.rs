@@ -24,7 +24,7 @@ use super::{data, service};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
-use crate::kinds::etcd::binaries;
+use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::layout::Layout;
 use crate::state::State;
 use crate::{AgentError, blocking};
@@ -116,12 +116,17 @@ impl Agent {
         Ok(blocking(move || files::write_durably(&ready, &text, files::PRIVATE)).await?)
     }
 
-    /// Refuses where what makes the new data is missing. Where no etcd is in place yet, nothing can be told.
+    /// Refuses if the program that makes the new data is missing. As long as no etcd is in place, this is not known.
     pub(crate) async fn check_renewable(&self) -> Result<(), Refusal> {
-        if let Ok((etcd, program)) = self.etcd_in_place(&self.state.get()) {
-            self.etcdutl(etcd, &program).await?;
+        let state = self.state.get();
+        let Ok((etcd, program)) = self.etcd_in_place(&state) else { return Ok(()) };
+        match self.etcdutl(etcd, &program).await {
+            Err(AgentError::Binary(missing @ BinaryError::NoEtcdutl { .. })) => Err(Refusal::NotAsExpected {
+                expected: String::from("a program that raises revisions, which no snapshot is restored without"),
+                found: format!("none: {missing}"),
+            }),
+            found => Ok(found.map(drop)?),
         }
-        Ok(())
     }
 
     async fn etcdutl(&self, etcd: &EtcdService, program: &Path) -> Result<PathBuf, AgentError> {

@@ -13,7 +13,7 @@ use crate::agent::Agent;
 use crate::api::{Refusal, UploadRequest};
 use crate::files;
 use crate::layout::Layout;
-use crate::upload::{Upload, receive};
+use crate::upload::{Gathered, Upload, receive};
 use crate::{AgentError, blocking};
 
 /// Beyond the snapshot and the data that is made of it: etcd's log, which takes its room in advance.
@@ -33,9 +33,14 @@ impl Agent {
         let _one_at_a_time = self.etcd.staging.one_at_a_time.lock().await;
         let Some(mut upload) = self.begin_upload(request.clone()).await? else { return Ok(()) };
         tracing::info!(fence = request.fence, bytes = request.bytes, "receiving a snapshot");
+        let mut gathered = Gathered::default();
         while let Some(piece) = self.next(&mut body, request.fence).await? {
-            upload = blocking(move || upload.take(&piece)).await?;
+            if let Some(pieces) = gathered.add(piece) {
+                upload = blocking(move || upload.take_all(&pieces)).await?;
+            }
         }
+        let rest = gathered.rest();
+        upload = blocking(move || upload.take_all(&rest)).await?;
         let place = file(&self.layout, &request.sha256);
         blocking(move || upload.finish(&place)).await
     }

@@ -1,6 +1,7 @@
-//! etcd's part of the controller: its status, the certificates of its clients, what Kubernetes needs, and its backups.
+//! etcd's part of the controller: its status, the certificates of its clients, what Kubernetes needs, its backups, and the snapshot of a restore.
 
 pub mod backup;
 pub mod clients;
 pub mod kubernetes;
+mod snapshot;
 pub mod status;

@@ -103,11 +103,14 @@ pub struct RestoreWish {
     pub bytes: u64,
     /// The revision that the snapshot ends at.
     pub revision: u64,
+    /// How many keys it has, if that is known.
+    #[serde(default)]
+    pub keys: Option<i64>,
     /// Where the snapshot is from, in words.
     pub source: String,
     /// Raised by one with each restore that is asked for.
     pub epoch: u64,
-    /// By how much the revision goes up: the snapshot was tried with this.
+    /// By how much the revision goes up, once the snapshot was verified with this.
     #[serde(default)]
     pub bump_revision: Option<u64>,
 }

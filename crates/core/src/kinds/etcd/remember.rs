@@ -95,6 +95,11 @@ pub(crate) fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now
             Formation::Formed { members, .. } => members.remove(member).is_some(),
             _ => false,
         },
+        Action::VerifySnapshot { sha256, bump_revision } => {
+            let Some(wish) = ledger.etcd.restore.as_mut().filter(|wish| wish.sha256 == *sha256) else { return false };
+            wish.bump_revision = Some(*bump_revision);
+            true
+        }
         Action::Auth { op: AuthOp::SetPassword { user }, .. } => {
             let known = OwnedUser { password: None, adopted: true };
             ledger.etcd.auth.users.entry(user.clone()).or_insert(known).password = password(desired, user);

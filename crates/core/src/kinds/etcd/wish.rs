@@ -36,7 +36,7 @@ pub struct Restore {
     pub bytes: u64,
     /// The revision that the snapshot ends at.
     pub revision: u64,
-    /// By how much its revision goes up, as it was tried.
+    /// By how much its revision goes up, once it was verified with this.
     pub bump_revision: Option<u64>,
     /// Where it is from, in words.
     pub source: String,

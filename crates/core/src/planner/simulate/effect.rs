@@ -150,6 +150,7 @@ impl World {
             | Action::RecordReplacement { .. }
             | Action::RecordRenewal { .. }
             | Action::RecordRecovery { .. }
+            | Action::VerifySnapshot { .. }
             | Action::RecordRestoring { .. }
             | Action::RecordSigner { .. }
             | Action::RecordDistrust { .. }

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
 pub use note::{BackupStatus, Confirmed, confirm, standing};
 pub use quorate_backup as store;
-pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, prove_raised, root_is_let_in};
+pub use restore::{Ready, SnapshotAt, Wanted, ledger_beside, root_is_let_in, verify_raised};
 pub use vault::{Vault, Which, catalog_of, open_store};
 pub use watch::{Watching, watch};
 

@@ -2,7 +2,7 @@
 //! back from a backup where there is none here. Nothing that runs is touched: the restore itself is the planner's, once it is
 //! confirmed.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use quorate_backup::catalog::{Catalog, Full};
 use quorate_backup::choose::{Choice, Wish, choose};
@@ -137,21 +137,24 @@ fn fits(wanted: Version, found: &str) -> Result<(), BackupError> {
     Ok(())
 }
 
-/// Tries a restore out exactly as the members will do it: with the spec's version, and with the revision raised. It comes before anything
-/// is stopped, as a snapshot that cannot be raised would leave a cluster that never starts. Returns how many keys it has.
-pub async fn prove_raised(
+/// Restores the snapshot into a temporary etcd exactly as the members will do it: with the spec's version, and with the revision raised. This
+/// comes before anything is stopped, because a snapshot that cannot be raised would leave a cluster that never starts. `keys` is how many it
+/// must have, if that is known.
+pub async fn verify_raised(
     home: &Home,
     spec: &ClusterSpec,
-    prepared: &Prepared,
+    snapshot: &Path,
+    keys: Option<i64>,
     bump_revision: u64,
-) -> Result<i64, BackupError> {
+) -> Result<(), BackupError> {
     let programs = programs::raising(home, spec).await?;
     let scratch = home.scratch(spec.name.as_str());
-    Ok(prepare::prove_raised(prepared, bump_revision, &Workshop { programs: &programs, scratch: &scratch }).await?)
+    let workshop = Workshop { programs: &programs, scratch: &scratch };
+    Ok(prepare::prove_raised(snapshot, keys, bump_revision, &workshop).await?)
 }
 
-/// Where members log in by password: whether root is let in with the one that they have. Found out in a throwaway etcd, before anything
-/// is given up: afterwards nobody could do anything about it. `password` is none where a new one would be made, which root of an old
+/// If members log in by password: whether root is let in with the one that they have. This is tested in a temporary etcd before anything
+/// changes, because afterwards nobody could do anything about it. `password` is none if a new one would be generated, which root of an old
 /// cluster cannot have.
 pub async fn root_is_let_in(
     home: &Home,

@@ -1,7 +1,8 @@
-//! Restore: once confirmed, the data of all members is replaced by one snapshot. First every member that is wanted has a
-//! machine, and the snapshot is stored on it; only then that is recorded, and every etcd of before is stopped; only when none of them
-//! runs, each member's data is made of the snapshot; and only when all hold theirs, the first is started. So at no moment do
-//! members run on old and new data at once, and until all have the snapshot nothing is given up.
+//! Restore: once confirmed, the data of all members is replaced by one snapshot. First every wanted member gets a machine, and the
+//! snapshot is sent to all of them; meanwhile the controller verifies it in a temporary etcd. Only when both have succeeded, the restore is
+//! recorded, and every etcd on other data is stopped. Only when none of them runs, each member's data is made from the snapshot; and only
+//! when all hold theirs, the first is started. So members never run on old and new data at the same time, and until the snapshot is
+//! verified and everywhere, existing data is not touched.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,9 @@ use crate::kinds::etcd::versions::Path;
 use crate::kinds::etcd::{Formation, FormingMember, Restore};
 use crate::model::{AgentSeen, DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, Seen, Stamp};
 use crate::planner::safety::{Absence, judge_absence};
-use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, certificates, config, enrolment, machines};
+use crate::planner::{
+    Action, Decision, Precondition, Step, UnsafeBecause, View, certificates, config, enrolment, machines,
+};
 
 /// The formation that a restore has begun.
 struct Begun<'a> {
@@ -140,7 +143,7 @@ fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, w
     decision.step(action, format!("{why}; the data of all members is replaced, so nothing is lost"));
 }
 
-/// Brings the snapshot to every member that is wanted. When all have it, the restore is recorded.
+/// Brings the snapshot to every wanted member, and verifies it meanwhile. Then the restore is recorded.
 fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &str) {
     let View { desired, seen, .. } = *view;
     // Where only a restore leads from one version to the other, programs are changed when nothing runs on the old data any more.
@@ -158,21 +161,29 @@ fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &st
             members.extend(forming_member(seen, &member, facts));
         }
     }
-    let ready = decision.steps.is_empty() && decision.waiting.is_empty() && decision.blocked.is_empty();
-    if !ready || members.len() != desired.members.len() {
+    let is_staging = |step: &Step| matches!(step.action, Action::StageSnapshot { .. });
+    let staging = decision.steps.iter().filter(|step| is_staging(step)).count();
+    let undisturbed = decision.waiting.is_empty() && decision.blocked.is_empty() && staging == decision.steps.len();
+    if !undisturbed || staging + members.len() != desired.members.len() {
+        return;
+    }
+    let bump_revision = safety::restore::bump_of(restore, view);
+    if !safety::restore::is_verified(restore, bump_revision) {
+        return verify(view, restore, decision, bump_revision);
+    }
+    if staging > 0 {
         return;
     }
     let was = match &desired.etcd.formation {
         Formation::Restoring { was, .. } => was.clone(),
         other => other.token().map(str::to_owned),
     };
-    let bump_revision = safety::restore::bump_of(restore, view);
     let all = match members.len() {
         1 => String::from("the only member has"),
         all => format!("all {all} members have"),
     };
     let why = format!(
-        "{why}, and {all} the snapshot ({}, revision {}); every etcd on other data is stopped now, and revisions \
+        "{why}, the snapshot is verified, and {all} it ({}, revision {}); every etcd on other data is stopped now, and revisions \
          continue {bump_revision} above the snapshot's",
         restore.source, restore.revision
     );
@@ -191,6 +202,18 @@ fn stage(restore: &Restore, decision: &mut Decision, member: &MemberName) {
         action,
         format!("{member} will be restored from {source}; existing data is kept until every member holds the snapshot"),
     );
+}
+
+/// Takes as long as sending the snapshot does, so both are done at the same time.
+fn verify(view: &View<'_>, restore: &Restore, decision: &mut Decision, bump_revision: u64) {
+    let Restore { sha256, source, at_hand, .. } = restore;
+    let Some(member) = view.desired.members.keys().next().filter(|_| !at_hand) else {
+        let why = format!(
+            "its revision is raised by {bump_revision}, as the members will do it; existing data is kept until this has succeeded"
+        );
+        return decision.step(Action::VerifySnapshot { sha256: sha256.clone(), bump_revision }, why);
+    };
+    decision.block(UnsafeBecause::SnapshotGone { member: member.clone(), source: source.clone() });
 }
 
 /// The restore is recorded: what was is stopped, then the new data is made, then started.

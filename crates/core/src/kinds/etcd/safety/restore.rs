@@ -1,5 +1,5 @@
-//! The rules of a restore: nothing is given up before every member has what it is to begin from, and nobody begins while anybody
-//! could still run on what was.
+//! The rules of a restore: no existing data is touched before every member has the snapshot and it was verified, and no member starts
+//! while another could still run on the old data.
 
 use super::revision;
 use super::{DataVerdict, judge_data};
@@ -14,7 +14,7 @@ pub fn bump_past(highest: u64, revision: u64) -> u64 {
     target.saturating_sub(revision)
 }
 
-/// The one that the snapshot was tried with, as long as it still leads well past all that was seen; else another.
+/// The one that the snapshot was verified with, as long as it still leads well past all that was seen; else another.
 pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
     let highest = revision::highest(view);
     let leads_past = |bump: &u64| {
@@ -22,6 +22,11 @@ pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
         begins_at.is_some_and(|at| at >= highest.saturating_add(MARGIN / 2))
     };
     restore.bump_revision.filter(leads_past).unwrap_or_else(|| bump_past(highest, restore.revision))
+}
+
+/// Rule 7: whether the snapshot was restored into a temporary etcd, raised by exactly this.
+pub fn is_verified(restore: &Restore, bump: u64) -> bool {
+    restore.bump_revision == Some(bump)
 }
 
 /// Rule 12: whether data that was raised by so much begins where etcd can still count.
