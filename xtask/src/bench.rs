@@ -35,21 +35,21 @@ const CLUSTER: &str = "bench";
 
 #[derive(Subcommand)]
 pub enum Bench {
-    /// Time `quorate up` from nothing against etcd started by a bare loop
+    /// Compare the time of `quorate up` from nothing with etcd started by a bare loop
     Bringup(bringup::Options),
-    /// Time and weigh plans for up to 10,000 clusters
+    /// Measure time and memory of plans for up to 10,000 clusters
     Plan(Measured),
-    /// Time the longest write gap of changes against the same done by hand
+    /// Compare the longest write gap of changes with the same done manually
     Rolling(rolling::Options),
-    /// Weigh idle agents
+    /// Measure the memory of idle agents
     Agent(Measured),
-    /// Time and weigh a backup into an S3 store against the same done by hand, while clients write
+    /// Compare time and memory of a backup to an S3 store with a manual one, while clients write
     Backup(backup::Arguments),
-    /// Time a restore of a cluster of which nothing is left against the same done by hand
+    /// Compare the restore of a cluster of which nothing is left with a manual one
     Restore(filled::Options),
-    /// Time a cluster on new, emulated machines against the same machines started by a bare script and by cloud-init
+    /// Compare a cluster on new, emulated machines with the same started by a bare script and by cloud-init
     Machines(machines::Options),
-    /// Time a cluster on new system containers of Incus against the same made by a bare script and by cloud-init
+    /// Compare a cluster on new system containers of Incus with the same made by a bare script and by cloud-init
     Incus(machines::incus::Options),
 }
 

@@ -139,7 +139,7 @@ pub fn debug_directory() -> Result<PathBuf> {
 
 /// Above the directory that this very program was built into.
 pub fn target_directory() -> Result<PathBuf> {
-    let this = std::env::current_exe().context("cannot tell where this program lies")?;
+    let this = std::env::current_exe().context("cannot find this program's own file")?;
     let target = this.ancestors().nth(2).context("this program does not lie in a target directory")?;
     Ok(target.to_owned())
 }

@@ -56,7 +56,7 @@ pub enum Which {
 
 /// Runs this program again with these arguments, in new namespaces.
 fn enter(words: &[&str], tell: impl FnOnce(&mut Command)) -> Result<()> {
-    let this = std::env::current_exe().context("cannot tell where this program lies")?;
+    let this = std::env::current_exe().context("cannot find this program's own file")?;
     let mut lab = host::tethered("unshare");
     lab.args(["--mount", "--net", "--pid", "--mount-proc", "--fork", "--kill-child=KILL"]);
     // The first process must take leave of others' children, or daemons wait for machines that have long ended.

@@ -225,7 +225,7 @@ fn pairs<'a>(
 
 fn remove_others(layout: &Layout, current: &str) -> Result<(), AgentError> {
     let link = layout.certificates();
-    let parent = link.parent().expect("it lies below the root");
+    let parent = link.parent().expect("it is below the root");
     for entry in fs::read_dir(parent).map_err(AgentError::file("list", parent))?.flatten() {
         let name = entry.file_name();
         if name.to_string_lossy().starts_with("pki-") && name != current {

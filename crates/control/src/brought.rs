@@ -215,7 +215,7 @@ impl Reader {
         let ca = self.certificates(&at("ca"), &source.ca, "the CA that signed that etcd's");
         let login = match (&source.certificate, &source.key, &source.username, &source.password_file) {
             (Some(certificate), Some(key), ..) => {
-                let chain = self.certificates(&at("certificate"), certificate, "whoever logs in there");
+                let chain = self.certificates(&at("certificate"), certificate, "the client that logs in there");
                 let key = self.text(&at("key"), key);
                 SourceLogin::Certificate { chain: chain?, key: Secret::new(key?) }
             }

@@ -113,7 +113,7 @@ pub fn run(lab: &Lab, arguments: &Arguments) -> Result<()> {
 fn sample_by_hand(filled: &Filled<'_>, pair: u32, outcome: &mut Outcome) -> Result<()> {
     let ((by_hand, bytes), latency) = while_writing(filled, || filled.save_by_hand(&format!("{BY_HAND}{pair}")))?;
     let (save, send) = (seconds(by_hand.save), seconds(by_hand.send));
-    eprintln!("by hand {}, of it {save} to save and {send} to send; {latency}", seconds(by_hand.time()));
+    eprintln!("manually {}, of it {save} to save and {send} to send; {latency}", seconds(by_hand.time()));
     outcome.snapshot = bytes;
     outcome.by_hand.add(by_hand.time(), &latency);
     Ok(())
@@ -143,7 +143,7 @@ fn while_writing<T>(filled: &Filled<'_>, work: impl FnOnce() -> Result<T>) -> Re
 fn check(outcome: &Outcome, size: Size) -> Result<()> {
     let Outcome { snapshot, stored, stored_by_hand, .. } = *outcome;
     ensure!(snapshot >= size.bytes(), "expected a snapshot of {size} or more, found {}", mebibytes(snapshot));
-    for (who, stored) in [("quorate", stored), ("by hand", stored_by_hand)] {
+    for (who, stored) in [("quorate", stored), ("manually", stored_by_hand)] {
         // Half of it is random and cannot be made smaller.
         let least = size.bytes() / 2;
         ensure!(stored >= least, "expected {} or more stored by {who}, found {}", mebibytes(least), mebibytes(stored));
@@ -175,14 +175,17 @@ fn print(outcome: &Outcome, options: &Options) {
     println!(
         "A backup of {size}, half of it random, while clients write: median of {pairs} runs each, in turns (shortest–longest).\n"
     );
-    print!("{}", table(["", "`backup create --no-verify`", "by hand", "nothing going on", ""], &rows));
+    print!("{}", table(["", "`backup create --no-verify`", "manually", "idle", ""], &rows));
     println!("\nby hand: `etcdctl snapshot save`, then `zstd -{COMPRESSION} | age | rclone rcat`");
     println!(
-        "throughput: of the snapshot's {}; quorate's is {:.2} × that by hand",
+        "throughput: of the snapshot's {}; quorate's is {:.2} × that of the manual one",
         mebibytes(*snapshot),
         outcome.ratio()
     );
-    println!("allowed: {LEAST_RATIO} × the throughput by hand or more, less than {} of memory", mebibytes(MOST_MEMORY));
+    println!(
+        "allowed: {LEAST_RATIO} × the throughput of the manual one or more, less than {} of memory",
+        mebibytes(MOST_MEMORY)
+    );
 }
 
 fn mebibytes(bytes: u64) -> String {

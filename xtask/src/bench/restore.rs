@@ -57,7 +57,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
         let whole = seconds(hand.time());
         let pairs = options.pairs;
         eprintln!(
-            "{pair}/{pairs}: quorate {}; by hand {whole} (fetch {fetch}, restore {restore}, start {start})",
+            "{pair}/{pairs}: quorate {}; manually {whole} (fetch {fetch}, restore {restore}, start {start})",
             seconds(time)
         );
         quorate.add(time);
@@ -201,7 +201,7 @@ impl Running {
                     bail!("etcd of {name} ended: {status}");
                 }
             }
-            ensure!(begun.elapsed() < PATIENCE, "etcd by hand was not well within {PATIENCE:?}");
+            ensure!(begun.elapsed() < PATIENCE, "etcd started manually was not well within {PATIENCE:?}");
             sleep(PAUSE);
         }
         Ok(())
@@ -230,9 +230,9 @@ fn print(quorate: &Samples, by_hand: &Samples, options: &Options) {
     println!(
         "From nothing but the store to a healthy cluster of three: median of {pairs} runs each, in turns (shortest–longest).\n"
     );
-    print!("{}", table(["data", "`quorate restore`", "by hand", "ratio"], &rows));
+    print!("{}", table(["data", "`quorate restore`", "manually", "ratio"], &rows));
     println!(
-        "\nby hand: `rclone cat | age -d | zstd -d`, `etcdutl snapshot restore` on three members at once, and their start, without TLS"
+        "\nmanually: `rclone cat | age -d | zstd -d`, `etcdutl snapshot restore` on three members at once, and their start, without TLS"
     );
 }
 

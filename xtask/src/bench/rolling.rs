@@ -10,8 +10,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use super::figures::{Samples, ratio, seconds, table, verdict};
 use super::Ground;
+use super::figures::{Samples, ratio, seconds, table, verdict};
 use crate::lab::{Lab, Version};
 use crate::{etcd, host};
 
@@ -147,7 +147,7 @@ fn measure(ground: &Ground, lab: &Lab, change: Change, pairs: u32) -> Result<Vec
     for pair in 1..=pairs {
         let by_hand = sample_by_hand(ground, lab, change)?;
         let quorate = sample_quorate(ground, lab, change)?;
-        eprintln!("{change}, {pair}/{pairs}: quorate {quorate}; by hand {by_hand}");
+        eprintln!("{change}, {pair}/{pairs}: quorate {quorate}; manually {by_hand}");
         taken.push((quorate, by_hand));
     }
     let pairs_of = |figure: fn(&Sample) -> Duration| {
@@ -238,14 +238,14 @@ fn print(outcomes: &[Outcome], pairs: u32) {
     };
     let rows: Vec<_> = outcomes.iter().map(row).collect();
     println!("Three members, TLS, authentication: median of {pairs} runs each, in turns (shortest–longest).\n");
-    print!("{}", table(["", "quorate", "by hand", "ratio", "allowed", ""], &rows));
+    print!("{}", table(["", "quorate", "manually", "ratio", "allowed", ""], &rows));
     println!(
-        "\nallowed: {} × by hand + {} for a gap, {} × for the time",
+        "\nallowed: {} × the manual one + {} for a gap, {} × for the time",
         GAP.factor,
         seconds(GAP.allowance),
         UPGRADE.factor
     );
-    println!("\nAll samples, in seconds, quorate/by hand:\n");
+    println!("\nAll samples, in seconds, quorate/manually:\n");
     for Outcome { what, pairs, .. } in outcomes {
         let pair = |(quorate, by_hand): &(Duration, Duration)| {
             format!("{:.3}/{:.3}", quorate.as_secs_f64(), by_hand.as_secs_f64())

@@ -97,8 +97,8 @@ impl Store {
     /// How many bytes lie below a name.
     pub fn size(&self, name: &str) -> Result<u64> {
         let printed = host::read(&mut self.rclone(&["size", "--json", &path(name)]))?;
-        let told: Value = serde_json::from_str(&printed).context("rclone tells a size that is no JSON")?;
-        told["bytes"].as_u64().with_context(|| format!("rclone tells no size: {printed}"))
+        let told: Value = serde_json::from_str(&printed).context("rclone prints a size that is not JSON")?;
+        told["bytes"].as_u64().with_context(|| format!("rclone prints no size: {printed}"))
     }
 
     /// The directories right below a name, the first in order first.

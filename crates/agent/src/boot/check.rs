@@ -16,7 +16,7 @@ pub(super) fn check(machine: &Machine, file: &Path) -> Result<(), AgentError> {
 }
 
 fn wrong(field: impl Into<String>, expected: &str, found: &str) -> Checked {
-    Err((field.into(), format!("expected {expected}, found {found:?}; let the provider write the seed disk anew")))
+    Err((field.into(), format!("expected {expected}, found {found:?}; let the provider write the seed disk again")))
 }
 
 fn host_name(name: &str) -> Checked {

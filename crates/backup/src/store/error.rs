@@ -42,7 +42,7 @@ pub enum Trouble {
     OtherRegion(String),
     #[error("the store reports an internal error ({0}), also after several retries. Nothing is lost: try again later")]
     Unavailable(String),
-    #[error("the store did not answer in time ({0}). Nothing is lost: try later, or look at the network between")]
+    #[error("the store did not answer in time ({0}). Nothing is lost: try later, or check the network in between")]
     Timeout(String),
     #[error("the store cannot be reached ({0}): check the endpoint, the network and the store's certificate")]
     Unreachable(String),

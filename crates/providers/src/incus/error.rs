@@ -61,7 +61,7 @@ pub enum IncusError {
     #[error("{address} is not in the network {network}, which has {subnet}")]
     OutsideNetwork { address: IpAddr, network: String, subnet: String },
     #[error(
-        "Incus does not manage the network {network}, so it tells no prefix: give `provider.incus.prefix`, and each member an `address`"
+        "Incus does not manage the network {network}, so its prefix is not known: set `provider.incus.prefix`, and give each member an `address`"
     )]
     NotManaged { network: String },
     #[error("the network {network} has no {family} addresses, and {member} has {address}")]

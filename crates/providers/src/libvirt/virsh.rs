@@ -34,7 +34,7 @@ pub enum LibvirtError {
     MacTaken { mac: String, member: String, by: String },
     #[error("this host has no network interface `{name}` for macvtap")]
     NoDevice { name: String },
-    #[error("the machine `{name}` of libvirt is not quorate's, and stands in the way")]
+    #[error("the machine `{name}` of libvirt is not quorate's, and is in the way")]
     NameTaken { name: String },
     #[error("the spec says nothing of {member} any more, so its machine cannot be made")]
     NotInSpec { member: String },

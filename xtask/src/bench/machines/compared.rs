@@ -76,7 +76,7 @@ impl Outcome {
             "From nothing to three healthy members on {}: median of {rounds} runs each, in turns, and of their ratios (least–most).\n",
             self.aims.machines
         );
-        print!("{}", table(["beside", "`quorate apply`", "the other", "ratio", "allowed", ""], &rows));
+        print!("{}", table(["compared with", "`quorate apply`", "the other", "ratio", "allowed", ""], &rows));
     }
 }
 

@@ -47,14 +47,18 @@ pub(in crate::providers) fn check_all(spec: &Spec, found: &mut Findings) {
         if let Some(first) = addresses.insert(interface.address, at.clone()) {
             let line = found.line_of(&first);
             let message = format!("the address {} is given twice; the first is in line {line}", interface.address);
-            found.error(at, message, "give each interface an address of its own");
+            found.error(at, message, "give each interface a different address");
         }
         let Some(mac) = &interface.mac else { continue };
         let at = format!("{path}.mac");
         if let Some(first) = macs.insert(mac.to_string(), at.clone()) {
             let line = found.line_of(&first);
             let message = format!("the MAC {mac} is given twice; the first is in line {line}");
-            found.error(at, message, "give each interface one of its own, or leave `mac` out and quorate makes one");
+            found.error(
+                at,
+                message,
+                "give each interface a different one, or leave `mac` out and quorate generates one",
+            );
         }
     }
 }
@@ -122,7 +126,7 @@ fn cloud_init(cluster: &Cluster, settings: &LibvirtSettings, found: &mut Finding
         found.error(
             at,
             format!("`{name}` would be the name of the disk of every machine"),
-            "write `<name>` where the machine's name goes, as in `<name>-cloud-init.iso`",
+            "write `<name>` in place of the machine's name, as in `<name>-cloud-init.iso`",
         );
     }
 }
@@ -132,7 +136,7 @@ fn disks(settings: &LibvirtSettings, member: &MemberSpec, at: &impl Fn(&str) -> 
         found.error(
             at("root_volume"),
             format!("`{}` has nothing to boot from: the provider has no `image`, and it no `root_volume`", member.name),
-            "give the provider `image: {volume: NAME}`, or each member a volume of its own",
+            "give the provider `image: {volume: NAME}`, or each member a volume",
         );
     }
 }
@@ -221,7 +225,7 @@ fn addresses(interface: &InterfaceSpec, at: &impl Fn(&str) -> String, found: &mu
                 "{address} is outside the network of its gateway {gateway}, {}/{prefix}",
                 network_of(*gateway, *prefix)
             ),
-            "change the address, the gateway or the prefix, so that they fit",
+            "change the address, the gateway or the prefix",
         );
     } else if gateway == address {
         found.error(

@@ -143,7 +143,7 @@ fn addresses(spec: &Spec, found: &mut Findings) {
                         "address {address} is already that of `{}` in cluster `{}` (line {line})",
                         owner.members[other].name, owner.name
                     ),
-                    "give each member an address of its own, or leave `address` out",
+                    "give each member a different address, or leave `address` out",
                 );
             }
         }
