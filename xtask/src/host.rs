@@ -8,7 +8,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result, bail};
 
-use crate::lab;
+use crate::{lab, postgres};
 
 /// How to tell that a package is there, and its name.
 #[derive(Clone, Copy)]
@@ -34,12 +34,27 @@ pub fn install_missing(needs: &[Need]) -> Result<()> {
     }
     privilege(&packages)?;
     eprintln!("installing {}", packages.join(", "));
-    update_packages()?;
-    run(apt_get(&packages)?.args(["install", "-y", "--no-install-recommends"]).args(&packages))?;
+    install(&packages).with_context(|| format!("apt cannot install {}", packages.join(", ")))?;
     match needs.iter().find_map(Need::missing_package) {
         None => Ok(()),
         Some(package) => bail!("package {package} was installed, yet what it should bring is not there"),
     }
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    update_packages()?;
+    let apt = || run(apt_get(packages)?.args(["install", "-y", "--no-install-recommends"]).args(packages));
+    if packages.iter().any(|package| postgres::is_server(package)) {
+        postgres::without_first_cluster(apt)
+    } else {
+        apt()
+    }
+}
+
+/// A script for the shell, run as root.
+pub fn run_as_root(script: &str) -> Result<()> {
+    let mut words = privilege(&[])?.iter().chain(&["sh", "-c"]);
+    run(Command::new(words.next().expect("the list is not empty")).args(words).arg(script))
 }
 
 /// Has apt look for what there is today.

@@ -72,6 +72,11 @@ impl Lab {
         self.etcd_versions().join(version.to_string())
     }
 
+    /// Patroni's environment, and links to its programs.
+    pub fn patroni(&self) -> PathBuf {
+        self.root.join("patroni")
+    }
+
     /// SeaweedFS's one program.
     pub fn weed(&self) -> PathBuf {
         self.root.join("seaweedfs/weed")

@@ -14,6 +14,7 @@ mod lab;
 mod labs;
 mod lint;
 mod model;
+mod postgres;
 mod reference;
 mod rooms;
 mod static_build;
@@ -44,6 +45,8 @@ enum Verb {
     },
     /// Put SeaweedFS, the S3 store that tests and benches use, into the lab directory
     Weed,
+    /// Install PostgreSQL, and put Patroni, which tests use, into the lab directory
+    Postgres,
     /// Check formatting, clippy, the purity of core, the ban on unsafe code, dependencies and Markdown
     Lint,
     /// Write docs/reference.md from the schema of the spec
@@ -112,6 +115,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
     match verb {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
         Verb::Weed => weed::run(&lab),
+        Verb::Postgres => postgres::run(&lab),
         Verb::Lint => lint::run(),
         Verb::Reference => reference::run(),
         Verb::Rooms { provider } => rooms::run(&provider),

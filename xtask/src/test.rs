@@ -1,4 +1,4 @@
-//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store) while the tests compile, then runs the tests of all
+//! `cargo xtask test`: prepares the machine (packages, etcd versions, an S3 store, Patroni) while the tests compile, then runs the tests of all
 //! binaries side by side. Tests on real clusters get a process each; those that only compute run per binary, with the time that is
 //! left over. The totals stand alone on the last line.
 //!
@@ -19,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use crate::{etcd, forward, unpacked, weed};
+use crate::{etcd, forward, postgres, unpacked, weed};
 use build::Binary;
 use job::{Done, Job, Part};
 use pace::Pace;
@@ -33,7 +33,7 @@ const LIBWRAP: &str = if cfg!(target_arch = "aarch64") {
     "/usr/lib/x86_64-linux-gnu/libwrap.so.0"
 };
 
-pub const NEEDS: [Need; 11] = [
+pub const NEEDS: [Need; 12] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
@@ -46,6 +46,7 @@ pub const NEEDS: [Need; 11] = [
     Need::File { path: LIBWRAP, package: "libwrap0" },
     // For hosts that let nobody in as root.
     Need::Command { name: "sudo", package: "sudo" },
+    postgres::SERVER,
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.
@@ -153,6 +154,7 @@ pub fn prepare(lab: &Lab) -> Result<()> {
     host::install_missing(&NEEDS)?;
     etcd::run(lab, false)?;
     weed::run(lab)?;
+    postgres::run(lab)?;
     unpacked::ensure(lab)?;
     forward::ensure(lab)
 }

@@ -61,7 +61,7 @@ fn install(filling: &Filling<'_>, target: &Path) -> Result<()> {
 }
 
 /// A Python that can make environments: the one on the PATH, else Debian's.
-fn python() -> Result<&'static str> {
+pub fn python() -> Result<&'static str> {
     if host::read(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_ok() {
         return Ok("python3");
     }

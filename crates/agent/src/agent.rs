@@ -7,6 +7,7 @@ use quorate_core::model::Busy;
 
 use crate::api::{Refusal, Seed};
 use crate::kinds::etcd::Etcd;
+use crate::kinds::postgres::Postgres;
 use crate::layout::Layout;
 use crate::reboot::Reboots;
 use crate::services::Services;
@@ -24,6 +25,7 @@ pub(crate) struct Agent {
     pub(crate) shown: Arc<Shown>,
     pub(crate) services: Services,
     pub(crate) etcd: Etcd,
+    pub(crate) postgres: Postgres,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
     /// That order, for whoever looks meanwhile.

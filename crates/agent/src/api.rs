@@ -18,6 +18,7 @@ use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
 pub use crate::kinds::etcd::order::{Bootstrap, Order as EtcdOrder};
+pub use crate::kinds::postgres::order::Order as PostgresOrder;
 pub use kept::Kept;
 
 /// Where each request goes.
@@ -83,7 +84,7 @@ pub struct Seed {
 pub struct FactsRequest {
     /// Given by a controller that holds the lock: from then on the agent obeys nothing older.
     pub fence: Option<u64>,
-    /// Whether to list etcd's users and roles too.
+    /// Whether to list users too: those of etcd with their roles, or those of PostgreSQL with its databases.
     pub auth: bool,
     /// Addresses of machines that the controller cannot reach: does this one?
     #[serde(default)]
@@ -125,6 +126,7 @@ pub enum Order {
         command: ServiceCommand,
     },
     Etcd(EtcdOrder),
+    Postgres(PostgresOrder),
     /// Reboots the machine if it is still in this boot. Answered before that is done; facts say how far it has come.
     Reboot {
         boot: String,
@@ -158,6 +160,7 @@ impl Order {
             Order::Service { command: ServiceCommand::Restart, .. } => "restart a service",
             Order::Service { command: ServiceCommand::Stop, .. } => "stop a service",
             Order::Etcd(order) => order.name(),
+            Order::Postgres(order) => order.name(),
             Order::Reboot { .. } => "reboot",
         }
     }
@@ -188,6 +191,16 @@ pub enum Refusal {
     AlreadyEnrolled,
     #[error("{why}")]
     Failed { why: String },
+}
+
+impl Refusal {
+    pub(crate) fn failed(why: impl Into<String>) -> Self {
+        Refusal::Failed { why: why.into() }
+    }
+
+    pub(crate) fn not_as_expected(expected: String, found: String) -> Self {
+        Refusal::NotAsExpected { expected, found }
+    }
 }
 
 /// Announces a snapshot or a program.

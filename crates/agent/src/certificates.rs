@@ -1,5 +1,5 @@
-//! The certificates of etcd, as one set of files. etcd reads certificate and key as two files at each handshake, so a set is
-//! a directory of its own and the link to it flips from the old to the new in one instant.
+//! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so a set
+//! is a directory of its own and the link to it flips from the old to the new in one instant.
 
 mod kubeadm;
 
@@ -56,11 +56,16 @@ impl Agent {
         self.state.update(|state| (state.trust, state.chains, state.brought_keys) = (trust, chains, keys)).await?;
         self.shown.swap(&self.state.get())?;
         self.put_certificates().await?;
+        self.reload_postgres().await;
         Ok(())
     }
 
-    /// Puts the certificates where etcd reads them, and removes them where it no longer does.
+    /// Puts the certificates where etcd or Patroni reads them, and removes them where it no longer does.
     pub(crate) async fn put_certificates(&self) -> Result<(), AgentError> {
+        if self.has_patroni() {
+            let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.patroni().await?.owner()?);
+            return crate::blocking(move || put_for_patroni(&layout, &state, owner)).await;
+        }
         let layouts = self.layouts_in_use().await;
         let (layout, state, owner) = (self.layout.clone(), self.state.get(), self.etcd.service.owner()?);
         crate::blocking(move || put(&layout, &state, owner, &layouts)).await
@@ -174,23 +179,37 @@ fn put(
     if layouts.contains(&CertificateLayout::Kubeadm) {
         kubeadm::put(&directory, &kubeadm_set(state, trust, owner))?;
     }
-    put_standard(layout, &set)?;
+    put_set(&layout.certificates(), &set)?;
     if !layouts.contains(&CertificateLayout::Kubeadm) {
         kubeadm::clear(layout.root(), &directory)?;
     }
     Ok(())
 }
 
-fn put_standard(layout: &Layout, set: &[Entry<'_>]) -> Result<(), AgentError> {
-    let link = layout.certificates();
+fn put_set(link: &Path, set: &[Entry<'_>]) -> Result<(), AgentError> {
     let current = format!("pki-{}", digest_of(set));
     let directory = link.with_file_name(&current);
     files::make_dir(&directory, 0o755)?;
     for entry in set {
         entry.ensure_in(&directory)?;
     }
-    files::link(&link, &current)?;
-    remove_others(layout, &current)
+    files::link(link, &current)?;
+    remove_sets(link, Some(&current))
+}
+
+/// Certificates come before the first configuration, so they may have been put where etcd would read them.
+fn put_for_patroni(layout: &Layout, state: &State, owner: Option<Owner>) -> Result<(), AgentError> {
+    let Some(trust) = &state.trust else { return Ok(()) };
+    let mut set = vec![Entry { name: pki::CA.to_owned(), content: trust, mode: 0o644, owner }];
+    let uses = [CertificateUse::Member, CertificateUse::Peer];
+    set.extend(pairs(state, CertificateLayout::Standard, &uses, owner));
+    put_set(&layout.patroni_certificates(), &set)?;
+    let of_etcd = layout.certificates();
+    if fs::symlink_metadata(&of_etcd).is_ok() {
+        files::remove(&of_etcd)?;
+        remove_sets(&of_etcd, None)?;
+    }
+    Ok(())
 }
 
 /// The CAs that etcd reads at its start are those of the node config, where it has some.
@@ -223,12 +242,12 @@ fn pairs<'a>(
     uses.iter().filter_map(pair).flatten().collect()
 }
 
-fn remove_others(layout: &Layout, current: &str) -> Result<(), AgentError> {
-    let link = layout.certificates();
+/// Removes the sets next to this link, except the current one.
+fn remove_sets(link: &Path, current: Option<&str>) -> Result<(), AgentError> {
     let parent = link.parent().expect("it is below the root");
     for entry in fs::read_dir(parent).map_err(AgentError::file("list", parent))?.flatten() {
         let name = entry.file_name();
-        if name.to_string_lossy().starts_with("pki-") && name != current {
+        if name.to_string_lossy().starts_with("pki-") && current.is_none_or(|current| name != current) {
             files::remove_dir(&entry.path())?;
         }
     }

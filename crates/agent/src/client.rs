@@ -197,7 +197,7 @@ impl AgentClient {
             Order::Converge { .. }
                 | Order::Etcd(EtcdOrder::Rebuild { .. })
                 | Order::Etcd(EtcdOrder::RestoreData { .. })
-        );
+        ) || matches!(&envelope.order, Order::Postgres(order) if order.is_slow());
         let time = if slow { SLOW_ORDER } else { ORDER };
         self.verified(path::ORDERS, envelope, time).await?.of_ours()
     }

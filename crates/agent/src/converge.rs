@@ -11,7 +11,7 @@ use crate::AgentError;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
-use crate::kinds::etcd;
+use crate::kinds::{etcd, postgres};
 use crate::layout::Layout;
 use crate::services::Service;
 use crate::state::{InPlace, State, check_generation};
@@ -47,11 +47,16 @@ impl Agent {
         let old = state.node_config.as_ref().map(|in_place| NodeConfig::clone(&in_place.config));
         self.put_files(old, NodeConfig::clone(config)).await?;
         self.put_host(config.host.as_deref(), etcd::openings).await?;
-        let take =
-            |state: &mut State| (state.node_config, state.etcd.binary, state.search) = (Some(in_place), binary, search);
+        let programs = self.postgres_programs_for(config, search.as_deref()).await;
+        let take = |state: &mut State| {
+            (state.node_config, state.etcd.binary, state.search) = (Some(in_place), binary, search);
+            state.postgres.programs = programs;
+        };
         self.state.update(take).await?;
+        self.put_patroni_config().await?;
         // They may have to be somewhere else now. Those of an etcd that runs stay where it was told that they are.
         self.put_certificates().await?;
+        self.reload_postgres().await;
         self.stop_unlisted().await?;
         self.help_up().await;
         Ok(())
@@ -71,6 +76,7 @@ impl Agent {
     async fn service_of(&self, service: &ServiceConfig) -> Result<Arc<dyn Service>, AgentError> {
         match &service.runs {
             Runs::Etcd(_) => Ok(self.etcd.service.clone()),
+            Runs::Patroni(_) => self.patroni().await,
             Runs::Program(_) => self.services.with(self.plain_profile(service)).await,
         }
     }
@@ -83,7 +89,8 @@ fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         let own = match runs {
             Runs::Etcd(_) => name == etcd::SERVICE,
-            Runs::Program(_) => ![etcd::SERVICE, "agent"].contains(&name.as_str()),
+            Runs::Patroni(_) => name == postgres::SERVICE,
+            Runs::Program(_) => ![etcd::SERVICE, postgres::SERVICE, "agent"].contains(&name.as_str()),
         };
         if name.is_empty() || !name.chars().all(is_plain) || !own || !names.insert(name) {
             return Err(Refusal::Failed { why: format!("{name:?} cannot be the name of a service here") });
@@ -100,7 +107,10 @@ fn check_path(path: &str) -> Result<(), Refusal> {
     let own = ["var/lib/quorate", "run/quorate", "run/agent.lock", "usr/lib/quorate"];
     let clean = Path::new(path).components().collect::<PathBuf>();
     let clean = clean.to_string_lossy();
-    if plain && !path.is_empty() && !own.iter().chain(&etcd::PLACES).any(|taken| clean.starts_with(taken)) {
+    if plain
+        && !path.is_empty()
+        && !own.iter().chain(&etcd::PLACES).chain(&postgres::PLACES).any(|taken| clean.starts_with(taken))
+    {
         Ok(())
     } else {
         Err(Refusal::Failed { why: format!("a configuration may not write {path:?}") })

@@ -75,6 +75,16 @@ pub enum AgentError {
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.
     #[error("etcd's data is missing from {}: etcd is not started without it", path.display())]
     DataGone { path: PathBuf },
+    #[error("Patroni's configuration is not understood, at column {column}")]
+    PatroniConfig { column: usize },
+    #[error("Patroni cannot be asked: {why}")]
+    Patroni { why: String },
+    #[error("PostgreSQL's data is missing from {}: Patroni is not started without it", path.display())]
+    PostgresDataGone { path: PathBuf },
+    #[error(
+        "{program} of an earlier Patroni still runs (process {pid}) and changes the data: Patroni is started when it has ended"
+    )]
+    StillAtWork { program: String, pid: i32 },
     #[error("etcd's log {} cannot be read: {why}", path.display())]
     BadLog { path: PathBuf, why: String },
     #[error(

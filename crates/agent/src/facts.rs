@@ -29,9 +29,12 @@ impl Agent {
         }
         // Before anything else is looked at: what has ended by now, the rest shows.
         let busy = self.under_way.lock().expect("no holder panics").clone();
-        let (etcd, reaches) =
-            tokio::join!(self.etcd_facts(request.auth, request.fence), reach::all(request.reach, &PORTS));
-        let etcd = etcd?;
+        let (etcd, postgres, reaches) = tokio::join!(
+            self.etcd_facts(request.auth, request.fence),
+            self.postgres_facts(request.auth),
+            reach::all(request.reach, &PORTS)
+        );
+        let (etcd, postgres) = (etcd?, postgres?);
         let state = self.state.get();
         let program = ProgramSeen { runs: Program::this().clone(), failed: self.upgrades.failed(request.fence) };
         let certificates = state.chains.iter().filter_map(|(of, chain)| Some((*of, x509::seen(chain)?)));
@@ -44,6 +47,7 @@ impl Agent {
             requests: state.requests(),
             host: self.host(self.fsync_micros(&etcd.data).await).await,
             etcd,
+            postgres,
             services: self.service_facts().await,
             reaches,
             busy,

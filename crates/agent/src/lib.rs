@@ -18,7 +18,9 @@ mod error;
 mod facts;
 mod files;
 pub mod follow;
+mod health;
 mod host;
+mod http;
 pub mod kinds;
 mod layout;
 mod logs;
@@ -31,6 +33,7 @@ mod refused;
 mod rotate;
 mod server;
 mod services;
+mod stamp;
 mod state;
 mod tls;
 mod units;
@@ -53,7 +56,8 @@ pub use error::AgentError;
 pub use files::{one_private_directory, private_directory};
 
 use crate::agent::Agent;
-use crate::kinds::etcd::{self, Etcd, health};
+use crate::kinds::etcd::{self, Etcd};
+use crate::kinds::postgres::Postgres;
 use crate::layout::Layout;
 use crate::reboot::Reboots;
 use crate::services::Services;
@@ -137,6 +141,7 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
         shown,
         services,
         etcd,
+        postgres: Postgres::default(),
         orders: tokio::sync::Mutex::new(()),
         under_way: Mutex::new(None),
         keeps_host: options.supervisor == Supervisor::Systemd,
@@ -154,7 +159,9 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
     tokio::select! {
         () = removed(watched, options.supervisor) => {
             tracing::warn!("the directory of this agent was removed; its services are stopped, and the agent ends");
-            agent.services.stop_all().await.map(|()| None)
+            let stopped = agent.services.stop_all().await;
+            agent.end_postgres_processes().await;
+            stopped.map(|()| None)
         }
         trial = agent.upgrades.next_program() => Ok(Some(trial)),
         () = agent.upgrades.trial_is_over() => Err(AgentError::NoControllerCame),
@@ -166,7 +173,7 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
 }
 
 impl Agent {
-    /// Whatever happened while no agent was here: files are as the state says, and etcd runs if it should.
+    /// Whatever happened while no agent was here: files are as the state says, and services run if they should.
     async fn put_right(self: &Arc<Self>) {
         let config = self.state.get().node_config.as_ref().map(|in_place| NodeConfig::clone(&in_place.config));
         let files = match config {
@@ -175,7 +182,9 @@ impl Agent {
         };
         // Whatever is wrong, the controller must be able to ask.
         for error in
-            [files, self.make_missing_keys().await, self.put_certificates().await].into_iter().filter_map(Result::err)
+            [files, self.make_missing_keys().await, self.put_certificates().await, self.put_patroni_config().await]
+                .into_iter()
+                .filter_map(Result::err)
         {
             tracing::error!(error = error.in_full(), "files could not be put right");
         }
@@ -192,6 +201,7 @@ impl Agent {
             self.allow_services();
         }
         self.resume_etcd().await;
+        self.resume_postgres().await;
         self.resume_services().await;
     }
 }

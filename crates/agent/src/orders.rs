@@ -27,6 +27,7 @@ impl Agent {
             Order::InstallCertificates { trust, certificates } => self.install_certificates(trust, certificates).await,
             Order::Service { name, command } => self.act_on_service(&name, command).await,
             Order::Etcd(order) => self.obey_for_etcd(order).await,
+            Order::Postgres(order) => self.obey_for_postgres(order).await,
             Order::Reboot { boot, upgrade_packages } => self.reboot(fence, boot, upgrade_packages),
         }
     }

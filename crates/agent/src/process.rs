@@ -1,6 +1,7 @@
 //! Processes of this host, known by their id and the tick at which they started, so that a reused id is not mistaken.
 
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -31,6 +32,13 @@ impl Process {
     pub fn is_called_with(self, word: &str) -> bool {
         let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
         command.split(|b| *b == 0).nth(1) == Some(word.as_bytes())
+    }
+
+    /// Whether its last argument is this path.
+    pub fn is_called_with_last(self, path: &Path) -> bool {
+        let command = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();
+        let last = command.split(|b| *b == 0).rfind(|word| !word.is_empty());
+        last == Some(path.as_os_str().as_encoded_bytes())
     }
 
     /// Asks it to end, and after `patience` does not ask any more.

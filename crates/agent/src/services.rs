@@ -60,7 +60,7 @@ pub(crate) struct Profile {
     pub(crate) log: PathBuf,
     pub(crate) first_start: Option<FirstStart>,
     /// Variables that begin so are settings to it, and none of the agent's are passed on.
-    pub(crate) variables: Option<&'static str>,
+    pub(crate) variables: &'static [&'static str],
     /// Further settings of its unit, one to a line.
     pub(crate) settings: &'static str,
     /// A process that does this service's work and that nobody keeps.
@@ -82,7 +82,7 @@ pub(crate) struct FirstStart {
 
 impl Profile {
     fn is_setting(&self, variable: &str) -> bool {
-        self.variables.is_some_and(|prefix| variable.starts_with(prefix))
+        self.variables.iter().any(|prefix| variable.starts_with(prefix))
     }
 
     fn all_args(&self, launch: &Launch) -> Vec<String> {

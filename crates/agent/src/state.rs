@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::api::{Identity, Kept, Refusal, Seed};
 use crate::kinds::etcd::EtcdState;
+use crate::kinds::postgres::PostgresState;
 use crate::layout::Layout;
 use crate::{AgentError, files};
 
@@ -44,6 +45,8 @@ pub(crate) struct State {
     /// The CAs that etcd and its clients trust.
     pub(crate) trust: Option<String>,
     pub(crate) etcd: EtcdState,
+    #[serde(default)]
+    pub(crate) postgres: PostgresState,
     /// Services that need no more than to be kept running, and are meant to run.
     #[serde(default)]
     pub(crate) services: BTreeSet<String>,
@@ -108,6 +111,7 @@ impl State {
             chains: BTreeMap::new(),
             trust: None,
             etcd: EtcdState::default(),
+            postgres: PostgresState::default(),
             services: BTreeSet::new(),
             search: None,
             packages: None,

@@ -4,13 +4,12 @@ mod backup;
 mod kubernetes;
 mod ledger;
 mod machine;
+mod up;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
-use quorate_core::kinds::etcd::spec::ClientAuth;
-use quorate_core::model::Version;
 use quorate_core::providers::TEMPLATES;
 
 use crate::completion;
@@ -19,6 +18,7 @@ pub use backup::*;
 pub use kubernetes::*;
 pub use ledger::*;
 pub use machine::*;
+pub use up::*;
 
 /// Laid out for 80 columns, because clap does not indent what it wraps here.
 const EXIT_CODES: &str = "\
@@ -248,47 +248,10 @@ pub struct Output {
 }
 
 #[derive(Args, Debug)]
-pub struct Up {
-    /// Name of the cluster
-    #[arg(default_value = "demo", add = completion::clusters())]
-    pub name: String,
-    /// How many members; 3 unless the cluster exists already
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=99))]
-    pub members: Option<u16>,
-    /// Do not ask whether more than 9 members are meant
-    #[arg(long, short)]
-    pub yes: bool,
-    /// Which etcd; by default that on PATH, else 3.6.14
-    #[arg(long, value_name = "VERSION")]
-    pub etcd_version: Option<Version>,
-    /// How clients authenticate; certificate unless the cluster exists already
-    #[arg(long, value_enum, value_name = "HOW")]
-    pub client_auth: Option<Login>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub enum Login {
-    /// With a client certificate, whose common name is the user
-    Certificate,
-    /// With user and password
-    Password,
-    /// With both: a client certificate that names no user, and user and password
-    #[value(name = "certificate_and_password")]
-    CertificateAndPassword,
-}
-
-impl From<Login> for ClientAuth {
-    fn from(login: Login) -> Self {
-        match login {
-            Login::Certificate => ClientAuth::Certificate,
-            Login::Password => ClientAuth::Password,
-            Login::CertificateAndPassword => ClientAuth::CertificateAndPassword,
-        }
-    }
-}
-
-#[derive(Args, Debug)]
 pub struct Init {
+    /// What the cluster of the spec runs
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = Runs::Etcd)]
+    pub kind: Runs,
     /// Where the machines of the spec are created
     #[arg(long, value_name = "PROVIDER", default_value = "local", value_parser = TEMPLATES.map(|(name, _)| name))]
     pub provider: String,
@@ -437,7 +400,7 @@ pub struct Env {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// As this declared user instead of root; with password login etcdctl asks for the password
+    /// As this declared user instead of the superuser; with password login etcdctl asks for the password
     #[arg(long)]
     pub user: Option<String>,
     #[command(flatten)]

@@ -9,9 +9,10 @@ use jiff::Timestamp;
 use quorate_control::Home;
 use quorate_control::brought::{self, BroughtFiles, FileProblem};
 use quorate_control::kinds::etcd::status;
+use quorate_control::kinds::postgres::dcs;
 pub use quorate_control::verbs::Cluster;
 use quorate_core::model::Ledger;
-use quorate_core::spec::{ClusterSpec, Document, HostFacts, Name, Places, Problem, Severity};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts, Kind, Name, Places, Problem, Severity};
 
 use crate::commands::Context;
 use crate::error::Error;
@@ -194,6 +195,41 @@ fn memory() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kibibytes = text.lines().find_map(|l| l.strip_prefix("MemTotal:"))?.trim().strip_suffix("kB")?.trim();
     kibibytes.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// Clusters in the order in which they are applied: a PostgreSQL cluster after the etcd cluster that Patroni keeps its state in. That one is
+/// added where it is not ready for it yet.
+pub fn with_their_etcd(home: &Home, mut clusters: Vec<Cluster>) -> Result<Vec<Cluster>, Error> {
+    let users: Vec<ClusterSpec> =
+        clusters.iter().map(|cluster| &cluster.spec).filter(|s| s.postgres.is_some()).cloned().collect();
+    for spec in users {
+        let Some(name) = spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else { continue };
+        if !clusters.iter().any(|cluster| cluster.spec.name.as_str() == name)
+            && !dcs::is_ready(home, &spec)
+            && let Some(ledger) = remembered(home, &name)?
+        {
+            let brought = brought_files(&ledger)?;
+            clusters.push(Cluster { spec: ledger.spec, brought });
+        }
+        let Some(etcd) = clusters.iter_mut().find(|cluster| cluster.spec.name.as_str() == name) else { continue };
+        etcd.brought.patroni_of.push(spec.clone());
+        let planned = Some(Box::new(etcd.spec.clone()));
+        let own = clusters.iter_mut().find(|cluster| cluster.spec.name == spec.name);
+        own.into_iter().for_each(|cluster| cluster.brought.planned_etcd.clone_from(&planned));
+    }
+    clusters.sort_by_key(|cluster| cluster.spec.kind == Kind::Postgres);
+    Ok(clusters)
+}
+
+/// The ledger of a known cluster of etcd, for commands that only etcd has.
+pub fn etcd_ledger(home: &Home, name: &str) -> Result<Ledger, Error> {
+    let ledger = ledger(home, name)?;
+    match ledger.spec.kind {
+        Kind::Etcd => Ok(ledger),
+        Kind::Postgres => {
+            Err(Error::refused(format!("cluster {name} runs PostgreSQL"), "this command is for clusters of etcd"))
+        }
+    }
 }
 
 /// The ledger of a known cluster.

@@ -11,12 +11,14 @@ use quorate_core::Secret;
 use quorate_core::desire::password_fingerprint;
 use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::spec::Binary;
+use quorate_core::kinds::postgres::Dcs;
 use quorate_core::model::{Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, SourceLogin, SourceSecrets};
 use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
 use crate::home::Home;
+use crate::kinds::postgres::{dcs, passwords};
 
 /// The contents of the operator's files.
 #[derive(Clone, Debug, Default)]
@@ -27,6 +29,10 @@ pub struct BroughtFiles {
     pub root_password: Option<Secret>,
     pub passwords: BTreeMap<String, Secret>,
     pub log_forwarding: Option<LogSecrets>,
+    /// For a plan of a PostgreSQL cluster: the etcd cluster that is created, or gets its user, before.
+    pub planned_etcd: Option<Box<ClusterSpec>>,
+    /// For an etcd cluster: the PostgreSQL clusters that are about to keep Patroni's state in it.
+    pub patroni_of: Vec<ClusterSpec>,
 }
 
 #[derive(Clone, Debug)]
@@ -67,7 +73,20 @@ impl BroughtFiles {
             passwords: passwords.map(|(user, p)| (user.clone(), password_fingerprint(cluster_id, p))).collect(),
             snapshot: snapshot_at_hand(home, ledger),
             log_forwarding: self.log_forwarding.clone(),
+            dcs: self.dcs(home, ledger),
+            verifiers: passwords::verifiers(ledger),
         }
+    }
+}
+
+impl BroughtFiles {
+    /// The etcd cluster in which Patroni keeps its state; in a plan, as it will be.
+    fn dcs(&self, home: &Home, ledger: &Ledger) -> Option<Result<Dcs, String>> {
+        let found = dcs::look(home, &ledger.spec)?;
+        Some(match &self.planned_etcd {
+            Some(etcd) if found.is_err() => dcs::foresee(etcd, &ledger.spec),
+            _ => found,
+        })
     }
 }
 
@@ -140,6 +159,8 @@ pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<File
             .and_then(|path| reader.password("auth.root_password_file", path)),
         passwords: reader.passwords(spec),
         log_forwarding: reader.log_forwarding(spec),
+        planned_etcd: None,
+        patroni_of: Vec::new(),
     };
     if reader.problems.is_empty() { Ok(files) } else { Err(reader.problems) }
 }

@@ -10,6 +10,7 @@ use quorate_core::spec::{self, ClusterSpec};
 use quorate_pki::{Authority, AuthoritySubject, JwtAlgorithm, KeyAlgorithm, KeyPair, LeafWish};
 
 use crate::brought::BroughtFiles;
+use crate::kinds::postgres::passwords;
 
 /// The control CA serves quorate alone, so its life is not the operator's concern.
 const CONTROL_CA_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365 * 20);
@@ -39,6 +40,7 @@ pub(crate) fn make(
                 ledger.etcd.auth.jwt = Some(JwtKeys { private, public });
             }
             SecretKind::BackupSigning => ledger.backup_signing = Some(crate::kinds::etcd::backup::signing::record(now)),
+            SecretKind::PostgresPasswords => passwords::make(ledger, spec),
             SecretKind::Revocations => sign_lists(ledger, now)?,
         }
     }
@@ -58,7 +60,7 @@ fn client_authority(
         Some(pair) => Authority::load(&pair.chain, &pair.key, now)?,
         None => {
             let subject = AuthoritySubject {
-                common_name: format!("etcd CA of {}", spec.name),
+                common_name: format!("{} CA of {}", spec.kind.service(), spec.name),
                 organization: spec.tls.organization.clone(),
             };
             Authority::generate(&subject, key_algorithm(spec), ca_validity(spec), now)?

@@ -12,9 +12,9 @@ use jiff::SignedDuration;
 use sha2::{Digest, Sha256};
 
 use crate::Secret;
-use crate::kinds::etcd;
 use crate::kinds::etcd::JwtKeys;
 use crate::kinds::etcd::spec::TokenKind;
+use crate::kinds::{etcd, postgres};
 use crate::model::{
     Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, Ledger, MemberName,
     NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
@@ -32,6 +32,8 @@ pub struct Configs {
     jwt: Option<JwtKeys>,
     root_password: Option<Secret>,
     formed_token: Option<String>,
+    postgres: Option<postgres::Passwords>,
+    incarnations: BTreeMap<MemberName, u64>,
     trust: Option<etcd::desire::Trust>,
     crl: Option<String>,
     peer_crl: Option<String>,
@@ -44,21 +46,20 @@ pub struct Configs {
 struct Rendered {
     config: Arc<NodeConfig>,
     digest: String,
-    etcd_digest: String,
+    service_digest: String,
     etcd_version: String,
 }
 
 impl Configs {
     fn render(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, arch: &str) -> Self {
-        let binary = etcd::desire::binary(spec, arch);
         let neighbours = host::neighbours(spec, ledger);
         let rendered = spec.members.iter().map(|member| {
-            let mut config = etcd::desire::node_config(spec, ledger, member, binary.clone());
+            let mut config = spec.kind.node_config(spec, ledger, member, brought, arch);
             config.host = host::config(spec, member, brought, &neighbours).map(Box::new);
             let digest = config.digest();
-            let etcd_digest = config.service_digests().remove(etcd::SERVICE).unwrap_or_default();
+            let service_digest = config.service_digests().remove(spec.kind.service()).unwrap_or_default();
             let etcd_version = spec.etcd.version.to_string();
-            (member.name.to_string(), Rendered { config: Arc::new(config), digest, etcd_digest, etcd_version })
+            (member.name.to_string(), Rendered { config: Arc::new(config), digest, service_digest, etcd_version })
         });
         let members = rendered.collect();
         let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| formed.token.clone());
@@ -71,6 +72,8 @@ impl Configs {
             jwt,
             root_password,
             formed_token,
+            postgres: ledger.postgres.passwords.clone(),
+            incarnations: incarnations(ledger),
             trust,
             crl,
             peer_crl,
@@ -85,6 +88,8 @@ impl Configs {
         self.jwt == ledger.etcd.auth.jwt
             && self.root_password == ledger.etcd.auth.root_password
             && self.formed_token.as_ref() == formed_token
+            && self.postgres == ledger.postgres.passwords
+            && self.incarnations == incarnations(ledger)
             && self.trust == etcd::desire::Trust::of(ledger)
             && self.crl == ledger.issued.client_crl
             && self.peer_crl == ledger.issued.peer_crl
@@ -136,6 +141,17 @@ impl Wish<'_> {
             revocable: revocable(spec, ledger),
             changes: configs.changes.clone(),
             etcd: etcd::desire::wish(spec, ledger, brought, token_suffix),
+            postgres: postgres::desire::wish(spec, ledger, brought, token_suffix).map(Box::new),
+        }
+    }
+}
+
+/// Patroni knows a member by its machine, so another machine has another configuration.
+fn incarnations(ledger: &Ledger) -> BTreeMap<MemberName, u64> {
+    match ledger.spec.kind {
+        spec::Kind::Etcd => BTreeMap::new(),
+        spec::Kind::Postgres => {
+            ledger.members.iter().map(|(name, record)| (name.clone(), record.incarnation)).collect()
         }
     }
 }
@@ -177,7 +193,7 @@ pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
 }
 
 fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Configs) -> DesiredMember {
-    let Rendered { config, digest, etcd_digest, etcd_version } = configs.members[member.name.as_str()].clone();
+    let Rendered { config, digest, service_digest, etcd_version } = configs.members[member.name.as_str()].clone();
     let name = MemberName::from(member.name.as_str());
     let record = ledger.members.get(&name).cloned().unwrap_or_default();
     let incarnation = record.incarnation.max(1);
@@ -188,7 +204,7 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
         generation: if record.digest == digest { record.generation } else { record.generation + 1 },
         config,
         digest,
-        etcd_digest,
+        service_digest,
         etcd_version,
         enrolment: record.enrolment,
         unseen_since: record.unseen_since,
@@ -206,7 +222,8 @@ fn member(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, configs: &Co
 fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     let Authorities { client, peer, .. } = &ledger.authorities;
     let signs = client.as_ref().is_none_or(|authority| authority.key.is_some() && peer.is_some());
-    spec.etcd.client_auth.asks_for_certificates() && spec.tls.given.is_none() && signs
+    let asks = spec.kind == spec::Kind::Etcd && spec.etcd.client_auth.asks_for_certificates();
+    asks && spec.tls.given.is_none() && signs
 }
 
 /// Where peers have a CA of their own, which is always signed for here.
@@ -232,13 +249,16 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
     let Authorities { client, peer, .. } = &ledger.authorities;
     let (of_clients, of_peers) = (wants_client_list(spec, ledger), wants_peer_list(ledger));
     let listed = (!of_clients || ledger.issued.client_crl.is_some()) && (!of_peers || ledger.issued.peer_crl.is_some());
+    let is_etcd = spec.kind == spec::Kind::Etcd;
+    let (has_root_password, has_jwt) = (ledger.etcd.auth.root_password.is_some(), ledger.etcd.auth.jwt.is_some());
     let wanted = [
         (SecretKind::ClientAuthority, true, client.is_some()),
         // Where clients have a CA and peers have none, peers share it: whether they can have their own, `trust` decides.
         (SecretKind::PeerAuthority, client.is_none(), peer.is_some()),
         (SecretKind::ControlAuthority, true, ledger.authorities.control.is_some()),
-        (SecretKind::RootPassword, etcd::desire::wants_root_password(spec), ledger.etcd.auth.root_password.is_some()),
-        (SecretKind::JwtKeys, etcd::desire::token_kind(spec, ledger) == TokenKind::Jwt, ledger.etcd.auth.jwt.is_some()),
+        (SecretKind::RootPassword, is_etcd && etcd::desire::wants_root_password(spec), has_root_password),
+        (SecretKind::JwtKeys, is_etcd && etcd::desire::token_kind(spec, ledger) == TokenKind::Jwt, has_jwt),
+        (SecretKind::PostgresPasswords, !is_etcd, postgres::desire::has_passwords(spec, ledger)),
         (SecretKind::BackupSigning, spec.backup.is_some(), ledger.backup_signing.is_some()),
         (SecretKind::Revocations, of_clients || of_peers, listed),
     ];
@@ -258,7 +278,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         validity: hours(spec.tls.leaf_validity),
         renew_before: hours(spec.tls.renew_before()),
         brought_authority: brought.authority.clone(),
-        root: spec.etcd.client_auth.asks_for_certificates(),
+        root: spec.kind == spec::Kind::Etcd && spec.etcd.client_auth.asks_for_certificates(),
         health: wants_health(spec),
         brought: brought.members.clone(),
         brought_root: brought.root.clone(),

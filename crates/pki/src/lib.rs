@@ -13,6 +13,7 @@ mod inspect;
 mod jwt;
 mod key;
 mod random;
+mod scram;
 mod signing;
 
 pub use authority::{Authority, AuthoritySubject, LeafWish, request_key_sha256};
@@ -25,4 +26,5 @@ pub use jwt::{JwtAlgorithm, is_pair, jwt_keypair};
 pub use key::{KeyAlgorithm, KeyPair};
 pub use quorate_core::Secret;
 pub use random::{random_hex, random_token};
+pub use scram::scram_verifier;
 pub use signing::{SigningKey, is_signed_by};

@@ -8,8 +8,6 @@ mod complaint;
 mod data;
 mod downgrade;
 mod facts;
-pub(crate) mod health;
-mod http;
 mod membership;
 mod old_entries;
 mod older;

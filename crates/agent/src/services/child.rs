@@ -262,7 +262,12 @@ fn mark(layout: &Layout, name: &str) -> String {
 
 /// A process that was started as this service below this root.
 pub(crate) fn find_by_mark(layout: &Layout, name: &str) -> Option<i32> {
-    i32::try_from(process::with_environment(SERVICE_VARIABLE, &mark(layout, name)).first()?.pid).ok()
+    i32::try_from(find_all_by_mark(layout, name).first()?.pid).ok()
+}
+
+/// All that were started as this service below this root, or by it.
+pub(crate) fn find_all_by_mark(layout: &Layout, name: &str) -> Vec<process::Process> {
+    process::with_environment(SERVICE_VARIABLE, &mark(layout, name))
 }
 
 enum Process {

@@ -205,7 +205,7 @@ fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
         data: layout.service_data(name),
         log: layout.service_log(name),
         first_start: None,
-        variables: None,
+        variables: &[],
         settings: "",
         find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
         last_words: last_line,

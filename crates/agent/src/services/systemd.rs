@@ -198,7 +198,7 @@ fn first_args_file(layout: &Layout, name: &str) -> PathBuf {
     layout.root().join(format!("run/quorate/{name}-first-start"))
 }
 
-fn find_owner(user: &str) -> Result<Option<Owner>, AgentError> {
+pub(crate) fn find_owner(user: &str) -> Result<Option<Owner>, AgentError> {
     let path = Path::new("/etc/passwd");
     let users = fs::read_to_string(path).map_err(AgentError::file("read", path))?;
     Ok(owner_in(&users, user))

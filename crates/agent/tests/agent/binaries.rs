@@ -185,7 +185,7 @@ async fn a_path_is_a_program_or_its_directory_and_its_version_is_checked() {
     fs::write(&program, "#!/bin/sh\necho hello\n").unwrap();
     let source = BinarySource::Path(program.display().to_string());
     let error = locate(&source, VERSION, &cache, None).await.unwrap_err();
-    assert!(matches!(error, BinaryError::NotEtcd { .. }), "{error}");
+    assert!(matches!(error, BinaryError::NoVersion { .. }), "{error}");
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@ mod life;
 mod logs_on_disk;
 mod membership;
 mod orders;
+mod postgres;
 mod read;
 mod rebuild;
 mod restore;

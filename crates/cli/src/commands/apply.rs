@@ -1,6 +1,7 @@
 //! `quorate apply`: shows the plan, asks, and does it, one cluster after another. A plan that was saved and reviewed is the
 //! answer: it is done without asking, if the steps are still the same.
 
+use quorate_control::brought::BroughtFiles;
 use quorate_control::verbs::apply::{Allowed, Apply};
 
 use super::{Context, agree, conclude, run_loop};
@@ -16,7 +17,7 @@ pub async fn run(context: &Context, options: cli::Apply) -> Result<Exit, Error> 
     let reviewed = options.plan.as_deref().map(Reviewed::read).transpose()?;
     let clusters = load::clusters(&context.home, &options.target)?;
     load::tell_left_out(context, &options.target, &clusters);
-    let clusters = chosen(clusters, &options)?;
+    let clusters = load::with_their_etcd(&context.home, chosen(clusters, &options)?)?;
     let mut differences = String::new();
     let mut summary = Summary::default();
     let mut planned = Vec::new();
@@ -90,8 +91,17 @@ fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
 }
 
 async fn run_confirmed(context: &Context, cluster: &Cluster, apply: &Apply) -> Result<Exit, Error> {
-    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "apply", |ledger| apply.note(ledger)).await?;
-    conclude(context, outcome)
+    let brought = settled(cluster);
+    let outcome = run_loop(context, &cluster.spec, &brought, "apply", |ledger| {
+        apply.note(ledger);
+        cluster.register_users(&context.home, ledger);
+    });
+    conclude(context, outcome.await?)
+}
+
+/// Plans foresee the etcd cluster of Patroni. By now it is as it is.
+pub(super) fn settled(cluster: &Cluster) -> BroughtFiles {
+    BroughtFiles { planned_etcd: None, ..cluster.brought.clone() }
 }
 
 fn allowed(options: &cli::Apply) -> Allowed {

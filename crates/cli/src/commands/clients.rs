@@ -7,7 +7,9 @@ use jiff::{SignedDuration, Timestamp};
 use quorate_agent::dial::Dial;
 use quorate_agent::private_directory;
 use quorate_control::kinds::etcd::clients::{self, Environment, write_private};
+use quorate_control::kinds::postgres::clients as postgres;
 use quorate_core::model::Ledger;
+use quorate_core::spec::Kind;
 
 use super::{Context, quoted};
 use crate::cli::{self, Format};
@@ -21,6 +23,9 @@ const NETNS: &str = "QUORATE_NETNS";
 
 pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
+    if ledger.spec.kind == Kind::Postgres {
+        return postgres_env(context, &ledger, &options).await;
+    }
     let brought = load::brought_files(&ledger)?;
     let mut environment = clients::environment(&context.home, &ledger, &brought).await?;
     let user = options.user.as_deref().unwrap_or(ROOT);
@@ -40,6 +45,24 @@ pub async fn env(context: &Context, options: cli::Env) -> Result<Exit, Error> {
 }
 
 const ROOT: &str = "root";
+
+/// Variables that psql and every other client with libpq reads.
+async fn postgres_env(context: &Context, ledger: &Ledger, options: &cli::Env) -> Result<Exit, Error> {
+    let variables = postgres::environment(&context.home, ledger, options.user.as_deref()).await?;
+    match options.output.format {
+        Format::Json => output::print_json(&variables)?,
+        Format::Text => {
+            let other: Vec<&str> = LIBPQ.into_iter().filter(|name| !variables.contains_key(name)).collect();
+            let exports = variables.iter().map(|(name, value)| format!("export {name}={}\n", quoted(value)));
+            output::print_exactly(&exports.chain([format!("unset {}\n", other.join(" "))]).collect::<String>())?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// What would lead libpq elsewhere, or let it log in otherwise.
+const LIBPQ: [&str; 8] =
+    ["PGSSLCERT", "PGSSLKEY", "PGHOSTADDR", "PGSERVICE", "PGPASSFILE", "PGOPTIONS", "PGREQUIRESSL", "PGSSLCRL"];
 
 /// The certificate that was issued for a user, or a new one. None where only passwords are asked for.
 fn certificate_of(context: &Context, ledger: &Ledger, user: &str) -> Result<Option<(PathBuf, PathBuf)>, Error> {
@@ -102,7 +125,7 @@ fn exports(variables: &BTreeMap<&'static str, String>) -> String {
 }
 
 pub fn issue(context: &Context, options: cli::CertIssue) -> Result<Exit, Error> {
-    let ledger = load::ledger(&context.home, &options.name)?;
+    let ledger = load::etcd_ledger(&context.home, &options.name)?;
     let read = |path: &std::path::PathBuf| std::fs::read_to_string(path).map_err(Error::file("read", path));
     let request = options.csr.as_ref().map(read).transpose()?;
     let validity = options.days.map(|days| validity(&ledger, &options.user, days)).transpose()?;

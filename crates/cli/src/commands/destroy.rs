@@ -3,7 +3,10 @@
 
 use quorate_control::brought::BroughtFiles;
 use quorate_control::kinds::etcd::status;
+use quorate_control::kinds::postgres::dcs;
 use quorate_control::verbs::destroy::{self, Destroy};
+use quorate_core::model::Ledger;
+use quorate_core::spec::{ClusterSpec, Kind};
 
 use super::{Context, agree_by_name, refused, run_loop};
 use crate::cli;
@@ -19,8 +22,11 @@ pub async fn run(context: &Context, options: cli::Destroy) -> Result<Exit, Error
             None => Err(load::unknown(&context.home, &options.target)),
         };
     };
+    // An etcd cluster goes after the PostgreSQL clusters that use it.
+    let is_etcd = |name: &String| matches!(load::remembered(&context.home, name), Ok(Some(ledger)) if ledger.spec.kind == Kind::Etcd);
+    let (etcd, others): (Vec<String>, Vec<String>) = names.into_iter().partition(is_etcd);
     let mut worst = Exit::Done;
-    for name in &names {
+    for name in others.iter().chain(&etcd) {
         let exit = match destroy(context, name, &options).await {
             Ok(Some(exit)) => exit,
             Ok(None) => {
@@ -55,7 +61,24 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
     if !outcome.blocked.is_empty() {
         return Ok(Some(refused(name, &outcome.blocked)));
     }
+    leave_etcd(context, &ledger.spec).await?;
     remove_rest(context, name)
+}
+
+/// Removes what is left of a PostgreSQL cluster in its etcd: Patroni's keys, and the user that it logged in as.
+async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> {
+    let Some(etcd) = spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else { return Ok(()) };
+    let Some(known) = load::remembered(&context.home, &etcd)? else { return Ok(()) };
+    if let Err(why) = dcs::clear(&context.home, spec).await {
+        output::talk(&format!("warning: {why}\n"));
+    }
+    let brought = load::brought_files(&known)?;
+    let remove = |ledger: &mut Ledger| drop(ledger.etcd.used_by.remove(spec.name.as_str()));
+    let outcome = run_loop(context, &known.spec, &brought, "destroy", remove).await?;
+    if !outcome.blocked.is_empty() {
+        refused(&etcd, &outcome.blocked);
+    }
+    Ok(())
 }
 
 fn what_goes(status: &status::Status) -> String {

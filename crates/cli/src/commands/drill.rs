@@ -49,7 +49,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
     refuse_another_backup(&options)?;
-    let ledger = load::ledger(&context.home, name)?;
+    let ledger = load::etcd_ledger(&context.home, name)?;
     context.refuse_if_being_destroyed(Some(&ledger))?;
     agree(name, &scenarios, &options)?;
     // Before anything is disturbed: a file that cannot be written is better known now.
@@ -86,7 +86,7 @@ async fn rehearse(
     options: &cli::Drill,
 ) -> Result<(Verdict, History), Error> {
     // The scenario before may have changed it.
-    let ledger: Ledger = load::ledger(&context.home, name)?;
+    let ledger: Ledger = load::etcd_ledger(&context.home, name)?;
     let brought = load::brought_files(&ledger)?;
     let seed = options.seed.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
     let pause = Duration::from_millis(options.pause);

@@ -35,8 +35,8 @@ fn files(context: &Context, options: KubernetesFiles) -> Result<Exit, Error> {
 
 fn write(context: &Context, options: &KubernetesFiles) -> Result<Written, Error> {
     let name = options.name.as_deref().expect("clap requires it");
-    let main = load::ledger(&context.home, name)?;
-    let events = options.events.as_deref().map(|events| load::ledger(&context.home, events)).transpose()?;
+    let main = load::etcd_ledger(&context.home, name)?;
+    let events = options.events.as_deref().map(|events| load::etcd_ledger(&context.home, events)).transpose()?;
     let out = options.out.clone().unwrap_or_else(|| context.home.clients(name).join("kubernetes"));
     let wish = Wish {
         user: options.user.clone(),

@@ -16,6 +16,7 @@ use crate::saved_plan::{self, SavedCluster};
 pub async fn run(context: &Context, options: cli::Plan) -> Result<Exit, Error> {
     let clusters = load::clusters(&context.home, &options.target)?;
     load::tell_left_out(context, &options.target, &clusters);
+    let clusters = load::with_their_etcd(&context.home, clusters)?;
     let json = options.output.format == Format::Json;
     let detail = if options.explain { Detail::Explained } else { Detail::Reasons };
     let look = output::terminal::of_stdout();

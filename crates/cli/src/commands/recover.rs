@@ -19,7 +19,7 @@ use crate::output::{self, table};
 
 pub async fn run(context: &Context, options: cli::Recover) -> Result<Exit, Error> {
     let name = options.name.as_str();
-    let ledger = load::ledger(&context.home, name)?;
+    let ledger = load::etcd_ledger(&context.home, name)?;
     recover::check(&ledger).map_err(|error| context.error(error))?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
     if let Some(plan) = recover::rest(&context.home, &cluster, &ledger).await? {

@@ -5,7 +5,7 @@ use std::path::Path;
 use clap::CommandFactory;
 use clap_complete::Shell;
 use quorate_core::kinds::etcd::versions::DEFAULT;
-use quorate_core::spec::{FORMAT, Problem, SCHEMA_LINE, Spec, json_schema, template};
+use quorate_core::spec::{FORMAT, Problem, SCHEMA_LINE, Spec, json_schema, postgres_template, template};
 use serde::Serialize;
 
 use super::Context;
@@ -19,7 +19,10 @@ use crate::output::page::Style;
 use quorate_core::text::plural;
 
 pub async fn init(context: &Context, options: cli::Init) -> Result<Exit, Error> {
-    let mut text = template(&options.provider).expect("clap accepts known providers alone");
+    let mut text = match options.kind {
+        cli::Runs::Etcd => template(&options.provider).expect("clap accepts known providers alone"),
+        cli::Runs::Postgres => postgres_template(),
+    };
     // The etcd that is there, rather than one to fetch. One that cannot be run is reported when it is needed.
     if let Ok(Some((_, version))) = super::up::found_version(context).await {
         text = text.replace(&format!("# version: {DEFAULT}"), &format!("version: {version}"));

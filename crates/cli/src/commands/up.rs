@@ -1,5 +1,7 @@
 //! `quorate up`: a cluster on this machine with no file at all, through the same path as any other.
 
+mod postgres;
+
 use std::path::PathBuf;
 
 use quorate_agent::kinds::etcd::binaries;
@@ -23,6 +25,9 @@ const MANY: u16 = 9;
 pub async fn run(context: &Context, options: cli::Up) -> Result<Exit, Error> {
     let known = load::remembered(&context.home, &options.name)?;
     context.refuse_if_being_destroyed(known.as_ref())?;
+    if options.kind == cli::Runs::Postgres {
+        return postgres::run(context, &options, known).await;
+    }
     let Cluster { spec, brought } = match known {
         Some(ledger) => {
             let cluster = go_on(&ledger, &options)?;
@@ -114,7 +119,14 @@ mod tests {
     use super::*;
 
     fn options(members: Option<u16>) -> cli::Up {
-        cli::Up { name: String::from("demo"), members, yes: false, etcd_version: None, client_auth: None }
+        cli::Up {
+            name: String::from("demo"),
+            members,
+            kind: cli::Runs::Etcd,
+            yes: false,
+            etcd_version: None,
+            client_auth: None,
+        }
     }
 
     #[test]

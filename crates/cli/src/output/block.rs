@@ -3,6 +3,7 @@
 use quorate_control::kinds::etcd::status::{Status, Verdict};
 use quorate_core::kinds::etcd::spec::ClientAuth;
 use quorate_core::model::Ledger;
+use quorate_core::spec::Kind;
 use quorate_core::text::plural;
 
 use super::page::{Page, Style};
@@ -38,7 +39,11 @@ pub fn page(context: &Context, ledger: &Ledger, status: &Status) -> Page {
 }
 
 fn client(ledger: &Ledger) -> String {
-    format!("{}etcdctl member list", ledger.spec.provider.settings().clients_start_with())
+    let client = match ledger.spec.kind {
+        Kind::Etcd => "etcdctl member list",
+        Kind::Postgres => "psql -c 'select pg_is_in_recovery()'",
+    };
+    format!("{}{client}", ledger.spec.provider.settings().clients_start_with())
 }
 
 /// Each line stays whole, so it can be copied.
@@ -49,7 +54,8 @@ fn listed(page: &mut Page, what: &str, lines: &[&str]) {
 }
 
 fn password(context: &Context, ledger: &Ledger) -> Option<String> {
-    if ledger.spec.etcd.client_auth != ClientAuth::Password || !ledger.spec.auth.bootstrap {
+    let of_etcd = ledger.spec.kind == Kind::Etcd && ledger.spec.etcd.client_auth == ClientAuth::Password;
+    if !of_etcd || !ledger.spec.auth.bootstrap {
         return None;
     }
     let name = &ledger.spec.name;

@@ -297,7 +297,7 @@ impl State {
 
 /// What a wait is about, without the numbers that change while it lasts. etcd's last words make it another, once.
 fn subject(waiting: &WaitingFor) -> String {
-    let has_words = matches!(waiting, WaitingFor::EtcdToStay { last_words, .. } if !last_words.trim().is_empty());
+    let has_words = matches!(waiting, WaitingFor::EtcdToStay { last_words, .. } | WaitingFor::ServiceToStay { last_words, .. } if !last_words.trim().is_empty());
     format!("{:?} {has_words}", waiting.subject())
 }
 

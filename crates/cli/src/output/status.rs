@@ -1,5 +1,7 @@
 //! The status of clusters, for people: a table, what ails whom, and one line of verdict.
 
+mod postgres;
+
 use jiff::SignedDuration;
 use quorate_control::kinds::etcd::status::{MemberStatus, Status, Verdict};
 
@@ -12,7 +14,10 @@ pub fn page(status: &Status, look: Look) -> Page {
     let mut page = Page::new();
     head(&mut page, status);
     page.blank();
-    page.append(table::page(&members(status), &DROPPED, look));
+    match &status.postgres {
+        None => page.append(table::page(&members(status), &DROPPED, look)),
+        Some(_) => page.append(table::page(&postgres::members(status), &postgres::DROPPED, look)),
+    }
     page.blank();
     // Of a cluster that is off by wish, the verdict says enough.
     for member in status.members.iter().filter(|_| status.verdict != Verdict::Off) {
@@ -62,7 +67,11 @@ pub fn page(status: &Status, look: Look) -> Page {
 
 fn head(page: &mut Page, status: &Status) {
     let ca = status.ca_expires.map(|at| format!(", CA expires {}", at.strftime("%Y-%m-%d"))).unwrap_or_default();
-    let rest = format!(": etcd {}, provider {}{}{ca}", status.etcd_version, status.provider, stage(status.formation));
+    let runs = match &status.postgres {
+        None => format!("etcd {}", status.etcd_version),
+        Some(postgres) => format!("PostgreSQL {}", postgres.version),
+    };
+    let rest = format!(": {runs}, provider {}{}{ca}", status.provider, stage(status.formation));
     page.line(2, [(Style::Plain, "cluster "), (Style::Bold, status.cluster.as_str()), (Style::Plain, &rest)]);
 }
 
@@ -221,6 +230,7 @@ mod tests {
             fsync_micros: None,
             agent: healthy.then(|| Program { version: String::from("0.2.0"), protocol: 3 }),
             log_source_trouble: None,
+            postgres: None,
         }
     }
 
@@ -248,6 +258,7 @@ mod tests {
             renew_by: None,
             ca_expires: Some("2036-11-13T00:00:00Z".parse().unwrap()),
             backup: None,
+            postgres: None,
         }
     }
 

@@ -34,6 +34,7 @@ mod own_peer_ca;
 mod peer_port;
 mod plans;
 mod point_in_time;
+mod postgres;
 mod refusals;
 mod renewal;
 mod restore_clients;

@@ -10,16 +10,17 @@ use quorate_agent::api::{
 };
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
-use quorate_core::kinds::etcd::AuthOp;
-use quorate_core::kinds::etcd::{Formation, Membership, pki};
+use quorate_core::kinds::etcd::{AuthOp, pki};
 use quorate_core::model::{
-    AuthorityRecord, CLIENT_PORT, CertificateUse, Data, DataSeen, Desired, Enrolment, Ledger, MachineCertificate,
-    MachineId, MemberName, NodeConfig, Observation, Stamp, https_url,
+    AuthorityRecord, CertificateUse, Data, DataSeen, Desired, Enrolment, Ledger, MachineCertificate, MachineId,
+    MemberName, NodeConfig, Observation,
 };
-use quorate_core::planner::{Action, Precondition, Step, certificate_sans, remember};
+use quorate_core::planner::{Action, Step, certificate_sans, remember};
 use quorate_core::providers::MachineKind;
 use quorate_pki::{Authority, LeafWish};
 
+use crate::kinds::etcd::orders::membership;
+use crate::kinds::{etcd, postgres};
 use crate::run::controller::Controller;
 use crate::run::error::ControlError;
 use crate::run::event::{Event, Reporter};
@@ -202,10 +203,10 @@ impl Controller {
                 self.order(member, order).await
             }
             Action::StartEtcd { member, bootstrap } => {
-                let order = self.start_etcd(member, &step.expects, bootstrap.as_ref());
+                let order = etcd::orders::start(&self.held.ledger(), member, &step.expects, bootstrap.as_ref());
                 self.order(member, order).await
             }
-            Action::StopEtcd { member } => self.order(member, stop_order(&desired.etcd.formation)).await,
+            Action::StopEtcd { member } => self.order(member, etcd::orders::stop(&desired.etcd.formation)).await,
             Action::RestartEtcd { member } => self.order(member, Order::Etcd(EtcdOrder::Restart)).await,
             Action::RebootMachine { member, boot, upgrade_packages } => {
                 let order = Order::Reboot { boot: boot.clone(), upgrade_packages: *upgrade_packages };
@@ -273,6 +274,20 @@ impl Controller {
                 });
                 self.order(member, order).await
             }
+            Action::InitializePostgres { member, .. }
+            | Action::StartPatroni { member }
+            | Action::StopPatroni { member }
+            | Action::RestartPatroni { member }
+            | Action::JoinPostgres { member, .. }
+            | Action::WipePostgres { member, .. }
+            | Action::RestartPostgres { member }
+            | Action::Switchover { member, .. }
+            | Action::ConfigurePatroni { member, .. }
+            | Action::Catalog { member, .. } => match postgres::orders::order(&self.held.ledger(), step) {
+                Some(order) => self.order(member, order).await,
+                None => Ok(()),
+            },
+            Action::RecordInitializing { .. } | Action::RecordInitialized { .. } | Action::RecordLeft { .. } => Ok(()),
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }
             | Action::RecordRenewal { .. }
@@ -312,8 +327,8 @@ impl Controller {
         };
         let (Some(enrolment), Some(control)) = (&record.enrolment, &ledger.authorities.control) else { return Ok(()) };
         // A member that keeps its membership is at the address where the others know it.
-        let known = desired.etcd.formation.members().and_then(|members| members.get(member));
-        let address = known.filter(|_| data == Data::Stays).and_then(|known| known.address()).or(wish.address);
+        let known = desired.joined(member).filter(|_| data == Data::Stays);
+        let address = known.and_then(|known| known.address).or(wish.address);
         let machine = ledger.spec.machine_name(member.seat(), incarnation);
         let new = NewMachine {
             name: &machine,
@@ -483,25 +498,14 @@ impl Controller {
         }
     }
 
-    fn start_etcd(&self, member: &MemberName, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
-        let expects = match expects {
-            Precondition::Data(data) => data.clone(),
-            Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
-        };
-        let members = self.held.ledger().etcd.formation.members().cloned();
-        let others = members.iter().flatten().filter(|(other, _)| *other != member);
-        let peers = others.filter_map(|(_, known)| Some(https_url(known.address()?, CLIENT_PORT))).collect();
-        let initial_cluster = members.into_iter().flatten().map(|(name, m)| (name, m.peer_url)).collect();
-        let bootstrap = bootstrap.map(|stamp| Bootstrap { stamp: stamp.clone(), initial_cluster, existing: false });
-        Order::Etcd(EtcdOrder::Start { expects, bootstrap, peers })
-    }
-
     fn password(&self, op: &AuthOp) -> Option<Secret> {
         let (AuthOp::AddUser { user } | AuthOp::SetPassword { user }) = op else { return None };
         if user == "root" {
             return self.held.ledger().etcd.auth.root_password.clone();
         }
-        self.brought.passwords.get(user).cloned()
+        let ledger = self.held.ledger();
+        let of_patroni = ledger.etcd.used_by.values().find(|used| used.user == *user).map(|used| used.password.clone());
+        of_patroni.or_else(|| self.brought.passwords.get(user).cloned())
     }
 }
 
@@ -517,21 +521,6 @@ fn enrolment(known: Option<Enrolment>, now: Timestamp) -> Enrolment {
 fn requests<'a>(seen: &'a Observation, member: &MemberName, answers: &'a Answers) -> Requests<'a> {
     let enrolled = || answers.get(member).and_then(|answer| answer.as_ref().ok()).map(|answer| &answer.requests);
     seen.facts(member).map(|facts| &facts.requests).or_else(enrolled)
-}
-
-/// Where a restore has begun, what runs on other data gives that up: clients wait, and nothing is gained by a gentle end.
-fn stop_order(formation: &Formation) -> Order {
-    match formation {
-        Formation::Restoring { .. } => Order::Etcd(EtcdOrder::Halt),
-        _ => Order::Etcd(EtcdOrder::Stop),
-    }
-}
-
-fn membership(expects: &Precondition) -> Membership {
-    match expects {
-        Precondition::Membership(membership) => membership.clone(),
-        Precondition::Nothing | Precondition::Data(_) => Membership::new(),
-    }
 }
 
 /// The machine as the provider knows it.
@@ -558,18 +547,5 @@ mod tests {
         assert_ne!(late.token, first.token);
         let bound = Enrolment { bound_key: Some(String::from("key")), ..first.clone() };
         assert_ne!(enrolment(Some(bound), now).token, first.token);
-    }
-
-    #[test]
-    fn only_what_gives_its_data_up_is_stopped_in_a_hurry() {
-        let restoring = Formation::Restoring {
-            was: None,
-            token: String::from("t"),
-            members: BTreeMap::new(),
-            sha256: String::from("abc"),
-            bump_revision: 1,
-        };
-        assert_eq!(stop_order(&restoring), Order::Etcd(EtcdOrder::Halt));
-        assert_eq!(stop_order(&Formation::Unformed), Order::Etcd(EtcdOrder::Stop));
     }
 }

@@ -12,6 +12,8 @@ use crate::ledger::LedgerError;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
+    #[error("{users} keeps Patroni's state in {cluster}: destroy {users} first")]
+    UsedBy { cluster: String, users: String },
     #[error(transparent)]
     Ledger(#[from] LedgerError),
     #[error(transparent)]

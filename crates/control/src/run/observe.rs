@@ -10,8 +10,10 @@ use quorate_agent::api::{FactsRequest, Identity};
 use quorate_agent::client::{AgentClient, Look};
 use quorate_core::Secret;
 use quorate_core::kinds::etcd::Formation;
+use quorate_core::kinds::postgres::Role;
 use quorate_core::model::{AgentSeen, Ledger, MachineId, MachineSeen, MemberName, Observation, PowerState, Seen};
 use quorate_core::planner::{UnsafeBecause, safety};
+use quorate_core::spec::Kind;
 
 use crate::run::error::ControlError;
 use crate::run::met::{Met, judge, look_first};
@@ -54,6 +56,24 @@ struct Contact {
     machine: MachineSeen,
     dial: Dial,
     client: AgentClient,
+}
+
+/// The member that is asked for users: etcd's leader, or the primary of PostgreSQL.
+fn knows_users<'a>(ledger: &Ledger, seen: &'a Observation) -> Option<&'a MemberName> {
+    match ledger.spec.kind {
+        Kind::Etcd => {
+            if !ledger.spec.auth.bootstrap || !matches!(ledger.etcd.formation, Formation::Formed { .. }) {
+                return None;
+            }
+            let healthy = seen.agents.keys().filter_map(|m| Some((m, seen.facts(m)?.etcd.status.as_ref()?)));
+            let healthy = healthy.filter(|(_, status)| status.healthy && !status.is_learner);
+            healthy.min_by_key(|(_, status)| status.leader != status.member_id).map(|(member, _)| member)
+        }
+        Kind::Postgres => {
+            let role = |member: &MemberName| Some(seen.facts(member)?.postgres.as_ref()?.status.as_ref()?.role);
+            seen.agents.keys().find(|member| role(member) == Some(Role::Primary))
+        }
+    }
 }
 
 impl Sight {
@@ -143,12 +163,7 @@ impl Sight {
 
     /// Every such question goes through etcd's log, so only one member is asked: the leader, where it answers.
     pub async fn ask_for_auth(&self, ledger: &Ledger, seen: &mut Observation, fence: Option<u64>) {
-        if !ledger.spec.auth.bootstrap || !matches!(ledger.etcd.formation, Formation::Formed { .. }) {
-            return;
-        }
-        let healthy = seen.agents.keys().filter_map(|m| Some((m, seen.facts(m)?.etcd.status.as_ref()?)));
-        let healthy = healthy.filter(|(_, status)| status.healthy && !status.is_learner);
-        let Some((member, _)) = healthy.min_by_key(|(_, status)| status.leader != status.member_id) else { return };
+        let Some(member) = knows_users(ledger, seen) else { return };
         let Some(agent) = self.agent(member) else { return };
         if let Ok(Look::Facts(facts)) = agent.look(&FactsRequest { fence, auth: true, reach: BTreeSet::new() }).await {
             seen.agents.insert(member.clone(), Seen::At(Timestamp::now(), safety::believe(ledger, member, facts)));

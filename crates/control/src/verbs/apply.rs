@@ -64,7 +64,11 @@ impl Apply {
     }
 
     pub async fn plan(&self, home: &Home, cluster: &Cluster) -> Result<Plan, ControlError> {
-        controller::plan(home, &cluster.spec, &cluster.brought, |ledger| self.note(ledger)).await
+        controller::plan(home, &cluster.spec, &cluster.brought, |ledger| {
+            self.note(ledger);
+            cluster.register_users(home, ledger);
+        })
+        .await
     }
 
     pub fn note(&self, ledger: &mut Ledger) {

@@ -12,6 +12,7 @@ use super::{VerbError, consent};
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, Confirmed};
+use crate::kinds::postgres::dcs;
 use crate::run::controller;
 use crate::run::error::ControlError;
 
@@ -36,6 +37,7 @@ impl Destroy {
         shown: String,
         without_backup: bool,
     ) -> Result<Self, ControlError> {
+        refuse_if_used(home, ledger)?;
         let waived = without_backup || ledger.without_backup.is_some();
         let backup = if waived { None } else { Some(backup::confirm(ledger).await) };
         let request = Request { confirmed: consent(shown), without_backup, backup };
@@ -65,6 +67,15 @@ impl Request {
             noted.verified.clone_from(&found.verified);
         }
     }
+}
+
+/// Patroni without its etcd cannot change the primary.
+fn refuse_if_used(home: &Home, ledger: &Ledger) -> Result<(), ControlError> {
+    let users = dcs::users_of(home, ledger);
+    if users.is_empty() {
+        return Ok(());
+    }
+    Err(ControlError::UsedBy { cluster: ledger.spec.name.to_string(), users: users.join(", ") })
 }
 
 /// Removes what is left here of a cluster whose machines and ledger are gone. Says whether there was anything.

@@ -14,11 +14,12 @@ use quorate_agent::process;
 use quorate_core::kinds::etcd::Formation;
 use quorate_core::model::{Consent, Ledger, MemberName, Observation, Power};
 use quorate_core::planner::{Plan, UnsafeBecause};
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{ClusterSpec, Kind};
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::BackupError;
+use crate::kinds::postgres::dcs;
 use crate::ledger::LedgerError;
 use crate::run::error::ControlError;
 use crate::run::observe::Sight;
@@ -28,6 +29,14 @@ use crate::run::observe::Sight;
 pub struct Cluster {
     pub spec: ClusterSpec,
     pub brought: BroughtFiles,
+}
+
+impl Cluster {
+    /// Lets the ledger of an etcd cluster know which PostgreSQL clusters keep Patroni's state in it.
+    pub fn register_users(&self, home: &Home, ledger: &mut Ledger) {
+        dcs::forget_gone(home, ledger);
+        self.brought.patroni_of.iter().for_each(|spec| dcs::register(ledger, spec));
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +113,7 @@ fn refuse_unless_formed(ledger: &Ledger, consequence: &str) -> Result<(), VerbEr
 /// Refuses a cluster whose formation has not come to where a command can do something.
 fn refuse_unless(ledger: &Ledger, fits: impl Fn(&Formation) -> bool, consequence: &str) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
-    if fits(&ledger.etcd.formation) {
+    if ledger.spec.kind == Kind::Postgres && ledger.postgres.formation.is_formed() || fits(&ledger.etcd.formation) {
         return Ok(());
     }
     let (state, command, does) = match &ledger.etcd.formation {

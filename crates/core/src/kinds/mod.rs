@@ -2,13 +2,14 @@
 //! adds its arms. What every cluster shares is in `spec`, `model` and `planner`.
 
 pub mod etcd;
+pub mod postgres;
 
 use std::net::IpAddr;
 
-use crate::model::{Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, Observation};
+use crate::model::{Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation};
 use crate::planner::voters::Voters;
 use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View};
-use crate::spec::Kind;
+use crate::spec::{ClusterSpec, Kind, MemberSpec};
 
 /// What the ledger knows of a member that joined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,12 +20,43 @@ pub struct Joined<'a> {
     pub learns: bool,
 }
 
+/// How a kind becomes services of a machine.
+impl Kind {
+    /// The service that holds the data.
+    pub fn service(self) -> &'static str {
+        match self {
+            Kind::Etcd => etcd::SERVICE,
+            Kind::Postgres => postgres::SERVICE,
+        }
+    }
+
+    pub(crate) fn node_config(
+        self,
+        spec: &ClusterSpec,
+        ledger: &Ledger,
+        member: &MemberSpec,
+        brought: &Brought,
+        arch: &str,
+    ) -> NodeConfig {
+        match self {
+            Kind::Etcd => etcd::desire::node_config(spec, ledger, member, etcd::desire::binary(spec, arch)),
+            Kind::Postgres => postgres::desire::node_config(spec, ledger, member, brought),
+        }
+    }
+}
+
 /// What the ledger says of the cluster.
 impl Desired {
+    /// What a cluster of PostgreSQL has beyond what all have.
+    pub(crate) fn postgres(&self) -> &postgres::Wish {
+        self.postgres.as_ref().expect("a spec of this kind has such a section")
+    }
+
     /// Whether nothing of it was ever begun.
     pub(crate) fn is_unformed(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation == etcd::Formation::Unformed,
+            Kind::Postgres => self.postgres().formation == postgres::Formation::Unformed,
         }
     }
 
@@ -32,6 +64,7 @@ impl Desired {
     pub(crate) fn is_formed(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation.is_formed(),
+            Kind::Postgres => self.postgres().formation.is_formed(),
         }
     }
 
@@ -39,6 +72,7 @@ impl Desired {
     pub(crate) fn may_hold_data(&self) -> bool {
         match self.kind {
             Kind::Etcd => !etcd::safety::may_wipe_leftover(&self.etcd.formation),
+            Kind::Postgres => self.postgres().formation.is_formed(),
         }
     }
 
@@ -46,6 +80,7 @@ impl Desired {
     pub(crate) fn belongs(&self, member: &MemberName) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation.has_member(member),
+            Kind::Postgres => self.postgres().formation.is_formed() && self.joined(member).is_some(),
         }
     }
 
@@ -53,26 +88,31 @@ impl Desired {
     pub(crate) fn counts_on(&self, member: &MemberName) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.formation.counts_on(member),
+            Kind::Postgres => self.belongs(member),
         }
     }
 
-    pub(crate) fn joined(&self, member: &MemberName) -> Option<Joined<'_>> {
+    pub fn joined(&self, member: &MemberName) -> Option<Joined<'_>> {
         match self.kind {
             Kind::Etcd => self.etcd.formation.members()?.get(member).map(etcd::FormingMember::joined),
+            Kind::Postgres => self.postgres().formation.members()?.get(member).map(postgres::Known::joined),
         }
     }
 
     /// All that the ledger knows of, also those that are about to leave.
     pub(crate) fn all_joined(&self) -> impl Iterator<Item = &MemberName> {
-        match self.kind {
-            Kind::Etcd => self.etcd.formation.members().into_iter().flat_map(|members| members.keys()),
-        }
+        let etcd = (self.kind == Kind::Etcd).then(|| self.etcd.formation.members()).flatten();
+        let postgres = (self.kind == Kind::Postgres).then(|| self.postgres().formation.members()).flatten();
+        etcd.into_iter()
+            .flat_map(|members| members.keys())
+            .chain(postgres.into_iter().flat_map(|members| members.keys()))
     }
 
     /// Whether the operator confirmed that all data is replaced by other data.
     pub(crate) fn replaces_data(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.restore.is_some(),
+            Kind::Postgres => false,
         }
     }
 
@@ -80,6 +120,7 @@ impl Desired {
     pub(crate) fn settings_of_kind(&self) -> Vec<(&'static str, &String, &String)> {
         match self.kind {
             Kind::Etcd => etcd::safety::fixed_at_formation(&self.etcd),
+            Kind::Postgres => postgres::safety::fixed_at_formation(self.postgres()),
         }
     }
 
@@ -87,6 +128,7 @@ impl Desired {
     pub(crate) fn program_name(&self) -> &'static str {
         match self.kind {
             Kind::Etcd => "etcd",
+            Kind::Postgres => "PostgreSQL",
         }
     }
 
@@ -94,6 +136,7 @@ impl Desired {
     pub(crate) fn trusts(&self, facts: &Facts, key_id: &str) -> bool {
         match self.kind {
             Kind::Etcd => etcd::safety::trusts(facts, key_id),
+            Kind::Postgres => postgres::safety::trusts(facts, key_id),
         }
     }
 
@@ -101,6 +144,7 @@ impl Desired {
     pub(crate) fn section(&self) -> &'static str {
         match self.kind {
             Kind::Etcd => "etcd.",
+            Kind::Postgres => "postgres.",
         }
     }
 }
@@ -112,6 +156,7 @@ impl View<'_> {
     pub(crate) fn decide_for_kind(&self, as_formed: bool, decision: &mut Decision) {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::decide(self, as_formed, decision),
+            Kind::Postgres => postgres::planner::decide(self, as_formed, decision),
         }
     }
 
@@ -119,6 +164,7 @@ impl View<'_> {
     pub(crate) fn takes_members(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => self.cluster().is_some(),
+            Kind::Postgres => postgres::safety::primary(self).is_some(),
         }
     }
 
@@ -128,6 +174,7 @@ impl View<'_> {
             Kind::Etcd => {
                 self.cluster().and_then(|cluster| cluster.get(member)).is_some_and(|listed| listed.is_learner)
             }
+            Kind::Postgres => false,
         }
     }
 
@@ -135,6 +182,7 @@ impl View<'_> {
     pub(crate) fn counts(&self, member: &MemberName) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::votes(self, member),
+            Kind::Postgres => self.desired.belongs(member),
         }
     }
 
@@ -142,12 +190,14 @@ impl View<'_> {
     pub(crate) fn is_well(&self, member: &MemberName) -> bool {
         match self.desired.kind {
             Kind::Etcd => self.seen.facts(member).is_some_and(etcd::safety::is_healthy_voter),
+            Kind::Postgres => postgres::safety::is_well(self, member),
         }
     }
 
     pub(crate) fn leads(&self, member: &MemberName) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::restart::leads(self.seen, member),
+            Kind::Postgres => postgres::safety::leads(self, member),
         }
     }
 
@@ -155,6 +205,7 @@ impl View<'_> {
     pub(crate) fn voters(&self) -> Voters {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::voters(self),
+            Kind::Postgres => postgres::safety::members(self),
         }
     }
 
@@ -162,6 +213,7 @@ impl View<'_> {
     pub(crate) fn able(&self) -> Option<Voters> {
         match self.desired.kind {
             Kind::Etcd => (!self.desired.etcd.recovery).then(|| etcd::safety::able(self)),
+            Kind::Postgres => Some(postgres::safety::able(self)),
         }
     }
 
@@ -169,6 +221,7 @@ impl View<'_> {
     pub(crate) fn loss(&self, member: &MemberName, facts: &Facts) -> Option<Loss> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::of_member(self, member, facts),
+            Kind::Postgres => None,
         }
     }
 
@@ -176,6 +229,7 @@ impl View<'_> {
     pub(crate) fn loss_of_new(&self, member: &MemberName) -> Option<Loss> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::of_new(self, member),
+            Kind::Postgres => None,
         }
     }
 
@@ -183,6 +237,7 @@ impl View<'_> {
     pub(crate) fn others_can_do_without(&self, member: &MemberName, decision: &mut Decision) -> Option<String> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::loss::others_can_do_without(self, member, decision),
+            Kind::Postgres => postgres::planner::membership::others_can_do_without(self, member, decision),
         }
     }
 
@@ -190,6 +245,7 @@ impl View<'_> {
     pub(crate) fn may_exchange_machines(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::is_open(self),
+            Kind::Postgres => self.desired.is_formed(),
         }
     }
 
@@ -197,6 +253,7 @@ impl View<'_> {
     pub(crate) fn may_renew(&self, member: &MemberName) -> Result<(), UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::may_renew(self, member),
+            Kind::Postgres => postgres::safety::may_disturb(self, member),
         }
     }
 
@@ -207,6 +264,7 @@ impl View<'_> {
                 let cluster = self.cluster()?;
                 Some(etcd::safety::may_replace(self.desired, cluster, cluster.get(member)?))
             }
+            Kind::Postgres => Some(postgres::safety::may_disturb(self, member)),
         }
     }
 
@@ -214,6 +272,7 @@ impl View<'_> {
     pub(crate) fn hand_over(&self, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::hand_over(self, member, why, decision),
+            Kind::Postgres => postgres::planner::restart::hand_over(self, member, why, decision),
         }
     }
 
@@ -221,18 +280,21 @@ impl View<'_> {
     pub(crate) fn with_numbers(&self, member: &MemberName, why: &str) -> String {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::restart::told_with_numbers(self, member, why),
+            Kind::Postgres => postgres::planner::restart::with_numbers(self, member, why),
         }
     }
 
     pub(crate) fn may_clear_away(&self, member: &MemberName) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::may_clear_away(self, member),
+            Kind::Postgres => postgres::safety::may_clear_away(self, member),
         }
     }
 
     pub(crate) fn may_destroy(&self, word: &Destruction) -> Result<(), UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::may_destroy(self, word),
+            Kind::Postgres => postgres::safety::may_destroy(self, word),
         }
     }
 
@@ -240,6 +302,7 @@ impl View<'_> {
     pub(crate) fn data_is_known(&self, member: &MemberName, facts: &Facts) -> Result<(), UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::formation_is_known(self.desired, member, facts),
+            Kind::Postgres => postgres::safety::formation_is_known(self.desired, member, facts),
         }
     }
 
@@ -247,6 +310,7 @@ impl View<'_> {
     pub(crate) fn may_configure(&self, decision: &mut Decision) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::version::may_configure(self, decision),
+            Kind::Postgres => postgres::planner::may_configure(self, decision),
         }
     }
 
@@ -259,6 +323,7 @@ impl View<'_> {
     ) -> Option<UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::refused(member, wish, facts),
+            Kind::Postgres => postgres::planner::formation::refused_config(member, facts),
         }
     }
 
@@ -271,6 +336,7 @@ impl View<'_> {
     ) -> Result<Option<String>, UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::search_again(member, wish, facts),
+            Kind::Postgres => Ok(None),
         }
     }
 
@@ -278,6 +344,7 @@ impl View<'_> {
     pub(crate) fn strength_during(&self, action: &Action) -> Option<Strength> {
         match self.desired.kind {
             Kind::Etcd => etcd::safety::strength_during(self, action),
+            Kind::Postgres => postgres::safety::strength_during(self, action),
         }
     }
 }
@@ -288,6 +355,7 @@ impl Ledger {
     pub(crate) fn record_before(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::before(self, desired, action, now),
+            Kind::Postgres => postgres::remember::before(self, desired, action),
         }
     }
 
@@ -295,6 +363,7 @@ impl Ledger {
     pub(crate) fn record_after(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::after(self, desired, action, now),
+            Kind::Postgres => postgres::remember::after(self, desired, action),
         }
     }
 
@@ -302,6 +371,7 @@ impl Ledger {
     pub(crate) fn record_sighting(&mut self, desired: &Desired, seen: &Observation) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::sighting(self, desired, seen),
+            Kind::Postgres => postgres::remember::sighting(self, desired, seen),
         }
     }
 
@@ -309,6 +379,7 @@ impl Ledger {
     pub(crate) fn record_former(&mut self, member: &MemberName, incarnation: u64) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::former(self, member, incarnation),
+            Kind::Postgres => postgres::remember::former(self, member, incarnation),
         }
     }
 
@@ -316,6 +387,7 @@ impl Ledger {
     pub(crate) fn close_requests_of_kind(&mut self) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::answered(self),
+            Kind::Postgres => {}
         }
     }
 
@@ -323,6 +395,7 @@ impl Ledger {
     pub(crate) fn drop_stale_requests_of_kind(&mut self, counts: impl Fn(&crate::model::Consent) -> bool) {
         match self.spec.kind {
             Kind::Etcd => self.etcd.drop_stale(counts),
+            Kind::Postgres => drop(counts),
         }
     }
 }

@@ -9,7 +9,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::{
     BackupNote, Build, Enrolment, FormedWith, LogSecrets, MemberName, NodeConfig, Power, Program, Reboot, SecretKind,
 };
-use crate::kinds::etcd;
+use crate::Secret;
+use crate::kinds::{etcd, postgres};
 use crate::providers::MachineKind;
 use crate::spec::{Change, Kind};
 
@@ -49,6 +50,8 @@ pub struct Desired {
     pub changes: Vec<Change>,
     /// What only a cluster of etcd has.
     pub etcd: etcd::Wish,
+    /// What only a cluster of PostgreSQL has.
+    pub postgres: Option<Box<postgres::Wish>>,
 }
 
 /// Certificates that were given out and are not refused, by their number.
@@ -81,8 +84,8 @@ pub struct DesiredMember {
     pub generation: u64,
     pub config: Arc<NodeConfig>,
     pub digest: String,
-    /// Of what etcd must be restarted for.
-    pub etcd_digest: String,
+    /// Of what the service of its kind must be restarted for.
+    pub service_digest: String,
     pub etcd_version: String,
     pub enrolment: Option<Enrolment>,
     pub unseen_since: Option<Timestamp>,
@@ -151,4 +154,8 @@ pub struct Brought {
     pub snapshot: Option<String>,
     /// For log forwarding: a part of the node config.
     pub log_forwarding: Option<LogSecrets>,
+    /// The etcd in which Patroni keeps its state, or why it cannot serve.
+    pub dcs: Option<Result<postgres::Dcs, String>>,
+    /// What PostgreSQL checks the passwords of its users with.
+    pub verifiers: BTreeMap<String, Secret>,
 }

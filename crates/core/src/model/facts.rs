@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{MemberName, ProgramSeen};
 use crate::kinds::etcd::EtcdFacts;
+use crate::kinds::postgres::PostgresFacts;
 
 /// Who answered at a machine's agent port.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -69,6 +70,9 @@ pub struct Facts {
     /// Signing requests for the keys that were made on the machine.
     pub requests: BTreeMap<CertificateUse, String>,
     pub etcd: EtcdFacts,
+    /// Of a machine that runs PostgreSQL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<Box<PostgresFacts>>,
     /// By name, those services that need no more than to be kept running. etcd reports on its own.
     #[serde(default)]
     pub services: BTreeMap<String, ServiceState>,

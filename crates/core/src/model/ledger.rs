@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Authorities, AuthorityRecord, Issued, MemberName, Plane};
 use crate::Secret;
-use crate::kinds::etcd;
+use crate::kinds::{etcd, postgres};
 use crate::providers;
 use crate::spec::{ClusterSpec, Signer};
 
@@ -128,6 +128,9 @@ pub struct Ledger {
     /// What only a cluster of etcd has.
     #[serde(default)]
     pub etcd: etcd::Record,
+    /// What only a cluster of PostgreSQL has.
+    #[serde(default, skip_serializing_if = "postgres::Record::is_empty")]
+    pub postgres: postgres::Record,
 }
 
 /// Who may act, until when, and the number that every one of its orders carries.
@@ -275,6 +278,8 @@ pub enum SecretKind {
     RootPassword,
     JwtKeys,
     BackupSigning,
+    /// Of PostgreSQL's users.
+    PostgresPasswords,
     /// The lists of certificates that are refused.
     Revocations,
 }
@@ -282,7 +287,8 @@ pub enum SecretKind {
 impl std::hash::Hash for Ledger {
     /// Leaves the spec out: it is large, and two ledgers that differ in it alone are still told apart by `Eq`.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
-        (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.etcd).hash(state);
+        (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.etcd, &self.postgres)
+            .hash(state);
         (&self.members, &self.authorities, &self.issued, &self.downtime, &self.without_grace).hash(state);
         (&self.formed_with, &self.backups, &self.backup_signing).hash(state);
     }
@@ -323,6 +329,7 @@ impl Ledger {
             issued: Issued { users: _, machines: _, client_crl: _, peer_crl: _ },
             backup_signing,
             etcd,
+            postgres,
         } = self;
         if let Some(BackupSigning { key, public: _, since: _ }) = backup_signing {
             visit(key.expose_mut());
@@ -350,6 +357,7 @@ impl Ledger {
             key.iter_mut().for_each(|key| visit(key.expose_mut()));
         }
         etcd.each_secret(&mut visit);
+        postgres.each_secret(&mut visit);
     }
 
     pub fn new(cluster_id: String, spec: ClusterSpec) -> Self {
@@ -376,6 +384,7 @@ impl Ledger {
             issued: Issued::default(),
             backup_signing: None,
             etcd: etcd::Record::default(),
+            postgres: postgres::Record::default(),
         }
     }
 }

@@ -71,6 +71,7 @@ pub struct ServiceConfig {
 pub enum Runs {
     /// Started, restarted and stopped by orders of its kind, which look at its data first.
     Etcd(EtcdService),
+    Patroni(PatroniService),
     /// A program of the machine that needs no more than to be kept running.
     Program(ProgramService),
 }
@@ -84,6 +85,21 @@ pub struct EtcdService {
     /// Where its certificates are; the flags name the same paths.
     #[serde(default, skip_serializing_if = "CertificateLayout::is_standard")]
     pub layout: CertificateLayout,
+}
+
+/// Patroni, and the PostgreSQL that it keeps.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct PatroniService {
+    /// The major version of PostgreSQL.
+    pub version: u16,
+    /// The directory of PostgreSQL's programs. If absent, where Debian's package puts them.
+    pub programs: Option<String>,
+    /// Patroni's program. If absent, from the search path.
+    pub patroni: Option<String>,
+    /// Of data that is created here.
+    pub locale: String,
+    /// Patroni's configuration, in JSON. Patroni reads it again when it is told to, so another one is no reason to restart it.
+    pub config: Secret,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -129,14 +145,21 @@ impl NodeConfig {
     pub fn etcd(&self) -> Option<&EtcdService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn etcd_mut(&mut self) -> Option<&mut EtcdService> {
         self.services.iter_mut().find_map(|service| match &mut service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Program(_) => None,
+        })
+    }
+
+    pub fn patroni(&self) -> Option<&PatroniService> {
+        self.services.iter().find_map(|service| match &service.runs {
+            Runs::Patroni(patroni) => Some(patroni),
+            Runs::Etcd(_) | Runs::Program(_) => None,
         })
     }
 
@@ -148,6 +171,10 @@ impl NodeConfig {
             match &service.runs {
                 Runs::Etcd(EtcdService { version, binary: _, flags, layout: _ }) => {
                     digest_of(&(version, flags, inputs))
+                }
+                // It reads its configuration and its CAs again when it is told to.
+                Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _ }) => {
+                    digest_of(&(version, programs, patroni))
                 }
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }

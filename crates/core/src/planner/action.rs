@@ -7,6 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::{AuthOp, FormingMember};
+use crate::kinds::postgres::{CatalogOp, Known};
 use crate::listed::listed;
 use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
 use crate::text::list;
@@ -68,6 +69,24 @@ listed! {
             bump_revision: u64,
         },
         Auth { member: MemberName, op: AuthOp },
+        /// From here on this member may create the data of a PostgreSQL cluster.
+        RecordInitializing { token: String, first: MemberName, members: BTreeMap<MemberName, Known> },
+        InitializePostgres { member: MemberName, stamp: Stamp },
+        /// From here on the data is that of a living cluster.
+        RecordInitialized { system_id: String },
+        StartPatroni { member: MemberName },
+        StopPatroni { member: MemberName },
+        RestartPatroni { member: MemberName },
+        /// Starts Patroni on an empty disk: it clones the data.
+        JoinPostgres { member: MemberName, stamp: Stamp, joining: Known },
+        RecordLeft { member: MemberName },
+        WipePostgres { member: MemberName, stamp: Stamp },
+        /// Restarts PostgreSQL, through Patroni.
+        RestartPostgres { member: MemberName },
+        Switchover { member: MemberName, to: MemberName },
+        /// Writes the configuration of all members into the DCS.
+        ConfigurePatroni { member: MemberName, config: String },
+        Catalog { member: MemberName, op: CatalogOp },
         /// From here on this CA signs.
         RecordSigner { plane: TrustPlane, epoch: u64 },
         /// From here on this CA is not trusted.
@@ -176,6 +195,18 @@ impl Action {
             Action::RecordRestoring { .. } => RECORDED,
             Action::RestoreData { member, .. } => on(member).shown("restoring").destroys(),
             Action::Auth { member, .. } => on(member),
+            Action::RecordInitializing { .. } | Action::RecordInitialized { .. } => RECORDED,
+            Action::RecordLeft { member } => RECORDED.about(member),
+            Action::InitializePostgres { member, .. } => on(member).shown("creating data"),
+            Action::StartPatroni { member } => on(member).shown("starting"),
+            Action::JoinPostgres { member, .. } => on(member).shown("cloning").then("cloning"),
+            Action::StopPatroni { member } => on(member).shown("stopping").interrupts(),
+            Action::RestartPatroni { member } | Action::RestartPostgres { member } => {
+                on(member).shown("restarting").interrupts()
+            }
+            Action::WipePostgres { member, .. } => on(member).shown("wiping").destroys(),
+            Action::Switchover { member, .. } => on(member).shown("handing over").interrupts(),
+            Action::ConfigurePatroni { member, .. } | Action::Catalog { member, .. } => on(member),
             Action::RecordSigner { .. } | Action::RecordDistrust { .. } | Action::RevokeMachine { .. } => RECORDED,
             Action::RevokeUser { .. } | Action::ForgetCluster => RECORDED.destroys(),
         }
@@ -287,6 +318,25 @@ impl fmt::Display for Action {
             }
             Action::RestoreData { member, .. } => write!(f, "restore the data of {member} from the snapshot"),
             Action::Auth { op, member } => write!(f, "{op}, through {member}"),
+            Action::RecordInitializing { token, first, .. } => {
+                write!(f, "begin to bootstrap the cluster on {first}, with token {token}")
+            }
+            Action::InitializePostgres { member, .. } => write!(f, "create the data of the cluster on {member}"),
+            Action::RecordInitialized { .. } => write!(f, "record that the cluster is bootstrapped"),
+            Action::StartPatroni { member } => write!(f, "start PostgreSQL on {member}"),
+            Action::StopPatroni { member } => write!(f, "stop PostgreSQL on {member}"),
+            Action::RestartPatroni { member } => write!(f, "restart Patroni and PostgreSQL on {member}"),
+            Action::JoinPostgres { member, .. } => write!(f, "clone the data to {member} and start it as a replica"),
+            Action::RecordLeft { member } => write!(f, "record that {member} has left the cluster"),
+            Action::WipePostgres { member, stamp } => {
+                write!(f, "wipe the data of the bootstrap with token {} from {member}", stamp.token)
+            }
+            Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
+            Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),
+            Action::ConfigurePatroni { member, .. } => {
+                write!(f, "update the configuration of Patroni, through {member}")
+            }
+            Action::Catalog { member, op } => write!(f, "{op}, through {member}"),
             Action::RecordSigner { plane, epoch } => {
                 write!(f, "sign the certificates of {} with CA {epoch} from now on", of_plane(*plane))
             }
@@ -317,6 +367,7 @@ fn secret_name(kind: SecretKind) -> &'static str {
         SecretKind::RootPassword => "root's password",
         SecretKind::JwtKeys => "the keys that sign tokens",
         SecretKind::BackupSigning => "the key that signs backups",
+        SecretKind::PostgresPasswords => "the passwords of PostgreSQL's users",
         SecretKind::Revocations => "the lists of revoked certificates",
     }
 }

@@ -59,6 +59,9 @@ listed! {
         AuthorityDiffers { ledger: String, brought: String },
         RootPasswordDiffers,
         NoBackup,
+        /// Without this member too few standbys are left to confirm commits.
+        CommitsWait { member: MemberName, left: usize, needed: usize },
+        DcsUnusable { why: String },
         BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
     }
 }
@@ -128,6 +131,8 @@ impl UnsafeBecause {
             | UnsafeBecause::BackupOlder { .. } => by(Rule::DataDiesOnlyByConsent),
             UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
+            UnsafeBecause::CommitsWait { member, .. } => by(Rule::CommitsSurvive).on(member),
+            UnsafeBecause::DcsUnusable { .. } => by(Rule::MachineIsReady),
             UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
             UnsafeBecause::JoinFailed { member, .. } => by(Rule::LearnerFirst).on(member),
             UnsafeBecause::Quorum { member, .. } | UnsafeBecause::NotRebooted { member, .. } => {
@@ -199,6 +204,17 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::WrongBinary { member, wanted, found, .. } => {
                 write!(f, "{member} needs etcd {wanted}, but {found}")
             }
+            UnsafeBecause::CommitsWait { member, needed: 0, .. } => {
+                write!(f, "{member} is the only healthy member: the cluster is down while it restarts")
+            }
+            UnsafeBecause::CommitsWait { member, left, needed } => {
+                let standbys = if *needed == 1 { "standby" } else { "standbys" };
+                write!(
+                    f,
+                    "without {member} writes stop: commits wait for {needed} {standbys}, and {left} would be left"
+                )
+            }
+            UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {
                 write!(f, "{member} is not ready for its configuration: {why}")
             }

@@ -22,6 +22,7 @@ pub enum Rule {
     OneKeyPerToken,
     TrustComesFirst,
     SomeThingsStay,
+    CommitsSurvive,
 }
 
 impl fmt::Display for Rule {
@@ -41,6 +42,7 @@ impl fmt::Display for Rule {
             Rule::OneKeyPerToken => "an enrolment token is valid for one key",
             Rule::TrustComesFirst => "every member trusts a new CA before it is used",
             Rule::SomeThingsStay => "cannot be changed after creation",
+            Rule::CommitsSurvive => "confirmed commits survive",
         })
     }
 }

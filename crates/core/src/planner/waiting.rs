@@ -41,6 +41,28 @@ pub enum WaitingFor {
         how: String,
         last_words: String,
     },
+    /// A service that exits again and again.
+    ServiceToStay {
+        member: MemberName,
+        service: String,
+        restarts: u32,
+        how: String,
+        last_words: String,
+    },
+    /// A PostgreSQL that is neither the primary nor streams from it yet.
+    PostgresHealth {
+        member: MemberName,
+        why: String,
+    },
+    /// A member that is the primary, or one that can become it.
+    Primary {
+        why: String,
+    },
+    /// The other members to stream before this one is disturbed.
+    Standbys {
+        member: MemberName,
+        others: Vec<MemberName>,
+    },
     /// The others are to be healthy before this member may be disturbed.
     Turn {
         member: MemberName,
@@ -89,6 +111,7 @@ impl WaitingFor {
         match self {
             WaitingFor::Provider { .. }
             | WaitingFor::Membership
+            | WaitingFor::Primary { .. }
             | WaitingFor::ClusterVersion { .. }
             | WaitingFor::AuthSight => None,
             WaitingFor::VersionSight { member, .. } => member.as_ref(),
@@ -98,6 +121,9 @@ impl WaitingFor {
             | WaitingFor::PeerPort { member }
             | WaitingFor::Health { member, .. }
             | WaitingFor::EtcdToStay { member, .. }
+            | WaitingFor::ServiceToStay { member, .. }
+            | WaitingFor::Standbys { member, .. }
+            | WaitingFor::PostgresHealth { member, .. }
             | WaitingFor::Learner { member, .. }
             | WaitingFor::StorageVersion { member, .. }
             | WaitingFor::RaftSnapshot { member, .. }
@@ -169,6 +195,17 @@ impl fmt::Display for WaitingFor {
             }
             WaitingFor::PeerPort { member } => write!(f, "etcd on {member} to answer its peers"),
             WaitingFor::Health { member, why } => write!(f, "etcd on {member} to be healthy: {why}"),
+            WaitingFor::ServiceToStay { member, service, restarts, how, last_words } => {
+                let times = if *restarts == 1 { String::from("once") } else { format!("{restarts} times") };
+                write!(f, "{service} on {member} to stay up: it exited ({how}) and was restarted {times}")?;
+                if last_words.trim().is_empty() { Ok(()) } else { write!(f, "; its last log line: {last_words}") }
+            }
+            WaitingFor::PostgresHealth { member, why } => write!(f, "PostgreSQL on {member} to be healthy: {why}"),
+            WaitingFor::Primary { why } => write!(f, "a primary: {why}"),
+            WaitingFor::Standbys { member, others } => {
+                let others = others.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                write!(f, "{others} to stream, before {member} is disturbed")
+            }
             WaitingFor::EtcdToStay { member, restarts, how, last_words } => {
                 let times = if *restarts == 1 { "once" } else { &format!("{restarts} times") };
                 write!(f, "etcd on {member} to stay up: it exited ({how}) and was restarted {times}")?;

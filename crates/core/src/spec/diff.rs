@@ -39,7 +39,8 @@ pub fn changes(before: &ClusterSpec, after: &ClusterSpec) -> Vec<Change> {
 impl Change {
     /// In the middle of a sentence: `quota 4GiB → 6GiB`.
     pub fn brief(&self) -> String {
-        let path = self.path.strip_prefix("etcd.").unwrap_or(&self.path);
+        let sections = ["etcd.", "postgres."];
+        let path = sections.iter().find_map(|section| self.path.strip_prefix(section)).unwrap_or(&self.path);
         match (&self.before, &self.after) {
             (Some(before), Some(after)) => format!("{path} {before} → {after}"),
             (None, Some(after)) => format!("{path} set to {after}"),

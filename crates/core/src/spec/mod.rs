@@ -34,7 +34,7 @@ pub use units::{
     AddressRange, AuthName, LONGEST_NAME, Mac, Malformed, Millis, Name, Retention, San, Sha256, Size, Uuid, Validity,
     VolumeName,
 };
-pub use write::{SCHEMA_LINE, generated, template};
+pub use write::{SCHEMA_LINE, generated, generated_postgres, postgres_template, template};
 
 pub use crate::providers::{MemberSpec, Provider};
 
@@ -97,7 +97,10 @@ impl Document {
         problems.extend(self.findings.iter().map(|finding| from_finding(&self.file, finding)));
         let has_its_shape = problems.is_empty();
         let read = value.and_then(|value| match serde_json::from_value::<Spec>(value) {
-            Ok(read) => Some(read),
+            Ok(mut read) => {
+                read.clusters.iter_mut().for_each(ClusterSpec::know_kind);
+                Some(read)
+            }
             Err(error) => {
                 if has_its_shape {
                     problems.push(self.problem(Severity::Error, "", error.to_string(), None));
@@ -164,7 +167,7 @@ fn may_depend_on(path: &str, left_out: &str) -> bool {
         |section: &str| path.strip_prefix(cluster).is_some_and(|rest| rest.starts_with(&format!(".{section}")));
     match section {
         "etcd" => within("etcd") || within("auth"),
-        "tls" | "auth" | "backup" | "host" | "replace_after" | "initial_token" | "kind" => within(section),
+        "tls" | "auth" | "backup" | "host" | "replace_after" | "initial_token" | "postgres" => within(section),
         // How large the quota may be depends on the members' memory.
         _ if section.starts_with("members") || section == "namespace" => {
             let independent = within("auth") || within("backup") || (within("etcd") && !within("etcd.quota"));

@@ -11,6 +11,7 @@ use super::backup::BackupSettings;
 use super::host::HostSettings;
 use super::units::{Millis, Name, San, Validity};
 use crate::kinds::etcd::spec::{AuthSettings, EtcdSettings};
+use crate::kinds::postgres::spec::PostgresSettings;
 use crate::providers::{self, MemberSpec, Provider};
 
 /// A quorate spec: the clusters that should exist.
@@ -30,7 +31,7 @@ pub struct Spec {
 pub struct ClusterSpec {
     /// Name of the cluster: lower case letters, digits and hyphens.
     pub name: Name,
-    /// What the cluster runs.
+    /// What the cluster runs. It may be left out: a cluster with a `postgres` section runs PostgreSQL.
     #[serde(default)]
     pub kind: Kind,
     /// If set, machines are named `<member>-<namespace>`.
@@ -51,6 +52,9 @@ pub struct ClusterSpec {
     /// Settings of etcd.
     #[serde(default)]
     pub etcd: EtcdSettings,
+    /// Settings of PostgreSQL. Present exactly in clusters of PostgreSQL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<PostgresSettings>,
     /// Certificates.
     #[serde(default)]
     pub tls: TlsSettings,
@@ -66,6 +70,13 @@ pub struct ClusterSpec {
 }
 
 impl ClusterSpec {
+    /// A section says what the cluster runs, so nobody has to say it twice.
+    pub(super) fn know_kind(&mut self) {
+        if self.postgres.is_some() {
+            self.kind = Kind::Postgres;
+        }
+    }
+
     /// The name of the machine that a member runs on. A later incarnation is told by its number, for while a successor comes,
     /// both exist.
     pub fn machine_name(&self, member: &str, incarnation: u64) -> String {
@@ -91,6 +102,7 @@ pub(super) fn default_initial_token() -> String {
 pub enum Kind {
     #[default]
     Etcd,
+    Postgres,
 }
 
 /// Certificates.

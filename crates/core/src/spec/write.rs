@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::{ClusterSpec, FORMAT, Kind, Malformed, MemberSpec, Name, Provider, Spec, TlsSettings};
 use crate::kinds::etcd::spec::{AuthSettings, ClientAuth, EtcdSettings};
+use crate::kinds::postgres::spec::PostgresSettings;
 use crate::model::Version;
 use crate::providers::TEMPLATES;
 
@@ -35,6 +36,11 @@ pub fn template(provider: &str) -> Option<String> {
     Some(format!("{SCHEMA_LINE}{HEADER}{machines}{SETTINGS}"))
 }
 
+/// The same for a cluster of PostgreSQL on this machine, with the etcd cluster that it needs.
+pub fn postgres_template() -> String {
+    format!("{SCHEMA_LINE}{HEADER}{}", include_str!("../kinds/postgres/template.yaml"))
+}
+
 /// A spec of one local cluster with members `etcd-1` to `etcd-N`; the rest is default.
 pub fn generated(name: &str, members: usize, version: Version, client_auth: ClientAuth) -> Result<Spec, Malformed> {
     let members = (1..=members).map(|number| Ok(MemberSpec::named(format!("etcd-{number}").parse()?)));
@@ -47,12 +53,36 @@ pub fn generated(name: &str, members: usize, version: Version, client_auth: Clie
         replace_after: super::types::default_replace_after(),
         members: members.collect::<Result<_, Malformed>>()?,
         etcd: EtcdSettings { version, client_auth, ..EtcdSettings::default() },
+        postgres: None,
         tls: TlsSettings::default(),
         auth: AuthSettings::default(),
         backup: None,
         host: None,
     };
     Ok(Spec { quorate: FORMAT, clusters: vec![cluster] })
+}
+
+/// A spec of one local cluster of PostgreSQL with members `pg-1` to `pg-N`, and of the etcd cluster of three that it needs.
+pub fn generated_postgres(name: &str, members: usize, version: u16, etcd_version: Version) -> Result<Spec, Malformed> {
+    let mut spec = generated(&format!("{name}-etcd"), 3, etcd_version, ClientAuth::Password)?;
+    let etcd = &mut spec.clusters[0];
+    etcd.etcd.grpc_gateway = true;
+    let members = (1..=members).map(|number| Ok(MemberSpec::named(format!("pg-{number}").parse()?)));
+    let members: Vec<MemberSpec> = members.collect::<Result<_, Malformed>>()?;
+    let mut postgres = PostgresSettings::new(version, etcd.name.clone());
+    if members.len() == 1 {
+        postgres.synchronous.nodes = 0;
+    }
+    let cluster = ClusterSpec {
+        name: name.parse::<Name>()?,
+        kind: Kind::Postgres,
+        members,
+        etcd: EtcdSettings::default(),
+        postgres: Some(postgres),
+        ..etcd.clone()
+    };
+    spec.clusters.push(cluster);
+    Ok(spec)
 }
 
 impl Spec {

@@ -2,6 +2,9 @@
 //! audited. The audit repeats the safety rules in its own words, so that a rule that is broken in the planner is not
 //! broken in the audit too.
 
+#[path = "postgres.rs"]
+pub mod postgres;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
@@ -142,6 +145,8 @@ impl Scene {
         let answers = |m: &MemberName| enrolled(&self.seen, m).is_some();
         let members = self.ledger.etcd.formation.members().into_iter().flatten();
         let joined = members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address());
+        let members = self.ledger.postgres.formation.members().into_iter().flatten();
+        let joined = joined.chain(members.filter(|(m, _)| !answers(m)).filter_map(|(_, known)| known.address));
         let machines = self.seen.machines.get().into_iter().flatten();
         let shown = machines.filter(|(m, _)| !answers(m)).filter_map(|(_, machine)| machine.address);
         let silent: BTreeSet<_> = joined.chain(shown).collect();
@@ -185,7 +190,7 @@ impl Scene {
             facts.certificates.remove(&CertificateUse::Peer);
             facts.etcd.trust.clear();
             if let ServiceState::Running { digest, .. } = &mut facts.etcd.service {
-                digest.clone_from(&wish.etcd_digest);
+                digest.clone_from(&wish.service_digest);
             }
         }
     }
@@ -241,7 +246,12 @@ pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision
         .filter(|s| {
             matches!(
                 s.action,
-                Action::RestartEtcd { .. } | Action::TakeRaftSnapshot { .. } | Action::RebootMachine { .. }
+                Action::RestartEtcd { .. }
+                    | Action::TakeRaftSnapshot { .. }
+                    | Action::RebootMachine { .. }
+                    | Action::RestartPatroni { .. }
+                    | Action::RestartPostgres { .. }
+                    | Action::Switchover { .. }
             )
         })
         .count();
@@ -264,9 +274,11 @@ pub fn audit_decision(desired: &Desired, seen: &Observation, decision: &Decision
 pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
     let formed = matches!(world.ledger.etcd.formation, Formation::Formed { .. });
     if let (Some(member), Precondition::Data(expected)) = (step.action.member(), &step.expects) {
-        let found = world.machines.get(member).and_then(|m| m.facts()).map(|f| &f.etcd.data);
+        let facts = world.machines.get(member).and_then(|m| m.facts());
+        let found = facts.map(|f| f.postgres.as_ref().map_or(&f.etcd.data, |found| &found.data));
         assert_eq!(found, Some(expected), "{step:?}");
     }
+    postgres::audit(desired, world, step);
     match &step.action {
         Action::Auth { .. } => assert!(formed, "a client write before the formation is recorded: {step:?}"),
         Action::WipeData { .. } | Action::RecordForming { .. } | Action::AbandonFormation { .. } => {
@@ -489,6 +501,9 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         assert!(machines.values().all(|m| m.power == PowerState::Off));
         return;
     }
+    if scene.spec.postgres.is_some() {
+        return postgres::audit_settled(after);
+    }
     assert!(matches!(after.ledger.etcd.formation, Formation::Formed { .. }), "settled without a formation");
     assert_eq!(machines.len(), scene.spec.members.len(), "a machine too many or too few");
     let desired = after.desired();
@@ -498,7 +513,7 @@ fn audit_settled(scene: &Scene, after: &Scene) {
         let facts = enrolled(&after.seen, member).expect("an enrolled agent");
         assert_eq!(facts.node_config, Some((wish.generation, wish.digest.clone())));
         assert!(
-            matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if *digest == wish.etcd_digest),
+            matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if *digest == wish.service_digest),
             "{member} does not run what was declared: {:?}",
             facts.etcd.service
         );

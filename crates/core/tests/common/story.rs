@@ -125,8 +125,12 @@ fn show(steps: &[Step], end: &Decision) -> String {
 
 fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
     let words: Vec<&str> = line.split_whitespace().collect();
-    if let ["cluster", name, "members", count] = words[..] {
-        let spec = scene::cluster(name, count.parse().expect("a number of members"), more);
+    if let [kind @ ("cluster" | "postgres"), name, "members", count] = words[..] {
+        let members = count.parse().expect("a number of members");
+        let spec = match kind {
+            "postgres" => scene::postgres::cluster(name, members, more),
+            _ => scene::cluster(name, members, more),
+        };
         match scene {
             Some(scene) => {
                 let before = std::mem::replace(&mut scene.spec, spec);
@@ -134,6 +138,7 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
             }
             None => *scene = Some(Scene::nothing(spec)),
         }
+        scene.iter_mut().filter(|_| kind == "postgres").for_each(scene::postgres::provide);
         return;
     }
     let scene = scene.as_mut().unwrap_or_else(|| panic!("`{line}` before any cluster"));
@@ -233,6 +238,11 @@ fn tell(scene: &mut Option<Scene>, line: &str, more: &str) {
         ["cluster", "speaks", version] => {
             for_each_status(scene, |status| status.cluster_version = Some(version.to_owned()));
         }
+        ["etcd", "cannot", "serve:", ..] => {
+            let why = line.strip_prefix("etcd cannot serve: ").unwrap_or_default();
+            scene.brought.dcs = Some(Err(why.to_owned()));
+        }
+        [member, ..] if scene::postgres::happen(scene, &member.into(), &words[1..]) => {}
         [member, ..] => happen(scene, &member.into(), &words[1..]),
         [] => {}
     }

@@ -64,9 +64,9 @@ fn every_provider_has_both_rooms() {
 /// a kind has.
 const CRATES_WITH_KINDS: [&str; 3] = ["core", "agent", "control"];
 
-/// The shared sources that name etcd. Here a second kind finds what it must add its lines to, or what has to move to a room first. A source
-/// that no longer names it leaves the list; none comes to it.
-const NAME_ETCD: [&str; 37] = [
+/// The shared sources that name a kind. Here a further kind finds what it must add its lines to, or what has to move to a room first. A source
+/// that no longer names one leaves the list; none comes to it.
+const NAME_A_KIND: [&str; 37] = [
     "agent/src/agent.rs",
     "agent/src/api.rs",
     "agent/src/certificates.rs",
@@ -111,11 +111,13 @@ fn no_other_source_outside_the_rooms_names_a_kind() {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the directory of all crates");
     let rooms =
         fs::read_dir(crates.join("core/src/kinds")).expect("kinds").map(|entry| entry.expect("an entry").path());
-    let kinds: Vec<String> = rooms
+    let mut kinds: Vec<String> = rooms
         .filter(|room| room.is_dir())
         .map(|room| format!("kinds::{}", room.file_name().expect("a name").to_string_lossy()))
         .collect();
     assert!(!kinds.is_empty(), "the kinds were found");
+    // Several at once.
+    kinds.push(String::from("kinds::{"));
     let mut named = Vec::new();
     for name in CRATES_WITH_KINDS {
         let mut files = Vec::new();
@@ -130,9 +132,9 @@ fn no_other_source_outside_the_rooms_names_a_kind() {
             }
         }
     }
-    let new: Vec<&String> = named.iter().filter(|file| !NAME_ETCD.contains(&file.as_str())).collect();
+    let new: Vec<&String> = named.iter().filter(|file| !NAME_A_KIND.contains(&file.as_str())).collect();
     assert!(new.is_empty(), "move what is a kind's alone to its room: {new:?}");
     let over = |file: &&&str| file.starts_with("core/") && !named.iter().any(|named| named == **file);
-    let over: Vec<&&str> = NAME_ETCD.iter().filter(over).collect();
+    let over: Vec<&&str> = NAME_A_KIND.iter().filter(over).collect();
     assert!(over.is_empty(), "take these off the list: {over:?}");
 }

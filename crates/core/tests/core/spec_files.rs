@@ -90,12 +90,24 @@ fn the_template_for_libvirt_differs_from_the_defaults_in_nothing_but_what_must_b
 }
 
 #[test]
+fn the_template_of_postgres_is_valid_as_it_is_and_uncommented() {
+    let template = spec::postgres_template();
+    assert_eq!(template.lines().find(|line| line.chars().count() > 80), None, "it does not fit a terminal");
+    for text in [template.clone(), uncommented(&template, true)] {
+        let checked = Document::parse("shop.yaml", &text).unwrap().spec(&HostFacts::default());
+        assert!(checked.problems.is_empty(), "{:?}\n{text}", checked.problems);
+        assert_eq!(checked.spec.unwrap().clusters[1].kind, spec::Kind::Postgres);
+    }
+}
+
+#[test]
 fn the_template_shows_every_field_that_has_a_default() {
     let local = spec::template("local").unwrap();
     let shown: Value = serde_json::to_value(accepted(&with_defaults_written_out(&local))).unwrap();
     let default: Value = serde_json::to_value(accepted(&local)).unwrap();
     // What belongs to one provider is shown by its own template.
     let template: String = TEMPLATES.iter().map(|(provider, _)| spec::template(provider).unwrap()).collect();
+    let template = template + &spec::postgres_template();
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(map) => map.iter().for_each(|(key, value)| {

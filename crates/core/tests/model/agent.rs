@@ -80,7 +80,7 @@ fn judge(facts: &Facts, desired: &Desired, step: &Step) -> Result<Obeyed, Refusa
         Action::StartEtcd { bootstrap, .. } => judge_start(facts, &step.expects, bootstrap.as_ref()),
         Action::JoinEtcd { stamp, .. } => judge_start(facts, &step.expects, Some(stamp)),
         Action::WipeData { stamp, .. } => judge_wipe(facts, stamp),
-        Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].etcd_digest),
+        Action::RestartEtcd { member } => judge_restart(facts, &desired.members[member].service_digest),
         // It has rebooted since.
         Action::RebootMachine { boot, .. } if facts.host.boot.as_ref() != Some(boot) => Ok(Obeyed::WasSoAlready),
         Action::Rebuild { was, stamp, .. } => judge_rebuild(facts, was, stamp),
@@ -244,7 +244,7 @@ pub fn comes_up(world: &mut World, desired: &Desired, member: &MemberName) {
     } else if may {
         // It reads what is in place, which need not be what is wanted by now.
         let in_place = facts.node_config.as_ref().map(|(_, digest)| digest);
-        let digest = wish.filter(|wish| in_place == Some(&wish.digest)).map(|wish| wish.etcd_digest.clone());
+        let digest = wish.filter(|wish| in_place == Some(&wish.digest)).map(|wish| wish.service_digest.clone());
         let since = jiff::Timestamp::UNIX_EPOCH;
         facts.etcd.service = ServiceState::Running { since, digest: digest.unwrap_or_default(), restarts: 0 };
         facts.etcd.peer_serving = true;

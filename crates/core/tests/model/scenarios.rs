@@ -240,7 +240,7 @@ fn share_ca(spec: &ClusterSpec, world: &mut World) {
         facts.certificates.remove(&CertificateUse::Peer);
         facts.etcd.trust.clear();
         if let ServiceState::Running { digest, .. } = &mut facts.etcd.service {
-            digest.clone_from(&wish.etcd_digest);
+            digest.clone_from(&wish.service_digest);
         }
     }
 }

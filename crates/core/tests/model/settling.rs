@@ -127,7 +127,7 @@ impl ClusterModel {
             healthy
                 && no_snapshot
                 && wish.reboot.is_none()
-                && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.etcd_digest)
+                && matches!(service, Some(ServiceState::Running { digest, .. }) if *digest == wish.service_digest)
         };
         world.ledger.etcd.formation.is_formed()
             && world.ledger.etcd.restore.is_none()

@@ -19,9 +19,9 @@ pub(super) const MARK_FILE: &str = "machine.json";
 const ROOT: &str = "root";
 /// Set in every process of a machine, so that all of them can be found.
 pub(super) const MARK_VARIABLE: &str = "QUORATE_MACHINE";
-/// Where the agent stores etcd's data below a machine's directory, and what belongs to it.
+/// Where the agent stores data below a machine's directory, and what belongs to it: etcd's, or PostgreSQL's with its stamp.
 pub(super) const DATA_DIRECTORY: &str = "root/var/lib";
-pub(super) const DATA: [&str; 2] = ["etcd", "etcd.stamp"];
+pub(super) const DATA: [&str; 3] = ["etcd", "etcd.stamp", "postgresql"];
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Mark {

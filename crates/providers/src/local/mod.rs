@@ -40,6 +40,7 @@ use serde::Serialize;
 use crate::{Data, Dial, Directories, Machines, NewMachine, Provider, ProviderError, last_lines};
 use mark::{DATA, DATA_DIRECTORY, MARK_FILE, MARK_VARIABLE, Mark, marked, processes, read_mark};
 use quorate_agent::{one_private_directory, private_directory};
+use quorate_core::kinds::postgres::desire::CONFIG_FILE as PATRONI_CONFIG;
 
 /// Set for every agent: the protocol of the program that started it. One without it is older than this.
 const LEVEL_VARIABLE: &str = "QUORATE_AGENT_LEVEL";
@@ -50,6 +51,8 @@ const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
 /// leads nowhere when all are told to stop; what etcd has acknowledged is on disk in any case.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
+/// How long Patroni may take: PostgreSQL writes all that is in memory before it ends.
+const PATRONI_PATIENCE: Duration = Duration::from_secs(60);
 
 /// How the names of hidden directories end: of machines that are being made, and of those that are being removed.
 const DRAFTS: &str = ".new";
@@ -412,9 +415,10 @@ async fn end_all(root: PathBuf, patience: Duration) {
     ended.await.expect("switching off does not panic");
 }
 
-/// Ends the agent first, so that it does not start etcd again, then everything else in the machine.
+/// Ends the agent first, so that it does not start services again, then everything else in the machine.
 fn switch_off(root: &Path, patience: Duration) {
     end_agent(root, patience);
+    end_patroni(root, patience);
     let rest: Vec<_> = processes(root).into_iter().map(|p| std::thread::spawn(move || p.end(patience))).collect();
     for thread in rest {
         let _ = thread.join();
@@ -424,6 +428,15 @@ fn switch_off(root: &Path, patience: Duration) {
 fn end_agent(root: &Path, patience: Duration) {
     for agent in processes(root).into_iter().filter(|p| p.is_called_with("agent")) {
         agent.end(patience);
+    }
+}
+
+/// Patroni stops PostgreSQL in order, and takes its time. To PostgreSQL itself the same signal means to wait for all clients. Where nothing is
+/// waited for, all are killed together.
+fn end_patroni(root: &Path, patience: Duration) {
+    let config = root.join(PATRONI_CONFIG);
+    for patroni in processes(root).into_iter().filter(|p| !patience.is_zero() && p.is_called_with_last(&config)) {
+        patroni.end(patience.max(PATRONI_PATIENCE));
     }
 }
 
@@ -468,7 +481,7 @@ fn remove(path: &Path) -> Result<(), ProviderError> {
     }
 }
 
-/// Removes all of a machine but etcd's data: its keys above all.
+/// Removes all of a machine but its data: its keys above all.
 fn strip_to_data(machine: &Path) -> Result<(), ProviderError> {
     let mut place = machine.to_owned();
     for part in Path::new(DATA_DIRECTORY).iter().map(|part| part.to_string_lossy().into_owned()) {
@@ -491,7 +504,7 @@ fn remove_others(directory: &Path, stay: &[&str]) -> Result<(), ProviderError> {
     Ok(())
 }
 
-/// Has etcd's data in a second place as well. They are links, so either may go at any moment and the other stays whole.
+/// Has a machine's data in a second place as well. They are links, so either may go at any moment and the other stays whole.
 fn link_data(from: &Path, to: &Path) -> Result<(), ProviderError> {
     for name in DATA {
         if from.join(name).exists() {

@@ -42,8 +42,8 @@ pub enum BinaryError {
     Missing { path: PathBuf },
     #[error("{} is etcd {found}, wanted is {wanted}", path.display())]
     WrongVersion { path: PathBuf, found: String, wanted: String },
-    #[error("{} does not say its version as etcd does", path.display())]
-    NotEtcd { path: PathBuf },
+    #[error("{} does not print a version that is understood", path.display())]
+    NoVersion { path: PathBuf },
     #[error("cannot run {}", program.display())]
     Run { program: PathBuf, source: io::Error },
     #[error("{command} failed: {said}")]
@@ -125,7 +125,7 @@ fn all_on_path(search: Option<&OsStr>) -> impl Iterator<Item = PathBuf> {
 /// An etcdutl that can restore the data of this etcd with a bumped revision: of the same minor, as another would write what
 /// etcd does not know; 3.4 has none, and takes what 3.5's writes.
 pub async fn etcdutl(etcd: &Path, version: &str, cache: &Path, search: Option<&OsStr>) -> Result<PathBuf, BinaryError> {
-    let not_etcd = || BinaryError::NotEtcd { path: etcd.to_owned() };
+    let not_etcd = || BinaryError::NoVersion { path: etcd.to_owned() };
     let wanted: Version = version.parse().map_err(|_| not_etcd())?;
     let minor = wanted.minor.max(5);
     let least = Version { minor, patch: if minor == 5 { 10 } else { 0 }, ..wanted };
@@ -180,6 +180,15 @@ fn is_program(path: &Path) -> bool {
 
 /// Asks the program, once for as long as it stays the same file: the answer is noted in the cache, for other agents too.
 pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
+    version_by(program, cache, version_in).await
+}
+
+/// The version of a program that prints it in another way.
+pub(crate) async fn version_by(
+    program: &Path,
+    cache: &Path,
+    version_in: fn(&str) -> Option<String>,
+) -> Result<String, BinaryError> {
     let note = note_of(program, cache)?;
     if let Ok(version) = fs::read_to_string(&note) {
         return Ok(version);
@@ -189,7 +198,8 @@ pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryEr
     if let Ok(version) = fs::read_to_string(&note) {
         return Ok(version);
     }
-    let version = ask(program).await?;
+    let answer = run_within(ASKING, Command::new(program).arg("--version")).await?;
+    let version = version_in(&answer).ok_or_else(|| BinaryError::NoVersion { path: program.to_owned() })?;
     // The note saves time and nothing else: without it the program is asked again.
     if let Err(error) = files::write(&note, version.as_bytes(), 0o644, None) {
         tracing::debug!(%error, "the version could not be noted");
@@ -204,11 +214,6 @@ fn note_of(program: &Path, cache: &Path) -> Result<PathBuf, BinaryError> {
     Ok(cache.join("versions").join(&hex(&Sha256::digest(identity))[..32]))
 }
 
-async fn ask(program: &Path) -> Result<String, BinaryError> {
-    let answer = run_within(ASKING, Command::new(program).arg("--version")).await?;
-    version_in(&answer).ok_or_else(|| BinaryError::NotEtcd { path: program.to_owned() })
-}
-
 fn version_in(text: &str) -> Option<String> {
     let version = text.lines().find_map(|line| line.strip_prefix("etcd Version: "))?;
     Some(version.trim().to_owned()).filter(|version| !version.is_empty())
@@ -220,7 +225,7 @@ async fn run(command: &mut Command) -> Result<String, BinaryError> {
 }
 
 /// The command is ended where it takes longer, or prints without end.
-async fn run_within(time: Duration, command: &mut Command) -> Result<String, BinaryError> {
+pub(crate) async fn run_within(time: Duration, command: &mut Command) -> Result<String, BinaryError> {
     let program = PathBuf::from(command.as_std().get_program());
     let failed = |said: String| BinaryError::Command { command: program.display().to_string(), said };
     let not_run = |source| BinaryError::Run { program: program.clone(), source };

@@ -7,7 +7,7 @@ use std::path::Path;
 use quorate_core::model::{DataSeen, Stamp};
 
 use crate::layout::Layout;
-use crate::{AgentError, files};
+use crate::{AgentError, files, stamp};
 
 /// What is in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
 /// being leaves a database without one, which holds nothing and which etcd would not go on from.
@@ -29,14 +29,8 @@ fn has_log(data: &Path) -> Result<bool, AgentError> {
     }
 }
 
-/// A stamp that cannot be read says nothing.
 pub(super) fn read_stamp(layout: &Layout) -> Result<Option<Stamp>, AgentError> {
-    let path = layout.stamp();
-    match fs::read(&path) {
-        Ok(text) => Ok(serde_json::from_slice(&text).ok()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(AgentError::file("read", path)(error)),
-    }
+    stamp::read(&layout.stamp())
 }
 
 /// Makes an empty directory ready for a first start, and stamps it. What an interrupted start left is put aside, where the
@@ -52,8 +46,7 @@ pub(super) fn prepare(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError> 
 }
 
 pub(super) fn write_stamp(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError> {
-    let text = serde_json::to_vec(stamp).expect("plain data serializes");
-    files::write_durably(&layout.stamp(), &text, files::PRIVATE)
+    stamp::write(&layout.stamp(), stamp)
 }
 
 /// Data first: a crash in between leaves a stamp without data, and the wipe can be ordered again.

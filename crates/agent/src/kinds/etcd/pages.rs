@@ -14,7 +14,7 @@ use rustls::ClientConfig;
 use serde::{Deserialize, Deserializer};
 use tokio::time::timeout;
 
-use super::http;
+use crate::http;
 
 /// Raft as etcd sees itself, from `/debug/vars`.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]

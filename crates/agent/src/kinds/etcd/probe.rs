@@ -148,7 +148,7 @@ impl Agent {
     }
 
     /// Whether a linearizable read is answered, for the health page.
-    pub(crate) async fn health(&self) -> Result<(), &'static str> {
+    pub(crate) async fn etcd_health(&self) -> Result<(), &'static str> {
         let client = self.etcd.access.client(&self.state.get()).map_err(|_| "etcd is not set up")?;
         match timeout(ANSWER, client.linearizable_read_ok()).await {
             Ok(Ok(())) => Ok(()),

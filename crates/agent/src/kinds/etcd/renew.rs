@@ -19,13 +19,13 @@ use rustix::process::Signal;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-use super::start::{check_own, describe, not_as_expected};
 use super::{data, service};
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files::{self, Owner};
 use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::layout::Layout;
+use crate::stamp::{check_own, describe};
 use crate::state::State;
 use crate::{AgentError, blocking};
 
@@ -62,7 +62,7 @@ impl Agent {
         match self.look_at_data().await? {
             DataSeen::Stamped(found) if found == renewal.stamp => return Ok(()),
             found if found == renewal.was => {}
-            found => return Err(not_as_expected(describe(&renewal.was), describe(&found))),
+            found => return Err(Refusal::not_as_expected(describe(&renewal.was), describe(&found))),
         }
         stopped?;
         check_own(&self.state.get(), &renewal.stamp)?;
@@ -159,7 +159,7 @@ fn check_among(renewal: &Renewal) -> Result<(), Refusal> {
         Some(url) if url == peer_url => Ok(()),
         found => {
             let found = found.map_or("it is not among them", String::as_str).to_owned();
-            Err(not_as_expected(format!("{} at {peer_url} among the new members", stamp.member), found))
+            Err(Refusal::not_as_expected(format!("{} at {peer_url} among the new members", stamp.member), found))
         }
     }
 }

@@ -37,7 +37,7 @@ pub(crate) fn profile(layout: &Layout) -> Profile {
             leaves: layout.data().join("member/wal"),
             check: Arc::new(check),
         }),
-        variables: Some(VARIABLES),
+        variables: &[VARIABLES],
         settings: "LimitNOFILE=65536\nOOMScoreAdjust=-900\nCPUWeight=1000\n",
         find_stray: Arc::new(move || find(&there)),
         last_words: last_complaint,

@@ -18,6 +18,7 @@ use crate::api::{Bootstrap, Refusal};
 use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::kinds::etcd::trust;
 use crate::services::{Launch, PATIENT};
+use crate::stamp::{check_own, describe};
 use crate::state::State;
 use crate::{AgentError, blocking, reach};
 
@@ -51,12 +52,16 @@ impl Agent {
             return Ok(());
         }
         if found != expects {
-            return Err(not_as_expected(describe(&expects), describe(&found)));
+            return Err(Refusal::not_as_expected(describe(&expects), describe(&found)));
         }
         match (&found, bootstrap) {
             (DataSeen::Empty, Some(bootstrap)) => self.prepare_first_start(&state, bootstrap.stamp).await?,
-            (DataSeen::Empty, None) => return Err(refuse("the data directory is empty, and no bootstrap was named")),
-            (DataSeen::Stamped(_), Some(_)) => return Err(refuse("a first start needs an empty data directory")),
+            (DataSeen::Empty, None) => {
+                return Err(Refusal::failed("the data directory is empty, and no bootstrap was named"));
+            }
+            (DataSeen::Stamped(_), Some(_)) => {
+                return Err(Refusal::failed("a first start needs an empty data directory"));
+            }
             (DataSeen::Stamped(stamp), None) => {
                 // What came with its disk to this machine may have come from a copy of it.
                 if state.etcd.peers.is_empty() {
@@ -69,7 +74,7 @@ impl Agent {
                     |state: &mut State| (state.etcd.last_started, state.etcd.wanted_running) = (Some(stamp), true);
                 self.state.update(wanted).await?;
             }
-            (DataSeen::Unstamped, _) => return Err(refuse("nothing says whose data this is")),
+            (DataSeen::Unstamped, _) => return Err(Refusal::failed("nothing says whose data this is")),
         }
         Ok(self.bring_up(launch).await?)
     }
@@ -126,7 +131,9 @@ impl Agent {
     ) -> Result<bool, Refusal> {
         let digest = match self.etcd.service.look().await {
             ServiceState::Stopped => return Ok(false),
-            ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
+            ServiceState::Unknown { why } => {
+                return Err(Refusal::failed(format!("whether etcd runs is not known: {why}")));
+            }
             ServiceState::Running { digest, .. } => digest,
             // It is being started as it is.
             ServiceState::BackingOff { .. } => return Ok(true),
@@ -134,7 +141,7 @@ impl Agent {
         let other_formation =
             bootstrap.is_some_and(|bootstrap| matches!(found, DataSeen::Stamped(stamp) if *stamp != bootstrap.stamp));
         if digest != launch.digest || other_formation {
-            return Err(refuse("etcd runs already, with other inputs"));
+            return Err(Refusal::failed("etcd runs already, with other inputs"));
         }
         Ok(true)
     }
@@ -147,7 +154,7 @@ impl Agent {
     /// How an etcd that is meant to run is started again.
     pub(super) async fn launch_as_now(&self) -> Result<Launch, Refusal> {
         if !self.state.get().etcd.wanted_running {
-            return Err(refuse("etcd is not meant to run; order a start"));
+            return Err(Refusal::failed("etcd is not meant to run; order a start"));
         }
         self.find_binary_again().await?;
         self.launch(&self.state.get(), None)
@@ -156,7 +163,7 @@ impl Agent {
     pub(super) async fn restart_with(self: &Arc<Self>, launch: Launch) -> Result<(), Refusal> {
         self.check_program(&launch).await?;
         self.check_log(&launch).await?;
-        self.check_data(&self.state.get()).await.map_err(|why| refuse(&why))?;
+        self.check_data(&self.state.get()).await.map_err(Refusal::failed)?;
         match self.etcd.service.look().await {
             // The order has come before, or late: one restart more would take a healthy member away for nothing.
             ServiceState::Running { digest, .. } if digest == launch.digest && !self.runs_other(&launch).await => {
@@ -164,7 +171,9 @@ impl Agent {
             }
             // Data that is in use until the restart is as old as it was.
             ServiceState::Running { .. } => {}
-            ServiceState::Unknown { why } => return Err(refuse(&format!("whether etcd runs is not known: {why}"))),
+            ServiceState::Unknown { why } => {
+                return Err(Refusal::failed(format!("whether etcd runs is not known: {why}")));
+            }
             ServiceState::Stopped | ServiceState::BackingOff { .. } => self.check_age().await?,
         }
         self.check_still_obeyed()?;
@@ -193,14 +202,14 @@ impl Agent {
         let expected = || String::from("a stopped etcd");
         match self.etcd.service.look().await {
             _ if self.state.get().etcd.wanted_running => {
-                Err(not_as_expected(expected(), String::from("one that runs or is meant to")))
+                Err(Refusal::not_as_expected(expected(), String::from("one that runs or is meant to")))
             }
             ServiceState::Stopped => Ok(()),
             ServiceState::Unknown { why } => {
-                Err(not_as_expected(expected(), format!("one that may run, as nobody says: {why}")))
+                Err(Refusal::not_as_expected(expected(), format!("one that may run, as nobody says: {why}")))
             }
             ServiceState::Running { .. } | ServiceState::BackingOff { .. } => {
-                Err(not_as_expected(expected(), String::from("one that runs or is meant to")))
+                Err(Refusal::not_as_expected(expected(), String::from("one that runs or is meant to")))
             }
         }
     }
@@ -216,7 +225,7 @@ impl Agent {
             (_, Some(marked)) if *marked == stamp => {}
             // An earlier wipe was interrupted, or its answer was lost.
             (DataSeen::Empty, None) if remembered.is_none_or(|remembered| *remembered == stamp) => {}
-            _ => return Err(not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
+            _ => return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
         }
         let layout = self.layout.clone();
         blocking(move || data::wipe(&layout)).await?;
@@ -304,7 +313,7 @@ impl Agent {
         let own = in_place.and_then(|in_place| trust::peer_bundle(&in_place.config)).map(|_| CertificateUse::Peer);
         let mut needed = [Some(CertificateUse::Member), own].into_iter().flatten();
         if state.trust.is_none() || !needed.all(|of| state.chains.contains_key(&of)) {
-            return Err(refuse("there are no certificates for etcd yet"));
+            return Err(Refusal::failed("there are no certificates for etcd yet"));
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
         let version = Some(etcd.version.clone());
@@ -313,15 +322,17 @@ impl Agent {
 
     /// etcd's part of the node config, and the program that it asks for.
     pub(super) fn etcd_in_place<'a>(&self, state: &'a State) -> Result<(&'a EtcdService, PathBuf), Refusal> {
-        let in_place = state.node_config.as_ref().ok_or_else(|| refuse("there is no configuration yet"))?;
-        let etcd = in_place.config.etcd().ok_or_else(|| refuse("the configuration has no etcd"))?;
+        let in_place = state.node_config.as_ref().ok_or_else(|| Refusal::failed("there is no configuration yet"))?;
+        let etcd = in_place.config.etcd().ok_or_else(|| Refusal::failed("the configuration has no etcd"))?;
         match (&state.etcd.binary.path, &state.etcd.binary.seen) {
             (Some(path), BinarySeen::Version(version)) if *version == etcd.version => Ok((etcd, path.clone())),
             (_, BinarySeen::Version(found)) => {
-                Err(not_as_expected(format!("etcd {}", etcd.version), format!("etcd {found}")))
+                Err(Refusal::not_as_expected(format!("etcd {}", etcd.version), format!("etcd {found}")))
             }
-            (_, BinarySeen::Missing { why }) => Err(refuse(why)),
-            (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => Err(refuse("no etcd was looked for yet")),
+            (_, BinarySeen::Missing { why }) => Err(Refusal::failed(why)),
+            (None, BinarySeen::Unasked) | (Some(_), BinarySeen::Unasked) => {
+                Err(Refusal::failed("no etcd was looked for yet"))
+            }
         }
     }
 
@@ -338,7 +349,7 @@ impl Agent {
 fn first_args(state: &State, bootstrap: &Bootstrap) -> Result<Vec<String>, Refusal> {
     let Bootstrap { stamp, initial_cluster, existing } = bootstrap;
     let own = initial_cluster.get(&state.identity.member);
-    let own = own.ok_or_else(|| refuse("this member is not part of the bootstrap"))?;
+    let own = own.ok_or_else(|| Refusal::failed("this member is not part of the bootstrap"))?;
     let all: Vec<String> = initial_cluster.iter().map(|(member, url)| format!("{member}={url}")).collect();
     Ok(vec![
         format!("--initial-cluster={}", all.join(",")),
@@ -346,30 +357,4 @@ fn first_args(state: &State, bootstrap: &Bootstrap) -> Result<Vec<String>, Refus
         format!("--initial-cluster-state={}", if *existing { "existing" } else { "new" }),
         format!("--initial-advertise-peer-urls={own}"),
     ])
-}
-
-pub(super) fn check_own(state: &State, stamp: &Stamp) -> Result<(), Refusal> {
-    if (&stamp.cluster_id, &stamp.member) == (&state.identity.cluster_id, &state.identity.member) {
-        Ok(())
-    } else {
-        Err(refuse("the stamp is that of another member"))
-    }
-}
-
-fn refuse(why: &str) -> Refusal {
-    Refusal::Failed { why: why.to_owned() }
-}
-
-pub(super) fn not_as_expected(expected: String, found: String) -> Refusal {
-    Refusal::NotAsExpected { expected, found }
-}
-
-pub(super) fn describe(data: &DataSeen) -> String {
-    match data {
-        DataSeen::Empty => String::from("no data"),
-        DataSeen::Unstamped => String::from("data without a stamp"),
-        DataSeen::Stamped(Stamp { token, member, incarnation, .. }) => {
-            format!("the data of {member}.{incarnation} in bootstrap {token}")
-        }
-    }
 }

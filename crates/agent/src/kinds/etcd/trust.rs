@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::etcd::desire::{CLIENT_TRUST_FILE, PEER_TRUST_FILE};
+use quorate_core::kinds::postgres::desire::PEER_TRUST_FILE as PATRONI_PEER_TRUST_FILE;
 use quorate_core::model::{NodeConfig, ServiceState, TrustPlane, TrustSeen};
 
 use super::state::Launched;
@@ -46,7 +47,7 @@ pub(crate) fn seen(state: &State, service: &ServiceState) -> BTreeMap<TrustPlane
 
 /// The peers' CAs, in PEM, where they have some of their own.
 pub(crate) fn peer_bundle(config: &NodeConfig) -> Option<&str> {
-    bundle(config, PEER_TRUST_FILE)
+    bundle(config, PEER_TRUST_FILE).or_else(|| bundle(config, PATRONI_PEER_TRUST_FILE))
 }
 
 /// The CA of clients, in PEM, where the config has it.
@@ -59,7 +60,8 @@ fn bundle<'a>(config: &'a NodeConfig, path: &str) -> Option<&'a str> {
 }
 
 fn in_config(config: &NodeConfig) -> BTreeMap<TrustPlane, BTreeSet<String>> {
-    let files = [(TrustPlane::Peer, PEER_TRUST_FILE), (TrustPlane::Client, CLIENT_TRUST_FILE)];
-    let read = |(plane, path)| Some((plane, quorate_pki::subject_key_ids(bundle(config, path)?).into_iter().collect()));
-    files.into_iter().filter_map(read).collect()
+    let bundles = [(TrustPlane::Peer, peer_bundle(config)), (TrustPlane::Client, client_bundle(config))];
+    let read =
+        |(plane, bundle): (_, Option<&str>)| Some((plane, quorate_pki::subject_key_ids(bundle?).into_iter().collect()));
+    bundles.into_iter().filter_map(read).collect()
 }

@@ -189,6 +189,11 @@ impl Machine {
         AgentClient::new(self.address, self.control.certificate_pem(), controller, self.identity()).unwrap()
     }
 
+    /// Signs a request for a server and client at this machine's address.
+    pub fn sign(&self, authority: &Authority, request: &str, name: &str) -> String {
+        authority.sign(request, &wish(name, vec![self.address], true, true), Timestamp::now()).unwrap()
+    }
+
     pub fn sign_agent(&self, request: &str) -> String {
         self.sign_agent_for(request, YEAR)
     }
@@ -425,17 +430,16 @@ pub fn file(path: &str, content: &str) -> ConfigFile {
 /// One version of each minor; a test that finds one missing says so.
 pub const VERSIONS: [&str; 4] = ["3.4.23", VERSION, "3.6.16", "3.7.3"];
 
-/// Where xtask puts etcd for tests.
-fn lab() -> PathBuf {
+/// Where xtask puts programs for tests.
+pub fn lab() -> PathBuf {
     let cache = || std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let home = || std::env::var_os("HOME").map(|home| Path::new(&home).join(".cache"));
     let lab = std::env::var_os("QUORATE_LAB").map(PathBuf::from);
-    let lab = lab.unwrap_or_else(|| cache().or_else(home).unwrap().join("quorate-lab"));
-    lab.join("etcd")
+    lab.unwrap_or_else(|| cache().or_else(home).unwrap().join("quorate-lab"))
 }
 
 pub fn programs(version: &str) -> PathBuf {
-    let directory = lab().join(version);
+    let directory = lab().join("etcd").join(version);
     assert!(directory.join("etcd").exists(), "etcd {version} is not at hand: run `cargo xtask etcd`");
     directory
 }

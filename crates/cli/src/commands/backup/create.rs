@@ -25,7 +25,7 @@ struct Told<'a> {
 }
 
 pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
-    let known = load::ledger(&context.home, &options.name)?;
+    let known = load::etcd_ledger(&context.home, &options.name)?;
     let vault = Vault::open(&known.spec)?;
     let is_new = known.backup_signing.is_none();
     let ledger = with_key(&context.home, known).await?;

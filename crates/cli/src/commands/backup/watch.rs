@@ -13,7 +13,7 @@ use crate::output;
 use crate::output::working::Working;
 
 pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, Error> {
-    let ledger = load::ledger(&context.home, &options.name)?;
+    let ledger = load::etcd_ledger(&context.home, &options.name)?;
     refuse_another_signer(&ledger)?;
     if Vault::open(&ledger.spec)?.settings.recipients.is_empty() {
         output::talk(NOT_ENCRYPTED);

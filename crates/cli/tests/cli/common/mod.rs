@@ -1,4 +1,4 @@
-//! A sandbox for tests of the real program: a home of its own, a real etcd on its PATH, and nothing left behind, however
+//! A sandbox for tests of the real program: a home of its own, a real etcd (and Patroni) on its PATH, and nothing left behind, however
 //! the test ends.
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
@@ -100,7 +100,7 @@ impl Sandbox {
         command
             .args(arguments)
             .env("QUORATE_HOME", self.home())
-            .env("PATH", format!("{}:{path}", self.etcd.display()))
+            .env("PATH", format!("{}:{}:{path}", self.etcd.display(), patroni().display()))
             .env("RUST_BACKTRACE", "0")
             .current_dir(self.path())
             .stdin(Stdio::null());
@@ -298,6 +298,11 @@ pub fn eventually(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
         assert!(Instant::now() < deadline, "not within {seconds} s: {what}");
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Where `cargo xtask postgres` puts Patroni.
+fn patroni() -> PathBuf {
+    lab_directory().join("patroni/4.1.5-bin")
 }
 
 /// The directory of an etcd version that `cargo xtask etcd` made available.

@@ -237,7 +237,7 @@ fn is_pair(certificate: &Path, key: &Path) -> bool {
 }
 
 /// Leaves a file alone that holds this already, so that nothing is written where nothing changes.
-fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
+pub(crate) fn keep_private(path: &Path, text: &str) -> Result<(), ClientError> {
     match std::fs::read(path) {
         Ok(found) if found == text.as_bytes() => Ok(()),
         _ => write_private(path, text),

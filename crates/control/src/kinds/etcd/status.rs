@@ -12,12 +12,15 @@ use quorate_core::model::{
     Power, PowerState, Program, Seen, ServiceState, https_url,
 };
 use quorate_core::planner::{Decision, UnsafeBecause, WaitingFor, decide, renewal_window};
+use quorate_core::spec::Kind;
 use quorate_core::text::plural;
 use serde::Serialize;
 
 use crate::brought::BroughtFiles;
 use crate::home::Home;
 use crate::kinds::etcd::backup::{self, BackupStatus};
+use crate::kinds::postgres;
+use crate::kinds::postgres::status::{PostgresMember, PostgresStatus};
 use crate::requests;
 use crate::run::controller::{arch, latest_fence};
 use crate::run::error::ControlError;
@@ -49,6 +52,9 @@ pub struct Status {
     pub ca_expires: Option<Timestamp>,
     /// Absent where the spec wants no backups.
     pub backup: Option<BackupStatus>,
+    /// Of a cluster of PostgreSQL alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<PostgresStatus>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
@@ -99,6 +105,9 @@ pub struct MemberStatus {
     pub fsync_micros: Option<u64>,
     /// Why the configuration for forwarding its logs is not followed, where it is not.
     pub log_source_trouble: Option<String>,
+    /// Of a member of a PostgreSQL cluster alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<PostgresMember>,
 }
 
 impl MemberStatus {
@@ -160,6 +169,18 @@ pub struct Pending {
     pub blocked: Vec<String>,
 }
 
+impl Pending {
+    pub(crate) fn of(decision: &Decision) -> Self {
+        // Users and roles were not asked for, so waiting for them means nothing here.
+        let waiting = decision.waiting.iter().filter(|waiting| **waiting != WaitingFor::AuthSight);
+        Pending {
+            steps: decision.steps.len(),
+            waiting: waiting.map(ToString::to_string).collect(),
+            blocked: decision.blocked.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
 /// Looks at one cluster, without its lock.
 pub async fn status(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Status, ControlError> {
     let mut sight = Sight::new(home.provider(ledger));
@@ -183,6 +204,13 @@ pub fn known_clusters(home: &Home) -> Vec<String> {
 }
 
 pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
+    match ledger.spec.kind {
+        Kind::Etcd => summarize_etcd(ledger, seen, decision),
+        Kind::Postgres => postgres::status::summarize(ledger, seen, decision),
+    }
+}
+
+fn summarize_etcd(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
     let spec = &ledger.spec;
     let furthest = statuses(seen).find(|s| s.leader == s.member_id).map(|s| s.raft_index);
     let members: Vec<MemberStatus> =
@@ -226,21 +254,12 @@ pub fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> St
         failures_survived: safety::failures_survived(voters, healthy),
         members,
         alarms,
-        pending: Pending {
-            steps: decision.steps.len(),
-            // Users and roles were not asked for, so waiting for them means nothing here.
-            waiting: decision
-                .waiting
-                .iter()
-                .filter(|w| **w != WaitingFor::AuthSight)
-                .map(ToString::to_string)
-                .collect(),
-            blocked: decision.blocked.iter().map(ToString::to_string).collect(),
-        },
+        pending: Pending::of(decision),
         requests: requests::open(ledger),
         renew_by: renew_by(ledger, seen),
         ca_expires: ca_expires(ledger),
         backup: backup::standing(ledger, seen.now),
+        postgres: None,
     }
 }
 
@@ -265,9 +284,11 @@ fn count_voters(ledger: &Ledger, seen: &Observation, members: &[MemberStatus]) -
 
 /// The members of the spec, those of the running cluster that the spec does not name any more, and machines of ours that wait for
 /// their end.
-fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
+pub(crate) fn known_members(ledger: &Ledger, seen: &Observation) -> Vec<MemberName> {
     let mut names: Vec<MemberName> = ledger.spec.members.iter().map(|m| m.name.as_str().into()).collect();
-    let members = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());
+    let etcd = ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys());
+    let postgres = ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys());
+    let members = etcd.chain(postgres);
     let machines = seen.machines.get().into_iter().flatten();
     let ours = machines.filter(|(_, machine)| machine.cluster_id == ledger.cluster_id).map(|(name, _)| name);
     let left_out: BTreeSet<MemberName> = members.chain(ours).filter(|m| !names.contains(m)).cloned().collect();
@@ -380,12 +401,13 @@ fn member_status(ledger: &Ledger, seen: &Observation, member: MemberName, furthe
         fsync_micros: facts.and_then(|f| f.host.fsync_micros),
         agent: seen.program(&member).map(|program| program.runs.clone()),
         log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
+        postgres: None,
         member,
     }
 }
 
 /// As the provider knows it.
-fn machine_name(ledger: &Ledger, member: &MemberName, machine: Option<&MachineSeen>) -> String {
+pub(crate) fn machine_name(ledger: &Ledger, member: &MemberName, machine: Option<&MachineSeen>) -> String {
     let recorded = || ledger.members.get(member).map_or(1, |r| r.incarnation);
     ledger.spec.machine_name(member.seat(), machine.map_or_else(recorded, |m| m.incarnation))
 }
@@ -407,26 +429,7 @@ fn health(
     facts: Option<&Facts>,
     wanted: &str,
 ) -> (&'static str, Option<String>) {
-    let Some(facts) = facts else {
-        return match (machine, seen.agents.get(member)) {
-            (None, _) => ("absent", Some(String::from("it has no machine"))),
-            (Some(m), _) if m.power == PowerState::Off => ("off", Some(String::from("its machine does not run"))),
-            (Some(m), _) if m.power == PowerState::Stopping => ("off", Some(String::from("its machine is stopping"))),
-            (Some(m), Some(Seen::Unreachable { .. }) | None) if m.power == PowerState::Starting => {
-                ("starting", Some(String::from("its machine is starting")))
-            }
-            (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
-            (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
-                let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };
-                ("untrusted", Some(because.to_string()))
-            }
-            (_, Some(Seen::At(_, AgentSeen::OtherProtocol(program)))) => {
-                ("other_protocol", Some(format!("its agent runs {}", program.runs)))
-            }
-            (_, Some(Seen::Unreachable { why, .. })) => ("unreachable", Some(why.clone())),
-            _ => ("unreachable", None),
-        };
-    };
+    let Some(facts) = facts else { return unseen(seen, member, machine) };
     match (&facts.etcd.service, &facts.etcd.status) {
         (ServiceState::Stopped, _) => ("stopped", None),
         (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("whether etcd runs is not known: {why}"))),
@@ -452,6 +455,32 @@ fn health(
     }
 }
 
+/// Of a member whose agent tells nothing.
+pub(crate) fn unseen(
+    seen: &Observation,
+    member: &MemberName,
+    machine: Option<&MachineSeen>,
+) -> (&'static str, Option<String>) {
+    match (machine, seen.agents.get(member)) {
+        (None, _) => ("absent", Some(String::from("it has no machine"))),
+        (Some(m), _) if m.power == PowerState::Off => ("off", Some(String::from("its machine does not run"))),
+        (Some(m), _) if m.power == PowerState::Stopping => ("off", Some(String::from("its machine is stopping"))),
+        (Some(m), Some(Seen::Unreachable { .. }) | None) if m.power == PowerState::Starting => {
+            ("starting", Some(String::from("its machine is starting")))
+        }
+        (_, Some(Seen::At(_, AgentSeen::Unenrolled { .. }))) => ("unenrolled", None),
+        (_, Some(Seen::At(_, AgentSeen::Untrusted(distrust)))) => {
+            let because = UnsafeBecause::Untrusted { member: member.clone(), distrust: *distrust };
+            ("untrusted", Some(because.to_string()))
+        }
+        (_, Some(Seen::At(_, AgentSeen::OtherProtocol(program)))) => {
+            ("other_protocol", Some(format!("its agent runs {}", program.runs)))
+        }
+        (_, Some(Seen::Unreachable { why, .. })) => ("unreachable", Some(why.clone())),
+        _ => ("unreachable", None),
+    }
+}
+
 fn statuses(seen: &Observation) -> impl Iterator<Item = &EtcdStatus> {
     seen.agents.keys().filter_map(|m| seen.facts(m)?.etcd.status.as_ref())
 }
@@ -472,7 +501,7 @@ fn alarms(seen: &Observation) -> Vec<AlarmStatus> {
     alarms
 }
 
-fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
+pub(crate) fn ca_expires(ledger: &Ledger) -> Option<Timestamp> {
     let Authorities { client, control, peer } = &ledger.authorities;
     let peers = peer.iter().flat_map(|plane| &plane.trusted);
     client.iter().chain(control).chain(peers).map(|authority| authority.not_after).min()

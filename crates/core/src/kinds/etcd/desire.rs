@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
 use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, pki, versions};
 use crate::Secret;
+use crate::desire::password_fingerprint;
 use crate::model::{
     ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateUse, ConfigFile, EtcdService, Ledger,
     NodeConfig, PEER_PORT, ROOT, Runs, ServiceConfig,
@@ -263,10 +264,20 @@ fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
         let permissions = role.permissions.iter().map(permission).collect();
         (role.name.to_string(), permissions)
     });
+    // A PostgreSQL cluster that keeps Patroni's state here may touch its own keys and nothing else.
+    let patroni_users = ledger.etcd.used_by.values().map(|used| {
+        let password = Some(password_fingerprint(&ledger.cluster_id, &used.password));
+        (used.user.clone(), UserWish { roles: BTreeSet::from([used.user.clone()]), password })
+    });
+    let patroni_roles = ledger
+        .etcd
+        .used_by
+        .values()
+        .map(|used| (used.user.clone(), BTreeSet::from([Permission::on_prefix(&used.prefix, Access::ReadWrite)])));
     AuthWish {
         root_password: brought.root_password.clone(),
-        users: users.collect(),
-        roles: roles.collect(),
+        users: users.chain(patroni_users).collect(),
+        roles: roles.chain(patroni_roles).collect(),
         owned: ledger.etcd.auth.clone(),
     }
 }

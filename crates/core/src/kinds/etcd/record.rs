@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Secret;
 use crate::kinds::Joined;
+use crate::kinds::postgres::DcsUser;
 use crate::model::{Consent, MemberName, address_in};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -29,6 +30,9 @@ pub struct Record {
     /// The highest revision ever seen: a restore must go past it.
     pub highest_revision: u64,
     pub auth: AuthRecord,
+    /// PostgreSQL clusters that keep Patroni's state here, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub used_by: BTreeMap<String, DcsUser>,
 }
 
 impl Record {
@@ -45,7 +49,11 @@ impl Record {
             restore: _,
             highest_revision: _,
             auth: AuthRecord { root_password, jwt, users, roles: _ },
+            used_by,
         } = self;
+        for DcsUser { user: _, password, prefix: _ } in used_by.values_mut() {
+            visit(password.expose_mut());
+        }
         root_password.iter_mut().for_each(|password| visit(password.expose_mut()));
         if let Some(JwtKeys { private, public: _ }) = jwt {
             visit(private.expose_mut());

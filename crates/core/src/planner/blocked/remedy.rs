@@ -34,6 +34,12 @@ impl UnsafeBecause {
                 "see `quorate logs NAME {member} --agent`; `quorate apply NAME` tries the upgrade again; until then the \
                  agent continues to run its present program"
             ),
+            UnsafeBecause::CommitsWait { .. } => String::from(
+                "add a member, or lower `postgres.synchronous.nodes`; or allow the interruption with `--allow-downtime`",
+            ),
+            UnsafeBecause::DcsUnusable { .. } => {
+                String::from("change the etcd cluster as described and apply it, then re-run")
+            }
             UnsafeBecause::ForeignData { member, .. } => format!(
                 "quorate never removes data that it did not create: move the data directory of {member} away manually"
             ),

@@ -9,6 +9,7 @@ use super::world::{SimMachine, World, running};
 use crate::Secret;
 use crate::kinds::etcd::simulate::SimListed;
 use crate::kinds::etcd::{self, AuthLook, JwtKeys, OldEntries, Staged};
+use crate::kinds::postgres;
 use crate::model::{
     AuthorityRecord, BackupSigning, BinarySeen, CertificateUse, Data, DataSeen, Desired, Facts, MemberName,
     PackagesSeen, Plane, PowerState, SecretKind, ServiceState, Stamp,
@@ -156,6 +157,19 @@ impl World {
             | Action::RecordDistrust { .. }
             | Action::ForgetCluster => {}
             Action::RevokeUser { .. } | Action::RevokeMachine { .. } => self.make_lists(),
+            Action::RecordInitializing { .. }
+            | Action::RecordInitialized { .. }
+            | Action::InitializePostgres { .. }
+            | Action::StartPatroni { .. }
+            | Action::StopPatroni { .. }
+            | Action::RestartPatroni { .. }
+            | Action::JoinPostgres { .. }
+            | Action::RecordLeft { .. }
+            | Action::WipePostgres { .. }
+            | Action::RestartPostgres { .. }
+            | Action::Switchover { .. }
+            | Action::ConfigurePatroni { .. }
+            | Action::Catalog { .. } => self.effect_on_postgres(desired, action),
         }
     }
 
@@ -187,6 +201,7 @@ impl World {
             SecretKind::JwtKeys => {
                 self.ledger.etcd.auth.jwt = Some(JwtKeys { private: Secret::new(""), public: String::new() });
             }
+            SecretKind::PostgresPasswords => self.make_postgres_passwords(desired),
             SecretKind::BackupSigning => {
                 let (key, public) = (Secret::new(""), Signer::new([0; 32]));
                 self.ledger.backup_signing = Some(BackupSigning { key, public, since: self.now });
@@ -227,6 +242,9 @@ impl World {
         self.on(member, |facts| {
             facts.node_config = Some((generation, digest));
             facts.etcd.binary = BinarySeen::Version(version);
+            if let Some(wish) = &desired.postgres {
+                facts.postgres.get_or_insert_with(|| Box::new(postgres::simulate::blank(wish)));
+            }
             for (plane, trust) in trusted(desired) {
                 facts.etcd.trust.entry(plane).or_default().on_disk = trust.on_disk;
             }
@@ -237,7 +255,7 @@ impl World {
         self.touched = true;
         self.remember_auth(desired);
         let wish = desired.members.get(member);
-        let digest = wish.map(|m| m.etcd_digest.clone()).unwrap_or_default();
+        let digest = wish.map(|m| m.service_digest.clone()).unwrap_or_default();
         if let (Some(wish), Some(machine)) = (wish, self.machines.get(member)) {
             self.versions.insert(machine.peer_url(), wish.etcd_version.clone());
         }
@@ -273,7 +291,7 @@ impl World {
         }
     }
 
-    pub(super) fn on(&mut self, member: &MemberName, change: impl FnOnce(&mut Facts)) {
+    pub(crate) fn on(&mut self, member: &MemberName, change: impl FnOnce(&mut Facts)) {
         if let Some(facts) = self.machines.get_mut(member).and_then(SimMachine::facts_mut) {
             change(facts);
         }

@@ -130,7 +130,7 @@ impl World {
             };
             facts.etcd.data = DataSeen::Stamped(stamp.clone());
             facts.etcd.last_started = Some(stamp);
-            facts.etcd.service = running(wish.etcd_digest.clone());
+            facts.etcd.service = running(wish.service_digest.clone());
             facts.etcd.peer_serving = true;
             facts.etcd.trust = trusted(desired);
             take_up_trust(&mut facts);

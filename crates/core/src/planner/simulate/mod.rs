@@ -9,4 +9,5 @@ mod machines;
 mod world;
 
 pub use certificates::take_up_trust;
+pub(crate) use world::running;
 pub use world::{SimAgent, SimMachine, World};

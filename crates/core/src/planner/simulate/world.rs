@@ -200,7 +200,7 @@ pub(super) fn imagined_machine(number: u8) -> String {
     format!("machine-of-key-{number}")
 }
 
-pub(super) fn running(digest: String) -> ServiceState {
+pub(crate) fn running(digest: String) -> ServiceState {
     ServiceState::Running { since: Timestamp::UNIX_EPOCH, digest, restarts: 0 }
 }
 
@@ -214,6 +214,7 @@ pub(super) fn blank(machine_id: &str) -> Facts {
         node_config: None,
         certificates: BTreeMap::new(),
         requests: uses.into_iter().map(|of| (of, String::new())).collect(),
+        postgres: None,
         etcd: EtcdFacts {
             binary: BinarySeen::Unasked,
             service: ServiceState::Stopped,

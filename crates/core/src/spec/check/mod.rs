@@ -10,8 +10,8 @@ use std::hash::Hash;
 use std::net::IpAddr;
 
 use super::units::LONGEST_NAME;
-use super::{ClusterSpec, Document, HostFacts, Places, Problem, Severity, Spec};
-use crate::kinds::etcd;
+use super::{ClusterSpec, Document, HostFacts, Kind, Places, Problem, Severity, Spec};
+use crate::kinds::{etcd, postgres};
 use crate::providers;
 
 pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &HostFacts) -> Vec<Problem> {
@@ -22,11 +22,15 @@ pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &Ho
     cluster_names(spec, &mut found);
     addresses(spec, &mut found);
     providers::check_all(spec, &mut found);
+    let spec_of_all = spec;
     for (index, spec) in spec.clusters.iter().enumerate() {
         let cluster = Cluster { index, spec };
         members(&cluster, &mut found);
         providers::check(&cluster, &mut found);
-        etcd::check::check(&cluster, host, &mut found);
+        match cluster.spec.kind {
+            Kind::Etcd => etcd::check::check(&cluster, host, &mut found),
+            Kind::Postgres => postgres::check::check(&cluster, spec_of_all, host, &mut found),
+        }
         tls::check(&cluster, &mut found);
         backup::check(&cluster, &mut found);
         host::check(&cluster, &mut found);

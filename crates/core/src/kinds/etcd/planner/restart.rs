@@ -113,7 +113,7 @@ fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMemb
     let Some(facts) = seen.facts(member) else { return false };
     let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
     let ServiceState::Running { digest, .. } = &facts.etcd.service else { return false };
-    in_place && (*digest != wish.etcd_digest || runs_other_version(wish, facts))
+    in_place && (*digest != wish.service_digest || runs_other_version(wish, facts))
 }
 
 /// Its program was exchanged under it, and the one that the spec asks for is there again.

@@ -1,0 +1,83 @@
+//! What the agent reports of its PostgreSQL.
+
+use std::time::Duration;
+
+use quorate_core::kinds::postgres::{Catalog, PatroniStatus, PostgresFacts, Role};
+use quorate_core::model::{DataSeen, ServiceState};
+use tokio::time::timeout;
+
+use super::{data, programs};
+use crate::agent::Agent;
+use crate::{AgentError, blocking};
+
+/// Whoever asks for facts waits no longer for users and databases.
+const LISTING: Duration = Duration::from_millis(1500);
+
+impl Agent {
+    pub(super) async fn look_at_postgres_data(&self) -> Result<DataSeen, AgentError> {
+        let layout = self.layout.clone();
+        blocking(move || data::look(&layout)).await
+    }
+
+    /// Only of a machine whose configuration has Patroni.
+    pub(crate) async fn postgres_facts(&self, auth: bool) -> Result<Option<Box<PostgresFacts>>, AgentError> {
+        if !self.has_patroni() {
+            return Ok(None);
+        }
+        let layout = self.layout.clone();
+        let look =
+            move || Ok::<_, AgentError>((data::look(&layout)?, data::system_id(&layout), data::applied(&layout)));
+        let (found, system_id, applied) = blocking(look).await?;
+        if matches!(found, DataSeen::Stamped(_)) {
+            self.state.update(|state| state.postgres.cloning = false).await?;
+        }
+        let service = self.patroni_state(&found).await?;
+        let status = match service {
+            ServiceState::Running { .. } | ServiceState::Unknown { .. } => self.status_or_none().await,
+            ServiceState::Stopped | ServiceState::BackingOff { .. } => None,
+        };
+        let leads = status.as_ref().is_some_and(|status| status.role == Role::Primary && status.state == "running");
+        let catalog = if auth && leads { self.catalog_or_none().await } else { None };
+        let state = self.state.get();
+        let known = &state.postgres.programs;
+        Ok(Some(Box::new(PostgresFacts {
+            postgres: programs::still(known.postgres.as_ref().map(|home| home.join("postgres")), &known.postgres_seen),
+            patroni: programs::still(known.patroni.clone(), &known.patroni_seen),
+            service,
+            data: found,
+            last_started: state.postgres.last_started.clone(),
+            system_id,
+            status,
+            applied,
+            catalog,
+        })))
+    }
+
+    /// Where data was lost, Patroni is not started again by itself: that it does not run is all that matters then.
+    async fn patroni_state(&self, found: &DataSeen) -> Result<ServiceState, AgentError> {
+        let is_lost = *found == DataSeen::Empty && !self.state.get().postgres.cloning;
+        Ok(match self.patroni().await?.look().await {
+            ServiceState::BackingOff { .. } if is_lost => ServiceState::Stopped,
+            ServiceState::Stopped => match self.postgres.not_started.lock().expect("no holder panics").clone() {
+                Some(last_exit) if !is_lost => ServiceState::BackingOff { restarts: 0, last_exit },
+                _ => ServiceState::Stopped,
+            },
+            state => state,
+        })
+    }
+
+    async fn status_or_none(&self) -> Option<PatroniStatus> {
+        self.patroni_status().await.inspect_err(|error| tracing::debug!(why = error.in_full(), "no status")).ok()
+    }
+
+    async fn catalog_or_none(&self) -> Option<Catalog> {
+        match timeout(LISTING, self.read_catalog()).await {
+            Ok(Ok(catalog)) => Some(catalog),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "users and databases cannot be listed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The orders that concern PostgreSQL and Patroni.
+
+use std::collections::BTreeMap;
+
+use quorate_core::Secret;
+use quorate_core::kinds::postgres::CatalogOp;
+use quorate_core::model::{DataSeen, MemberName, Stamp};
+use serde::{Deserialize, Serialize};
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Order {
+    /// Creates the first data of a cluster where there is none, and starts nothing.
+    Initialize {
+        stamp: Stamp,
+        /// Some are written into new data.
+        parameters: BTreeMap<String, String>,
+    },
+    /// Starts Patroni on data that must be as expected. Where there is none, Patroni clones it, and this is its stamp.
+    Start {
+        expects: DataSeen,
+        join: Option<Stamp>,
+    },
+    /// Stops Patroni, which stops PostgreSQL.
+    Stop,
+    /// Stops and starts both where Patroni was started with other inputs.
+    Restart,
+    /// Restarts PostgreSQL, through Patroni, if a parameter waits for it.
+    RestartPostgres,
+    /// Writes the configuration of all members, in JSON, into the DCS.
+    SetConfig {
+        config: String,
+    },
+    /// Makes another member the primary, as Patroni calls it. This one must be it.
+    Switchover {
+        to: MemberName,
+    },
+    /// Removes the data of exactly this stamp, and what Patroni has noted of that data in the DCS.
+    WipeData {
+        stamp: Stamp,
+    },
+    Catalog {
+        op: CatalogOp,
+        verifier: Option<Secret>,
+    },
+}
+
+impl Order {
+    /// For the log, which must not show what is in it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Order::Initialize { .. } => "create data",
+            Order::Start { .. } => "start Patroni",
+            Order::Stop => "stop Patroni",
+            Order::Restart => "restart Patroni",
+            Order::RestartPostgres => "restart PostgreSQL",
+            Order::SetConfig { .. } => "configure Patroni",
+            Order::Switchover { .. } => "switch over",
+            Order::WipeData { .. } => "wipe data",
+            Order::Catalog { .. } => "catalog",
+        }
+    }
+
+    /// Whether it may take minutes: PostgreSQL writes all that is in memory before it stops.
+    pub(crate) fn is_slow(&self) -> bool {
+        match self {
+            Order::Initialize { .. }
+            | Order::Stop
+            | Order::Restart
+            | Order::RestartPostgres
+            | Order::Switchover { .. }
+            | Order::WipeData { .. } => true,
+            Order::Start { .. } | Order::SetConfig { .. } | Order::Catalog { .. } => false,
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! How orders that concern PostgreSQL are carried out.
+
+use std::sync::Arc;
+
+use super::order::Order;
+use crate::agent::Agent;
+use crate::api::Refusal;
+
+impl Agent {
+    pub(crate) async fn obey_for_postgres(self: &Arc<Self>, order: Order) -> Result<(), Refusal> {
+        match order {
+            Order::Initialize { stamp, parameters } => self.initialize_postgres(stamp, &parameters).await,
+            Order::Start { expects, join } => self.start_patroni(expects, join).await,
+            Order::Stop => self.stop_patroni().await,
+            Order::Restart => self.restart_patroni().await,
+            Order::RestartPostgres => self.restart_postgres().await,
+            Order::SetConfig { config } => self.set_patroni_config(config).await,
+            Order::Switchover { to } => self.switch_over(to.as_str()).await,
+            Order::WipeData { stamp } => self.wipe_postgres(stamp).await,
+            Order::Catalog { op, verifier } => self.change_catalog(&op, verifier.as_ref()).await,
+        }
+    }
+}

@@ -1,0 +1,137 @@
+//! The programs of PostgreSQL and Patroni on this machine: found for a node config, and looked at again before each start.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use quorate_core::model::{BinarySeen, NodeConfig, PatroniService};
+use serde::{Deserialize, Serialize};
+
+use crate::AgentError;
+use crate::agent::Agent;
+use crate::kinds::etcd::binaries::{self, BinaryError};
+
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub(crate) struct Programs {
+    /// The directory of PostgreSQL's.
+    pub(super) postgres: Option<PathBuf>,
+    pub(super) patroni: Option<PathBuf>,
+    pub(super) postgres_seen: BinarySeen,
+    pub(super) patroni_seen: BinarySeen,
+}
+
+impl Default for Programs {
+    fn default() -> Self {
+        let (postgres_seen, patroni_seen) = (BinarySeen::Unasked, BinarySeen::Unasked);
+        Programs { postgres: None, patroni: None, postgres_seen, patroni_seen }
+    }
+}
+
+/// Where Debian's packages put PostgreSQL's programs, or where the config says that they are.
+pub(super) fn usual_directory(service: &PatroniService) -> PathBuf {
+    let usual = || format!("/usr/lib/postgresql/{}/bin", service.version);
+    service.programs.clone().unwrap_or_else(usual).into()
+}
+
+impl Agent {
+    pub(crate) async fn postgres_programs_for(&self, config: &NodeConfig, search: Option<&str>) -> Programs {
+        match config.patroni() {
+            Some(service) => self.find_programs(service, search).await,
+            None => Programs::default(),
+        }
+    }
+
+    /// Looks for the programs of the config in place once more.
+    pub(super) async fn find_programs_again(&self) -> Result<(), AgentError> {
+        let state = self.state.get();
+        let Some(service) = state.node_config.as_ref().and_then(|in_place| in_place.config.patroni()) else {
+            return Ok(());
+        };
+        let programs = self.find_programs(service, state.search.as_deref()).await;
+        self.state.update(|state| state.postgres.programs = programs).await?;
+        self.put_patroni_config().await
+    }
+
+    /// One that is missing does not fail the order: the facts report it, and the planner decides.
+    async fn find_programs(&self, service: &PatroniService, search: Option<&str>) -> Programs {
+        let own = std::env::var_os("PATH").unwrap_or_default();
+        let paths = search.map(OsStr::new).into_iter().chain([own.as_os_str()]).flat_map(std::env::split_paths);
+        let paths: Vec<PathBuf> = paths.collect();
+        let postgres = find_postgres(service, &paths, &self.cache).await;
+        let patroni = find_patroni(service, &paths, &self.cache).await;
+        let (postgres, postgres_seen) = taken_apart(postgres);
+        let (patroni, patroni_seen) = taken_apart(patroni);
+        Programs { postgres, patroni, postgres_seen, patroni_seen }
+    }
+}
+
+/// What was found, unless it is gone by now.
+pub(super) fn still(path: Option<PathBuf>, seen: &BinarySeen) -> BinarySeen {
+    match path {
+        Some(path) if !path.is_file() => {
+            BinarySeen::Missing { why: format!("there is no program {} any more", path.display()) }
+        }
+        _ => seen.clone(),
+    }
+}
+
+fn taken_apart(found: Result<(PathBuf, String), String>) -> (Option<PathBuf>, BinarySeen) {
+    match found {
+        Ok((path, version)) => (Some(path), BinarySeen::Version(version)),
+        Err(why) => (None, BinarySeen::Missing { why }),
+    }
+}
+
+async fn find_postgres(service: &PatroniService, paths: &[PathBuf], cache: &Path) -> Result<(PathBuf, String), String> {
+    let wanted = service.version;
+    let usual = usual_directory(service);
+    let elsewhere: &[PathBuf] = if service.programs.is_some() { &[] } else { paths };
+    let mut others = Vec::new();
+    for directory in [&usual].into_iter().chain(elsewhere).filter(|directory| directory.join("postgres").is_file()) {
+        match version_of(&directory.join("postgres"), cache).await {
+            Ok(version) if major(&version) == Some(wanted) => return Ok((directory.clone(), version)),
+            Ok(version) => others.push(format!("{} is PostgreSQL {version}", directory.display())),
+            Err(error) => others.push(AgentError::from(error).in_full()),
+        }
+    }
+    let searched = if service.programs.is_some() { "" } else { " nor on the PATH" };
+    let others = if others.is_empty() { String::new() } else { format!(" ({})", others.join("; ")) };
+    Err(format!("PostgreSQL {wanted} is not in {}{searched}{others}", usual.display()))
+}
+
+async fn find_patroni(service: &PatroniService, paths: &[PathBuf], cache: &Path) -> Result<(PathBuf, String), String> {
+    let on_path = || paths.iter().map(|directory| directory.join("patroni")).find(|path| path.is_file());
+    let found = match &service.patroni {
+        Some(path) => PathBuf::from(path),
+        None => on_path().ok_or_else(|| String::from("there is no program `patroni` on the PATH"))?,
+    };
+    let version = version_of(&found, cache).await.map_err(|error| AgentError::from(error).in_full())?;
+    Ok((found, version))
+}
+
+async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
+    binaries::version_by(program, cache, version_in).await
+}
+
+/// `postgres (PostgreSQL) 15.20 (Debian 15.20-0+deb12u1)`, `patroni 4.1.5`.
+fn version_in(answer: &str) -> Option<String> {
+    let is_version = |word: &&str| word.starts_with(|c: char| c.is_ascii_digit());
+    answer.split_whitespace().find(is_version).map(str::to_owned)
+}
+
+fn major(version: &str) -> Option<u16> {
+    version.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_as_the_programs_print_them() {
+        let debian = version_in("postgres (PostgreSQL) 15.20 (Debian 15.20-0+deb12u1)\n").unwrap();
+        assert_eq!((debian.as_str(), major(&debian)), ("15.20", Some(15)));
+        assert_eq!(version_in("patroni 4.1.5\n").as_deref(), Some("4.1.5"));
+        assert_eq!(version_in("postgres (PostgreSQL) 18beta1").as_deref().and_then(major), Some(18));
+        assert_eq!(version_in("usage: patroni [-h]"), None);
+    }
+}

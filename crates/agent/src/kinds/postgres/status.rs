@@ -1,0 +1,160 @@
+//! What Patroni says of its PostgreSQL, in our words.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use quorate_core::kinds::postgres::{PatroniStatus, Role, Standby};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::AgentError;
+use crate::agent::Agent;
+
+/// In seconds, for a DCS that Patroni has not reached yet.
+const USUAL_TTL: i64 = 30;
+
+/// `GET /patroni`.
+#[derive(Deserialize)]
+struct Page {
+    state: String,
+    #[serde(default)]
+    role: String,
+    server_version: Option<u64>,
+    xlog: Option<Log>,
+    timeline: Option<u64>,
+    replication_state: Option<String>,
+    #[serde(default)]
+    replication: Vec<Connection>,
+    dcs_last_seen: Option<i64>,
+    database_system_identifier: Option<String>,
+    #[serde(default)]
+    pending_restart: bool,
+    #[serde(default)]
+    pause: bool,
+    patroni: Option<Itself>,
+}
+
+#[derive(Deserialize)]
+struct Log {
+    location: Option<u64>,
+    received_location: Option<u64>,
+    replayed_location: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Connection {
+    application_name: String,
+    state: String,
+    sync_state: String,
+}
+
+#[derive(Deserialize)]
+struct Itself {
+    version: String,
+}
+
+impl Agent {
+    pub(super) async fn patroni_status(&self) -> Result<PatroniStatus, AgentError> {
+        let rest = self.rest()?;
+        let (page, config) = tokio::join!(rest.get("/patroni"), rest.get("/config"));
+        status_in(page?, config.ok(), Timestamp::now().as_second())
+    }
+
+    /// Whether this member is the primary, or follows it.
+    pub(crate) async fn postgres_health(&self) -> Result<(), &'static str> {
+        let status = self.patroni_status().await.map_err(|_| "Patroni does not answer")?;
+        match status.role {
+            Role::Primary if status.state == "running" => Ok(()),
+            Role::Replica if status.streaming => Ok(()),
+            Role::Primary | Role::Unknown => Err("PostgreSQL does not run"),
+            Role::Replica => Err("this replica does not stream"),
+        }
+    }
+}
+
+fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStatus, AgentError> {
+    let unread = |error: serde_json::Error| AgentError::Patroni { why: format!("it is not understood: {error}") };
+    let page: Page = serde_json::from_value(page).map_err(unread)?;
+    let ttl = config.as_ref().and_then(|config| config["ttl"].as_i64()).unwrap_or(USUAL_TTL);
+    let log = page.xlog.as_ref();
+    let standby = |of: Connection| {
+        let synchronous = ["sync", "quorum"].contains(&of.sync_state.as_str());
+        (of.application_name, Standby { state: of.state, synchronous })
+    };
+    Ok(PatroniStatus {
+        role: match page.role.as_str() {
+            "primary" | "master" => Role::Primary,
+            "replica" => Role::Replica,
+            _ => Role::Unknown,
+        },
+        state: page.state,
+        streaming: page.replication_state.as_deref() == Some("streaming"),
+        timeline: page.timeline,
+        location: log.and_then(|log| log.location.or(log.received_location)),
+        replayed: log.and_then(|log| log.replayed_location),
+        system_id: page.database_system_identifier,
+        // 150020 is 15.20.
+        server_version: page.server_version.map(|version| format!("{}.{}", version / 10_000, version % 10_000)),
+        patroni_version: page.patroni.map(|patroni| patroni.version),
+        pending_restart: page.pending_restart,
+        paused: page.pause,
+        standbys: page.replication.into_iter().map(standby).collect::<BTreeMap<_, _>>(),
+        config: config.filter(Value::is_object).map(|config| config.to_string()),
+        dcs: page.dcs_last_seen.is_some_and(|seen| now - seen <= ttl),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_pages_of_a_primary_and_of_its_standby_are_read() {
+        let primary = json!({
+            "state": "running", "role": "primary", "server_version": 150_020, "xlog": {"location": 50_331_648},
+            "timeline": 2, "dcs_last_seen": 1_794_919_902, "database_system_identifier": "7709122112588023710",
+            "replication": [{"usename": "replicator", "application_name": "pg-2", "client_addr": "127.0.0.1",
+                "state": "streaming", "sync_state": "sync", "sync_priority": 1}],
+            "pending_restart": true, "patroni": {"version": "4.1.5", "scope": "shop", "name": "pg-1"}
+        });
+        let config = json!({ "ttl": 20, "loop_wait": 10 });
+        let status = status_in(primary.clone(), Some(config.clone()), 1_794_919_922).unwrap();
+        assert_eq!((status.role, status.location, status.timeline), (Role::Primary, Some(50_331_648), Some(2)));
+        assert_eq!((status.server_version.as_deref(), status.pending_restart), (Some("15.20"), true));
+        assert_eq!(status.standbys["pg-2"], Standby { state: String::from("streaming"), synchronous: true });
+        assert_eq!(status.config.as_deref(), Some(r#"{"loop_wait":10,"ttl":20}"#));
+        assert!(status.dcs && !status.streaming && !status.paused);
+        assert!(
+            !status_in(primary, Some(config), 1_794_919_923).unwrap().dcs,
+            "the DCS was not seen for longer than ttl"
+        );
+        let replica = json!({
+            "state": "running", "role": "replica", "replication_state": "streaming", "timeline": 2,
+            "xlog": {"received_location": 7, "replayed_location": 5, "replayed_timestamp": null, "paused": false},
+        });
+        let status = status_in(replica, None, 0).unwrap();
+        assert_eq!((status.role, status.streaming), (Role::Replica, true));
+        assert_eq!((status.location, status.replayed, status.dcs), (Some(7), Some(5), false));
+    }
+
+    #[test]
+    fn a_patroni_that_has_no_postgresql_yet_has_no_role() {
+        let page = json!({ "state": "creating replica", "role": "uninitialized", "patroni": {"version": "4.1.5"} });
+        let status = status_in(page, None, 0).unwrap();
+        assert_eq!((status.role, status.state.as_str()), (Role::Unknown, "creating replica"));
+    }
+
+    /// Pages as another program may show them that was started at Patroni's port.
+    #[test]
+    fn fuzz_pages() {
+        let page = br#"{"state": "running", "role": "primary", "server_version": 150020, "xlog": {"location": 5},
+            "replication": [{"application_name": "a", "state": "s", "sync_state": "sync"}], "dcs_last_seen": 1}"#;
+        quorate_fuzz::campaign(&[page.to_vec()], |input| {
+            if let Ok(page) = serde_json::from_slice::<Value>(input) {
+                let _ = status_in(page.clone(), Some(page), 0);
+            }
+        });
+    }
+}

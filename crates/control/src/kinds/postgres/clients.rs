@@ -1,0 +1,106 @@
+//! What `psql` and `patronictl` must be told to reach a cluster.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use jiff::SignedDuration;
+use quorate_agent::private_directory;
+use quorate_core::Secret;
+use quorate_core::kinds::postgres::{CLIENT_PORT, SUPERUSER};
+use quorate_core::model::{Ledger, MemberName};
+use quorate_pki::{KeyPair, LeafWish};
+
+use crate::home::Home;
+use crate::kinds::etcd::clients::{ClientError, keep_private, write_private};
+use crate::run::error::ControlError;
+use crate::run::observe::by_name;
+use crate::secrets;
+use crate::sign::sign;
+
+/// The superuser's certificate is not meant to be kept: it is made for a working day.
+const VALIDITY: SignedDuration = SignedDuration::from_hours(24);
+
+/// Variables that libpq reads. The first server that is the primary is connected to.
+pub async fn environment(
+    home: &Home,
+    ledger: &Ledger,
+    user: Option<&str>,
+) -> Result<BTreeMap<&'static str, String>, ClientError> {
+    let name = ledger.spec.name.as_str();
+    let there = |what: Option<&Secret>| what.cloned().ok_or_else(|| ClientError::NotThere(name.to_owned()));
+    let passwords = ledger.postgres.passwords.as_ref();
+    let user = user.unwrap_or(SUPERUSER);
+    let password = match user {
+        SUPERUSER => there(passwords.map(|known| &known.superuser))?,
+        other => there(declared(ledger, other)?)?,
+    };
+    let hosts = hosts(home, ledger).await?;
+    if hosts.is_empty() {
+        return Err(ClientError::NotThere(name.to_owned()));
+    }
+    let directory = home.clients(name);
+    private_directory(&directory).map_err(|source| ClientError::Io { path: directory.clone(), source })?;
+    let ca = directory.join("ca.crt");
+    let authority = ledger.authorities.client.as_ref().map(|authority| authority.certificate.as_str());
+    keep_private(&ca, authority.unwrap_or_default())?;
+    let mut variables = BTreeMap::from([
+        ("PGHOST", hosts.join(",")),
+        ("PGPORT", CLIENT_PORT.to_string()),
+        ("PGUSER", user.to_owned()),
+        ("PGPASSWORD", password.expose().to_owned()),
+        ("PGDATABASE", database(ledger, user)),
+        ("PGSSLMODE", String::from("verify-full")),
+        ("PGSSLROOTCERT", ca.display().to_string()),
+        ("PGTARGETSESSIONATTRS", String::from("read-write")),
+    ]);
+    if user == SUPERUSER {
+        let (certificate, key) = superuser_certificate(&directory, ledger)?;
+        variables.insert("PGSSLCERT", certificate.display().to_string());
+        variables.insert("PGSSLKEY", key.display().to_string());
+    }
+    Ok(variables)
+}
+
+fn declared<'a>(ledger: &'a Ledger, user: &str) -> Result<Option<&'a Secret>, ClientError> {
+    let users = || ledger.spec.postgres.iter().flat_map(|postgres| &postgres.users).map(|user| user.name.to_string());
+    if !users().any(|name| name == user) {
+        let declared: Vec<String> = [SUPERUSER.to_owned()].into_iter().chain(users()).collect();
+        return Err(ClientError::Undeclared { user: user.to_owned(), declared: declared.join(", ") });
+    }
+    Ok(ledger.postgres.passwords.as_ref().and_then(|known| known.users.get(user)))
+}
+
+/// The first that the user owns, else the one that is always there.
+fn database(ledger: &Ledger, user: &str) -> String {
+    let databases = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.databases);
+    let mut owned = databases.filter(|database| database.owner.as_ref().is_some_and(|owner| owner.as_str() == user));
+    owned.next().map_or_else(|| SUPERUSER.to_owned(), |database| database.name.to_string())
+}
+
+async fn hosts(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
+    let machines = home.provider(ledger).machines().await.map_err(ControlError::from)?;
+    let machines = by_name(ledger, machines.found);
+    let address = |name: &MemberName| Some(machines.get(name)?.address?.to_string());
+    let members = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
+    Ok(members.filter_map(|name| address(&name)).collect())
+}
+
+/// The superuser shows a certificate of the members' CA besides the password.
+fn superuser_certificate(directory: &std::path::Path, ledger: &Ledger) -> Result<(PathBuf, PathBuf), ClientError> {
+    let (certificate, key) = (directory.join("superuser.crt"), directory.join("superuser.key"));
+    let pair = KeyPair::generate(secrets::key_algorithm(&ledger.spec))?;
+    let wish = LeafWish {
+        common_name: SUPERUSER.to_owned(),
+        organization: None,
+        dns: Vec::new(),
+        addresses: Vec::new(),
+        server: false,
+        client: true,
+        validity: VALIDITY,
+    };
+    let signing = ledger.authorities.peer.as_ref().and_then(|peers| peers.signing());
+    let signed = sign(signing, &pair.csr(SUPERUSER)?, &wish)?;
+    write_private(&key, pair.to_pem().expose())?;
+    write_private(&certificate, &signed)?;
+    Ok((certificate, key))
+}

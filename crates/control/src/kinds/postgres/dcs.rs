@@ -1,0 +1,110 @@
+//! The etcd cluster in which Patroni keeps its state. Its own ledger knows who uses it: the user, the password and the keys follow from
+//! that, so they are created, changed and removed like any other user of that cluster.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use quorate_core::kinds::postgres::check::can_serve;
+use quorate_core::kinds::postgres::{Dcs, DcsUser, desire};
+use quorate_core::model::{CLIENT_PORT, Ledger};
+use quorate_core::spec::ClusterSpec;
+use quorate_core::text::with_causes;
+use quorate_etcd::{Client, ConnectOptions, KeyRange, Login};
+
+use crate::home::Home;
+
+const CONNECTING: Duration = Duration::from_secs(1);
+const ANSWERING: Duration = Duration::from_secs(5);
+
+/// What Patroni of this cluster needs to reach and use its etcd, or why it cannot.
+pub(crate) fn look(home: &Home, spec: &ClusterSpec) -> Option<Result<Dcs, String>> {
+    let name = spec.postgres.as_ref()?.dcs.cluster.to_string();
+    let read = home.store(&name).read();
+    Some(match read {
+        Ok(Some(ledger)) => usable(&ledger, spec),
+        Ok(None) => Err(format!("there is no etcd cluster {name} in this home; create it first")),
+        Err(error) => Err(format!("the ledger of {name} cannot be read: {error}")),
+    })
+}
+
+fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
+    let name = &etcd.spec.name;
+    can_serve(&etcd.spec).map_err(|unusable| format!("{}; {} of {name}", unusable.why, unusable.hint))?;
+    let members = etcd.etcd.formation.members().filter(|_| etcd.etcd.formation.is_formed());
+    let members =
+        members.ok_or_else(|| format!("etcd cluster {name} is not bootstrapped; `quorate apply {name}` does it"))?;
+    let used = etcd.etcd.used_by.get(spec.name.as_str());
+    let DcsUser { user, password, .. } =
+        used.ok_or_else(|| format!("etcd cluster {name} has no user for {}", spec.name))?;
+    if !etcd.etcd.auth.users.contains_key(user) {
+        return Err(format!("etcd cluster {name} has no user {user} yet; `quorate apply {name}` creates it"));
+    }
+    let addresses = members.values().filter_map(|member| member.address());
+    let hosts: BTreeSet<String> =
+        addresses.map(|address| std::net::SocketAddr::new(address, CLIENT_PORT).to_string()).collect();
+    let ca = etcd.authorities.client.as_ref().map(|authority| authority.certificate.clone()).unwrap_or_default();
+    Ok(Dcs { hosts, ca, user: user.clone(), password: password.clone() })
+}
+
+/// The same for a plan, in which the etcd cluster is created or gets its user first. Nothing may be configured with this.
+pub(crate) fn foresee(etcd: &ClusterSpec, spec: &ClusterSpec) -> Result<Dcs, String> {
+    can_serve(etcd).map_err(|unusable| format!("{}; {} of {}", unusable.why, unusable.hint, etcd.name))?;
+    let user = user_name(spec);
+    Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), user, password: quorate_core::Secret::new("") })
+}
+
+/// Writes into the ledger of an etcd cluster that this PostgreSQL cluster uses it.
+pub fn register(etcd: &mut Ledger, spec: &ClusterSpec) {
+    let Some(postgres) = &spec.postgres else { return };
+    let prefix = desire::key(spec, postgres);
+    let used = etcd.etcd.used_by.entry(spec.name.to_string());
+    let used = used.or_insert_with(|| DcsUser {
+        user: user_name(spec),
+        password: quorate_pki::random_token(),
+        prefix: prefix.clone(),
+    });
+    used.prefix = prefix;
+}
+
+/// The PostgreSQL clusters of this home that keep Patroni's state in an etcd cluster.
+pub fn users_of(home: &Home, etcd: &Ledger) -> Vec<String> {
+    let is_there = |name: &&String| !matches!(home.store(name).read(), Ok(None));
+    etcd.etcd.used_by.keys().filter(is_there).cloned().collect()
+}
+
+/// Forgets users whose clusters are gone: an earlier run may have been killed before it could.
+pub(crate) fn forget_gone(home: &Home, etcd: &mut Ledger) {
+    let there = users_of(home, etcd);
+    etcd.etcd.used_by.retain(|name, _| there.contains(name));
+}
+
+/// Removes what Patroni has noted of a cluster that is destroyed.
+pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
+    let (Some(Ok(dcs)), Some(postgres)) = (look(home, spec), &spec.postgres) else { return Ok(()) };
+    let key = desire::key(spec, postgres);
+    let mut last = String::from("it has no members");
+    for host in &dcs.hosts {
+        let mut options = ConnectOptions::new(format!("https://{host}"), &dcs.ca);
+        options.login = Some(Login { user: dcs.user.clone(), password: dcs.password.expose().to_owned() });
+        options.connect_timeout = CONNECTING;
+        options.request_timeout = ANSWERING;
+        let cleared = match Client::connect(options) {
+            Ok(client) => client.delete(KeyRange::prefix(key.as_bytes())).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match cleared {
+            Ok(()) => return Ok(()),
+            Err(error) => last = with_causes(&error),
+        }
+    }
+    Err(format!("the keys below {key} are left in etcd cluster {}: {last}", postgres.dcs.cluster))
+}
+
+/// Whether the etcd cluster is ready for it.
+pub fn is_ready(home: &Home, spec: &ClusterSpec) -> bool {
+    look(home, spec).is_none_or(|dcs| dcs.is_ok())
+}
+
+fn user_name(spec: &ClusterSpec) -> String {
+    format!("patroni-{}", spec.name)
+}

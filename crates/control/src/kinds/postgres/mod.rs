@@ -1,0 +1,7 @@
+//! What only clusters of PostgreSQL have.
+
+pub mod clients;
+pub mod dcs;
+pub(crate) mod orders;
+pub(crate) mod passwords;
+pub mod status;

@@ -1,0 +1,215 @@
+//! The status of a cluster of PostgreSQL.
+
+use quorate_core::kinds::postgres::{CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role, desire};
+use quorate_core::model::{CertificateUse, Exit, Ledger, MemberName, Observation, Power, ServiceState};
+use quorate_core::planner::Decision;
+use quorate_core::text::plural;
+use serde::Serialize;
+
+use crate::kinds::etcd::status::{
+    MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
+};
+use crate::requests;
+
+/// What only a cluster of PostgreSQL has.
+#[derive(Clone, Debug, Serialize)]
+pub struct PostgresStatus {
+    pub version: String,
+    pub primary: Option<MemberName>,
+    /// How many standbys must confirm a commit.
+    pub synchronous_nodes: u16,
+    /// Whether writes stop while there are fewer.
+    pub strict: bool,
+    /// Automatic failover is switched off.
+    pub paused: bool,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct PostgresMember {
+    pub timeline: Option<u64>,
+    /// Behind the primary, in bytes.
+    pub lag_bytes: Option<u64>,
+    /// Whether a commit waits for it.
+    pub synchronous: bool,
+    pub pending_restart: bool,
+}
+
+pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision) -> Status {
+    let spec = &ledger.spec;
+    let settings = spec.postgres.as_ref();
+    let primary = primary(seen);
+    let members: Vec<MemberStatus> =
+        known_members(ledger, seen).into_iter().map(|member| member_status(ledger, seen, member, primary)).collect();
+    let wanted = || members.iter().filter(|member| !member.leaving);
+    let (all, healthy) = (wanted().count(), wanted().filter(|member| member.health == "healthy").count());
+    let nodes = settings.map_or(0, |postgres| postgres.synchronous.nodes);
+    let strict = settings.is_some_and(|postgres| postgres.synchronous.strict);
+    let writes = primary.is_some() && (nodes == 0 || !strict || healthy > usize::from(nodes));
+    let verdict = match &ledger.postgres.formation {
+        _ if ledger.power == Power::Off => Verdict::Off,
+        Formation::Unformed | Formation::Forming { .. } => Verdict::Unformed,
+        Formation::Formed { .. } if !writes => Verdict::Down,
+        Formation::Formed { .. } if healthy == all => Verdict::Healthy,
+        Formation::Formed { .. } => Verdict::Degraded,
+    };
+    // So many may fail, and somebody is left to whom every commit was confirmed.
+    let spare = healthy.saturating_sub(1 + if strict { usize::from(nodes) } else { 0 });
+    Status {
+        cluster: spec.name.to_string(),
+        cluster_id: ledger.cluster_id.clone(),
+        provider: spec.provider.settings().name().to_owned(),
+        formation: match &ledger.postgres.formation {
+            Formation::Unformed => "unformed",
+            Formation::Forming { .. } => "forming",
+            Formation::Formed { .. } => "formed",
+        },
+        etcd_version: String::new(),
+        verdict,
+        summary: summary(verdict, primary.map(|(name, _)| name), (all, healthy), spare, nodes),
+        voters: all,
+        healthy,
+        quorum: 1,
+        failures_survived: spare,
+        members,
+        alarms: Vec::new(),
+        pending: Pending::of(decision),
+        requests: requests::open(ledger),
+        renew_by: renew_by(ledger, seen),
+        ca_expires: ca_expires(ledger),
+        backup: None,
+        postgres: Some(PostgresStatus {
+            version: settings.map(|postgres| postgres.version.to_string()).unwrap_or_default(),
+            primary: primary.map(|(name, _)| name.clone()),
+            synchronous_nodes: nodes,
+            strict,
+            paused: primary.is_some_and(|(_, status)| status.paused),
+        }),
+    }
+}
+
+fn summary(
+    verdict: Verdict,
+    primary: Option<&MemberName>,
+    (all, healthy): (usize, usize),
+    spare: usize,
+    nodes: u16,
+) -> String {
+    let tolerates = match spare {
+        0 => String::from("no fault tolerance"),
+        spare => format!("tolerates {}", plural(spare, "failure")),
+    };
+    match (verdict, primary) {
+        (Verdict::Off, _) => String::from("off: its machines are stopped, its data is kept"),
+        (Verdict::Unformed, _) => String::from("not bootstrapped yet: run `quorate apply`"),
+        (Verdict::Healthy, Some(primary)) => {
+            format!("healthy: {healthy} of {all} members, {primary} is the primary; {tolerates}")
+        }
+        (Verdict::Degraded, Some(primary)) => {
+            format!("degraded: {healthy} of {all} members healthy, {primary} is the primary; {tolerates}")
+        }
+        (_, Some(primary)) => format!(
+            "down: {primary} is the primary and writes wait, because {nodes} synchronous {} needed and {} there",
+            if nodes == 1 { "standby is" } else { "standbys are" },
+            healthy.saturating_sub(1),
+        ),
+        (_, None) => format!("down: there is no primary; {healthy} of {all} members healthy"),
+    }
+}
+
+fn found<'a>(seen: &'a Observation, member: &MemberName) -> Option<&'a PostgresFacts> {
+    seen.facts(member)?.postgres.as_deref()
+}
+
+fn primary(seen: &Observation) -> Option<(&MemberName, &PatroniStatus)> {
+    let mut statuses = seen.agents.keys().filter_map(|member| Some((member, found(seen, member)?.status.as_ref()?)));
+    statuses.find(|(_, status)| status.role == Role::Primary && status.state == "running")
+}
+
+fn member_status(
+    ledger: &Ledger,
+    seen: &Observation,
+    member: MemberName,
+    primary: Option<(&MemberName, &PatroniStatus)>,
+) -> MemberStatus {
+    let machine = seen.machines.get().and_then(|m| m.get(&member));
+    let facts = seen.facts(&member);
+    let status = found(seen, &member).and_then(|found| found.status.as_ref());
+    let shown = [CertificateUse::Member, CertificateUse::Peer];
+    let certificates = facts.into_iter().flat_map(|f| shown.iter().filter_map(|of| f.certificates.get(of)));
+    let ends = certificates.map(|certificate| certificate.not_after).min();
+    let incarnation = ledger.members.get(&member).map_or(1, |record| record.incarnation);
+    let called = desire::patroni_name(member.as_str(), incarnation);
+    let standby = primary.and_then(|(_, leading)| leading.standbys.get(&called));
+    let synchronous = standby.is_some_and(|standby| standby.synchronous);
+    let end = primary.and_then(|(_, leading)| leading.location);
+    let (health, why) = match facts {
+        None => unseen(seen, &member, machine),
+        Some(_) => health(found(seen, &member), primary),
+    };
+    MemberStatus {
+        machine: machine_name(ledger, &member, machine),
+        leaving: !ledger.spec.members.iter().any(|m| m.name.as_str() == member.as_str()),
+        address: machine.and_then(|m| m.address).map(|address| address.to_string()),
+        endpoint: machine.and_then(|m| m.address).map(|a| std::net::SocketAddr::new(a, CLIENT_PORT).to_string()),
+        role: status.map(|status| match status.role {
+            Role::Primary => "primary",
+            Role::Replica if synchronous => "sync standby",
+            Role::Replica => "replica",
+            Role::Unknown => "unknown",
+        }),
+        health,
+        why,
+        version: status.and_then(|status| status.server_version.clone()),
+        db_size: None,
+        db_quota: 0,
+        raft_index: None,
+        raft_lag: None,
+        certificate_days_left: ends.map(|ends| quorate_pki::days_left(ends, seen.now)),
+        certificate_left: ends.map(|ends| ends.duration_since(seen.now)),
+        generation: facts.and_then(|f| f.node_config.as_ref()).map(|(generation, _)| *generation),
+        restarts: found(seen, &member).and_then(|found| match &found.service {
+            ServiceState::Running { restarts, .. } | ServiceState::BackingOff { restarts, .. } => Some(*restarts),
+            ServiceState::Stopped | ServiceState::Unknown { .. } => None,
+        }),
+        fsync_micros: None,
+        agent: seen.program(&member).map(|program| program.runs.clone()),
+        log_source_trouble: facts.and_then(|f| f.host.log_source_trouble.clone()),
+        postgres: status.map(|status| PostgresMember {
+            timeline: status.timeline,
+            lag_bytes: end.and_then(|end| Some(end.saturating_sub(status.location?))),
+            synchronous,
+            pending_restart: status.pending_restart,
+        }),
+        member,
+    }
+}
+
+fn health(
+    found: Option<&PostgresFacts>,
+    primary: Option<(&MemberName, &PatroniStatus)>,
+) -> (&'static str, Option<String>) {
+    let Some(found) = found else { return ("stopped", Some(String::from("it has no configuration yet"))) };
+    let timeline = primary.and_then(|(_, leading)| leading.timeline);
+    match (&found.service, &found.status) {
+        (ServiceState::Stopped, _) => ("stopped", None),
+        (ServiceState::Unknown { why }, _) => ("unknown", Some(format!("whether Patroni runs is not known: {why}"))),
+        (ServiceState::BackingOff { last_exit: Exit { how, last_words, .. }, .. }, _) => {
+            ("failing", Some(if last_words.is_empty() { how.clone() } else { format!("{how}: {last_words}") }))
+        }
+        (_, None) => ("starting", Some(String::from("Patroni does not answer yet"))),
+        (_, Some(status)) if status.role == Role::Primary && status.state == "running" => healthy(status),
+        (_, Some(status)) if status.streaming && status.timeline == timeline => healthy(status),
+        (_, Some(status)) => ("unhealthy", Some(status.state.clone())),
+    }
+}
+
+fn healthy(status: &PatroniStatus) -> (&'static str, Option<String>) {
+    let why = if status.pending_restart {
+        Some(String::from("a changed parameter takes effect when PostgreSQL restarts"))
+    } else if !status.dcs {
+        Some(String::from("Patroni does not reach its etcd"))
+    } else {
+        None
+    };
+    ("healthy", why)
+}

@@ -1,0 +1,212 @@
+//! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
+
+use super::spec::PostgresSettings;
+use super::{REPLICATOR, REWINDER, SUPERUSER};
+use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
+use crate::spec::check::{Cluster, Findings};
+use crate::spec::{ClusterSpec, HostFacts, Kind, Millis, Spec};
+
+/// Patroni raises smaller values to these without a word.
+const SHORTEST_TTL: Millis = Millis(20_000);
+const SHORTEST_LOOP: Millis = Millis(1_000);
+const SHORTEST_RETRY: Millis = Millis(3_000);
+/// Parameters that Patroni sets on all members itself, from its own settings.
+const OF_PATRONI: [&str; 18] = [
+    "archive_cleanup_command",
+    "cluster_name",
+    "config_file",
+    "data_directory",
+    "hba_file",
+    "hot_standby",
+    "ident_file",
+    "listen_addresses",
+    "port",
+    "primary_conninfo",
+    "primary_slot_name",
+    "recovery_target",
+    "restore_command",
+    "synchronous_standby_names",
+    "unix_socket_directories",
+    "wal_log_hints",
+    "recovery_min_apply_delay",
+    "promote_trigger_file",
+];
+/// Parameters that quorate sets: certificates and how passwords are stored.
+const OF_QUORATE: [&str; 5] = ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "password_encryption"];
+
+pub(crate) fn check(cluster: &Cluster, all: &Spec, _: &HostFacts, found: &mut Findings) {
+    let Some(postgres) = &cluster.spec.postgres else {
+        let hint = "add a `postgres` section with `version` and `dcs`, or leave `kind` out for etcd";
+        return found.error(cluster.at("kind"), "a cluster of PostgreSQL needs its settings", hint);
+    };
+    sections(cluster, found);
+    member_count(cluster, postgres, found);
+    dcs(cluster, postgres, all, found);
+    timing(cluster, postgres, found);
+    parameters(cluster, postgres, found);
+    catalog(cluster, postgres, found);
+}
+
+/// What belongs to the etcd cluster, not to this one.
+fn sections(cluster: &Cluster, found: &mut Findings) {
+    let hint = "set it in the etcd cluster that `postgres.dcs` names";
+    if cluster.spec.etcd != EtcdSettings::default() {
+        found.error(cluster.at("etcd"), "a cluster of PostgreSQL has no settings of etcd", hint);
+    }
+    if !cluster.spec.auth.users.is_empty() || !cluster.spec.auth.roles.is_empty() {
+        let hint = "declare users of PostgreSQL in `postgres.users`";
+        found.error(cluster.at("auth"), "a cluster of PostgreSQL has no users of etcd", hint);
+    }
+    if cluster.spec.backup.is_some() {
+        let hint = "leave it out";
+        found.error(cluster.at("backup"), "quorate does not back up PostgreSQL", hint);
+    }
+}
+
+fn member_count(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let (members, nodes) = (cluster.spec.members.len(), usize::from(postgres.synchronous.nodes));
+    if members == 0 {
+        return found.error(cluster.at("members"), "the cluster has no members", "name at least one; three are usual");
+    }
+    if nodes > 0 && nodes + 1 > members {
+        let message = format!(
+            "a commit waits for {nodes} {}, and the cluster has {}",
+            if nodes == 1 { "standby" } else { "standbys" },
+            members - 1
+        );
+        let hint = "add members, or lower `synchronous.nodes`; 0 confirms commits that a failover can lose";
+        found.error(cluster.at("postgres.synchronous.nodes"), message, hint);
+    } else if nodes > 0 && nodes + 1 == members && postgres.synchronous.strict {
+        let message = format!("with {members} members and `strict`, writes stop as soon as one member is down");
+        let hint = "add a member; or set `strict: false`, and commits of that time can be lost";
+        found.warning(cluster.at("postgres.synchronous"), message, hint);
+    }
+}
+
+/// The etcd cluster, where it is in the same file. One that is not is checked when the plan is made.
+fn dcs(cluster: &Cluster, postgres: &PostgresSettings, all: &Spec, found: &mut Findings) {
+    let name = &postgres.dcs.cluster;
+    let at = cluster.at("postgres.dcs.cluster");
+    let Some(etcd) = all.clusters.iter().find(|other| other.name == *name) else { return };
+    if etcd.kind != Kind::Etcd {
+        let message = format!("`{name}` is no etcd cluster, and Patroni keeps its state in etcd");
+        return found.error(at, message, "name a cluster of etcd");
+    }
+    if let Err(Unusable { field, why, hint }) = can_serve(etcd) {
+        let message = format!("Patroni cannot use the etcd cluster `{name}`: {why}");
+        found.error(at, message, format!("{hint} (`{field}` of `{name}`)"));
+    }
+}
+
+/// Why Patroni cannot keep its state in an etcd cluster.
+pub struct Unusable {
+    pub field: &'static str,
+    pub why: &'static str,
+    pub hint: &'static str,
+}
+
+/// Patroni speaks to etcd's JSON gateway and logs in with a password. etcd refuses certificates with a common name there.
+pub fn can_serve(etcd: &ClusterSpec) -> Result<(), Unusable> {
+    let unusable = |field, why, hint| Err(Unusable { field, why, hint });
+    if !etcd.etcd.grpc_gateway {
+        let why = "its gRPC gateway is off, and Patroni speaks to nothing else";
+        return unusable("etcd.grpc_gateway", why, "set `grpc_gateway: true`");
+    }
+    if etcd.etcd.client_auth != ClientAuth::Password {
+        let why = "clients log in with certificates, which etcd refuses at its gateway";
+        return unusable("etcd.client_auth", why, "set `client_auth: password` when the etcd cluster is created");
+    }
+    if !etcd.auth.bootstrap {
+        let why = "authentication is off, so anyone could change Patroni's state";
+        return unusable("auth.bootstrap", why, "set `bootstrap: true`");
+    }
+    if etcd.auth.token == Some(TokenKind::Simple) {
+        let why = "simple tokens are lost when a member restarts, and Patroni then loses its login";
+        return unusable("auth.token", why, "set `token: jwt`, or leave it out");
+    }
+    Ok(())
+}
+
+/// Patroni refuses or changes such settings without a word.
+fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let patroni = &postgres.patroni;
+    let least = [
+        ("ttl", patroni.ttl, SHORTEST_TTL),
+        ("loop_wait", patroni.loop_wait, SHORTEST_LOOP),
+        ("retry_timeout", patroni.retry_timeout, SHORTEST_RETRY),
+    ];
+    for (field, value, least) in least {
+        if value.0 < least.0 {
+            let message = format!("`{field}` is {value}, and Patroni raises it to {least} without a word");
+            found.error(cluster.at(&format!("postgres.patroni.{field}")), message, format!("set at least {least}"));
+        }
+    }
+    let needed = patroni.loop_wait.0 + 2 * patroni.retry_timeout.0;
+    if needed > patroni.ttl.0 {
+        let message = format!(
+            "`ttl` is {}, and must be at least `loop_wait` + 2 × `retry_timeout`, which is {}: otherwise a primary that \
+             only waits for etcd loses its role",
+            patroni.ttl,
+            Millis(needed)
+        );
+        found.error(cluster.at("postgres.patroni.ttl"), message, "raise `ttl`, or lower the other two");
+    }
+    let whole = [
+        ("ttl", patroni.ttl),
+        ("loop_wait", patroni.loop_wait),
+        ("retry_timeout", patroni.retry_timeout),
+        ("primary_start_timeout", patroni.primary_start_timeout),
+        ("primary_stop_timeout", patroni.primary_stop_timeout.unwrap_or(patroni.primary_start_timeout)),
+    ];
+    for (field, value) in whole.into_iter().filter(|(_, value)| value.0 % 1000 != 0) {
+        let message = format!("`{field}` is {value}, and Patroni counts in whole seconds");
+        found.error(cluster.at(&format!("postgres.patroni.{field}")), message, "use whole seconds");
+    }
+}
+
+fn parameters(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    for name in postgres.parameters.keys() {
+        let at = cluster.at(&format!("postgres.parameters.{name}"));
+        if OF_PATRONI.contains(&name.as_str()) {
+            let message = format!("`{name}` is set by Patroni, which ignores or overwrites it");
+            found.error(at, message, "leave it out");
+        } else if OF_QUORATE.contains(&name.as_str()) {
+            let message = format!("`{name}` is set by quorate, which provides certificates and passwords");
+            found.error(at, message, "leave it out; see `tls`");
+        } else if !is_parameter(name) {
+            let message = format!("`{name}` is not the name of a parameter");
+            found.error(at, message, "names have lower case letters, digits, `_` and, for extensions, one `.`");
+        }
+    }
+}
+
+fn is_parameter(name: &str) -> bool {
+    let part = |part: &str| {
+        part.starts_with(|first: char| first.is_ascii_lowercase() || first == '_')
+            && part.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
+    };
+    name.split('.').count() <= 2 && name.split('.').all(part)
+}
+
+fn catalog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let at = |index: usize| cluster.at(&format!("postgres.users[{index}].name"));
+    found.repeated(postgres.users.iter().map(|user| &user.name), at, |name| format!("the user `{name}`"));
+    for (index, user) in postgres.users.iter().enumerate() {
+        if [SUPERUSER, REPLICATOR, REWINDER].contains(&user.name.as_str()) {
+            let message = format!("`{}` is a user of quorate's own", user.name);
+            found.error(at(index), message, "choose another name");
+        }
+    }
+    let at = |index: usize| cluster.at(&format!("postgres.databases[{index}].name"));
+    found.repeated(postgres.databases.iter().map(|database| &database.name), at, |name| {
+        format!("the database `{name}`")
+    });
+    for (index, database) in postgres.databases.iter().enumerate() {
+        let Some(owner) = &database.owner else { continue };
+        if !postgres.users.iter().any(|user| user.name == *owner) {
+            let message = format!("database `{}` is to be owned by `{owner}`, who is not declared", database.name);
+            let hint = "add the user to `postgres.users`";
+            found.error(cluster.at(&format!("postgres.databases[{index}].owner")), message, hint);
+        }
+    }
+}

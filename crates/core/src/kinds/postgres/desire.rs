@@ -1,0 +1,234 @@
+//! From the spec and the ledger to what PostgreSQL is to be: Patroni's configuration on each machine, and the one that all members share
+//! in the DCS.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Map, Value, json};
+
+use super::spec::{PatroniSettings, PostgresSettings, WatchdogMode};
+use super::{
+    CLIENT_PORT, Dcs, FormedWith, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER, Wish,
+};
+use crate::Secret;
+use crate::desire::password_fingerprint;
+use crate::model::{ADDRESS, Brought, ConfigFile, Ledger, NodeConfig, PatroniService, ROOT, Runs, ServiceConfig};
+use crate::spec::{ClusterSpec, MemberSpec, Millis};
+
+/// The certificates of a member: `member` to clients, `peer` to other members and to Patroni's REST API, and `ca.crt` of clients.
+pub const PKI_DIRECTORY: &str = "etc/patroni/pki";
+/// The CA of members: who shows a certificate of it may replicate and command Patroni.
+pub const PEER_TRUST_FILE: &str = "etc/patroni/peer-ca.crt";
+/// The CA of the etcd that Patroni keeps its state in.
+pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
+/// Patroni's configuration, which the agent writes from the service's.
+pub const CONFIG_FILE: &str = "etc/patroni/patroni.yml";
+pub const DATA_DIRECTORY: &str = "var/lib/postgresql/data";
+/// Written by Patroni, for those of PostgreSQL's programs that log in elsewhere. Its user may write here, on every machine.
+const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
+/// Replaced by the agent with the directory of PostgreSQL's programs.
+pub const PROGRAMS: &str = "{programs}";
+/// A bootstrap method that always fails. The agent creates the first data; Patroni may only clone it.
+const NEVER: &str = "never";
+
+/// The key below which Patroni keeps all of this cluster's state.
+pub fn key(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
+    format!("/{}/{}/", postgres.namespace.trim_matches('/'), scope(spec, postgres))
+}
+
+fn scope(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
+    postgres.scope.as_ref().unwrap_or(&spec.name).to_string()
+}
+
+pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Option<Wish> {
+    let postgres = spec.postgres.as_ref()?;
+    let Record { formation, abandoned, formed_with, .. } = &ledger.postgres;
+    let extensions = postgres.databases.iter().map(|database| {
+        let extensions = database.extensions.iter().map(ToString::to_string).collect();
+        (database.name.to_string(), extensions)
+    });
+    Some(Wish {
+        formation: formation.clone(),
+        abandoned: abandoned.clone(),
+        form_with: form_with(spec, postgres),
+        formed_with: formed_with.clone(),
+        next_token: format!("{}-{token_suffix}", spec.name),
+        dcs: brought.dcs.clone().unwrap_or_else(|| Err(String::from("the etcd cluster was not looked at"))),
+        config: dynamic_config(postgres).to_string(),
+        synchronous: (postgres.synchronous.nodes > 0).then(|| postgres.synchronous.nodes.into()),
+        users: user_fingerprints(postgres, ledger, brought),
+        databases: postgres.databases.iter().map(|d| (d.name.to_string(), owner(d.owner.as_ref()))).collect(),
+        extensions: extensions.collect(),
+    })
+}
+
+fn owner(named: Option<&impl ToString>) -> String {
+    named.map_or_else(|| SUPERUSER.to_owned(), ToString::to_string)
+}
+
+/// By user, of what PostgreSQL checks passwords with.
+fn user_fingerprints(postgres: &PostgresSettings, ledger: &Ledger, brought: &Brought) -> BTreeMap<String, String> {
+    let fingerprint = |verifier: &Secret| password_fingerprint(&ledger.cluster_id, verifier);
+    let users = postgres.users.iter().map(|user| user.name.to_string());
+    users.map(|user| (user.clone(), brought.verifiers.get(&user).map(fingerprint).unwrap_or_default())).collect()
+}
+
+pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> FormedWith {
+    FormedWith {
+        version: postgres.version.to_string(),
+        dcs: postgres.dcs.cluster.to_string(),
+        key: key(spec, postgres),
+        locale: postgres.locale.clone(),
+    }
+}
+
+/// Whether the ledger has a password for everybody who logs in.
+pub(crate) fn has_passwords(spec: &ClusterSpec, ledger: &Ledger) -> bool {
+    let Some(postgres) = &spec.postgres else { return true };
+    let known = ledger.postgres.passwords.as_ref();
+    known.is_some_and(|known| postgres.users.iter().all(|user| known.users.contains_key(user.name.as_str())))
+}
+
+/// What Patroni calls a member: its machine, because a former one may still be there.
+pub fn patroni_name(member: &str, incarnation: u64) -> String {
+    if incarnation <= 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
+}
+
+pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec, brought: &Brought) -> NodeConfig {
+    let mut files = Vec::new();
+    if let Some(peers) = &ledger.authorities.peer {
+        files.push(ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle())));
+    }
+    let dcs = brought.dcs.as_ref().and_then(|dcs| dcs.as_ref().ok());
+    if let Some(Dcs { ca, .. }) = dcs {
+        files.push(ConfigFile::text(DCS_TRUST_FILE, 0o644, Secret::new(ca.clone())));
+    }
+    let mut services = Vec::new();
+    if let (Some(postgres), Some(passwords)) = (&spec.postgres, &ledger.postgres.passwords) {
+        let text = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let incarnation = ledger.members.get(&member.name.as_str().into()).map_or(1, |record| record.incarnation);
+        let name = patroni_name(member.name.as_str(), incarnation);
+        let config = patroni_config(spec, postgres, passwords, dcs, &name);
+        let runs = Runs::Patroni(PatroniService {
+            version: postgres.version,
+            programs: text(&postgres.programs),
+            patroni: text(&postgres.patroni.program),
+            locale: postgres.locale.clone(),
+            config: Secret::new(config.to_string()),
+        });
+        let inputs = files.iter().map(|file| file.path.clone()).collect();
+        services.push(ServiceConfig { name: SERVICE.to_owned(), user: SUPERUSER.to_owned(), runs, inputs });
+    }
+    NodeConfig { files, services, host: None }
+}
+
+/// Patroni's configuration on one machine. JSON is YAML too.
+fn patroni_config(
+    spec: &ClusterSpec,
+    postgres: &PostgresSettings,
+    passwords: &Passwords,
+    dcs: Option<&Dcs>,
+    name: &str,
+) -> Value {
+    let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
+    let peer_trust = format!("{ROOT}/{PEER_TRUST_FILE}");
+    let hosts: BTreeSet<&str> = dcs.iter().flat_map(|dcs| dcs.hosts.iter().map(String::as_str)).collect();
+    json!({
+        "scope": scope(spec, postgres),
+        "namespace": postgres.namespace,
+        "name": name,
+        "restapi": {
+            "listen": format!("{ADDRESS}:{REST_PORT}"),
+            "connect_address": format!("{ADDRESS}:{REST_PORT}"),
+            "certfile": pki("peer.crt"),
+            "keyfile": pki("peer.key"),
+            "cafile": peer_trust,
+            "verify_client": "optional",
+        },
+        "ctl": { "certfile": pki("peer.crt"), "keyfile": pki("peer.key"), "cacert": peer_trust },
+        "etcd3": {
+            "hosts": hosts,
+            "protocol": "https",
+            "cacert": format!("{ROOT}/{DCS_TRUST_FILE}"),
+            "username": dcs.map(|dcs| dcs.user.as_str()),
+            "password": dcs.map(|dcs| dcs.password.expose()),
+        },
+        // Patroni wants `dcs` to be there. What it should hold is written into the DCS once there is a primary.
+        "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": {} },
+        "postgresql": {
+            "listen": format!("{ADDRESS}:{CLIENT_PORT}"),
+            "connect_address": format!("{ADDRESS}:{CLIENT_PORT}"),
+            "use_unix_socket": false,
+            "data_dir": format!("{ROOT}/{DATA_DIRECTORY}"),
+            "bin_dir": PROGRAMS,
+            "pgpass": format!("{ROOT}/{PASSWORD_FILE}"),
+            "authentication": {
+                "superuser": login(SUPERUSER, &passwords.superuser, &pki),
+                "replication": login(REPLICATOR, &passwords.replicator, &pki),
+                "rewind": login(REWINDER, &passwords.rewinder, &pki),
+            },
+            "parameters": {
+                "ssl": "on",
+                "ssl_cert_file": pki("member.crt"),
+                "ssl_key_file": pki("member.key"),
+                "ssl_ca_file": peer_trust,
+                "unix_socket_directories": "",
+                "password_encryption": "scram-sha-256",
+            },
+            "pg_hba": hba(&postgres.pg_hba),
+            "basebackup": [{ "checkpoint": "fast" }],
+        },
+        "watchdog": watchdog(&postgres.patroni),
+        "tags": {},
+    })
+}
+
+/// Members prove with a certificate of the peers' CA that they are members, besides the password.
+fn login(user: &str, password: &Secret, pki: &impl Fn(&str) -> String) -> Value {
+    json!({
+        "username": user,
+        "password": password.expose(),
+        "sslmode": "verify-ca",
+        "sslrootcert": pki("ca.crt"),
+        "sslcert": pki("peer.crt"),
+        "sslkey": pki("peer.key"),
+    })
+}
+
+/// Nobody connects without TLS and a password. Those that quorate and Patroni log in as also need a certificate of a member.
+fn hba(own: &[String]) -> Vec<String> {
+    let member = "scram-sha-256 clientcert=verify-ca";
+    let internal = [SUPERUSER, REWINDER].map(|user| format!("hostssl all {user} all {member}"));
+    let first = [format!("hostssl replication {REPLICATOR} all {member}")].into_iter().chain(internal);
+    let last = [String::from("hostssl all all all scram-sha-256"), String::from("host all all all reject")];
+    first.chain(own.iter().cloned()).chain(last).collect()
+}
+
+fn watchdog(patroni: &PatroniSettings) -> Value {
+    let mode = match patroni.watchdog.mode {
+        WatchdogMode::Off => "off",
+        WatchdogMode::Automatic => "automatic",
+        WatchdogMode::Required => "required",
+    };
+    json!({ "mode": mode, "device": patroni.watchdog.device, "safety_margin": patroni.watchdog.safety_margin })
+}
+
+/// What all members share, in the DCS.
+pub(crate) fn dynamic_config(postgres: &PostgresSettings) -> Value {
+    let patroni = &postgres.patroni;
+    let seconds = |time: Millis| time.0 / 1000;
+    let parameters: Map<String, Value> =
+        postgres.parameters.iter().map(|(name, value)| (name.clone(), Value::from(value.0.clone()))).collect();
+    json!({
+        "ttl": seconds(patroni.ttl),
+        "loop_wait": seconds(patroni.loop_wait),
+        "retry_timeout": seconds(patroni.retry_timeout),
+        "primary_start_timeout": seconds(patroni.primary_start_timeout),
+        "primary_stop_timeout": patroni.primary_stop_timeout.map_or(0, seconds),
+        "maximum_lag_on_failover": patroni.maximum_lag_on_failover,
+        "failsafe_mode": patroni.failsafe_mode,
+        "synchronous_mode": postgres.synchronous.nodes > 0,
+        "synchronous_mode_strict": postgres.synchronous.nodes > 0 && postgres.synchronous.strict,
+        "synchronous_node_count": postgres.synchronous.nodes.max(1),
+        "postgresql": { "use_pg_rewind": true, "use_slots": true, "parameters": parameters },
+    })
+}

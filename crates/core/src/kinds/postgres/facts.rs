@@ -1,0 +1,130 @@
+//! What an agent reports of the PostgreSQL on its machine.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::model::{BinarySeen, DataSeen, ServiceState, Stamp};
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct PostgresFacts {
+    /// The version of PostgreSQL's programs, such as 15.18.
+    pub postgres: BinarySeen,
+    pub patroni: BinarySeen,
+    /// Patroni.
+    pub service: ServiceState,
+    pub data: DataSeen,
+    /// The last bootstrap that Patroni was started in here, remembered apart from the data.
+    pub last_started: Option<Stamp>,
+    /// The identity that `initdb` gave the data on disk; clones share it.
+    pub system_id: Option<String>,
+    /// What Patroni reports; absent while it does not answer.
+    pub status: Option<PatroniStatus>,
+    /// The configuration of all members that Patroni has taken up here: JSON with sorted keys.
+    #[serde(default)]
+    pub applied: Option<String>,
+    /// Databases and users. Reported by the primary, when asked for.
+    pub catalog: Option<Catalog>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Role {
+    Primary,
+    Replica,
+    /// PostgreSQL is not up, or Patroni does not know.
+    Unknown,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Primary => "primary",
+            Role::Replica => "replica",
+            Role::Unknown => "unknown",
+        })
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct PatroniStatus {
+    pub role: Role,
+    /// In Patroni's words: `running`, `starting`, `creating replica`, `stopped`, …
+    pub state: String,
+    /// Whether a replica streams from the primary.
+    pub streaming: bool,
+    pub timeline: Option<u64>,
+    /// The end of the log that was written here (primary) or received (replica), in bytes.
+    pub location: Option<u64>,
+    /// How far the log was replayed; of a replica.
+    pub replayed: Option<u64>,
+    pub system_id: Option<String>,
+    /// Of PostgreSQL, such as 15.18.
+    pub server_version: Option<String>,
+    pub patroni_version: Option<String>,
+    /// A parameter changed that takes effect when PostgreSQL restarts.
+    pub pending_restart: bool,
+    /// Automatic failover is switched off, by whoever said `patronictl pause`.
+    pub paused: bool,
+    /// The connections of standbys, by the name of the member; reported by the primary.
+    pub standbys: BTreeMap<String, Standby>,
+    /// What the DCS holds as the configuration of all members: JSON with sorted keys.
+    pub config: Option<String>,
+    /// Whether Patroni reaches its DCS.
+    pub dcs: bool,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Standby {
+    /// In PostgreSQL's words: `streaming`, `catchup`, …
+    pub state: String,
+    /// Whether a commit waits for it.
+    pub synchronous: bool,
+}
+
+/// Databases and users, as far as quorate decides on them.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct Catalog {
+    /// With the owner of each.
+    pub databases: BTreeMap<String, String>,
+    /// Users who can log in, and the fingerprint of what their password is checked with.
+    pub users: BTreeMap<String, Option<String>>,
+    /// Extensions, by database.
+    pub extensions: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// One change of databases and users, made on the primary. It can be repeated.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "op")]
+pub enum CatalogOp {
+    /// Creates a user who can log in, or gives one another password.
+    SetUser {
+        user: String,
+    },
+    CreateDatabase {
+        database: String,
+        owner: String,
+    },
+    SetOwner {
+        database: String,
+        owner: String,
+    },
+    CreateExtension {
+        database: String,
+        extension: String,
+    },
+}
+
+impl fmt::Display for CatalogOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CatalogOp::SetUser { user } => write!(f, "create user {user} with its password"),
+            CatalogOp::CreateDatabase { database, owner } => write!(f, "create database {database}, owned by {owner}"),
+            CatalogOp::SetOwner { database, owner } => write!(f, "make {owner} the owner of database {database}"),
+            CatalogOp::CreateExtension { database, extension } => {
+                write!(f, "create extension {extension} in database {database}")
+            }
+        }
+    }
+}

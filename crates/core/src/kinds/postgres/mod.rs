@@ -1,0 +1,29 @@
+//! PostgreSQL under Patroni: its settings, how a cluster is created, cloned, configured and changed, and what keeps its commits safe.
+//!
+//! Failover is Patroni's. quorate never promotes, demotes or elects; it decides what may be disturbed when, and asks Patroni to do it.
+
+pub mod check;
+pub mod desire;
+mod facts;
+pub mod planner;
+mod record;
+pub(crate) mod remember;
+pub mod safety;
+pub(crate) mod simulate;
+pub mod spec;
+mod wish;
+
+pub use facts::{Catalog, CatalogOp, PatroniStatus, PostgresFacts, Role, Standby};
+pub use record::{DcsUser, Formation, FormedWith, Known, Passwords, Record};
+pub use wish::{Dcs, Wish};
+
+/// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.
+pub const SERVICE: &str = "patroni";
+/// The user that owns the data, and the superuser of the database.
+pub const SUPERUSER: &str = "postgres";
+/// Logs in for streaming replication, and for `pg_rewind`.
+pub const REPLICATOR: &str = "replicator";
+pub const REWINDER: &str = "rewinder";
+pub const CLIENT_PORT: u16 = 5432;
+/// Patroni's REST API.
+pub const REST_PORT: u16 = 8008;

@@ -1,0 +1,40 @@
+//! What is decided about PostgreSQL alone, one file per concern, and the order in which all concerns of its clusters are asked.
+
+pub(crate) mod catalog;
+pub(crate) mod formation;
+pub(crate) mod membership;
+pub(crate) mod restart;
+
+use crate::planner::{self, Decision, UnsafeBecause, View};
+
+/// Asks each concern in turn. A refused concern does not stop the others.
+pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) {
+    planner::machines::decide(view, decision);
+    planner::repair::decide(view, decision);
+    planner::enrolment::decide(view, decision);
+    if as_formed {
+        planner::certificates::decide(view, decision);
+        planner::config::decide(view, decision);
+    }
+    formation::decide(view, decision);
+    if as_formed {
+        catalog::decide(view, decision);
+        restart::decide(view, decision);
+    }
+    membership::shrink(view, decision);
+    planner::machines::remove_leftover(view, decision);
+    if as_formed {
+        planner::revocation::decide(view, decision);
+    }
+}
+
+/// A configuration names the etcd that Patroni keeps its state in.
+pub(crate) fn may_configure(view: &View<'_>, decision: &mut Decision) -> bool {
+    match &view.desired.postgres().dcs {
+        Ok(_) => true,
+        Err(why) => {
+            decision.block(UnsafeBecause::DcsUnusable { why: why.clone() });
+            false
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Restarts: one member at a time, replicas first. The primary hands over before it is restarted, so clients wait for a switchover and not
+//! for a restart.
+
+use crate::kinds::postgres::safety::{self, postgres};
+use crate::model::{MemberName, ServiceState};
+use crate::planner::config::with_changes;
+use crate::planner::{Action, Decision, View, WaitingFor};
+
+pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
+    if !desired.is_formed() || !decision.steps.is_empty() {
+        return;
+    }
+    let mut due: Vec<(bool, &MemberName)> = desired
+        .members
+        .keys()
+        .filter(|member| restart(view, member).is_some() && !decision.has_business_with(member))
+        .map(|member| (safety::leads(view, member), member))
+        .collect();
+    due.sort();
+    let Some((leads, member)) = due.first().copied() else { return };
+    let Some((action, why)) = restart(view, member) else { return };
+    let others = safety::unwell_besides(view, member);
+    if !others.is_empty() {
+        return decision.wait(WaitingFor::Standbys { member: member.clone(), others });
+    }
+    if leads && desired.members.len() > 1 && hand_over(view, member, &why, decision) {
+        return;
+    }
+    match safety::may_disturb(view, member) {
+        Ok(()) => decision.step(action, with_numbers(view, member, &why)),
+        Err(because) => decision.block(because),
+    }
+}
+
+/// Which restart a member needs, and why.
+fn restart(view: &View<'_>, member: &MemberName) -> Option<(Action, String)> {
+    let View { desired, seen, .. } = *view;
+    let (facts, wish) = (seen.facts(member)?, desired.members.get(member)?);
+    let found = postgres(facts)?;
+    let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
+    let ServiceState::Running { digest, .. } = &found.service else { return None };
+    if in_place && *digest != wish.service_digest {
+        let why = with_changes(desired, String::from("Patroni runs with other inputs"));
+        return Some((Action::RestartPatroni { member: member.clone() }, why));
+    }
+    found.status.as_ref().filter(|status| status.pending_restart)?;
+    let why = String::from("a parameter changed that takes effect when PostgreSQL restarts");
+    Some((Action::RestartPostgres { member: member.clone() }, with_changes(desired, why)))
+}
+
+/// Lets another member take over from the primary. Says whether that comes first.
+pub(crate) fn hand_over(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
+    if !safety::leads(view, member) {
+        return false;
+    }
+    match safety::successor(view, member) {
+        Some(to) => {
+            let why = format!("{why}; {member} is the primary, and clients wait less when it hands over first");
+            decision.step(Action::Switchover { member: member.clone(), to }, why);
+        }
+        None => decision.wait(WaitingFor::Primary {
+            why: format!("{member} is the primary, and no standby is close enough to take over"),
+        }),
+    }
+    true
+}
+
+/// Why a member is disturbed, and what that means for the others.
+pub(crate) fn with_numbers(view: &View<'_>, member: &MemberName, why: &str) -> String {
+    let others = safety::members(view);
+    let remain = others.healthy.saturating_sub(usize::from(view.is_well(member)));
+    match remain {
+        0 => format!("{why}; the cluster is down during the restart, as the operator allowed"),
+        _ => format!("{why}; {remain} of {} members remain healthy", others.all),
+    }
+}

@@ -1,0 +1,119 @@
+//! What the ledger keeps of a cluster of PostgreSQL.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Secret;
+use crate::kinds::Joined;
+use crate::model::MemberName;
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Record {
+    pub formation: Formation,
+    /// Tokens of bootstraps that were abandoned before any client could write: only their data may be wiped.
+    pub abandoned: BTreeSet<String>,
+    pub formed_with: Option<FormedWith>,
+    pub passwords: Option<Passwords>,
+}
+
+/// How far the cluster has come into being.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Formation {
+    #[default]
+    Unformed,
+    /// One member creates the data. Nobody else starts before it is the primary.
+    Forming { token: String, first: MemberName, members: BTreeMap<MemberName, Known> },
+    /// `members` are those that were started on a copy of the data, or are about to be: former machines too.
+    Formed { token: String, system_id: String, members: BTreeMap<MemberName, Known> },
+}
+
+/// The machine with which a member joined.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Known {
+    pub machine_id: String,
+    pub address: Option<IpAddr>,
+}
+
+impl Known {
+    pub(crate) fn joined(&self) -> Joined<'_> {
+        Joined { machine_id: &self.machine_id, address: self.address, learns: false }
+    }
+}
+
+impl Formation {
+    pub fn is_formed(&self) -> bool {
+        matches!(self, Formation::Formed { .. })
+    }
+
+    pub fn token(&self) -> Option<&str> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { token, .. } | Formation::Formed { token, .. } => Some(token),
+        }
+    }
+
+    pub fn members(&self) -> Option<&BTreeMap<MemberName, Known>> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { members, .. } | Formation::Formed { members, .. } => Some(members),
+        }
+    }
+
+    pub fn members_mut(&mut self) -> Option<&mut BTreeMap<MemberName, Known>> {
+        match self {
+            Formation::Unformed => None,
+            Formation::Forming { members, .. } | Formation::Formed { members, .. } => Some(members),
+        }
+    }
+}
+
+/// Settings that a living cluster keeps, as text. A spec that names others is refused, not half applied.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct FormedWith {
+    pub version: String,
+    /// The etcd cluster with Patroni's state, and where in it.
+    pub dcs: String,
+    pub key: String,
+    pub locale: String,
+}
+
+/// The passwords of PostgreSQL's users. The agents get those that Patroni needs.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Passwords {
+    pub superuser: Secret,
+    pub replicator: Secret,
+    pub rewinder: Secret,
+    /// Of the users that the spec declares.
+    #[serde(default)]
+    pub users: BTreeMap<String, Secret>,
+}
+
+/// In the ledger of an etcd cluster: a PostgreSQL cluster that keeps Patroni's state there, and how it logs in.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct DcsUser {
+    pub user: String,
+    pub password: Secret,
+    /// The only keys that it may read and write.
+    pub prefix: String,
+}
+
+impl Record {
+    pub fn is_empty(&self) -> bool {
+        *self == Record::default()
+    }
+
+    /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
+    /// compile until somebody has decided whether it is secret.
+    pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
+        let Record { formation: _, abandoned: _, formed_with: _, passwords } = self;
+        if let Some(Passwords { superuser, replicator, rewinder, users }) = passwords {
+            for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()) {
+                visit(password.expose_mut());
+            }
+        }
+    }
+}

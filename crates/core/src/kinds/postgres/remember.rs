@@ -1,0 +1,70 @@
+//! What the ledger records of steps that concern PostgreSQL.
+
+use super::{Formation, Role, safety};
+use crate::model::{Data, Desired, Ledger, MemberName, Observation};
+use crate::planner::Action;
+use crate::planner::safety::reboots::{self, Progress};
+
+/// Before a step. Says whether the ledger changed.
+pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
+    let record = &mut ledger.postgres;
+    match action {
+        Action::RecordInitializing { token, first, members } => {
+            record.formation =
+                Formation::Forming { token: token.clone(), first: first.clone(), members: members.clone() };
+            true
+        }
+        Action::AbandonFormation { token } => {
+            record.formation = Formation::Unformed;
+            record.abandoned.insert(token.clone())
+        }
+        Action::RecordInitialized { system_id } => {
+            let Formation::Forming { token, first, members } = &record.formation else { return false };
+            let members = members.iter().filter(|(name, _)| *name == first);
+            let members = members.map(|(name, known)| (name.clone(), known.clone())).collect();
+            record.formation = Formation::Formed { token: token.clone(), system_id: system_id.clone(), members };
+            record.formed_with = Some(desired.postgres().form_with.clone());
+            ledger.formed_with = Some(desired.form_with.clone());
+            true
+        }
+        Action::JoinPostgres { member, joining, .. } => match record.formation.members_mut() {
+            Some(members) => members.insert(member.clone(), joining.clone()).as_ref() != Some(joining),
+            None => false,
+        },
+        Action::RecordLeft { member } => leave(ledger, member),
+        _ => false,
+    }
+}
+
+/// After a step. Says whether the ledger changed.
+pub(crate) fn after(ledger: &mut Ledger, _: &Desired, action: &Action) -> bool {
+    match action {
+        Action::DestroyMachine { member, data: Data::Goes } => leave(ledger, member),
+        _ => false,
+    }
+}
+
+fn leave(ledger: &mut Ledger, member: &MemberName) -> bool {
+    ledger.postgres.formation.members_mut().is_some_and(|members| members.remove(member).is_some())
+}
+
+/// A reboot is over when the machine is in another boot and the member is well; a renewal when its data was seen on the new machine.
+pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    for (member, record) in &mut ledger.members {
+        let Some(facts) = seen.facts(member) else { continue };
+        let serves = safety::status(seen, member).is_some_and(|s| s.role == Role::Primary || s.streaming);
+        record.reboot = record
+            .reboot
+            .take()
+            .filter(|reboot| reboots::progress(reboot, facts, desired.fence, serves) != Progress::Done);
+    }
+}
+
+/// The machine that a member had stays a member under this name until it has left.
+pub(crate) fn former(ledger: &mut Ledger, member: &MemberName, had: u64) {
+    if let Some(members) = ledger.postgres.formation.members_mut()
+        && let Some(known) = members.remove(member)
+    {
+        members.insert(member.former(had), known);
+    }
+}

@@ -1,0 +1,165 @@
+//! The PostgreSQL of the simulated world: who is the primary, who streams, what the DCS holds.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, Role, Wish};
+use crate::Secret;
+use crate::model::{BinarySeen, DataSeen, Desired, MemberName, ServiceState, Stamp};
+use crate::planner::Action;
+use crate::planner::simulate::{World, running};
+
+/// A machine that has its configuration, and nothing else.
+pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
+    PostgresFacts {
+        postgres: BinarySeen::Version(wish.form_with.version.clone()),
+        patroni: BinarySeen::Version(String::new()),
+        service: ServiceState::Stopped,
+        data: DataSeen::Empty,
+        last_started: None,
+        system_id: None,
+        status: None,
+        applied: None,
+        catalog: None,
+    }
+}
+
+impl World {
+    pub(crate) fn make_postgres_passwords(&mut self, desired: &Desired) {
+        let secret = || Secret::new("");
+        let users = desired.postgres().users.keys().map(|user| (user.clone(), secret())).collect();
+        let passwords = Passwords { superuser: secret(), replicator: secret(), rewinder: secret(), users };
+        self.ledger.postgres.passwords = Some(passwords);
+    }
+
+    /// What an action does to PostgreSQL; the ledger's part is in `remember`.
+    pub(crate) fn effect_on_postgres(&mut self, desired: &Desired, action: &Action) {
+        let digest = |member: &MemberName| desired.members.get(member).map(|m| m.service_digest.clone());
+        match action {
+            Action::InitializePostgres { member, stamp } => self.on_postgres(member, |found| {
+                found.data = DataSeen::Stamped(stamp.clone());
+                found.system_id = Some(String::from("1"));
+            }),
+            Action::StartPatroni { member } | Action::RestartPatroni { member } => {
+                self.start_patroni(member, digest(member).unwrap_or_default(), None);
+            }
+            Action::JoinPostgres { member, stamp, .. } => {
+                self.start_patroni(member, digest(member).unwrap_or_default(), Some(stamp));
+            }
+            Action::StopPatroni { member } => {
+                self.on_postgres(member, |found| (found.service, found.status) = (ServiceState::Stopped, None));
+                self.elect();
+            }
+            Action::WipePostgres { member, .. } => self.on_postgres(member, |found| {
+                (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
+            }),
+            Action::RestartPostgres { member } => self.on_status(member, |status| status.pending_restart = false),
+            Action::Switchover { member, to } => {
+                let config = self.config_in_dcs();
+                self.on_status(member, |status| (status.role, status.streaming) = (Role::Replica, true));
+                self.on_status(to, |status| (status.role, status.config) = (Role::Primary, config));
+            }
+            Action::ConfigurePatroni { config, .. } => {
+                for member in self.names() {
+                    self.on_status(&member, |status| status.config = Some(config.clone()));
+                    self.on_postgres(&member, |found| found.applied = Some(config.clone()));
+                }
+            }
+            Action::Catalog { member, op } => self.on_postgres(member, |found| {
+                change(found.catalog.get_or_insert_default(), desired.postgres(), op);
+            }),
+            _ => {}
+        }
+    }
+
+    fn names(&self) -> Vec<MemberName> {
+        self.machines.keys().cloned().collect()
+    }
+
+    fn on_postgres(&mut self, member: &MemberName, change: impl FnOnce(&mut PostgresFacts)) {
+        self.on(member, |facts| {
+            if let Some(found) = &mut facts.postgres {
+                change(found);
+            }
+        });
+    }
+
+    fn on_status(&mut self, member: &MemberName, change: impl FnOnce(&mut PatroniStatus)) {
+        self.on_postgres(member, |found| {
+            if let Some(status) = &mut found.status {
+                change(status);
+            }
+        });
+    }
+
+    fn config_in_dcs(&self) -> Option<String> {
+        let statuses = self.machines.values().filter_map(|m| m.facts()?.postgres.as_ref()?.status.as_ref());
+        statuses.filter_map(|status| status.config.clone()).next()
+    }
+
+    fn start_patroni(&mut self, member: &MemberName, digest: String, joins: Option<&Stamp>) {
+        let config = self.config_in_dcs();
+        self.on_postgres(member, |found| {
+            if let Some(stamp) = joins {
+                found.data = DataSeen::Stamped(stamp.clone());
+                found.system_id = Some(String::from("1"));
+            }
+            if let DataSeen::Stamped(stamp) = &found.data {
+                found.last_started = Some(stamp.clone());
+            }
+            found.service = running(digest);
+            found.catalog.get_or_insert_default();
+            found.applied.clone_from(&config);
+            found.status = Some(replica(found.system_id.clone(), config));
+        });
+        self.elect();
+    }
+
+    /// Whoever runs first is the primary, as long as there is none.
+    fn elect(&mut self) {
+        let role = |world: &World, member: &MemberName| {
+            Some(world.machines.get(member)?.facts()?.postgres.as_ref()?.status.as_ref()?.role)
+        };
+        let roles: Vec<(MemberName, Role)> =
+            self.names().into_iter().filter_map(|member| Some((member.clone(), role(self, &member)?))).collect();
+        if roles.iter().any(|(_, role)| *role == Role::Primary) {
+            return;
+        }
+        if let Some((member, _)) = roles.first() {
+            self.on_status(member, |status| (status.role, status.streaming) = (Role::Primary, false));
+        }
+    }
+}
+
+fn replica(system_id: Option<String>, config: Option<String>) -> PatroniStatus {
+    PatroniStatus {
+        role: Role::Replica,
+        state: String::from("running"),
+        streaming: true,
+        timeline: Some(1),
+        location: Some(1),
+        replayed: Some(1),
+        system_id,
+        server_version: None,
+        patroni_version: None,
+        pending_restart: false,
+        paused: false,
+        standbys: BTreeMap::new(),
+        config,
+        dcs: true,
+    }
+}
+
+fn change(catalog: &mut Catalog, wish: &Wish, op: &CatalogOp) {
+    match op {
+        CatalogOp::SetUser { user } => {
+            catalog.users.insert(user.clone(), wish.users.get(user).cloned());
+        }
+        CatalogOp::CreateDatabase { database, owner } | CatalogOp::SetOwner { database, owner } => {
+            catalog.databases.insert(database.clone(), owner.clone());
+        }
+        CatalogOp::CreateExtension { database, extension } => {
+            let extensions: &mut BTreeSet<String> = catalog.extensions.entry(database.clone()).or_default();
+            extensions.insert(extension.clone());
+        }
+    }
+}

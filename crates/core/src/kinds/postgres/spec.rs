@@ -1,0 +1,215 @@
+//! What a spec says of PostgreSQL and Patroni.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::spec::{AuthName, Millis, Name};
+
+/// Settings of PostgreSQL and of Patroni, which keeps it available.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PostgresSettings {
+    /// Major version of PostgreSQL.
+    #[schemars(range(min = 13, max = 18))]
+    pub version: u16,
+    /// The etcd in which Patroni keeps its state.
+    pub dcs: Dcs,
+    /// Prefix of Patroni's keys in the DCS.
+    #[serde(default = "default_namespace")]
+    #[schemars(length(min = 2))]
+    pub namespace: String,
+    /// Name of the cluster in the DCS. If absent, the cluster's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scope: Option<Name>,
+    /// Directory with PostgreSQL's programs on the machines. If absent, where Debian's package puts them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub programs: Option<PathBuf>,
+    /// Parameters of PostgreSQL, such as `max_connections: 200`. Patroni applies them to all members.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub parameters: BTreeMap<String, ParameterValue>,
+    /// Which commits are confirmed to clients.
+    #[serde(default)]
+    pub synchronous: Synchronous,
+    /// Databases to create.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub databases: Vec<Database>,
+    /// Users to create. quorate generates their passwords; `quorate env` shows them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub users: Vec<User>,
+    /// Lines for `pg_hba.conf`, before quorate's own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pg_hba: Vec<String>,
+    /// Locale of the data, as `initdb` takes it. It cannot be changed.
+    #[serde(default = "default_locale")]
+    #[schemars(length(min = 1))]
+    pub locale: String,
+    /// Settings of Patroni.
+    #[serde(default)]
+    pub patroni: PatroniSettings,
+}
+
+impl PostgresSettings {
+    /// Everything but these two has a default.
+    pub fn new(version: u16, dcs: Name) -> Self {
+        PostgresSettings {
+            version,
+            dcs: Dcs { cluster: dcs },
+            namespace: default_namespace(),
+            scope: None,
+            programs: None,
+            parameters: BTreeMap::new(),
+            synchronous: Synchronous::default(),
+            databases: Vec::new(),
+            users: Vec::new(),
+            pg_hba: Vec::new(),
+            locale: default_locale(),
+            patroni: PatroniSettings::default(),
+        }
+    }
+}
+
+fn default_namespace() -> String {
+    String::from("/patroni/")
+}
+
+fn default_locale() -> String {
+    String::from("C.UTF-8")
+}
+
+/// The etcd in which Patroni keeps its state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Dcs {
+    /// Name of an etcd cluster that this quorate operates.
+    pub cluster: Name,
+}
+
+/// The value of a parameter, as in `postgresql.conf`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParameterValue(pub String);
+
+impl JsonSchema for ParameterValue {
+    fn schema_name() -> std::borrow::Cow<'static, str> {
+        "ParameterValue".into()
+    }
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        schemars::json_schema!({ "type": ["string", "number", "boolean"] })
+    }
+}
+
+/// Which commits are confirmed to clients.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Synchronous {
+    /// So many standbys have a commit on disk before it is confirmed. 0: none, and a failover can lose confirmed commits.
+    pub nodes: u16,
+    /// Whether writes stop while there are fewer standbys. If not, commits of that time can be lost.
+    pub strict: bool,
+}
+
+impl Default for Synchronous {
+    fn default() -> Self {
+        Synchronous { nodes: 1, strict: true }
+    }
+}
+
+/// A database.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Database {
+    /// Name of the database.
+    pub name: AuthName,
+    /// The user that owns it. If absent, the superuser.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub owner: Option<AuthName>,
+    /// Extensions to create in it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extensions: Vec<AuthName>,
+}
+
+/// A user who logs in with a password.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct User {
+    /// Name of the user.
+    pub name: AuthName,
+}
+
+/// Settings of Patroni.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PatroniSettings {
+    /// Path of Patroni's program on the machines. If absent, `patroni` from `PATH`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub program: Option<PathBuf>,
+    /// How long a primary that cannot reach the DCS keeps its role; a failover takes about this long.
+    pub ttl: Millis,
+    /// Time between two rounds of Patroni.
+    pub loop_wait: Millis,
+    /// How long requests to the DCS and to PostgreSQL are retried.
+    pub retry_timeout: Millis,
+    /// How long a primary that fails may take to recover before a standby is promoted.
+    pub primary_start_timeout: Millis,
+    /// How long PostgreSQL may take to stop while a synchronous cluster fails over. If absent, there is no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub primary_stop_timeout: Option<Millis>,
+    /// A standby that lags by more bytes is not promoted.
+    pub maximum_lag_on_failover: u64,
+    /// Whether the primary keeps its role without a DCS while it reaches all members.
+    pub failsafe_mode: bool,
+    /// A watchdog device that resets the machine when Patroni does not keep up.
+    pub watchdog: Watchdog,
+}
+
+impl Default for PatroniSettings {
+    fn default() -> Self {
+        PatroniSettings {
+            program: None,
+            ttl: Millis(30_000),
+            loop_wait: Millis(10_000),
+            retry_timeout: Millis(10_000),
+            primary_start_timeout: Millis(300_000),
+            primary_stop_timeout: None,
+            maximum_lag_on_failover: 1 << 20,
+            failsafe_mode: true,
+            watchdog: Watchdog::default(),
+        }
+    }
+}
+
+/// A watchdog device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Watchdog {
+    /// Whether one is used.
+    pub mode: WatchdogMode,
+    /// The device.
+    #[schemars(length(min = 1))]
+    pub device: String,
+    /// Seconds between the reset and the end of `ttl`; -1 for half of `ttl`.
+    #[schemars(range(min = -1))]
+    pub safety_margin: i32,
+}
+
+impl Default for Watchdog {
+    fn default() -> Self {
+        Watchdog { mode: WatchdogMode::Off, device: String::from("/dev/watchdog"), safety_margin: 5 }
+    }
+}
+
+/// Whether a watchdog is used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum WatchdogMode {
+    #[default]
+    Off,
+    /// Where there is one.
+    Automatic,
+    /// A member without one never becomes the primary.
+    Required,
+}

@@ -1,0 +1,38 @@
+//! What a cluster of PostgreSQL should be, beyond what every cluster has.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::record::{Formation, FormedWith};
+use crate::Secret;
+
+#[derive(Clone, PartialEq, Debug)]
+pub struct Wish {
+    pub formation: Formation,
+    pub abandoned: BTreeSet<String>,
+    pub form_with: FormedWith,
+    pub formed_with: Option<FormedWith>,
+    /// Should a bootstrap begin now, this is its token.
+    pub next_token: String,
+    /// Where Patroni keeps its state; absent while the etcd cluster cannot serve it yet, and why.
+    pub dcs: Result<Dcs, String>,
+    /// What the DCS should hold as the configuration of all members: JSON with sorted keys.
+    pub config: String,
+    /// How many standbys must confirm a commit. None: a commit waits for nobody.
+    pub synchronous: Option<usize>,
+    /// Fingerprints of what passwords are checked with, by user.
+    pub users: BTreeMap<String, String>,
+    /// With their owners.
+    pub databases: BTreeMap<String, String>,
+    pub extensions: BTreeMap<String, BTreeSet<String>>,
+}
+
+/// The etcd that Patroni keeps its state in, and how it logs in.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct Dcs {
+    /// `ADDRESS:PORT` of each member.
+    pub hosts: BTreeSet<String>,
+    /// The CA that signed their certificates.
+    pub ca: String,
+    pub user: String,
+    pub password: Secret,
+}

@@ -1,0 +1,155 @@
+//! Clusters of PostgreSQL in stories: what happens to their members, and an audit that repeats the rules in its own words.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use quorate_core::kinds::postgres::{Dcs, Formation, PatroniStatus, PostgresFacts, Role};
+use quorate_core::model::{DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::planner::simulate::{SimMachine, World};
+use quorate_core::planner::{Action, Step};
+use quorate_core::spec::{ClusterSpec, Document, HostFacts};
+use quorate_core::{Secret, model};
+
+use super::Scene;
+
+/// A spec from the text below `postgres` of its only cluster.
+pub fn cluster(name: &str, members: usize, rest: &str) -> ClusterSpec {
+    let names: Vec<String> = (1..=members).map(|n| format!("{{name: pg-{n}}}")).collect();
+    let head = format!("quorate: 1\nclusters:\n  - name: {name}\n    members: [{}]\n", names.join(", "));
+    let own = "    postgres:\n      version: 15\n      dcs: {cluster: orders}\n";
+    let text = head + own + rest;
+    let document = Document::parse("cluster.yaml", &text).unwrap_or_else(|problems| panic!("{problems:?}\n{text}"));
+    let checked = document.spec(&HostFacts::default());
+    let mut spec = checked.spec.unwrap_or_else(|| panic!("{:?}\n{text}", checked.problems));
+    spec.clusters.remove(0)
+}
+
+/// The etcd cluster is there, and every declared user has a password.
+pub fn provide(scene: &mut Scene) {
+    let dcs = Dcs {
+        hosts: BTreeSet::from([String::from("192.0.2.1:2379")]),
+        ca: String::from("ca"),
+        user: String::from("patroni-shop"),
+        password: Secret::new("password"),
+    };
+    scene.brought.dcs = Some(Ok(dcs));
+    let users = scene.spec.postgres.iter().flat_map(|postgres| &postgres.users);
+    scene.brought.verifiers =
+        users.map(|user| (user.name.to_string(), Secret::new(format!("verifier of {}", user.name)))).collect();
+}
+
+fn facts<'a>(scene: &'a mut Scene, member: &MemberName) -> &'a mut PostgresFacts {
+    scene.facts_mut(member).postgres.as_mut().expect("a member with PostgreSQL")
+}
+
+fn status<'a>(scene: &'a mut Scene, member: &MemberName) -> &'a mut PatroniStatus {
+    facts(scene, member).status.as_mut().expect("Patroni answers")
+}
+
+/// Says whether the words are about PostgreSQL.
+pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
+    match words {
+        ["loses", "its", "data"] => {
+            let found = facts(scene, member);
+            (found.data, found.service, found.status) = (DataSeen::Empty, ServiceState::Stopped, None);
+        }
+        ["stops"] => {
+            let found = facts(scene, member);
+            (found.service, found.status) = (ServiceState::Stopped, None);
+        }
+        ["needs", "a", "restart"] => status(scene, member).pending_restart = true,
+        ["does", "not", "stream"] => status(scene, member).streaming = false,
+        ["lags", "by", bytes] => {
+            let lag: u64 = bytes.parse().expect("a number of bytes");
+            status(scene, member).location = Some(1_000_000_000 - lag);
+        }
+        ["is", "at", "the", "end"] => status(scene, member).location = Some(1_000_000_000),
+        ["was", "promoted", "too"] => status(scene, member).role = Role::Primary,
+        ["is", "no", "longer", "primary"] => {
+            let status = status(scene, member);
+            (status.role, status.streaming) = (Role::Replica, true);
+        }
+        ["holds", "the", "data", "of", "bootstrap", token] => {
+            let stamp = model::Stamp {
+                cluster_id: scene.ledger.cluster_id.clone(),
+                token: (*token).to_owned(),
+                member: member.clone(),
+                incarnation: 1,
+            };
+            facts(scene, member).data = DataSeen::Stamped(stamp);
+        }
+        _ => return false,
+    }
+    true
+}
+
+/// What Patroni reports on each machine.
+fn roles(world: &World) -> BTreeMap<&MemberName, &PatroniStatus> {
+    world.machines.iter().filter_map(|(name, machine)| Some((name, status_of(machine)?))).collect()
+}
+
+fn status_of(machine: &SimMachine) -> Option<&PatroniStatus> {
+    machine.facts()?.postgres.as_ref()?.status.as_ref()
+}
+
+/// What must hold of every step on PostgreSQL in a world that is as it was seen.
+pub fn audit(desired: &Desired, world: &World, step: &Step) {
+    let formation = &world.ledger.postgres.formation;
+    let roles = roles(world);
+    let primaries = roles.values().filter(|status| status.role == Role::Primary).count();
+    let others_stream = |member: &MemberName| {
+        let joined = formation.members().into_iter().flat_map(|members| members.keys());
+        joined
+            .filter(|name| *name != member)
+            .all(|name| roles.get(name).is_some_and(|status| status.role == Role::Primary || status.streaming))
+    };
+    match &step.action {
+        Action::InitializePostgres { stamp, .. } => {
+            let Formation::Forming { token, .. } = formation else {
+                panic!("creates data of a living cluster: {step:?}")
+            };
+            assert_eq!(*token, stamp.token);
+            assert!(roles.is_empty(), "somebody runs already: {step:?}");
+        }
+        Action::RecordInitialized { .. } => assert_eq!(primaries, 1, "{step:?}"),
+        Action::WipePostgres { .. } => assert!(!formation.is_formed(), "data of a living cluster: {step:?}"),
+        Action::JoinPostgres { .. } => {
+            assert!(formation.is_formed() && primaries == 1, "clones from nobody: {step:?}");
+        }
+        Action::RestartPatroni { member } | Action::RestartPostgres { member } | Action::StopPatroni { member } => {
+            assert!(!formation.is_formed() || others_stream(member), "two disturbances: {step:?}");
+            let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
+            let alone = roles.len() == 1;
+            assert!(!leads || alone || !formation.is_formed(), "the primary hands over first: {step:?}");
+            assert!(!alone || desired.downtime || !formation.is_formed(), "an outage without consent: {step:?}");
+        }
+        Action::Switchover { member, to } => {
+            assert_eq!(primaries, 1, "{step:?}");
+            assert_eq!(roles[member].role, Role::Primary, "{step:?}");
+            assert!(roles[to].streaming && others_stream(member), "{step:?}");
+        }
+        _ => {}
+    }
+}
+
+/// What must hold where nothing is left to do.
+pub fn audit_settled(after: &Scene) {
+    let desired = after.desired();
+    let machines = after.seen.machines.get().expect("the provider answers");
+    assert_eq!(machines.len(), desired.members.len(), "a machine too many or too few");
+    let Formation::Formed { members, .. } = &after.ledger.postgres.formation else {
+        panic!("settled without a cluster")
+    };
+    assert!(members.keys().eq(desired.members.keys()), "others than the declared belong to the cluster: {members:?}");
+    let found = |member: &MemberName| after.seen.facts(member)?.postgres.as_deref();
+    let status = |member: &MemberName| found(member)?.status.as_ref();
+    let primaries = desired.members.keys().filter(|m| status(m).is_some_and(|s| s.role == Role::Primary)).count();
+    assert_eq!(primaries, 1);
+    for (member, wish) in &desired.members {
+        let found = found(member).expect("a member with PostgreSQL");
+        let runs = matches!(&found.service, ServiceState::Running { digest, .. } if *digest == wish.service_digest);
+        assert!(runs, "{member} does not run what was declared: {:?}", found.service);
+        let status = found.status.as_ref().expect("Patroni answers");
+        assert!(status.role == Role::Primary || status.streaming, "{member} is not healthy");
+        assert!(!status.pending_restart, "{member} waits for a restart");
+    }
+}
