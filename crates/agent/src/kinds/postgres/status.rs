@@ -100,7 +100,7 @@ fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStat
         paused: page.pause,
         standbys: page.replication.into_iter().map(standby).collect::<BTreeMap<_, _>>(),
         config: config.filter(Value::is_object).map(|config| config.to_string()),
-        dcs: page.dcs_last_seen.is_some_and(|seen| now - seen <= ttl),
+        dcs: page.dcs_last_seen.is_some_and(|seen| now.saturating_sub(seen) <= ttl),
     })
 }
 
