@@ -247,7 +247,8 @@ impl Member {
 
     async fn begin(&self, token: &str) {
         let stamp = self.machine.stamp(token);
-        self.does(PostgresOrder::Initialize { stamp: stamp.clone(), parameters: BTreeMap::new() }).await;
+        let parameters = BTreeMap::from([(String::from("max_connections"), String::from("57"))]);
+        self.does(PostgresOrder::Initialize { stamp: stamp.clone(), parameters }).await;
         self.does(PostgresOrder::Start { expects: DataSeen::Stamped(stamp), join: None }).await;
     }
 }
