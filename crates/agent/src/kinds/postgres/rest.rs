@@ -102,10 +102,17 @@ impl Agent {
         let rest = self.rest()?;
         let body = json!({ "restart_pending": true });
         let said = rest.command(Method::POST, "/restart", body, RESTARTING).await?;
-        if said.status == StatusCode::OK || !self.patroni_status().await?.pending_restart {
+        if !self.patroni_status().await?.pending_restart {
             return Ok(());
         }
-        Err(said.refused("restart PostgreSQL"))
+        match said.status {
+            // A standby may not have less of it than its primary.
+            StatusCode::OK => Err(Refusal::failed(
+                "PostgreSQL restarted and still waits for a restart: a limit such as max_connections was lowered, and then \
+                 the primary must restart first, with `patronictl restart`",
+            )),
+            _ => Err(said.refused("restart PostgreSQL")),
+        }
     }
 
     pub(super) async fn switch_over(&self, to: &str) -> Result<(), Refusal> {

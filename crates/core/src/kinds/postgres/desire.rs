@@ -152,8 +152,8 @@ fn patroni_config(
             "username": dcs.map(|dcs| dcs.user.as_str()),
             "password": dcs.map(|dcs| dcs.password.expose()),
         },
-        // Patroni wants `dcs` to be there. What it should hold is written into the DCS once there is a primary.
-        "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": {} },
+        // With these the first member starts. Limits that it started with could not be lowered without a restart.
+        "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": dynamic_config(postgres) },
         "postgresql": {
             "listen": format!("{ADDRESS}:{CLIENT_PORT}"),
             "connect_address": format!("{ADDRESS}:{CLIENT_PORT}"),
