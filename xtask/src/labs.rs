@@ -5,6 +5,7 @@ mod image;
 pub mod incus;
 mod kubernetes;
 pub mod libvirt;
+mod static_pod;
 mod upgrade;
 
 use std::process::Command;
@@ -41,6 +42,17 @@ pub enum Which {
         #[command(flatten)]
         options: kubernetes::Options,
     },
+    /// kubelets that run etcd as static pods, in separate namespaces; nothing is left when it ends
+    StaticPod {
+        #[command(flatten)]
+        options: static_pod::Options,
+        /// Build the kubelet, the images and the tests, and run nothing
+        #[arg(long)]
+        prepare: bool,
+        /// Already in those namespaces
+        #[arg(long, hide = true)]
+        inside: bool,
+    },
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
         #[command(flatten)]
@@ -74,6 +86,9 @@ pub fn run(lab: &Lab, which: &Which) -> Result<()> {
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
         Which::Upgrade { options } => upgrade::run(lab, options),
         Which::Kubernetes { options } => kubernetes::run(lab, options),
+        Which::StaticPod { prepare: true, .. } => static_pod::prepare(lab).map(drop),
+        Which::StaticPod { options, inside: false, .. } => static_pod::run(lab, options),
+        Which::StaticPod { options, inside: true, .. } => static_pod::inside(options),
         Which::Incus { prepare: true, .. } => incus::prepare(lab).map(drop),
         Which::Incus { options, inside: false, .. } => incus::run(lab, options),
         Which::Incus { options, inside: true, .. } => incus::inside(options),

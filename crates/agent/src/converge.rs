@@ -36,7 +36,8 @@ impl Agent {
                 return Err(Refusal::Failed { why: format!("{} is said to be hexadecimal and is not", file.path) });
             }
         }
-        if let Some(obstacle) = self.certificates_in_the_way(config)? {
+        let in_the_way = self.certificates_in_the_way(config)?.or_else(|| self.pod_in_the_way(config));
+        if let Some(obstacle) = in_the_way {
             self.note_not_ready(fence, &in_place.digest, obstacle);
             return Ok(());
         }

@@ -70,6 +70,22 @@ pub enum AgentError {
     NoControllerCame,
     #[error("the runtime could not be set up")]
     Runtime(#[source] io::Error),
+    #[error(
+        "etcd (process {pid}) still runs {seconds} s after its manifest {} was removed, and the manifest is back: nothing but the \
+         kubelet can stop this pod; check that it runs (`systemctl status kubelet`)", manifest.display()
+    )]
+    KubeletSilent { manifest: PathBuf, pid: i32, seconds: u64 },
+    #[error(
+        "no kubelet runs on this machine, and nothing else can stop its pod of etcd (process {pid}): start the kubelet"
+    )]
+    NoKubelet { pid: i32 },
+    #[error("{} does not exist: no kubelet reads manifests there", path.display())]
+    NoManifests { path: PathBuf },
+    #[error(
+        "{} was not written by quorate: if nothing needs that pod any more, move the file away; or set `etcd.run_as: service`",
+        path.display()
+    )]
+    ForeignManifest { path: PathBuf },
     #[error("{name} runs already")]
     RunsAlready { name: String },
     /// Whether the disk failed or was swapped: etcd would begin from nothing, and forget what it had promised its peers.

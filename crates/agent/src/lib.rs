@@ -45,7 +45,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -233,6 +233,13 @@ async fn lock(layout: &Layout) -> Result<File, AgentError> {
         }
     }
     Err(AgentError::AlreadyRunning { path: layout.root().to_owned() })
+}
+
+/// Ends what a kubelet runs for the machine with this root, whose agent has ended.
+pub fn end_pods(root: &Path, patience: Duration) {
+    if let Ok(layout) = Layout::new(root) {
+        services::static_pod::end_left(layout.clone(), etcd::profile(&layout), patience);
+    }
 }
 
 /// Frees the process from the terminal and session of whoever started it. It must not lead a process group already.

@@ -76,6 +76,14 @@ pub fn with_environment(variable: &str, value: &str) -> Vec<Process> {
     pids().filter(|pid| carries(*pid)).filter_map(Process::of).collect()
 }
 
+/// The value of a variable in the environment that a process was started with.
+pub(crate) fn environment(pid: i32, variable: &str) -> Option<String> {
+    let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let mut entries =
+        environment.split(|b| *b == 0).filter_map(|entry| std::str::from_utf8(entry).ok()?.split_once('='));
+    entries.find_map(|(name, value)| (name == variable).then(|| value.to_owned()))
+}
+
 pub fn pids() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(|e| e.file_name().to_str()?.parse().ok())
 }

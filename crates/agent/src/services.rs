@@ -1,11 +1,16 @@
-//! How services are kept running, each known by its name: as supervised children under the local provider, by systemd on machines.
+//! How services are kept running, each known by its name: as supervised children under the local provider, by systemd on machines, and
+//! where a config asks for that by the machine's kubelet.
 //! Whether one may run is decided elsewhere; a supervisor only keeps running what it was told to start, and says how that goes.
 
 pub(crate) mod child;
+mod choice;
 pub(crate) mod plain;
+pub(crate) mod static_pod;
 pub(crate) mod systemd;
 
 use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -14,10 +19,12 @@ use std::time::Duration;
 use quorate_core::model::ServiceState;
 use serde::{Deserialize, Serialize};
 
-use crate::files::Owner;
+use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::{AgentError, Supervisor};
 use child::Children;
+use choice::Choice;
+use static_pod::manifest::Pod;
 use systemd::Systemd;
 
 pub(crate) type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -45,6 +52,9 @@ pub(crate) struct Launch {
     /// What the program must be. Not known of a service that an older agent started.
     #[serde(default)]
     pub(crate) version: Option<String>,
+    /// Set where the kubelet of this machine runs it.
+    #[serde(default)]
+    pub(crate) pod: Option<Pod>,
 }
 
 /// What a supervisor knows of a service besides how it is started. It is the same at every start.
@@ -61,6 +71,8 @@ pub(crate) struct Profile {
     pub(crate) first_start: Option<FirstStart>,
     /// Variables that begin so are settings to it, and none of the agent's are passed on.
     pub(crate) variables: &'static [&'static str],
+    /// Whether a kubelet may run it.
+    pub(crate) may_be_pod: bool,
     /// Further settings of its unit, one to a line.
     pub(crate) settings: &'static str,
     /// A process that does this service's work and that nobody keeps.
@@ -133,11 +145,13 @@ impl Services {
         if let Some(known) = self.named(&profile.name) {
             return Ok(known);
         }
-        let name = profile.name.clone();
-        let service: Arc<dyn Service> = match self.supervisor {
-            Supervisor::Child => Arc::new(Children::new(self.layout.clone(), profile)),
-            Supervisor::Systemd => Arc::new(Systemd::new(self.layout.clone(), profile).await?),
+        let (name, layout) = (profile.name.clone(), self.layout.clone());
+        let usual: Arc<dyn Service> = match self.supervisor {
+            Supervisor::Child => Arc::new(Children::new(layout, profile.clone())),
+            Supervisor::Systemd => Arc::new(Systemd::new(layout, profile.clone()).await?),
         };
+        let service: Arc<dyn Service> =
+            if profile.may_be_pod { Arc::new(Choice::new(self.layout.clone(), profile, usual)) } else { usual };
         self.known.lock().expect("no holder panics").insert(name, service.clone());
         Ok(service)
     }
@@ -172,4 +186,34 @@ impl Services {
         }
         stopped
     }
+}
+
+/// Data directory and log must belong to the user that the service runs as, where that is not the agent's own.
+fn give_away(profile: &Profile, owner: Option<Owner>) -> Result<(), AgentError> {
+    let Profile { data, log, .. } = profile;
+    files::make_dir(data, 0o700)?;
+    files::open_log(log)?;
+    let Some(owner) = owner else { return Ok(()) };
+    give(log, owner)?;
+    // For the group, which anyone who forwards logs is in.
+    let readable = fs::set_permissions(log, fs::Permissions::from_mode(0o640));
+    readable.map_err(AgentError::file("make readable", log))?;
+    // Data that came with its disk from another machine may be another user's there.
+    let is_foreign = fs::metadata(data).is_ok_and(|found| (found.uid(), found.gid()) != owner);
+    if is_foreign { give_all(data, owner) } else { Ok(()) }
+}
+
+fn give(path: &Path, (user, group): Owner) -> Result<(), AgentError> {
+    lchown(path, Some(user), Some(group)).map_err(AgentError::file("give to its user", path))
+}
+
+/// The directory itself last: as long as it is another's, the rest may be too.
+fn give_all(directory: &Path, owner: Owner) -> Result<(), AgentError> {
+    for entry in fs::read_dir(directory).map_err(AgentError::file("list", directory))?.flatten() {
+        match entry.file_type() {
+            Ok(kind) if kind.is_dir() => give_all(&entry.path(), owner)?,
+            _ => give(&entry.path(), owner)?,
+        }
+    }
+    give(directory, owner)
 }

@@ -26,6 +26,7 @@ use std::io;
 use std::time::Duration;
 
 use quorate_core::kinds::etcd::Formation;
+use quorate_core::kinds::etcd::pod::RunAs;
 use quorate_core::model::Ledger;
 use quorate_etcd::Login;
 use serde::Serialize;
@@ -205,6 +206,10 @@ pub async fn run(
     options: &Options,
     tell: &dyn Fn(&str),
 ) -> Result<(Verdict, History), DrillError> {
+    if ledger.spec.etcd.run_as == RunAs::StaticPod {
+        let needs = "etcd as a service (`run_as: service`): what a kubelet runs is outside of the machine that the drill damages";
+        return Err(DrillError::Needs { scenario: scenario.name, needs });
+    }
     let has_netns = ledger.spec.provider.settings().is_isolated();
     match scenario.needs() {
         Some(needs) if scenario.fault.is_some_and(|f| f.needs_netns()) && !has_netns => {

@@ -1,7 +1,7 @@
 //! A real kube-apiserver on clusters of quorate. The programs are built once per version (`programs.rs`); the tests of
 //! `crates/cli/tests/cli/apiserver` run with each version.
 
-mod programs;
+pub mod programs;
 
 use anyhow::{Result, bail};
 

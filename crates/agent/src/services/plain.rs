@@ -186,6 +186,7 @@ impl Agent {
             env: env.iter().map(|(name, value)| (name.clone(), fill_in(value))).collect(),
             digest: in_place.service_digest(name),
             version: None,
+            pod: None,
         };
         Ok((service.clone(), launch))
     }
@@ -206,6 +207,7 @@ fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
         log: layout.service_log(name),
         first_start: None,
         variables: &[],
+        may_be_pod: false,
         settings: "",
         find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
         last_words: last_line,

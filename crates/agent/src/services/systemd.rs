@@ -3,7 +3,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, lchown};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -13,7 +12,7 @@ use jiff::Timestamp;
 use quorate_core::model::{Exit, ServiceState};
 use tokio::process::Command;
 
-use super::{Doing, Gate, Launch, Profile, Service};
+use super::{Doing, Gate, Launch, Profile, Service, give_away};
 use crate::AgentError;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
@@ -78,7 +77,7 @@ impl Systemd {
             files::write(&first, line.as_bytes(), 0o644, None)?;
         }
         files::ensure(&self.unit_file(), unit(launch, &self.profile, &self.layout)?.as_bytes(), 0o644, None)?;
-        self.give_away()?;
+        give_away(&self.profile, self.owner()?)?;
         // systemd reads a unit that is not loaded by itself, and reading all of them takes it a while.
         let known = systemctl(&["show", "--property", "FragmentPath,NeedDaemonReload", &self.profile.unit]).await?;
         if is_current(&known, &self.unit_file()) { Ok(()) } else { systemctl(&["daemon-reload"]).await.map(drop) }
@@ -87,21 +86,6 @@ impl Systemd {
     fn still_running(&self) -> Option<ServiceState> {
         let seen = self.seen.lock().expect("no holder panics");
         seen.as_ref().filter(|running| running.is_alive()).map(|running| running.state.clone())
-    }
-
-    /// Data directory and log must belong to the user that the service runs as.
-    fn give_away(&self) -> Result<(), AgentError> {
-        let (data, log) = (self.profile.data.clone(), self.profile.log.clone());
-        files::make_dir(&data, 0o700)?;
-        files::open_log(&log)?;
-        let Some(owner) = self.owner()? else { return Ok(()) };
-        give(&log, owner)?;
-        // For the group, which anyone who forwards logs is in.
-        let readable = fs::set_permissions(&log, fs::Permissions::from_mode(0o640));
-        readable.map_err(AgentError::file("make readable", &log))?;
-        // Data that came with its disk from another machine may be another user's there.
-        let is_foreign = fs::metadata(&data).is_ok_and(|found| (found.uid(), found.gid()) != owner);
-        if is_foreign { give_all(&data, owner) } else { Ok(()) }
     }
 }
 
@@ -176,21 +160,6 @@ impl Service for Systemd {
     fn owner(&self) -> Result<Option<Owner>, AgentError> {
         find_owner(&self.profile.user)?.map(Some).ok_or_else(|| AgentError::NoUser { user: self.profile.user.clone() })
     }
-}
-
-fn give(path: &Path, (user, group): Owner) -> Result<(), AgentError> {
-    lchown(path, Some(user), Some(group)).map_err(AgentError::file("give to its user", path))
-}
-
-/// The directory itself last: as long as it is another's, the rest may be too.
-fn give_all(directory: &Path, owner: Owner) -> Result<(), AgentError> {
-    for entry in fs::read_dir(directory).map_err(AgentError::file("list", directory))?.flatten() {
-        match entry.file_type() {
-            Ok(kind) if kind.is_dir() => give_all(&entry.path(), owner)?,
-            _ => give(&entry.path(), owner)?,
-        }
-    }
-    give(directory, owner)
 }
 
 /// In a place that no reboot survives.
@@ -351,6 +320,7 @@ mod tests {
             env: BTreeMap::new(),
             digest: String::from("abc123"),
             version: None,
+            pod: None,
         }
     }
 

@@ -40,6 +40,7 @@ mod renewal;
 mod restore_clients;
 mod revocation;
 mod secrets;
+mod static_pod;
 mod store_writer;
 mod terminals;
 mod upgrade;

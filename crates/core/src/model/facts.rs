@@ -191,6 +191,9 @@ pub enum BinarySeen {
     },
 }
 
+/// The digest of inputs that somebody else changed: no config has it, so what runs with them is restarted.
+pub const EDITED: &str = "edited";
+
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServiceState {

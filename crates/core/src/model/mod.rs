@@ -20,8 +20,8 @@ pub use build::{Build, DATA_VOLUME, Data, HYPERVISOR, TARGET};
 pub use desired::{Brought, CertificateWish, Desired, DesiredMember, Destruction, PlaneWish, Revocable};
 pub use endpoint::{address_in, https_url};
 pub use facts::{
-    AgentSeen, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, Exit, Facts, Host,
-    LONGEST_PACKAGE_UPGRADE, Number, PackagesSeen, RebootSeen, ServiceState, Stamp,
+    AgentSeen, BinarySeen, Busy, CertificateSeen, CertificateUse, ConfigAttempt, DataSeen, Distrust, EDITED, Exit,
+    Facts, Host, LONGEST_PACKAGE_UPGRADE, Number, PackagesSeen, RebootSeen, ServiceState, Stamp,
 };
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
@@ -34,7 +34,7 @@ pub use ledger::{
 };
 pub use name::{MachineId, MemberName};
 pub use node_config::{
-    ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, PatroniService, ProgramService, ROOT, Runs,
+    ADDRESS, Archive, BinarySource, ConfigFile, EtcdService, NodeConfig, PatroniService, Pod, ProgramService, ROOT, Runs,
     ServiceConfig,
 };
 pub use program::{FIRST_UPGRADABLE, FailedUpgrade, OLDEST_PROTOCOL, PROTOCOL, Program, ProgramSeen};

@@ -85,6 +85,17 @@ pub struct EtcdService {
     /// Where its certificates are; the flags name the same paths.
     #[serde(default, skip_serializing_if = "CertificateLayout::is_standard")]
     pub layout: CertificateLayout,
+    /// Set where the machine's kubelet runs it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod: Option<Pod>,
+}
+
+/// A static pod of the kubelet on the machine.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Pod {
+    pub image: String,
+    /// Where the kubelet reads manifests, below the agent's root.
+    pub manifests: String,
 }
 
 /// Patroni, and the PostgreSQL that it keeps.
@@ -169,8 +180,12 @@ impl NodeConfig {
         let digest = |service: &ServiceConfig| {
             let inputs: Vec<&ConfigFile> = self.files.iter().filter(|f| service.inputs.contains(&f.path)).collect();
             match &service.runs {
-                Runs::Etcd(EtcdService { version, binary: _, flags, layout: _ }) => {
+                // Without a pod it is what it always was: no etcd is restarted for a newer quorate.
+                Runs::Etcd(EtcdService { version, binary: _, flags, layout: _, pod: None }) => {
                     digest_of(&(version, flags, inputs))
+                }
+                Runs::Etcd(EtcdService { version, binary: _, flags, layout, pod: Some(pod) }) => {
+                    digest_of(&(version, flags, inputs, layout, pod))
                 }
                 // It reads its configuration and its CAs again when it is told to.
                 Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _ }) => {

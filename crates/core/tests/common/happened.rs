@@ -3,8 +3,8 @@
 use jiff::SignedDuration;
 use quorate_core::kinds::etcd::{LogEnd, OldEntries, OlderData};
 use quorate_core::model::{
-    AgentSeen, BinarySeen, Busy, CertificateUse, ConfigAttempt, DataSeen, Enrolment, Exit, FailedUpgrade, MachineSeen,
-    MemberName, PowerState, Program, ProgramSeen, RebootOrder, RebootSeen, Seen, ServiceState, Stamp,
+    AgentSeen, BinarySeen, Busy, CertificateUse, ConfigAttempt, DataSeen, EDITED, Enrolment, Exit, FailedUpgrade,
+    MachineSeen, MemberName, PowerState, Program, ProgramSeen, RebootOrder, RebootSeen, Seen, ServiceState, Stamp,
 };
 use quorate_core::planner::safety;
 
@@ -300,6 +300,10 @@ fn etcd(scene: &mut Scene, member: &MemberName, words: &[&str]) {
         }
         ["calls", "its", "version", version] => {
             etcd.status.as_mut().expect("a status").version = (*version).to_owned();
+        }
+        ["has", "an", "edited", "manifest"] => {
+            let ServiceState::Running { digest, .. } = &mut etcd.service else { panic!("it does not run") };
+            *digest = EDITED.to_owned();
         }
         ["of", "another", "cluster"] => etcd.status.as_mut().expect("a status").cluster_id = 0xbad,
         ["not", "yet", "serving"] => {

@@ -419,6 +419,7 @@ async fn end_all(root: PathBuf, patience: Duration) {
 fn switch_off(root: &Path, patience: Duration) {
     end_agent(root, patience);
     end_patroni(root, patience);
+    quorate_agent::end_pods(root, patience);
     let rest: Vec<_> = processes(root).into_iter().map(|p| std::thread::spawn(move || p.end(patience))).collect();
     for thread in rest {
         let _ = thread.join();

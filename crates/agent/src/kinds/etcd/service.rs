@@ -38,6 +38,7 @@ pub(crate) fn profile(layout: &Layout) -> Profile {
             check: Arc::new(check),
         }),
         variables: &[VARIABLES],
+        may_be_pod: true,
         settings: "LimitNOFILE=65536\nOOMScoreAdjust=-900\nCPUWeight=1000\n",
         find_stray: Arc::new(move || find(&there)),
         last_words: last_complaint,

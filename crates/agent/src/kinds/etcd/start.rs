@@ -7,16 +7,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use quorate_core::kinds::etcd::SERVICE;
-use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, EtcdService, Exit, ServiceState, Stamp};
+use quorate_core::kinds::etcd::{SERVICE, pki};
+use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, EtcdService, Exit, NodeConfig, ServiceState, Stamp};
+use quorate_core::spec::CertificateLayout;
 use tokio::time::timeout;
 
 use super::data;
 use super::service::data_argument;
 use crate::agent::Agent;
 use crate::api::{Bootstrap, Refusal};
+use crate::certificates::Obstacle;
 use crate::kinds::etcd::binaries::{self, BinaryError};
 use crate::kinds::etcd::trust;
+use crate::services::static_pod::{self, manifest::Pod};
 use crate::services::{Launch, PATIENT};
 use crate::stamp::{check_own, describe};
 use crate::state::State;
@@ -29,6 +32,8 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// For a program that is to be on the machine. One that is not is fetched by an order, not by a boot.
 const FINDING: Duration = Duration::from_secs(15);
+/// Below the root: everything that is written for etcd is there, except certificates in kubeadm's layout.
+const CONFIGURATION: &str = "etc/etcd";
 /// For an etcd that is asked what it is.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
 
@@ -317,7 +322,26 @@ impl Agent {
         }
         let first_args = bootstrap.map(|bootstrap| first_args(state, bootstrap)).transpose()?.unwrap_or_default();
         let version = Some(etcd.version.clone());
-        Ok(Launch { program, args: self.args(state, etcd), first_args, env: BTreeMap::new(), digest, version })
+        let (args, pod) = (self.args(state, etcd), self.pod(etcd)?);
+        Ok(Launch { program, args, first_args, env: BTreeMap::new(), digest, version, pod })
+    }
+
+    /// How the kubelet runs etcd, if it does. The program on the machine is for etcd's tools then, and for what is read from its data.
+    fn pod(&self, etcd: &EtcdService) -> Result<Option<Pod>, Refusal> {
+        let Some(wanted) = &etcd.pod else { return Ok(None) };
+        let manifests = static_pod::place(&self.layout, wanted)
+            .ok_or_else(|| refuse(&format!("{:?} is not a path for manifests", wanted.manifests)))?;
+        let kubeadm = (etcd.layout == CertificateLayout::Kubeadm).then_some(pki::KUBEADM_DIRECTORY);
+        let reads =
+            [Some(CONFIGURATION), kubeadm].into_iter().flatten().map(|path| self.layout.root().join(path)).collect();
+        let log_argument = format!("--log-outputs=stderr,{}", self.layout.service_log(SERVICE).display());
+        let (image, command) = (wanted.image.clone(), SERVICE.to_owned());
+        Ok(Some(Pod { image, command, manifests, reads, log_argument }))
+    }
+
+    /// What keeps this machine from running etcd as a pod.
+    pub(crate) fn pod_in_the_way(&self, config: &NodeConfig) -> Option<Obstacle> {
+        static_pod::obstacle(&self.layout, config.etcd()?.pod.as_ref()?, SERVICE)
     }
 
     /// etcd's part of the node config, and the program that it asks for.

@@ -32,6 +32,7 @@ fn profile(layout: &Layout) -> Profile {
         log: layout.service_log(SERVICE),
         first_start: None,
         variables: VARIABLES,
+        may_be_pod: false,
         settings: "KillMode=process\nTimeoutStopSec=120\nLimitNOFILE=65536\nOOMScoreAdjust=-900\n",
         find_stray: Arc::new(move || processes::find_patroni(&here)),
         last_words: last_complaint,

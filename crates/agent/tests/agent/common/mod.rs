@@ -416,6 +416,7 @@ pub fn config_of(version: &str) -> NodeConfig {
                 binary: BinarySource::Path(programs(version).display().to_string()),
                 flags: flags.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
                 layout: CertificateLayout::Standard,
+                pod: None,
             }),
             inputs: BTreeSet::new(),
         }],

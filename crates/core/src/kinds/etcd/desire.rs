@@ -2,13 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::pod::{RunAs, StaticPod};
 use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, TokenKind};
 use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, pki, versions};
 use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::model::{
     ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateUse, ConfigFile, EtcdService, Ledger,
-    NodeConfig, PEER_PORT, ROOT, Runs, ServiceConfig,
+    NodeConfig, PEER_PORT, Pod, ROOT, Runs, ServiceConfig,
 };
 use crate::spec::{CertificateLayout, ClusterSpec, MemberSpec};
 
@@ -146,9 +147,15 @@ pub(crate) fn node_config(
         files.push(ConfigFile { hex: true, ..ConfigFile::text(PEER_CRL_FILE, 0o644, content) });
         flags.insert(PEER_CRL_FLAG.to_owned(), format!("{ROOT}/{PEER_CRL_FILE}"));
     }
-    let runs = Runs::Etcd(EtcdService { version, binary, flags, layout: spec.tls.layout });
+    let runs = Runs::Etcd(EtcdService { version, binary, flags, layout: spec.tls.layout, pod: pod(spec) });
     let etcd = ServiceConfig { name: SERVICE.to_owned(), user: SERVICE.to_owned(), runs, inputs };
     NodeConfig { files, services: vec![etcd], host: None }
+}
+
+fn pod(spec: &ClusterSpec) -> Option<Pod> {
+    let StaticPod { image, manifests } =
+        spec.etcd.static_pod.clone().filter(|_| spec.etcd.run_as == RunAs::StaticPod)?;
+    Some(Pod { image, manifests: manifests.display().to_string() })
 }
 
 /// Whom peers trust.

@@ -9,6 +9,7 @@ pub mod flags;
 pub mod limits;
 pub mod pki;
 pub mod planner;
+pub mod pod;
 mod record;
 pub(crate) mod remember;
 pub mod safety;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::pod::{RunAs, StaticPod};
 use super::versions;
 use crate::model::Version;
 use crate::spec::{AddressRange, AuthName, Malformed, Millis, Retention, Sha256, Size};
@@ -19,6 +20,11 @@ pub struct EtcdSettings {
     /// Where the etcd program comes from. If absent: from `PATH` if its version matches, otherwise from etcd's release archive.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub binary: Option<Binary>,
+    /// What runs etcd on its machine: `service` (a unit of systemd) or `static_pod` (the machine's kubelet).
+    pub run_as: RunAs,
+    /// How etcd runs as a static pod, with `run_as: static_pod`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub static_pod: Option<StaticPod>,
     /// Automatic compaction of old revisions.
     pub auto_compaction: AutoCompaction,
     /// Space quota of the database.
@@ -44,6 +50,8 @@ impl Default for EtcdSettings {
         Self {
             version: versions::DEFAULT,
             binary: None,
+            run_as: RunAs::default(),
+            static_pod: None,
             auto_compaction: AutoCompaction::default(),
             quota: Size::gibibytes(8),
             grpc_gateway: false,

@@ -1,6 +1,7 @@
 //! Checks of a cluster of etcd: its token, how many members it has, and the `etcd` settings: release, binary, quota, gateway, timeouts, compaction and flags.
 
 mod auth;
+mod pod;
 
 use crate::kinds::etcd::desire::CLIENT_CRL_FLAG;
 use crate::kinds::etcd::flags::{self, Conflict, FEATURE_GATES, Knowledge, Renamed, Translation};
@@ -31,6 +32,7 @@ pub(crate) fn check(cluster: &Cluster, host: &HostFacts, found: &mut Findings) {
     compaction(cluster, found);
     metrics(cluster, found);
     flags(cluster, found);
+    pod::check(cluster, found);
     auth::check(cluster, found);
 }
 

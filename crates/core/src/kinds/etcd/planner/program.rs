@@ -1,7 +1,9 @@
 //! Whether a machine has the etcd program that its configuration needs.
 
 use crate::kinds::etcd::versions;
-use crate::model::{BinarySeen, BinarySource, ConfigAttempt, DesiredMember, Facts, MemberName};
+use crate::model::{
+    BinarySeen, BinarySource, ConfigAttempt, DesiredMember, Facts, MemberName, Observation, ServiceState,
+};
 use crate::planner::UnsafeBecause;
 
 /// A machine does not accept a configuration whose etcd it does not have, or that it is not ready for; what it has stays in force.
@@ -27,6 +29,21 @@ pub(crate) fn search_again(
         Some(because) if facts.etcd.attempt == ConfigAttempt::Untold => Err(because),
         Some(because) => Ok(Some(format!("{because}: it looks again"))),
     }
+}
+
+/// An image whose tag names another etcd than it has. Only what runs shows that, and another restart would change nothing.
+pub(crate) fn wrong_image(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> Option<UnsafeBecause> {
+    let pod = wish.config.etcd()?.pod.as_ref()?;
+    let facts = seen.facts(member)?;
+    let wanted = &wish.etcd_version;
+    let runs = facts.etcd.status.as_ref().map(|status| &status.version).filter(|runs| *runs != wanted)?;
+    let ServiceState::Running { digest, .. } = &facts.etcd.service else { return None };
+    (*digest == wish.service_digest).then(|| UnsafeBecause::WrongBinary {
+        member: member.clone(),
+        wanted: wanted.clone(),
+        found: format!("its image {} has etcd {runs}", pod.image),
+        remedy: format!("set `etcd.static_pod.image` to an image that has etcd {wanted}"),
+    })
 }
 
 /// Why nothing was downloaded.

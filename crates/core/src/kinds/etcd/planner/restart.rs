@@ -2,7 +2,7 @@
 
 use super::{log, version};
 use crate::kinds::etcd::safety;
-use crate::model::{BinarySeen, DesiredMember, Facts, MemberName, Observation, ServiceState};
+use crate::model::{BinarySeen, DesiredMember, EDITED, Facts, MemberName, Observation, ServiceState};
 use crate::planner::config::with_changes;
 use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
@@ -103,10 +103,17 @@ pub(crate) fn told_with_numbers(view: &View<'_>, member: &MemberName, why: &str)
 fn what_changed(view: &View<'_>, member: &MemberName) -> String {
     let View { desired, seen, .. } = *view;
     let wanted = &desired.members[member].etcd_version;
+    if seen.facts(member).is_some_and(was_edited) {
+        return String::from("somebody changed or removed its manifest");
+    }
     match seen.status(member).map(|s| &s.version) {
         Some(running) if running != wanted => format!("it runs etcd {running}, and the spec asks for {wanted}"),
         _ => with_changes(desired, String::from("its settings changed")),
     }
+}
+
+fn was_edited(facts: &Facts) -> bool {
+    matches!(&facts.etcd.service, ServiceState::Running { digest, .. } if digest == EDITED)
 }
 
 fn runs_older_inputs(seen: &Observation, member: &MemberName, wish: &DesiredMember) -> bool {

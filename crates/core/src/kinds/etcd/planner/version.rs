@@ -1,7 +1,7 @@
 //! etcd's version: which way leads from what runs to what is wanted, and what etcd must have agreed to before, and does after. The
 //! restarts themselves are those of any changed config.
 
-use super::log;
+use super::{log, program};
 use crate::kinds::etcd::cluster::Listed;
 use crate::kinds::etcd::versions::{self, Path};
 use crate::kinds::etcd::{EtcdStatus, Formation};
@@ -41,6 +41,9 @@ pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
         .and_then(|cluster| cluster.cluster_version.as_ref()?.parse::<Version>().ok());
     let mut path = Path::Same;
     let Ok(to) = wanted.parse::<Version>() else { return Ok(Path::Same) };
+    if let Some(because) = desired.members.iter().find_map(|(member, wish)| program::wrong_image(seen, member, wish)) {
+        return Err(because);
+    }
     for member in members.keys() {
         if seen.facts(member).is_some_and(|f| f.etcd.last_started.is_none()) {
             continue;

@@ -1,0 +1,152 @@
+//! A kubelet with its own containerd, for the machine of one member.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use crate::common::{Sandbox, eventually};
+
+/// Where a machine's kubelet looks, below the machine's root.
+pub const MANIFESTS: &str = "etc/kubernetes/manifests";
+
+/// The directory with the kubelet and the images.
+fn place() -> PathBuf {
+    std::env::var_os("QUORATE_LAB_STATIC_POD").expect("`cargo xtask lab static-pod` names the programs").into()
+}
+
+pub struct Kubelet {
+    directory: PathBuf,
+    home: PathBuf,
+    containerd: Child,
+    kubelet: Option<Child>,
+}
+
+impl Kubelet {
+    /// Installs one on the machine with this root, as its image would have it.
+    pub fn install(sandbox: &Sandbox, machine: &str, root: &Path) -> Self {
+        let directory = sandbox.path().join(format!("kubelet-{machine}"));
+        for path in [&directory, &root.join(MANIFESTS)] {
+            fs::create_dir_all(path).expect("a directory");
+        }
+        write_settings(&directory, root);
+        let home = sandbox.home();
+        let containerd = start_containerd(&directory, &home);
+        for entry in fs::read_dir(place()).expect("images").flatten().map(|entry| entry.path()) {
+            if entry.extension().is_some_and(|extension| extension == "tar") {
+                import(&directory, &entry);
+            }
+        }
+        let mut kubelet = Kubelet { directory, home, containerd, kubelet: None };
+        kubelet.start(machine);
+        kubelet
+    }
+
+    pub fn start(&mut self, machine: &str) {
+        let mut command = Command::new(place().join("kubelet"));
+        command.arg(format!("--config={}", self.directory.join("kubelet.yaml").display()));
+        command.arg(format!("--root-dir={}", self.directory.join("pods").display()));
+        command.arg(format!("--cert-dir={}", self.directory.join("pki").display()));
+        command.arg(format!("--hostname-override={machine}"));
+        self.kubelet = Some(in_background(command, &self.directory.join("kubelet.log"), &self.home));
+    }
+
+    pub fn stop(&mut self) {
+        end(self.kubelet.take());
+    }
+
+    pub fn restart_containerd(&mut self) {
+        let _ = self.containerd.kill();
+        let _ = self.containerd.wait();
+        self.containerd = start_containerd(&self.directory, &self.home);
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.join("kubelet.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Kubelet {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = self.containerd.kill();
+        let _ = self.containerd.wait();
+    }
+}
+
+fn end(child: Option<Child>) {
+    if let Some(mut child) = child {
+        let _ = child.kill();
+        let _ = child.wait();
+    }
+}
+
+/// Without an API server, and without anything that only version 2 of control groups has.
+fn write_settings(directory: &Path, root: &Path) {
+    let at = directory.display();
+    let containerd = format!(
+        "version = 2
+root = \"{at}/containerd\"
+state = \"{at}/state\"
+[grpc]
+  address = \"{at}/containerd.sock\"
+[plugins.\"io.containerd.grpc.v1.cri\"]
+  sandbox_image = \"lab.invalid/pause:1\"
+  restrict_oom_score_adj = true
+  [plugins.\"io.containerd.grpc.v1.cri\".containerd]
+    snapshotter = \"native\"
+"
+    );
+    let kubelet = format!(
+        "apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+staticPodPath: {root}/{MANIFESTS}
+podLogsDir: {at}/logs
+containerRuntimeEndpoint: unix://{at}/containerd.sock
+cgroupDriver: cgroupfs
+cgroupsPerQOS: false
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+localStorageCapacityIsolation: false
+enableServer: false
+healthzPort: 0
+readOnlyPort: 0
+authentication: {{webhook: {{enabled: false}}, anonymous: {{enabled: false}}}}
+authorization: {{mode: AlwaysAllow}}
+",
+        root = root.display()
+    );
+    for (file, text) in [("containerd.toml", containerd), ("kubelet.yaml", kubelet)] {
+        fs::write(directory.join(file), text).expect("a file of settings");
+    }
+}
+
+fn start_containerd(directory: &Path, home: &Path) -> Child {
+    let mut command = Command::new("containerd");
+    command.arg("--config").arg(directory.join("containerd.toml"));
+    let child = in_background(command, &directory.join("containerd.log"), home);
+    eventually("containerd answers", 30, || {
+        let mut ask = ctr(directory);
+        ask.arg("version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+    });
+    child
+}
+
+fn ctr(directory: &Path) -> Command {
+    let mut command = Command::new("ctr");
+    command.arg("--address").arg(directory.join("containerd.sock")).args(["--namespace", "k8s.io"]);
+    command
+}
+
+fn import(directory: &Path, image: &Path) {
+    let mut import = ctr(directory);
+    let output = import.args(["images", "import", "--snapshotter", "native"]).arg(image).output().expect("ctr runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// The sandbox ends everything that has its home in its environment.
+fn in_background(mut command: Command, log: &Path, home: &Path) -> Child {
+    let log = File::options().create(true).append(true).open(log).expect("a log");
+    let also = log.try_clone().expect("a log");
+    command.env("QUORATE_HOME", home).stdin(Stdio::null()).stdout(log).stderr(also).spawn().expect("it starts")
+}

@@ -1,0 +1,14 @@
+// The program that holds a pod's sandbox: it waits to be told to end.
+package main
+
+import (
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	told := make(chan os.Signal, 1)
+	signal.Notify(told, syscall.SIGINT, syscall.SIGTERM)
+	<-told
+}
