@@ -330,7 +330,7 @@ impl Agent {
     fn pod(&self, etcd: &EtcdService) -> Result<Option<Pod>, Refusal> {
         let Some(wanted) = &etcd.pod else { return Ok(None) };
         let manifests = static_pod::place(&self.layout, wanted)
-            .ok_or_else(|| refuse(&format!("{:?} is not a path for manifests", wanted.manifests)))?;
+            .ok_or_else(|| Refusal::Failed { why: format!("{:?} is not a path for manifests", wanted.manifests) })?;
         let kubeadm = (etcd.layout == CertificateLayout::Kubeadm).then_some(pki::KUBEADM_DIRECTORY);
         let reads =
             [Some(CONFIGURATION), kubeadm].into_iter().flatten().map(|path| self.layout.root().join(path)).collect();

@@ -250,7 +250,15 @@ impl Agent {
         let pki = self.layout.patroni_certificates();
         let shown = [("PGSSLCERT", "peer.crt"), ("PGSSLKEY", "peer.key")];
         let env = shown.map(|(name, file)| (name.to_owned(), pki.join(file).display().to_string()));
-        Ok(Launch { program: first, args, first_args: Vec::new(), env: BTreeMap::from(env), digest, version: None })
+        Ok(Launch {
+            program: first,
+            args,
+            first_args: Vec::new(),
+            env: BTreeMap::from(env),
+            digest,
+            version: None,
+            pod: None,
+        })
     }
 
     /// Where PostgreSQL's programs are.
