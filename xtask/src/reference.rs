@@ -167,7 +167,9 @@ impl<'a> Reference<'a> {
         if !values.is_empty() {
             return Ok(values.join(", "));
         }
-        if let Some(format) = field["format"].as_str().filter(|format| !format.trim_start_matches("u").starts_with("int")) {
+        if let Some(format) =
+            field["format"].as_str().filter(|format| !format.trim_start_matches("u").starts_with("int"))
+        {
             let known = FORMATS.iter().find(|(known, ..)| *known == format);
             let (_, name, _) = known.with_context(|| format!("the reference does not know the format `{format}`"))?;
             return Ok((*name).to_owned());

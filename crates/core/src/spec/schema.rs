@@ -130,7 +130,8 @@ mod tests {
                 "format" => {
                     let text = value.as_str().map(str::to_owned).or_else(|| value.as_u64().map(|n| n.to_string()));
                     let form = wanted.as_str().unwrap();
-                    form.trim_start_matches("u").starts_with("int") || text.is_none_or(|text| check_format(form, &text).is_ok())
+                    form.trim_start_matches("u").starts_with("int")
+                        || text.is_none_or(|text| check_format(form, &text).is_ok())
                 }
                 "minimum" => value.as_i64().is_none_or(|n| n >= wanted.as_i64().unwrap()),
                 "maximum" => value.as_i64().is_none_or(|n| n <= wanted.as_i64().unwrap()),
