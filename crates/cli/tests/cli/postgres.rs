@@ -179,3 +179,47 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
     shop.sandbox.quorate(&["destroy", "orders", "--yes", "--without-backup"]).ok();
     assert_eq!(shop.sandbox.processes(), Vec::new());
 }
+
+#[test]
+fn members_come_and_go_lose_their_data_and_the_primary_dies() {
+    let shop = Shop::up();
+    let user = shop.env(&["--user", "shop"]);
+    let writer = Writer::start(user.clone());
+    // The machine of the primary dies: Patroni fails over, `apply` brings it back as a replica.
+    let primary = shop.primary();
+    let root = format!("/machines/shop/{primary}/");
+    for (pid, _) in shop.sandbox.processes().into_iter().filter(|(_, line)| line.contains(&root)) {
+        signal(pid, "KILL");
+    }
+    eventually("another is primary", 60, || {
+        let now = shop.primary();
+        !now.is_empty() && now != primary
+    });
+    shop.apply().ok();
+    assert_eq!(shop.status()["verdict"], "healthy");
+    // A replica whose disk was wiped is cloned again.
+    let status = shop.status();
+    let replica = status["members"].as_array().unwrap().iter().find(|member| member["role"] == "replica").unwrap();
+    let replica = replica["member"].as_str().unwrap().to_owned();
+    signal(shop.process(&replica, "patroni.yml").expect("Patroni runs"), "KILL");
+    let data = shop.sandbox.home().join(format!("machines/shop/{replica}/root/var/lib/postgresql/data"));
+    if let Some(postmaster) = shop.process(&replica, "/bin/postgres -D") {
+        signal(postmaster, "KILL");
+    }
+    std::fs::remove_dir_all(&data).unwrap();
+    let done = shop.apply().ok().text();
+    assert!(done.contains(&format!("clone the data to {replica}")), "{done}");
+    // One more, and the primary of then leaves.
+    let leaving = shop.primary();
+    let stay: Vec<&str> = THREE.into_iter().chain(["pg-4"]).filter(|name| *name != leaving).collect();
+    shop.sandbox.file("shop.yaml", &spec("max_connections: 50", &stay));
+    let done = shop.apply().ok().text();
+    assert!(done.contains(&format!("switch the primary from {leaving} to ")), "{done}");
+    let status = shop.status();
+    assert_eq!(status["verdict"], "healthy", "{status}");
+    let left: Vec<&str> = status["members"].as_array().unwrap().iter().filter_map(|m| m["member"].as_str()).collect();
+    assert_eq!(left, stay);
+    let env = shop.env(&["--user", "shop"]);
+    let confirmed = writer.stop();
+    assert_nothing_lost(&env, &confirmed);
+}

@@ -58,6 +58,9 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         }
         ["needs", "a", "restart"] => status(scene, member).pending_restart = true,
         ["does", "not", "stream"] => status(scene, member).streaming = false,
+        ["has", "no", "synchronous", "standby"] => {
+            status(scene, member).standbys.values_mut().for_each(|standby| standby.synchronous = false);
+        }
         ["lags", "by", bytes] => {
             let lag: u64 = bytes.parse().expect("a number of bytes");
             status(scene, member).location = Some(1_000_000_000 - lag);

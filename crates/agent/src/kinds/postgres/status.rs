@@ -1,6 +1,6 @@
 //! What Patroni says of its PostgreSQL, in our words.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 use quorate_core::kinds::postgres::{PatroniStatus, Role, Standby};
@@ -45,7 +45,6 @@ struct Log {
 struct Connection {
     application_name: String,
     state: String,
-    sync_state: String,
 }
 
 #[derive(Deserialize)]
@@ -56,8 +55,13 @@ struct Itself {
 impl Agent {
     pub(super) async fn patroni_status(&self) -> Result<PatroniStatus, AgentError> {
         let rest = self.rest()?;
-        let (page, config) = tokio::join!(rest.get("/patroni"), rest.get("/config"));
-        status_in(page?, config.ok(), Timestamp::now().as_second())
+        let (page, config, cluster) = tokio::join!(rest.get("/patroni"), rest.get("/config"), rest.get("/cluster"));
+        let mut status = status_in(page?, config.ok(), Timestamp::now().as_second())?;
+        let chosen = cluster.as_ref().map(synchronous_in).unwrap_or_default();
+        for (name, standby) in &mut status.standbys {
+            standby.synchronous = chosen.contains(name);
+        }
+        Ok(status)
     }
 
     /// Whether this member is the primary, or follows it.
@@ -72,15 +76,19 @@ impl Agent {
     }
 }
 
+/// The standbys that may take over, as Patroni has recorded them in the DCS. PostgreSQL waits for a standby before that.
+fn synchronous_in(cluster: &Value) -> BTreeSet<String> {
+    let members = cluster["members"].as_array().into_iter().flatten();
+    let chosen = members.filter(|member| ["sync_standby", "quorum_standby"].iter().any(|role| member["role"] == *role));
+    chosen.filter_map(|member| member["name"].as_str().map(str::to_owned)).collect()
+}
+
 fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStatus, AgentError> {
     let unread = |error: serde_json::Error| AgentError::Patroni { why: format!("it is not understood: {error}") };
     let page: Page = serde_json::from_value(page).map_err(unread)?;
     let ttl = config.as_ref().and_then(|config| config["ttl"].as_i64()).unwrap_or(USUAL_TTL);
     let log = page.xlog.as_ref();
-    let standby = |of: Connection| {
-        let synchronous = ["sync", "quorum"].contains(&of.sync_state.as_str());
-        (of.application_name, Standby { state: of.state, synchronous })
-    };
+    let standby = |of: Connection| (of.application_name, Standby { state: of.state, synchronous: false });
     Ok(PatroniStatus {
         role: match page.role.as_str() {
             "primary" | "master" => Role::Primary,
@@ -123,7 +131,12 @@ mod tests {
         let status = status_in(primary.clone(), Some(config.clone()), 1_794_919_922).unwrap();
         assert_eq!((status.role, status.location, status.timeline), (Role::Primary, Some(50_331_648), Some(2)));
         assert_eq!((status.server_version.as_deref(), status.pending_restart), (Some("15.20"), true));
-        assert_eq!(status.standbys["pg-2"], Standby { state: String::from("streaming"), synchronous: true });
+        assert_eq!(status.standbys["pg-2"], Standby { state: String::from("streaming"), synchronous: false });
+        let cluster = json!({ "members": [
+            {"name": "pg-1", "role": "leader"}, {"name": "pg-2", "role": "sync_standby"}, {"name": "pg-3", "role": "replica"}
+        ] });
+        assert_eq!(synchronous_in(&cluster), BTreeSet::from([String::from("pg-2")]));
+        assert_eq!(synchronous_in(&json!({ "members": 7 })), BTreeSet::new());
         assert_eq!(status.config.as_deref(), Some(r#"{"loop_wait":10,"ttl":20}"#));
         assert!(status.dcs && !status.streaming && !status.paused);
         assert!(

@@ -79,7 +79,7 @@ pub struct PatroniStatus {
 pub struct Standby {
     /// In PostgreSQL's words: `streaming`, `catchup`, …
     pub state: String,
-    /// Whether a commit waits for it.
+    /// Whether a commit waits for it, and Patroni has recorded that it may take over.
     pub synchronous: bool,
 }
 

@@ -74,6 +74,14 @@ pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBec
     Err(UnsafeBecause::CommitsWait { member: member.clone(), left: left.saturating_sub(1), needed })
 }
 
+/// How many standbys Patroni has recorded as synchronous, and how many commits wait for, where those are more.
+pub fn too_few_synchronous(view: &View<'_>) -> Option<(usize, usize)> {
+    let needed = view.desired.postgres().synchronous?;
+    let status = status(view.seen, primary(view)?)?;
+    let chosen = status.standbys.values().filter(|standby| standby.synchronous).count();
+    (chosen < needed).then_some((chosen, needed))
+}
+
 /// The standby that should take over from this primary: one that confirms commits if there is one, and of those the furthest.
 pub fn successor(view: &View<'_>, primary: &MemberName) -> Option<MemberName> {
     let leading = status(view.seen, primary)?;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, Role, Wish};
+use super::{Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, Role, Standby, Wish};
 use crate::Secret;
 use crate::model::{BinarySeen, DataSeen, Desired, MemberName, ServiceState, Stamp};
 use crate::planner::Action;
@@ -68,6 +68,27 @@ impl World {
                 change(found.catalog.get_or_insert_default(), desired.postgres(), op);
             }),
             _ => {}
+        }
+        self.connect(desired);
+    }
+
+    /// Every standby that runs streams from the primary, and Patroni chooses as many as commits wait for.
+    fn connect(&mut self, desired: &Desired) {
+        let status = |world: &World, member: &MemberName| {
+            world.machines.get(member)?.facts()?.postgres.as_ref()?.status.as_ref().map(|status| status.role)
+        };
+        let incarnation = |member: &MemberName| desired.members.get(member).map_or(1, |wish| wish.incarnation);
+        let roles: Vec<(MemberName, Role)> =
+            self.names().into_iter().filter_map(|member| Some((member.clone(), status(self, &member)?))).collect();
+        let needed = desired.postgres().synchronous.unwrap_or(0);
+        let standbys =
+            roles.iter().filter(|(_, role)| *role == Role::Replica).enumerate().map(|(number, (member, _))| {
+                let name = super::desire::patroni_name(member.as_str(), incarnation(member));
+                (name, Standby { state: String::from("streaming"), synchronous: number < needed })
+            });
+        let standbys: BTreeMap<String, Standby> = standbys.collect();
+        for (member, _) in roles.iter().filter(|(_, role)| *role == Role::Primary) {
+            self.on_status(member, |status| status.standbys.clone_from(&standbys));
         }
     }
 

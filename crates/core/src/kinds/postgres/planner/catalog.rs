@@ -28,6 +28,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         let why = String::from("Patroni has not taken up the configuration yet");
         decision.wait(WaitingFor::PostgresHealth { member: member.clone(), why });
     }
+    wait_for_synchronous(view, primary, decision);
     let all_well = desired.members.keys().all(|member| view.is_well(member));
     if wish.databases.is_empty() && wish.users.is_empty() || !all_well || !decision.steps.is_empty() {
         return;
@@ -39,6 +40,15 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
                 decision.step(Action::Catalog { member: primary.clone(), op }, why);
             }
         }
+    }
+}
+
+/// Until Patroni has recorded enough standbys, nobody could take over.
+fn wait_for_synchronous(view: &View<'_>, primary: &MemberName, decision: &mut Decision) {
+    if let Some((chosen, needed)) = safety::too_few_synchronous(view) {
+        let why =
+            format!("Patroni has recorded {chosen} of {needed} synchronous standbys that may take over from {primary}");
+        decision.wait(WaitingFor::Primary { why });
     }
 }
 

@@ -24,6 +24,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if !others.is_empty() {
         return decision.wait(WaitingFor::Standbys { member: member.clone(), others });
     }
+    if safety::too_few_synchronous(view).is_some() && !desired.downtime {
+        // Waited for in `catalog`.
+        return;
+    }
     if leads && desired.members.len() > 1 && hand_over(view, member, &why, decision) {
         return;
     }
