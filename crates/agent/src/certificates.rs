@@ -1,5 +1,5 @@
 //! The certificates of etcd or Patroni, as one set of files. etcd reads certificate and key as two files at each handshake, so a set
-//! is a directory of its own and the link to it flips from the old to the new in one instant.
+//! is a separate directory, and the link to it flips from the old to the new in one instant.
 
 mod kubeadm;
 

@@ -10,7 +10,7 @@ use super::{data, programs};
 use crate::agent::Agent;
 use crate::{AgentError, blocking};
 
-/// Whoever asks for facts waits no longer for users and databases.
+/// A request for facts waits no longer for users and databases.
 const LISTING: Duration = Duration::from_millis(1500);
 
 impl Agent {

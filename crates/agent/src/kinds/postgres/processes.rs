@@ -18,7 +18,7 @@ const FAST: Duration = Duration::from_secs(60);
 const IMMEDIATE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// Patroni itself, whoever started it. `patronictl` takes the same file, but not as its first argument.
+/// Patroni itself, no matter who started it. `patronictl` takes the same file, but not as its first argument.
 pub(super) fn find_patroni(layout: &Layout) -> Option<i32> {
     let config = layout.patroni_config();
     let is_patroni = |pid: &u32| {

@@ -1,4 +1,4 @@
-//! Patroni's REST API, as the Patroni of this machine serves it. It takes commands from whoever has a certificate of the members' CA.
+//! Patroni's REST API, as the Patroni of this machine serves it. It takes commands from clients with a certificate of the members' CA.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ use crate::api::Refusal;
 use crate::kinds::etcd::trust;
 use crate::{AgentError, http, tls};
 
-/// For a question. Whoever asks for facts waits for it.
+/// For a question. A request for facts waits for it.
 const ANSWERING: Duration = Duration::from_millis(1500);
 const CONFIGURING: Duration = Duration::from_secs(20);
 /// PostgreSQL writes all that is in memory before it stops, and recovers when it starts.

@@ -1,4 +1,4 @@
-//! A sandbox for tests of the real program: a home of its own, a real etcd (and Patroni) on its PATH, and nothing left behind, however
+//! A sandbox for tests of the real program: a separate home, a real etcd (and Patroni) on its PATH, and nothing left behind, however
 //! the test ends.
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]

@@ -114,7 +114,7 @@ clusters:
         self.machine(machine).join(MANIFESTS).join("etcd.yaml")
     }
 
-    /// The process of a machine's etcd, whoever runs it.
+    /// The process of a machine's etcd, no matter what runs it.
     fn etcd(&self, machine: &str) -> Option<u32> {
         let argument = format!("--data-dir={}", self.machine(machine).join("var/lib/etcd").display());
         let pids = fs::read_dir("/proc").expect("/proc").flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());

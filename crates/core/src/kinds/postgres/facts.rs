@@ -65,7 +65,7 @@ pub struct PatroniStatus {
     pub patroni_version: Option<String>,
     /// A parameter changed that takes effect when PostgreSQL restarts.
     pub pending_restart: bool,
-    /// Automatic failover is switched off, by whoever said `patronictl pause`.
+    /// Automatic failover is switched off with `patronictl pause`.
     pub paused: bool,
     /// The connections of standbys, by the name of the member; reported by the primary.
     pub standbys: BTreeMap<String, Standby>,

@@ -62,7 +62,7 @@ pub fn unwell_besides(view: &View<'_>, member: &MemberName) -> Vec<MemberName> {
 }
 
 /// `CommitsSurvive`: may this member restart, or leave, now? Without it there must still be as many standbys as a commit waits for, and
-/// somebody who leads. Whoever asks has waited for members that do not stream (`unwell_besides`).
+/// a primary. The caller has waited for members that do not stream (`unwell_besides`).
 pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
     let desired = view.desired;
     let needed = desired.postgres().synchronous.unwrap_or(0);

@@ -135,7 +135,7 @@ impl World {
         self.elect();
     }
 
-    /// Whoever runs first is the primary, as long as there is none.
+    /// The first one that runs is the primary, as long as there is none.
     fn elect(&mut self) {
         let role = |world: &World, member: &MemberName| {
             Some(world.machines.get(member)?.facts()?.postgres.as_ref()?.status.as_ref()?.role)

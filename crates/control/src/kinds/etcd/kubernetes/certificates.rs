@@ -74,7 +74,7 @@ pub(super) fn obtain(
     Ok(Held { certificate: issued.certificate, key, not_after: issued.not_after, previous })
 }
 
-/// The certificate in the directory, if etcd accepts it: whoever has its key can still log in.
+/// The certificate in the directory, if etcd accepts it: anyone who has its key can still log in.
 fn previous(clusters: Clusters<'_>, wish: &Wish, pair: Pair, now: Timestamp) -> Option<Previous> {
     let facts = quorate_pki::inspect(&read(wish, pair.certificate)).ok()?;
     let is_refused = |ledger| record(ledger, &facts).is_some_and(|known| known.revoked);

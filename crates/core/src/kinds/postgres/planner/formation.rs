@@ -161,7 +161,7 @@ fn keep(view: &View<'_>, decision: &mut Decision, token: &str) {
     }
 }
 
-/// It gets a copy of the data from whoever Patroni chooses. That needs a primary.
+/// It gets a copy of the data from the member that Patroni chooses. That needs a primary.
 fn clone(
     view: &View<'_>,
     decision: &mut Decision,
