@@ -8,6 +8,8 @@ pub mod libvirt;
 mod static_pod;
 mod upgrade;
 
+use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -24,7 +26,7 @@ pub enum Which {
     /// libvirt with software emulation, in separate namespaces; nothing is left when it ends
     Libvirt {
         #[command(flatten)]
-        options: libvirt::Options,
+        options: Options,
         /// Build the image and the programs, and run nothing
         #[arg(long)]
         prepare: bool,
@@ -56,7 +58,7 @@ pub enum Which {
     /// Incus with system containers, in separate namespaces; nothing is left when it ends
     Incus {
         #[command(flatten)]
-        options: incus::Options,
+        options: Options,
         /// Build the image and the programs, and run nothing
         #[arg(long)]
         prepare: bool,
@@ -64,6 +66,29 @@ pub enum Which {
         #[arg(long, hide = true)]
         inside: bool,
     },
+}
+
+/// What is to be run on machines of a provider.
+#[derive(Clone, Default, clap::Args)]
+pub struct Options {
+    /// Run only what has this in its name
+    filter: Option<String>,
+    /// Of the stories on real machines, run only the first: create, kill, replace, destroy
+    #[arg(long)]
+    core: bool,
+}
+
+impl Options {
+    /// The same in words of the command line.
+    fn words(&self) -> impl Iterator<Item = &str> {
+        self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
+    }
+
+    /// What the names of the stories to run contain.
+    fn stories(&self, core: &str, all: &str) -> String {
+        let usual = if self.core { core } else { all };
+        self.filter.clone().unwrap_or_else(|| usual.to_owned())
+    }
 }
 
 /// Runs this program again with these arguments, in new namespaces.
@@ -79,9 +104,31 @@ fn enter(words: &[&str], tell: impl FnOnce(&mut Command)) -> Result<()> {
     host::run(&mut lab)
 }
 
+/// Control groups are not in any namespace: those of containers that were killed with a lab stay behind.
+fn remove_groups(is_ours: impl Fn(&str) -> bool) {
+    let root = PathBuf::from("/sys/fs/cgroup");
+    let hierarchies = directories(&root);
+    for group in hierarchies.iter().chain([&root]).flat_map(|hierarchy| directories(hierarchy)) {
+        if is_ours(&group.file_name().unwrap_or_default().to_string_lossy()) {
+            remove_group(&group);
+        }
+    }
+}
+
+/// Groups below it are removed first. One with processes stays.
+fn remove_group(group: &Path) {
+    directories(group).iter().for_each(|below| remove_group(below));
+    let _ = fs::remove_dir(group);
+}
+
+fn directories(path: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(path).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
 pub fn run(lab: &Lab, which: &Which) -> Result<()> {
     match which {
-        Which::Libvirt { prepare: true, options, .. } => libvirt::prepare(lab, options.wanted()).map(drop),
+        Which::Libvirt { prepare: true, options, .. } => libvirt::prepare(lab, libvirt::wanted(options)).map(drop),
         Which::Libvirt { options, inside: false, .. } => libvirt::run(lab, options),
         Which::Libvirt { options, inside: true, .. } => libvirt::inside(options),
         Which::Upgrade { options } => upgrade::run(lab, options),

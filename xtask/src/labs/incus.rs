@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::image;
+use super::{Options, image};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
@@ -61,33 +61,9 @@ const INIT: &str = "#!/bin/busybox sh\n\
     trap 'exit 0' PWR TERM\n\
     while :; do /bin/busybox sleep 1; done\n";
 
-/// What is to be run: what has the word in its name, and of the stories perhaps only the first.
-#[derive(Clone, Default, clap::Args)]
-pub struct Options {
-    /// Run only what has this in its name
-    filter: Option<String>,
-    /// Of the stories on real machines, run only the first: create, kill, replace, destroy
-    #[arg(long)]
-    core: bool,
-}
-
-impl Options {
-    fn words(&self) -> impl Iterator<Item = &str> {
-        self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
-    }
-
-    /// Whether a cluster of Incus is needed.
-    fn has_hosts(&self) -> bool {
-        !self.core && self.filter.as_ref().is_none_or(|filter| HOSTS.contains(filter.as_str()))
-    }
-
-    fn stories(&self) -> String {
-        match (&self.filter, self.core) {
-            (Some(filter), _) => filter.clone(),
-            (None, true) => String::from("incus::core::"),
-            (None, false) => String::from("incus::"),
-        }
-    }
+/// Whether a cluster of Incus is needed.
+fn needs_hosts(options: &Options) -> bool {
+    !options.core && options.filter.as_ref().is_none_or(|filter| HOSTS.contains(filter.as_str()))
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
@@ -102,32 +78,13 @@ pub fn enter(prepared: &Prepared, words: &[&str]) -> Result<()> {
     let outcome = super::enter(words, |lab| {
         lab.env(PROGRAM_VARIABLE, &prepared.program).env(IMAGE_VARIABLE, &prepared.image);
     });
-    remove_groups();
+    super::remove_groups(is_ours);
     outcome
 }
 
-/// Control groups are not in any namespace: those of containers that were killed with the lab stay behind.
-fn remove_groups() {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
-    for hierarchy in hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]) {
-        for group in fs::read_dir(hierarchy).into_iter().flatten().flatten().map(|entry| entry.path()) {
-            let name = group.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let instance = ["lxc.payload.", "lxc.monitor."].iter().find_map(|prefix| name.strip_prefix(prefix));
-            if instance.is_some_and(|instance| CLUSTERS.iter().any(|cluster| instance.starts_with(cluster))) {
-                remove_group(&group);
-            }
-        }
-    }
-}
-
-/// Groups below it are removed first.
-fn remove_group(group: &Path) {
-    for below in fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        if below.is_dir() {
-            remove_group(&below);
-        }
-    }
-    let _ = fs::remove_dir(group);
+fn is_ours(group: &str) -> bool {
+    let instance = ["lxc.payload.", "lxc.monitor."].iter().find_map(|prefix| group.strip_prefix(prefix));
+    instance.is_some_and(|instance| CLUSTERS.iter().any(|cluster| instance.starts_with(cluster)))
 }
 
 /// quorate as a static program, and the image of machines.
@@ -170,13 +127,16 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
     let stories = ["--ignored", "--nocapture", "--test-threads=1"].map(String::from);
     Ok([
         (vec![conformance, String::from("--test-threads=3")], test("quorate-providers::conformance")?),
-        (stories.into_iter().chain([options.stories()]).collect(), test("quorate::machines")?),
+        (
+            stories.into_iter().chain([options.stories("incus::core::", "incus::")]).collect(),
+            test("quorate::machines")?,
+        ),
     ])
 }
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
-    let hosts = if options.has_hosts() { Some(hosts::start()?) } else { None };
+    let hosts = if needs_hosts(options) { Some(hosts::start()?) } else { None };
     for (arguments, suite) in suites(options)? {
         let mut suite = suite;
         suite.env(SOCKET_VARIABLE, SOCKET).envs(hosts.map(|directory| (hosts::VARIABLE, directory)));

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::Options;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
@@ -68,41 +69,16 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// What machines of the suite say on their console before they rest.
 const GREETING: &str = "quorate lab\r\n";
 
-/// What is to be run: what has the word in its name, and of the stories perhaps only the first.
-#[derive(Clone, Default, clap::Args)]
-pub struct Options {
-    /// Run only what has this in its name
-    filter: Option<String>,
-    /// Of the stories on real machines, run only the first: create, kill, replace, destroy
-    #[arg(long)]
-    core: bool,
-}
-
-impl Options {
-    /// The same in words of the command line.
-    fn words(&self) -> impl Iterator<Item = &str> {
-        self.filter.as_deref().into_iter().chain(self.core.then_some("--core"))
-    }
-
-    /// What the machines are made of.
-    pub fn wanted(&self) -> Wanted {
-        Wanted { cloud_init: !self.core }
-    }
-
-    fn stories(&self) -> String {
-        match (&self.filter, self.core) {
-            (Some(filter), _) => filter.clone(),
-            (None, true) => String::from("one_network::"),
-            (None, false) => String::new(),
-        }
-    }
-}
-
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let machine = prepare(lab, options.wanted())?;
+    let machine = prepare(lab, wanted(options))?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "libvirt", "--inside"].into_iter().chain(options.words()).collect();
     enter(&machine, &words)
+}
+
+/// What the machines are made of.
+pub fn wanted(options: &Options) -> Wanted {
+    Wanted { cloud_init: !options.core }
 }
 
 /// Everything that the lab needs of packages, programs and images: inside there is no network.
@@ -133,7 +109,7 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 3]> {
     Ok([
         (vec![conformance], without_program),
         (vec![String::from("--ignored"), refusals], test("quorate::cli")?),
-        (stories.into_iter().chain([options.stories()]).collect(), test("quorate::machines")?),
+        (stories.into_iter().chain([options.stories("one_network::", "")]).collect(), test("quorate::machines")?),
     ])
 }
 

@@ -5,7 +5,7 @@ mod image;
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
@@ -48,7 +48,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let outcome = super::enter(&words, |inside| {
         inside.env(VARIABLE, &place).env("QUORATE_LAB", lab.root());
     });
-    remove_groups();
+    super::remove_groups(|group| group == GROUPS);
     outcome
 }
 
@@ -80,22 +80,4 @@ pub fn inside(options: &Options) -> Result<()> {
     let filter = options.filter.as_deref().unwrap_or("static_pod::");
     let mut tests = build::find(LABEL)?.command();
     host::run(tests.args(["--ignored", "--nocapture", "--test-threads=1", filter]).env("TMPDIR", TEMPORARY))
-}
-
-/// Control groups are not in any namespace: those of containers that were killed with the lab stay behind.
-fn remove_groups() {
-    let hierarchies = fs::read_dir("/sys/fs/cgroup").into_iter().flatten().flatten().map(|entry| entry.path());
-    for hierarchy in hierarchies.chain([PathBuf::from("/sys/fs/cgroup")]) {
-        remove_group(&hierarchy.join(GROUPS));
-    }
-}
-
-/// Groups below it are removed first. One with processes stays.
-fn remove_group(group: &Path) {
-    for below in fs::read_dir(group).into_iter().flatten().flatten().map(|entry| entry.path()) {
-        if below.is_dir() {
-            remove_group(&below);
-        }
-    }
-    let _ = fs::remove_dir(group);
 }

@@ -58,8 +58,7 @@ impl Kept {
         assert_eq!((self.0.etcds().len(), self.0.agents().len()), (members, members));
         let values = self.etcdctl(&["get", "key-", "--prefix", "--print-value-only"]).ok().stdout;
         assert_eq!(values.lines().filter(|line| line.starts_with("value-")).count(), KEYS, "{values}");
-        let plan = self.0.quorate(&["plan", "c.yaml", "--output", "json"]).ok().json();
-        assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
+        self.0.assert_nothing_to_do("c.yaml");
         let hidden = fs::read_dir(self.0.home().join("machines/c")).expect("machines").flatten();
         let hidden: Vec<_> = hidden.filter(|e| e.file_name().to_string_lossy().starts_with('.')).collect();
         assert!(hidden.is_empty(), "left behind: {hidden:?}");

@@ -187,6 +187,13 @@ impl Sandbox {
         self.quorate(&["status", cluster, "--output", "json"]).json()
     }
 
+    /// The plan for this spec is empty.
+    #[track_caller]
+    pub fn assert_nothing_to_do(&self, spec: &str) {
+        let plan = self.quorate(&["plan", spec, "--output", "json"]).ok().json();
+        assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
+    }
+
     /// The process of a member's etcd, if it runs.
     pub fn etcd_of(&self, member: &str) -> Option<u32> {
         let name = format!(" --name={member} ");
