@@ -4,7 +4,8 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::common::{Sandbox, eventually};
+use super::{is_dead, pids};
+use crate::common::{Sandbox, arguments, eventually, signal};
 
 /// Where a machine's kubelet looks, below the machine's root.
 pub const MANIFESTS: &str = "etc/kubernetes/manifests";
@@ -17,7 +18,7 @@ fn place() -> PathBuf {
 pub struct Kubelet {
     directory: PathBuf,
     home: PathBuf,
-    containerd: Child,
+    containerd: Option<Child>,
     kubelet: Option<Child>,
 }
 
@@ -30,7 +31,7 @@ impl Kubelet {
         }
         write_settings(&directory, root);
         let home = sandbox.home();
-        let containerd = start_containerd(&directory, &home);
+        let containerd = Some(start_containerd(&directory, &home));
         for entry in fs::read_dir(place()).expect("images").flatten().map(|entry| entry.path()) {
             if entry.extension().is_some_and(|extension| extension == "tar") {
                 import(&directory, &entry);
@@ -55,9 +56,38 @@ impl Kubelet {
     }
 
     pub fn restart_containerd(&mut self) {
-        let _ = self.containerd.kill();
-        let _ = self.containerd.wait();
-        self.containerd = start_containerd(&self.directory, &self.home);
+        end(self.containerd.take());
+        self.containerd = Some(start_containerd(&self.directory, &self.home));
+    }
+
+    /// Ends everything at once, as a machine that loses its power does: the kubelet, containerd, and every container.
+    pub fn cut_power(&mut self) {
+        let killed = self.kill_all();
+        eventually("all containers have ended", 10, || killed.iter().all(|pid| is_dead(*pid)));
+    }
+
+    fn kill_all(&mut self) -> Vec<u32> {
+        self.stop();
+        end(self.containerd.take());
+        let socket = self.directory.join("containerd.sock").display().to_string();
+        let shims: Vec<u32> = pids().filter(|pid| is_shim(*pid, &socket)).collect();
+        let contained = pids().filter(|pid| parent(*pid).is_some_and(|parent| shims.contains(&parent)));
+        let all: Vec<u32> = shims.iter().copied().chain(contained).collect();
+        all.iter().for_each(|pid| signal(*pid, "KILL"));
+        all
+    }
+
+    /// Boots again: containerd and the kubelet start with the machine.
+    pub fn boot(&mut self, machine: &str) {
+        self.containerd = Some(start_containerd(&self.directory, &self.home));
+        self.start(machine);
+    }
+
+    /// Every container that containerd knows, no matter whether it runs.
+    pub fn containers(&self) -> Vec<String> {
+        let output = ctr(&self.directory).args(["containers", "list", "--quiet"]).output().expect("ctr runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect()
     }
 
     pub fn log(&self) -> String {
@@ -65,12 +95,21 @@ impl Kubelet {
     }
 }
 
+/// Containers would outlive the directories that they use.
 impl Drop for Kubelet {
     fn drop(&mut self) {
-        self.stop();
-        let _ = self.containerd.kill();
-        let _ = self.containerd.wait();
+        self.kill_all();
     }
+}
+
+fn is_shim(pid: u32, socket: &str) -> bool {
+    let words = arguments(pid);
+    words.first().is_some_and(|program| program.contains("containerd-shim")) && words.iter().any(|word| word == socket)
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn end(child: Option<Child>) {

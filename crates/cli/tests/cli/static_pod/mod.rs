@@ -5,7 +5,7 @@ mod kubelet;
 mod story;
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,10 +13,11 @@ use std::time::Instant;
 use kubelet::{Kubelet, MANIFESTS};
 
 use crate::common::backups::make_key;
-use crate::common::{Run, Sandbox, lab};
+use crate::common::{Run, Sandbox, arguments, lab, signal, spec};
 
 const V35: &str = "3.5.30";
 const V36: &str = "3.6.16";
+/// As [`spec`] names it.
 const NAME: &str = "c";
 const OPERATOR: &str = "operator.key";
 const MEMBERS: [&str; 3] = ["etcd-1", "etcd-2", "etcd-3"];
@@ -31,9 +32,10 @@ struct Settings {
 }
 
 struct Ground {
+    /// First, because they end before their directories are deleted.
+    kubelets: RefCell<BTreeMap<String, Kubelet>>,
     sandbox: Sandbox,
     recipient: String,
-    kubelets: RefCell<BTreeMap<String, Kubelet>>,
 }
 
 impl Ground {
@@ -44,28 +46,13 @@ impl Ground {
     }
 
     fn write_spec(&self, Settings { version, run_as, quota, layout }: Settings) {
-        let members = MEMBERS.map(|name| format!("{{name: {name}}}")).join(", ");
         let (binary, recipient) = (lab(version).display().to_string(), &self.recipient);
-        self.sandbox.file(
-            "c.yaml",
-            &format!(
-                "quorate: 1
-clusters:
-  - name: {NAME}
-    members: [{members}]
-    etcd:
-      version: {version}
-      binary: {{path: {binary}}}
-      quota: {quota}
-      run_as: {run_as}
-      static_pod: {{image: \"lab.invalid/etcd:{version}-0\"}}
-    tls: {{layout: {layout}}}
-    backup:
-      to: {{directory: store}}
-      recipients: [{recipient}]
-"
-            ),
-        );
+        let image = format!("lab.invalid/etcd:{version}-0");
+        let etcd =
+            format!("binary: {{path: {binary}}}, quota: {quota}, run_as: {run_as}, static_pod: {{image: \"{image}\"}}");
+        let backup = format!("backup: {{to: {{directory: store}}, recipients: [{recipient}]}}");
+        let text = spec(MEMBERS.len(), version, &etcd, &format!("tls: {{layout: {layout}}}\n{backup}"));
+        self.sandbox.file("c.yaml", &text);
     }
 
     /// Applies, and says how long that took.
@@ -102,7 +89,8 @@ clusters:
     fn machines(&self) -> Vec<String> {
         let entries = fs::read_dir(self.sandbox.home().join("machines").join(NAME)).into_iter().flatten().flatten();
         let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.filter(|name| !name.starts_with('.')).collect()
+        let names: BTreeSet<String> = names.filter(|name| !name.starts_with('.')).collect();
+        names.into_iter().collect()
     }
 
     /// The root of a machine.
@@ -114,16 +102,30 @@ clusters:
         self.machine(machine).join(MANIFESTS).join("etcd.yaml")
     }
 
+    /// Ends everything that runs on a machine, and what its memory holds is lost.
+    fn cut_power(&self, machine: &str) {
+        let root = self.machine(machine);
+        let below = format!("{}", root.display());
+        let agents = self.sandbox.processes().into_iter().filter(|(_, line)| line.contains(&below));
+        agents.for_each(|(pid, _)| signal(pid, "KILL"));
+        self.kubelets.borrow_mut().get_mut(machine).expect("a kubelet").cut_power();
+        fs::remove_dir_all(root.join("run")).expect("what is in memory");
+        assert_eq!(self.etcd(machine), None, "without power nothing runs");
+    }
+
+    /// All but the agent comes up. Under the provider `local` agents start with the next command.
+    fn boot(&self, machine: &str) {
+        self.kubelets.borrow_mut().get_mut(machine).expect("a kubelet").boot(machine);
+    }
+
     /// The process of a machine's etcd, no matter what runs it.
     fn etcd(&self, machine: &str) -> Option<u32> {
         let argument = format!("--data-dir={}", self.machine(machine).join("var/lib/etcd").display());
-        let pids = fs::read_dir("/proc").expect("/proc").flatten().filter_map(|e| e.file_name().to_str()?.parse().ok());
-        let mut pids = pids.filter(|pid: &u32| {
-            let arguments = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            let has = |wanted: &str| arguments.split(|b| *b == 0).any(|one| one.starts_with(wanted.as_bytes()));
+        pids().find(|pid| {
+            let words = arguments(*pid);
+            let has = |wanted: &str| words.iter().any(|word| word.starts_with(wanted));
             has(&argument) && has("--listen-peer-urls=") && !is_dead(*pid)
-        });
-        pids.next()
+        })
     }
 
     fn variable(pid: u32, name: &str) -> Option<String> {
@@ -157,9 +159,13 @@ clusters:
     #[track_caller]
     fn assert_converged(&self) {
         assert_eq!(self.sandbox.status(NAME)["verdict"], "healthy");
-        let plan = self.sandbox.quorate(&["plan", "c.yaml", "--output", "json"]).ok().json();
-        assert_eq!(plan["summary"]["steps"], 0, "{plan:#}");
+        self.sandbox.assert_nothing_to_do("c.yaml");
     }
+}
+
+fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").expect("/proc").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 fn is_dead(pid: u32) -> bool {
