@@ -1,5 +1,5 @@
-//! A file that is sent to this machine over the agent's port. It counts once all of it is here, durable, and its SHA-256 is the one that
-//! was announced; an interrupted upload leaves nothing.
+//! A file that is sent to this machine over the agent's port. It counts once all of it is here and its SHA-256 is the one that was
+//! announced; an interrupted upload leaves nothing.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -72,8 +72,14 @@ impl Upload {
         Ok(self)
     }
 
-    /// Puts it in place, in the directory that it was begun in.
+    /// Makes it durable and puts it in place, in the directory that it was begun in.
     pub(crate) fn finish(self, place: &Path) -> Result<(), Refusal> {
+        self.file.sync_all().map_err(AgentError::file("make durable", &self.partial.0))?;
+        self.finish_unsynced(place)
+    }
+
+    /// The same without waiting for the disk, for content that is compared with its SHA-256 when it is used.
+    pub(crate) fn finish_unsynced(self, place: &Path) -> Result<(), Refusal> {
         if self.came != self.bytes {
             return Err(self.wrong(format!("{} bytes", self.bytes), format!("{} bytes", self.came)));
         }
@@ -81,7 +87,6 @@ impl Upload {
         if found != self.sha256 {
             return Err(self.wrong(format!("SHA-256 {}", self.sha256), format!("SHA-256 {found}")));
         }
-        self.file.sync_all().map_err(AgentError::file("make durable", &self.partial.0))?;
         fs::rename(&self.partial.0, place).map_err(AgentError::file("put in place", place))?;
         Ok(files::make_durable(place.parent().unwrap_or(place))?)
     }

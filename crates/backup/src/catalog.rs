@@ -196,7 +196,7 @@ impl Catalog {
     }
 
     /// The highest revision that anything here speaks of, damaged or not: clients may have seen it. What is not signed does not count, as
-    /// far as that can be told: a restore goes on above this number, which may come from nobody else.
+    /// far as that is known: a restore continues above this number, which may come from nobody else.
     pub fn highest_revision(&self) -> i64 {
         let of_fulls = self.fulls.iter().map(|full| full.proven_claims.max(full.manifest.revision_at_most));
         of_fulls.chain(self.lost.values().map(|(_, signed)| *signed)).max().unwrap_or(0)

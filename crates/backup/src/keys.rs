@@ -1,4 +1,4 @@
-//! Keys. Each full backup has an identity of its own, to which it and the changes on top of it are encrypted; the identity itself is
+//! Keys. Each full backup has a separate identity, to which it and the changes on top of it are encrypted; the identity itself is
 //! encrypted to the operator's recipients in an object next to it. So recipients come and go without the data being written again; one
 //! that is removed may have kept what it could read before. All of it is plain age: `age` and `zstd` open a backup without us.
 

@@ -49,7 +49,7 @@ pub(crate) async fn compare(
             Ok(Ok(answer)) => told.push((name, *source, answer)),
         }
     }
-    // The throwaway etcd is compacted as far as each of them was, and that goes one way only.
+    // The temporary etcd is compacted as far as each of them was, and that goes one way only.
     told.sort_by_key(|(_, _, answer)| match answer {
         Told::Holds { hash, .. } => hash.compact_revision,
         Told::Behind { .. } | Told::Compacted => 0,
@@ -93,7 +93,7 @@ enum Found {
     Other(String),
 }
 
-/// `None` where it can no longer be told.
+/// `None` where it can no longer be known.
 async fn difference(
     throwaway: &Throwaway,
     source: &dyn Source,

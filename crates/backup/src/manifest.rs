@@ -107,7 +107,7 @@ impl From<HashKv> for Hash {
     }
 }
 
-/// A restore into a throwaway etcd, and what came of it.
+/// A restore into a temporary etcd, and what came of it.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Verification {
     pub at: Timestamp,

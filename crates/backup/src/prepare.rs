@@ -143,9 +143,8 @@ fn put_in_place(
         return Err(Error::NothingToRestore(format!("{source} is at revision {revision}, where no cluster can come")));
     }
     let place = directory.join(format!("{}.db", file.sha256));
+    // Not synced to disk: every member compares what it receives with the SHA-256, and the verification compares it too.
     path.persist(&place).map_err(|error| Error::file("put in place", &place)(error.error))?;
-    let synced = File::open(directory).and_then(|directory| directory.sync_all());
-    synced.map_err(Error::file("write", directory))?;
     Ok(Prepared { path: place, bytes: file.bytes, sha256: file.sha256, revision, keys, source })
 }
 
@@ -202,7 +201,7 @@ pub async fn prepare_plain(
             format!("{}{path}", store.place())
         }
     };
-    file.sync_all().map_err(Error::file("write", &path))?;
+    drop(file);
     let Some(file) = checked(&path).await? else {
         return Err(Error::NothingToRestore(format!(
             "{name} is not a whole etcd snapshot: the SHA-256 at its end does not fit. It was cut or damaged, or is a copy of a member's \
@@ -227,6 +226,11 @@ pub async fn export(store: &Store, manifest: &Manifest, key: Option<BackupKey>, 
         Error::File { source, .. } => cannot(source),
         error => error,
     })?;
+    let synced = tokio::task::spawn_blocking({
+        let path = path.to_path_buf();
+        move || File::open(path)?.sync_all()
+    });
+    synced.await?.map_err(cannot)?;
     path.persist_noclobber(into).map_err(|error| cannot(error.error))
 }
 

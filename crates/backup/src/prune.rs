@@ -55,7 +55,7 @@ pub fn plan(catalog: &Catalog, keep: &Keep, now: Timestamp) -> PrunePlan {
     }
 }
 
-/// The one that leads further than the newest: a recorder went on with it after somebody else took that by hand. With it the latest
+/// The one that leads further than the newest: a recorder continued with it after somebody else took that manually. With it the latest
 /// changes would go.
 fn furthest(catalog: &Catalog) -> Option<&BackupId> {
     let newest = catalog.fulls.last()?;

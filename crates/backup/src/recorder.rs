@@ -52,7 +52,7 @@ pub struct Recorder {
     cluster_id: String,
     /// The last revision that is complete.
     received: i64,
-    /// One that goes on in the next answer.
+    /// One that continues in the next answer.
     unfinished: Option<Revision>,
     chains: Vec<Growing>,
     ttls: BTreeMap<i64, i64>,
@@ -136,7 +136,7 @@ impl Recorder {
         self.unfinished = None;
     }
 
-    /// Leases whose time to live must be told, by [`know_lease`](Self::know_lease), before these changes are taken.
+    /// Leases whose time to live must be reported, by [`know_lease`](Self::know_lease), before these changes are taken.
     pub fn unknown_leases(&self, changes: &Changes) -> BTreeSet<i64> {
         let leases = changes.events.iter().filter_map(|event| match event {
             quorate_etcd::Event::Put(pair) => Some(pair.lease),
@@ -241,7 +241,7 @@ fn revision_of(event: &quorate_etcd::Event) -> i64 {
     }
 }
 
-/// What a running recording can be told.
+/// What a running recording can be asked to do.
 pub enum Command {
     /// A full backup is about to be taken: record on top of it too. Answered when that is so; only then may it begin.
     Begin { full: BackupId, recipient: Option<String>, begun: oneshot::Sender<()> },

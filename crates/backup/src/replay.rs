@@ -1,4 +1,4 @@
-//! Recorded changes, done again on a throwaway etcd: one revision, one transaction, so that every revision gets its own number back, and
+//! Recorded changes, done again on a temporary etcd: one revision, one transaction, so that every revision gets its own number back, and
 //! with it every key its versions. Leases are granted again under their own ids and kept alive meanwhile; otherwise their keys would go,
 //! and the count of revisions would be off.
 
@@ -23,7 +23,7 @@ const UNKNOWN_TTL: i64 = 60;
 const RENEWED_EVERY: Duration = Duration::from_millis(500);
 const PAGE: i64 = 10_000;
 
-/// Replays segments up to the stop, and returns the revision that was reached. `progress` is told each.
+/// Replays segments up to the stop, and returns the revision that was reached. `progress` is called with each.
 pub async fn replay(
     throwaway: &Throwaway,
     store: &Store,

@@ -113,7 +113,7 @@ pub(crate) enum Standing {
     Unproven,
 }
 
-/// Judges a manifest as it lies in the store. Damage where it is not the cluster's for certain.
+/// Judges a manifest as it is in the store. Damage where it is not the cluster's for certain.
 pub(crate) fn judge(
     trust: &Trust,
     kind: Kind,

@@ -53,7 +53,7 @@ pub struct Changes {
     pub events: Vec<Event>,
     /// The answer's own revision. Only where there are no events does it say that all changes up to it were delivered.
     pub revision: i64,
-    /// The last revision's events go on in the next (etcd's fragments).
+    /// The last revision's events continue in the next (etcd's fragments).
     pub unfinished: bool,
 }
 

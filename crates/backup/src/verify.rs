@@ -1,4 +1,4 @@
-//! The proof of a backup: it is fetched, opened, restored into a throwaway etcd of the same version and compared with what was measured at
+//! The proof of a backup: it is fetched, opened, restored into a temporary etcd of the same version and compared with what was measured at
 //! the living cluster when it was taken; then the changes on top of it are replayed. Before and after that it is compared with what every
 //! member of the living cluster holds at that revision, where that is still known there ([`living`](crate::living)). The ledger next to
 //! it must be whole too.
@@ -92,7 +92,7 @@ async fn prove(
     }
 }
 
-/// A throwaway etcd that holds the full backup alone.
+/// A temporary etcd that holds the full backup alone.
 pub(crate) async fn restored(
     store: &Store,
     manifest: &Manifest,

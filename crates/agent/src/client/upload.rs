@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 use super::{AgentClient, ClientError, ORDER};
 use crate::api::{self, UploadRequest, path};
 
-const PIECE: usize = 128 << 10;
+const PIECE: usize = 1 << 20;
 /// In bytes per second. What is slower does not move.
 const SLOWEST: u64 = 1 << 20;
 

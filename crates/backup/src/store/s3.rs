@@ -90,7 +90,7 @@ impl S3 {
         Ok(Object { bytes, tag })
     }
 
-    /// In ranges of one version, each a request of its own: a cut connection costs one of them.
+    /// In ranges of one version, each a separate request: a cut connection costs one of them.
     pub(super) async fn read(&self, path: &str) -> Result<(u64, BoxStream<'static, Result<Bytes, Trouble>>), Trouble> {
         let at = self.at(path);
         let about = self.client.head(&at).await.map_err(|error| Trouble::of(&error))?;

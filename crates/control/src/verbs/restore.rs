@@ -141,15 +141,14 @@ impl Request<'_> {
         // Clients may have seen what only the backups still know of.
         ledger.etcd.highest_revision =
             revision::remembered(ledger.etcd.highest_revision).max(unsigned(ready.highest_revision));
-        let epoch = ledger.etcd.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
-        ledger.etcd.restore = Some(RestoreWish {
+        ledger.etcd.request_restore(RestoreWish {
             consent: self.confirmed.clone(),
             sha256: prepared.sha256.clone(),
             bytes: prepared.bytes,
             revision: unsigned(prepared.revision),
             keys: prepared.keys,
             source: prepared.source.clone(),
-            epoch,
+            epoch: 0,
             bump_revision: None,
         });
         super::add(&mut ledger.without_grace, &self.now.then(|| self.confirmed.clone()));
@@ -184,8 +183,10 @@ async fn snapshot(
         }
     };
     let store = &open_store(spec, source.store)?;
-    let cluster_id = known.map(|ledger| ledger.cluster_id.as_str());
-    let trust = trust_of(known, spec, source.signed_by.as_ref(), source.unsigned);
+    // A cluster that a failed restore was to create has an id that is in no backup, and a key that has signed none.
+    let exists = known.filter(|ledger| ledger.etcd.awaits_restore.is_none());
+    let cluster_id = exists.map(|ledger| ledger.cluster_id.as_str());
+    let trust = trust_of(exists, spec, source.signed_by.as_ref(), source.unsigned);
     refuse_unchecked(spec.name.as_str(), &trust)?;
     let catalog = catalog_of(store, spec.name.as_str(), cluster_id, &trust).await?;
     refuse_if_all_are_unsigned(&catalog)?;

@@ -39,6 +39,7 @@ listed! {
         SurvivorGone { member: MemberName },
         SnapshotGone { member: MemberName, source: String },
         RestoreUnfinished { token: String },
+        AwaitsRestore { source: String },
         JoinFailed { member: MemberName, why: String },
         NotRebooted { member: MemberName, why: String },
         StrangerVoter { id: String, peer_url: String },
@@ -127,6 +128,7 @@ impl UnsafeBecause {
             | UnsafeBecause::NothingSurvives { .. }
             | UnsafeBecause::OtherLoss { .. }
             | UnsafeBecause::RestoreUnfinished { .. }
+            | UnsafeBecause::AwaitsRestore { .. }
             | UnsafeBecause::NoBackup
             | UnsafeBecause::BackupOlder { .. } => by(Rule::DataDiesOnlyByConsent),
             UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
@@ -287,6 +289,12 @@ impl fmt::Display for UnsafeBecause {
                     "the bootstrap with token {token} was started from a snapshot, and the ledger no longer says which"
                 )
             }
+            UnsafeBecause::AwaitsRestore { source } => {
+                write!(
+                    f,
+                    "the cluster was to be restored from {source}, which did not succeed; it is not created empty instead"
+                )
+            }
             UnsafeBecause::JoinFailed { member, why } => {
                 write!(f, "{member} did not become a voter and was removed again: {why}")
             }
@@ -408,7 +416,7 @@ fn not_in_it(data: u64, backup: u64) -> String {
     }
 }
 
-/// Enough of a key's identifier to tell two apart.
+/// Enough of a key's identifier to distinguish two.
 fn short(key_id: &str) -> &str {
     key_id.get(..16).unwrap_or(key_id)
 }

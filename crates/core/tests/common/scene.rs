@@ -121,7 +121,7 @@ impl Scene {
         self.go_on_from(&outcome);
     }
 
-    /// Random in earnest; here a letter per plan, so that two formations are told apart.
+    /// Random in earnest; here a letter per plan, so that two formations are distinguished.
     fn token_suffix(&self) -> String {
         char::from(b'a' + u8::try_from(self.applied % 26).expect("a letter")).to_string()
     }
@@ -159,25 +159,24 @@ impl Scene {
         }
     }
 
-    /// The operator gives the word that all data is replaced by this snapshot, which lies ready.
+    /// The operator confirms that all data is replaced by this snapshot, which is ready.
     pub fn restore(&mut self, snapshot: &str) {
         let consent = Consent { at: self.seen.now, by: String::from("alice"), shown: String::from("the plan") };
-        let epoch = self.ledger.etcd.restore.as_ref().map_or(0, |wish| wish.epoch) + 1;
         let (sha256, source) = (snapshot.to_owned(), format!("backup {snapshot}"));
         self.brought.snapshot = Some(sha256.clone());
-        self.ledger.etcd.restore = Some(RestoreWish {
+        self.ledger.etcd.request_restore(RestoreWish {
             consent,
             sha256,
             bytes: 4096,
             revision: 700,
             keys: None,
             source,
-            epoch,
+            epoch: 0,
             bump_revision: None,
         });
     }
 
-    /// The cluster is one that was made before peers had a CA of their own.
+    /// The cluster is one that was made before peers had a separate CA.
     pub fn share_ca(&mut self) {
         self.ledger.authorities.peer = None;
         let desired = self.desired();
@@ -348,6 +347,7 @@ pub fn audit_step(desired: &Desired, world: &World, step: &Step) {
             let Formation::Forming { token, .. } = &world.ledger.etcd.formation else {
                 panic!("`new` without a formation")
             };
+            assert_eq!(desired.etcd.awaits_restore, None, "begins empty instead of restored: {step:?}");
             assert_eq!(*token, stamp.token);
             let facts = world.machines[member].facts().expect("an enrolled agent");
             assert_eq!(facts.etcd.last_started, None, "`new` for the second time: {step:?}");

@@ -39,7 +39,7 @@
 //! | --- | --- |
 //! | `is_fresh` | story `changes`; model: one membership change at a time |
 //! | `knows_every_voter` | story `changes` |
-//! | `may_add_learner` | model: nobody joins beside the unwell |
+//! | `may_add_learner` | model: nobody joins next to an unhealthy member |
 //! | `may_promote` | story `found` |
 //! | `may_remove`: those that are there need no quorum | story `found` |
 //! | `may_remove`: though another is unwell | story `found` |
@@ -60,7 +60,7 @@
 //! | `majority_is_there`: always | stories `changes`, `data`, `found` |
 //! | `majority_is_there`: never | model: the majority is not falsely called lost |
 //! | `judge_data`: lost data is a fresh disk | stories `data`, `formation`; model: it settles when faults stop |
-//! | `judge_data`: another formation's data goes on | stories `data`, `formation` |
+//! | `judge_data`: data of another formation is started | stories `data`, `formation` |
 //! | `judge_data`: another cluster's data is ours | story `data` |
 //! | `may_disturb`: though others are unwell | stories `settings`, `changes`; model: one disturbance at a time, quorum is never lost |
 //! | `may_disturb`: without the word for an outage | story `settings` |
@@ -74,6 +74,7 @@
 //! | the number is not given back (`Held::stand_back`) | `who_stands_back…` in crates/control/tests/control/ledger.rs, `the_memory_of_a_cluster_moves…` in crates/cli/tests/cli/verbs.rs |
 //! | `formation_is_known` | story `formation` |
 //! | `no_client_wrote`, `may_destroy` | story `data` |
+//! | `may_begin_empty`: a restore that failed is followed by an empty cluster | story `restore` |
 //! | `may_destroy`: a backup that is older than the data is enough | story `restore` |
 //! | `may_destroy`: what one member alone reports is enough | story `restore` |
 //! | `fixed_at_formation` | story `settings` |
@@ -94,8 +95,8 @@
 //! | a restore is recorded before all have the snapshot | story `restore`; model: nothing is given up before all have the snapshot |
 //! | a restore is recorded before the snapshot is verified | story `restore`; model: nothing is given up before the snapshot is verified |
 //! | restored data is started before all hold theirs | model: restored data starts when all hold theirs |
-//! | a restore goes on though a machine of it is another | story `restore`; model: it settles when faults stop |
-//! | a snapshot is removed while a restore goes on | model: no snapshot is removed while it is needed |
+//! | a restore continues though a machine of it is another | story `restore`; model: it settles when faults stop |
+//! | a snapshot is removed while a restore continues | model: no snapshot is removed while it is needed |
 //! | the snapshot of a restore stays | story `restore`; model: it settles when faults stop |
 //! | `restore::bump_past` | story `restore` |
 //! | `revision::told`, `revision::remembered`: whatever is reported or remembered is believed | story `restore` |
@@ -112,7 +113,7 @@
 //! | agents wipe whatever they find | model: it settles when faults stop |
 //! | providers are asked without a look at the lock | model: it settles when faults stop |
 //! | the ledger takes writes of a stale controller | model: it settles when faults stop |
-//! | a config is given again though its machine lacks the program (`config::refused`) | story `life` |
+//! | a config is sent again though its machine lacks the program (`config::refused`) | story `life` |
 //! | what a member runs is not compared with the spec (`config::runs_other_version`) | story `life` |
 //! | an etcd of which nothing is known counts as stopped | story `life` |
 //! | a second way down begins while the first is under way | story `life` |
@@ -213,7 +214,7 @@ fn never(state: &State, wrong: Wrong) -> bool {
     !state.past.wrongs.contains(&wrong)
 }
 
-/// Whoever votes runs on data of the present formation.
+/// Every member that votes runs on data of the present formation.
 fn is_not_mixed(world: &World) -> bool {
     let Formation::Formed { token, .. } = &world.ledger.etcd.formation else { return true };
     world.listed.iter().filter_map(|l| etcd::machine_of(world, l)?.facts()).all(|f| {
@@ -288,7 +289,7 @@ impl Run {
     }
 }
 
-/// The way to what must not happen, and how a lone controller goes on from there.
+/// The way to what must not happen, and how a lone controller continues from there.
 fn show(model: &ClusterModel, property: &str, path: &stateright::Path<State, Move>) {
     eprintln!("violated: {property}");
     for (state, step) in path.clone().into_vec() {

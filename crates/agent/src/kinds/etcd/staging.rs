@@ -1,5 +1,6 @@
-//! A snapshot that is brought to this machine for a restore. It counts once all of it is here, durable, and its SHA-256 is the
-//! one that was announced; a cut upload leaves nothing. Only one is kept, in a directory that nobody else can enter.
+//! A snapshot that is brought to this machine for a restore. It counts once all of it is here and its SHA-256 is the one that
+//! was announced; a cut upload leaves nothing. It is not synced to disk: the restore compares it again when it makes the data, and only
+//! that data must be durable. Only one is kept, in a directory that nobody else can enter.
 
 use std::fs;
 use std::io;
@@ -42,7 +43,7 @@ impl Agent {
         let rest = gathered.rest();
         upload = blocking(move || upload.take_all(&rest)).await?;
         let place = file(&self.layout, &request.sha256);
-        blocking(move || upload.finish(&place)).await
+        blocking(move || upload.finish_unsynced(&place)).await
     }
 
     /// The next piece, unless a newer controller has come meanwhile: it is not kept waiting by one that hangs.

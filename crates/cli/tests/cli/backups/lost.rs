@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
 
 use crate::backups::backed::{Backed, V35};
-use crate::common::{eventually, signal};
+use crate::common::{eventually, lab, signal};
 
 #[test]
 fn one_command_brings_everything_back() {
@@ -30,7 +32,7 @@ fn one_command_brings_everything_back() {
     assert!(backed.revision() >= highest + 1_000_000_000);
     backed.assert_settled();
     is_known_and_knows(&backed, &old_client);
-    // It goes on as any cluster: another backup on top of those of its former life.
+    // It continues as any cluster: another backup on top of those of its former life.
     backed.create();
     assert_eq!(backed.list().len(), 2);
 }
@@ -60,6 +62,51 @@ fn the_data_comes_back_without_the_ledger() {
     fs::remove_dir_all(backed.sandbox.home().join("machines")).expect("the machines");
     let told = backed.quorate(&["env", "c"]).expect(1);
     assert!(told.stdout.is_empty() && told.stderr.contains("no machine of cluster c can be found"), "{}", told.text());
+}
+
+/// Machines and a ledger exist by the time that the verification fails. Clients must not find an empty cluster where theirs was.
+#[test]
+fn a_failed_restore_is_not_followed_by_an_empty_cluster() {
+    let backed = Backed::up("not-empty", 1, V35);
+    backed.create();
+    let (contents, signer) = (backed.contents(), backed.signer());
+    lose_everything(&backed);
+    let working = fs::read_to_string(backed.sandbox.path().join("c.yaml")).expect("the spec");
+    let programs = programs_that_fail_to_verify(&backed).display().to_string();
+    backed.sandbox.file("c.yaml", &working.replace(&lab(V35).display().to_string(), &programs));
+
+    let told = backed.restore(&["--without-ledger", "--signed-by", &signer]).fails().stderr;
+    assert!(told.contains("verif") && told.contains("no verification today"), "{told}");
+    assert!(backed.sandbox.has_machines());
+    backed.sandbox.file("c.yaml", &working);
+    for attempt in ["first", "second"] {
+        let told = backed.apply().expect(3).stderr;
+        assert!(
+            told.contains("it is not created empty instead") && told.contains("quorate restore"),
+            "{attempt}: {told}"
+        );
+        assert!(backed.sandbox.etcds().is_empty(), "{attempt}: {:#?}", backed.sandbox.processes());
+    }
+
+    backed.edit(&[&backed.recipient], &format!("  signed_by: {signer}\n"));
+    backed.restore(&[]).ok();
+    assert_eq!(backed.contents(), contents);
+    backed.assert_settled();
+    backed.apply().ok();
+}
+
+/// etcd's own programs, of which the one that restores snapshots fails in the temporary etcd alone.
+fn programs_that_fail_to_verify(backed: &Backed) -> PathBuf {
+    let directory = backed.sandbox.path().join("programs");
+    fs::create_dir(&directory).expect("a directory");
+    fs::copy(lab(V35).join("etcd"), directory.join("etcd")).expect("a copy");
+    let script = format!(
+        "#!/bin/sh\ncase \"$*\" in *--name=throwaway*) echo 'no verification today' >&2; exit 1;; esac\nexec {} \"$@\"\n",
+        lab(V35).join("etcdutl").display()
+    );
+    let path = backed.sandbox.file("programs/etcdutl", &script);
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("its mode");
+    directory
 }
 
 /// What root was given to talk to the old cluster, kept where it is not lost.

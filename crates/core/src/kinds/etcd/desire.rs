@@ -32,7 +32,7 @@ const DATA_DIRECTORY: &str = "var/lib/etcd";
 /// Where etcd publishes its release archives.
 const RELEASES: &str = "https://github.com/etcd-io/etcd/releases/download";
 
-/// What etcd is to trust where peers have a CA of their own.
+/// What etcd is to trust where peers have a separate CA.
 #[derive(Clone, PartialEq, Debug)]
 pub(crate) struct Trust {
     peers: String,
@@ -57,7 +57,7 @@ pub(crate) fn token_kind(spec: &ClusterSpec, ledger: &Ledger) -> TokenKind {
 }
 
 pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Wish {
-    let Record { formation, abandoned, last_change, recovery, highest_revision, .. } = &ledger.etcd;
+    let Record { formation, abandoned, last_change, recovery, awaits_restore, highest_revision, .. } = &ledger.etcd;
     Wish {
         formation: formation.clone(),
         abandoned: abandoned.clone(),
@@ -68,6 +68,7 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         recovery: recovery.is_some(),
         recovery_of: recovery.as_ref().and_then(|request| request.of.clone()),
         restore: restore(ledger, brought),
+        awaits_restore: awaits_restore.clone(),
         highest_revision: *highest_revision,
         auth: spec.auth.bootstrap.then(|| auth(spec, ledger, brought)),
     }
@@ -162,7 +163,7 @@ fn pod(spec: &ClusterSpec) -> Option<Pod> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Peers {
     OwnCa,
-    /// As in clusters that were made before peers had a CA of their own: any user's certificate is valid on the peer port.
+    /// As in clusters that were created before peers had a separate CA: any user's certificate is valid on the peer port.
     CaOfClients,
 }
 
@@ -212,7 +213,7 @@ pub fn etcd_flags(spec: &ClusterSpec, member: &MemberSpec, token: TokenKind, pee
         ("logger", String::from("zap")),
     ];
     let mut flags: BTreeMap<String, String> = ours.into_iter().map(|(k, v)| (k.to_owned(), v)).collect();
-    // Where etcd is told a CA for clients, it demands a certificate of them, whatever `client-cert-auth` says.
+    // If etcd is given a CA for clients, it demands a certificate from them, whatever `client-cert-auth` says.
     if etcd.client_auth.asks_for_certificates() {
         flags.insert(String::from("trusted-ca-file"), client_trust);
     }

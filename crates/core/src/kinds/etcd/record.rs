@@ -27,6 +27,10 @@ pub struct Record {
     pub recovered: Option<Consent>,
     /// The operator's confirmation that the data of all members is replaced, and by what.
     pub restore: Option<RestoreWish>,
+    /// What the cluster is to be restored from, if it did not exist yet when that was confirmed. This outlives the request, so no empty
+    /// cluster is created instead.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub awaits_restore: Option<String>,
     /// The highest revision ever seen: a restore must go past it.
     pub highest_revision: u64,
     pub auth: AuthRecord,
@@ -36,6 +40,15 @@ pub struct Record {
 }
 
 impl Record {
+    /// Records that the data of all members is to be replaced.
+    pub fn request_restore(&mut self, wish: RestoreWish) {
+        if matches!(self.formation, Formation::Unformed | Formation::Forming { .. }) {
+            self.awaits_restore = Some(wish.source.clone());
+        }
+        let epoch = self.restore.as_ref().map_or(0, |earlier| earlier.epoch) + 1;
+        self.restore = Some(RestoreWish { epoch, ..wish });
+    }
+
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one
     /// does not compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
@@ -47,6 +60,7 @@ impl Record {
             recovery: _,
             recovered: _,
             restore: _,
+            awaits_restore: _,
             highest_revision: _,
             auth: AuthRecord { root_password, jwt, users, roles: _ },
             used_by,

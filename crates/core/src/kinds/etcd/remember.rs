@@ -236,6 +236,7 @@ fn formed(ledger: &mut Ledger, desired: &Desired, etcd_cluster_id: u64) -> bool 
         ledger.etcd.formation = Formation::Formed { token, etcd_cluster_id, members };
         settle(ledger, desired);
         (ledger.etcd.restore, ledger.etcd.recovery, ledger.etcd.recovered) = (None, None, None);
+        ledger.etcd.awaits_restore = None;
         // Users came back with the data, and with the passwords that they had then.
         for (user, owned) in &mut ledger.etcd.auth.users {
             if user != "root" {

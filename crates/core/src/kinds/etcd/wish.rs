@@ -24,6 +24,8 @@ pub struct Wish {
     pub recovery_of: Option<LostMajority>,
     /// The operator confirmed that the data of all members is replaced.
     pub restore: Option<Restore>,
+    /// What the cluster must be restored from before it exists.
+    pub awaits_restore: Option<String>,
     /// The highest revision ever seen.
     pub highest_revision: u64,
     pub auth: Option<AuthWish>,

@@ -89,6 +89,10 @@ impl UnsafeBecause {
             UnsafeBecause::SnapshotGone { .. } | UnsafeBecause::RestoreUnfinished { .. } => {
                 String::from("re-run `quorate restore NAME`: it prepares the snapshot again and continues")
             }
+            UnsafeBecause::AwaitsRestore { .. } => String::from(
+                "restore it with `quorate restore`, also from another backup; for an empty cluster, `quorate destroy NAME` and then \
+                 `quorate apply` of its spec",
+            ),
             UnsafeBecause::AddressHeld { by, .. } => {
                 format!("pin another address, or move {by} away first")
             }

@@ -21,6 +21,9 @@ const UNTOLD: u64 = 0;
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
+    if let Err(because) = safety::restore::may_begin_empty(desired) {
+        return decision.block(because);
+    }
     match &desired.etcd.formation {
         Formation::Unformed => begin(view, decision),
         Formation::Forming { token, members } => form(view, decision, token, members),
@@ -109,13 +112,15 @@ pub(crate) fn broken(view: &View<'_>, token: &str, members: &BTreeMap<MemberName
     })
 }
 
-/// Each starts when the one before answers its peers: who asks a peer whose port is open but silent waits a second. Machines of their own
-/// need longer than that for a turn, and start at the same time.
+/// Each starts when the one before answers its peers: a new etcd that asks a peer whose port is open but silent waits a second. Virtual
+/// machines need longer than that for a turn, and start at the same time. So do members with restored data: they ask no peer, and need
+/// their time to read it.
 pub(crate) fn start_members(view: &View<'_>, decision: &mut Decision, token: &str) {
     let View { desired, seen, .. } = *view;
     for (member, wish) in &desired.members {
         let Some(facts) = seen.facts(member) else { return };
-        let in_turn = desired.machines == MachineKind::Process;
+        let is_new = matches!(desired.etcd.formation, Formation::Forming { .. });
+        let in_turn = is_new && desired.machines == MachineKind::Process;
         match &facts.etcd.service {
             ServiceState::Stopped => {
                 let stamp = Stamp {

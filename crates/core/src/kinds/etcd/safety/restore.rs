@@ -3,10 +3,10 @@
 
 use super::revision;
 use super::{DataVerdict, judge_data};
-use crate::kinds::etcd::Restore;
 use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
+use crate::kinds::etcd::{Formation, Restore};
 use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState};
-use crate::planner::View;
+use crate::planner::{UnsafeBecause, View};
 
 /// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time. Never beyond what etcd can count.
 pub fn bump_past(highest: u64, revision: u64) -> u64 {
@@ -22,6 +22,16 @@ pub fn bump_of(restore: &Restore, view: &View<'_>) -> u64 {
         begins_at.is_some_and(|at| at >= highest.saturating_add(MARGIN / 2))
     };
     restore.bump_revision.filter(leads_past).unwrap_or_else(|| bump_past(highest, restore.revision))
+}
+
+/// Rule 7: a cluster that was to be created from a backup is not created empty if that failed. Clients would take it for the restored one.
+pub fn may_begin_empty(desired: &Desired) -> Result<(), UnsafeBecause> {
+    match (&desired.etcd.formation, &desired.etcd.awaits_restore) {
+        (Formation::Unformed | Formation::Forming { .. }, Some(source)) => {
+            Err(UnsafeBecause::AwaitsRestore { source: source.clone() })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Rule 7: whether the snapshot was restored into a temporary etcd, raised by exactly this.
