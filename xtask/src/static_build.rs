@@ -12,7 +12,7 @@ use crate::host::{self, Need};
 /// zstd and ring are C in part.
 pub const NEEDS: [Need; 1] = [Need::Command { name: "musl-gcc", package: "musl-tools" }];
 
-/// Builds it, and returns where it lies. Without `release` it is built sooner, for tests, and larger.
+/// Builds it, and returns where it is. Without `release` it is built sooner, for tests, and larger.
 pub fn build(release: bool) -> Result<PathBuf> {
     let target = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
     host::install_missing(&NEEDS)?;
@@ -24,6 +24,9 @@ pub fn build(release: bool) -> Result<PathBuf> {
     cargo.args(["build", "--locked", "--package", "quorate", "--target", &target]);
     if release {
         cargo.arg("--release");
+        // Tables for unwinding would be a tenth of it. A release does not unwind: a panic aborts.
+        let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.replace('-', "_").to_uppercase());
+        cargo.env(variable, "-Cforce-unwind-tables=no");
     } else {
         // Tables for debuggers would be most of it.
         cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");
