@@ -1,5 +1,5 @@
 //! `cargo xtask bench`: measures what the project promises in figures, and fails where a promise is not kept. Figures go
-//! to stdout as tables for docs/benchmarks.md, talk to stderr. Only one bench runs at a time, in a place of its own in the lab, and
+//! to stdout as tables for docs/benchmarks.md, talk to stderr. Only one bench runs at a time, in a separate place in the lab, and
 //! what a killed one left behind is cleared away by the next.
 
 mod agent;

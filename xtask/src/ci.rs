@@ -15,7 +15,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::test::build;
 
-/// A step is a verb of this program.
+/// A step is a command of this program.
 struct Step {
     name: &'static str,
     words: &'static [&'static str],
@@ -65,7 +65,7 @@ fn processor_time(stat: &str) -> Option<u64> {
 const STEPS: &[Step] = &[
     Step::new("prepare", &["prepare"], &[]),
     Step::new("build", &["test", "--no-run"], &[]),
-    // The static program of the benches and labs. It has a directory of its own, so cargo builds it next to the tests. Not before
+    // The static program of the benches and labs. It has a separate directory, so cargo builds it next to the tests. Not before
     // the packages are there: two calls of apt at once fail.
     Step::new("static", &["static"], &["prepare"]).giving_way(10),
     // Cargo would make it wait for the build. Nothing waits for it.
@@ -116,7 +116,7 @@ struct Run {
     states: Vec<State>,
     began: Vec<Option<Instant>>,
     took: Vec<Duration>,
-    /// Of the processors, as the steps tell.
+    /// Of the processors, as the steps report.
     used: Vec<Option<u64>>,
     last_words: Vec<VecDeque<String>>,
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask drill`: every change of a living cluster under faults, each on a cluster of its own, judged by `quorate drill`.
+//! `cargo xtask drill`: every change of a living cluster under faults, each on a separate cluster, judged by `quorate drill`.
 //! Talk goes to stderr, one line per cell and the counts to stdout. What cells leave that failed is kept in `target/drill`; what a
 //! killed run left behind is cleared away by the next.
 //!

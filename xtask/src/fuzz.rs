@@ -58,7 +58,7 @@ fn targets(options: &Options) -> Result<Vec<(Binary, String)>> {
         let wanted = tests.into_iter().filter(|test| options.target.as_ref().is_none_or(|part| test.contains(part)));
         targets.extend(wanted.map(|test| (binary.clone(), test)));
     }
-    // The harness and this program have tests of their own.
+    // The harness and this program have separate tests.
     targets.retain(|(binary, _)| !["quorate-fuzz", "xtask"].contains(&binary.package.as_str()));
     Ok(targets)
 }

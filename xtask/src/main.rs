@@ -1,5 +1,5 @@
-//! The project's chores as `cargo xtask VERB`: one file per verb. It is the first thing built on a fresh
-//! machine, so it depends on little, and installs only what a verb turns out to miss.
+//! The project's chores as `cargo xtask COMMAND`: one file per command. It is the first thing built on a fresh
+//! machine, so it depends on little, and installs only what a command turns out to miss.
 
 mod bench;
 mod ci;
@@ -134,7 +134,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
     }
 }
 
-/// One call of apt for everybody, where each verb would make one of its own.
+/// One call of apt for everybody, where each command would make one.
 fn prepare(lab: &Lab) -> anyhow::Result<()> {
     let needs =
         [&test::NEEDS[..], &drill::NEEDS, &bench::NEEDS, &static_build::NEEDS, &labs::libvirt::NEEDS, &labs::NEEDS];

@@ -1,5 +1,5 @@
 //! `cargo xtask model`: the planner's property tests on many cases that nobody has tried, then the whole model check, with the runs that
-//! are too long for `cargo test`. Each run tells how many states it explored; the sum stands alone on the last line.
+//! are too long for `cargo test`. Each run prints how many states it explored; the sum stands alone on the last line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::Stdio;
@@ -40,7 +40,7 @@ struct Total {
     states: u64,
 }
 
-/// Copies the output as it comes and adds up what the runs tell.
+/// Copies the output as it comes and adds up what the runs report.
 fn pass_on(from: impl BufRead, mut to: impl Write) -> Result<Total> {
     let mut total = Total::default();
     for line in from.lines() {

@@ -1,5 +1,5 @@
 //! `cargo xtask postgres`: PostgreSQL from Debian's package, and Patroni from PyPI in an environment in the lab. Links to Patroni's programs are
-//! put into a directory of their own, last and by a rename: it is there whole or not at all. Repeating it costs nothing and needs no network.
+//! put into a separate directory, last and by a rename: it is there whole or not at all. Repeating it costs nothing and needs no network.
 
 use std::fs;
 use std::os::unix::fs::symlink;

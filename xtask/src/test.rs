@@ -51,7 +51,8 @@ pub const NEEDS: [Need; 12] = [
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.
 const SEED: &str = "PROPTEST_RNG_SEED";
-/// If more fail, it is not the machine.
+/// If more fail, it is not the machine. One stall of it can fail every test that runs at that moment, and a run has had several stalls.
+/// A second try hides nothing that fails alone, and names whatever passes.
 const MOST_AGAIN: usize = 20;
 /// How long tests took on the machine of CI, for a machine that has not run them yet.
 const KNOWN: &str = include_str!("test/durations.txt");

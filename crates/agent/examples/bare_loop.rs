@@ -2,7 +2,7 @@
 //! that avoids its one-second peer waits, with certificates made beforehand and no authentication.
 //!
 //! `bare_loop ETCD_DIRECTORY MEMBERS` prints the milliseconds from the first start until a linearizable read works on every
-//! member. Its files lie below the temporary directory; files and processes are gone when it ends.
+//! member. Its files are below the temporary directory; files and processes are gone when it ends.
 
 mod hand;
 
@@ -36,10 +36,10 @@ use tokio_rustls::TlsConnector;
 
 /// Between two questions to a member that is not ready.
 const PAUSE: Duration = Duration::from_millis(3);
-/// A port that is open but not served yet keeps the asker waiting; asking anew then costs less than waiting on.
+/// A port that is open but not served yet keeps the asker waiting; asking again then costs less than waiting longer.
 const ANSWER: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The second number of its addresses: benchmarks may run beside each other.
+/// The second number of its addresses: benchmarks may run in parallel.
 const ADDRESSES: u8 = 210;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;

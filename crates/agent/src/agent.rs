@@ -28,7 +28,7 @@ pub(crate) struct Agent {
     pub(crate) postgres: Postgres,
     /// Held by the order that is carried out.
     pub(crate) orders: tokio::sync::Mutex<()>,
-    /// That order, for whoever looks meanwhile.
+    /// That order, for anyone who looks meanwhile.
     pub(crate) under_way: Mutex<Option<Busy>>,
     /// Whether the clock, the firewall and the logs of this machine are the agent's affair too.
     pub(crate) keeps_host: bool,

@@ -42,7 +42,7 @@ pub(crate) mod header {
     pub(crate) const BYTES: &str = "quorate-bytes";
 }
 
-/// The name in the certificate of whoever may command agents.
+/// The name in the certificate of anyone who may command agents.
 pub const CONTROLLER: &str = "controller";
 
 /// Which machine of which cluster an agent speaks for.
@@ -64,7 +64,7 @@ pub fn agent_common_name(cluster_id: &str, member: &MemberName, incarnation: u64
     format!("agent:{cluster_id}:{member}:{incarnation}")
 }
 
-/// What a machine is told at its creation, through the provider. Readable by many, so it holds only public things and
+/// What a machine is given at its creation, through the provider. Readable by many, so it holds only public things and
 /// a token that expires.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Seed {
@@ -105,7 +105,7 @@ pub enum Order {
     /// why.
     Converge {
         generation: u64,
-        /// Tells two node configs apart. Only controllers compute it, so it stays what it was when an agent of another version reads
+        /// Distinguishes two node configs. Only controllers compute it, so it stays what it was when an agent of another version reads
         /// the config in another way.
         digest: String,
         /// The same for what each service must be restarted for, by name.

@@ -149,7 +149,7 @@ impl Entry<'_> {
     }
 }
 
-/// Tells two sets apart.
+/// Distinguishes two sets.
 fn digest_of(set: &[Entry<'_>]) -> String {
     let mut digest = Sha256::new();
     for Entry { name, content, .. } in set {

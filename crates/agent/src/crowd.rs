@@ -38,7 +38,7 @@ impl Crowd {
         Crowd { limit, places: Arc::default() }
     }
 
-    /// Runs `work` in a place of its own; it may be aborted whenever others want in.
+    /// Runs `work` in a separate place; it may be aborted whenever others want in.
     pub(crate) fn admit(&mut self, from: Option<IpAddr>, work: impl Future<Output = ()> + Send + 'static) {
         let source = from.map(network);
         let number = {

@@ -1,5 +1,5 @@
 //! Follows fluent-bit's configuration in an etcd elsewhere: keys below a prefix become files, and fluent-bit is started again when they
-//! have changed. A process of its own, so that an agent that follows nothing does not carry it. While that etcd is away, or holds what
+//! have changed. A separate process, so that an agent that follows nothing does not carry it. While that etcd is away, or holds what
 //! fluent-bit refuses, the last good configuration stays.
 
 pub(crate) mod allowed;

@@ -34,7 +34,7 @@ const FLUENT_BIT: Need = Need { program: "fluent-bit", package: "fluent-bit", wh
 /// The user that fluent-bit runs as. It may read etcd's log and the journal.
 pub(crate) const LOG_READER: &str = "quorate-logs";
 
-/// Where programs of a system lie; an agent's own PATH may be shorter. fluent-bit's own packages put it elsewhere.
+/// Where programs of a system are; an agent's own PATH may be shorter. fluent-bit's own packages put it elsewhere.
 const PLACES: [&str; 6] = ["usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin", "opt/fluent-bit/bin"];
 
 /// The ports of what the cluster runs.

@@ -54,7 +54,7 @@ impl Layout {
         self.root.join("etc/etcd/pki")
     }
 
-    /// Where a disk of its own for etcd's data is mounted. It is there on machines that have one, and on no others.
+    /// Where a separate disk for etcd's data is mounted. It is there on machines that have one, and on no others.
     pub(crate) fn data_disk(&self) -> PathBuf {
         self.root.join("var/lib/etcd.disk")
     }

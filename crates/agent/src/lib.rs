@@ -2,7 +2,7 @@
 //! reports what it sees, and obeys its controller alone, in order of the fencing numbers that orders carry.
 //!
 //! It needs no handler for signals: whenever it is killed, etcd lives on in a process group of its own, what it remembers
-//! is whole on disk, and the next agent goes on from there.
+//! is whole on disk, and the next agent continues from there.
 
 mod agent;
 pub mod api;
@@ -73,7 +73,7 @@ const SHUTDOWN: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Below which everything lies: `/`, or a directory under the local provider.
+    /// The directory of all its files: `/`, or a directory under the local provider.
     pub root: PathBuf,
     /// What the provider wrote at the machine's creation. Not read once the agent is enrolled.
     pub seed: PathBuf,
@@ -123,7 +123,7 @@ pub async fn serve(options: Options, failed: Option<(u64, FailedUpgrade)>) -> Re
             (server::listen_early(orders)?, server::listen_early(health)?)
         }
     };
-    // Whoever sees the lock held finds the ports open.
+    // Anyone who sees the lock held finds the ports open.
     let _lock = lock(&layout).await?;
     files::make_dir(&layout.state_dir(), 0o700)?;
     if options.on_trial {
@@ -215,7 +215,7 @@ async fn removed(root: PathBuf, supervisor: Supervisor) {
     }
 }
 
-/// Two agents on one root would undo each other's work. Whoever looks whether the lock is held, holds it for an instant
+/// Two agents on one root would undo each other's work. Anyone who looks whether the lock is held, holds it for an instant
 /// itself, so one refusal is not the end.
 async fn lock(layout: &Layout) -> Result<File, AgentError> {
     let path = layout.lock_file();
@@ -242,7 +242,7 @@ pub fn end_pods(root: &Path, patience: Duration) {
     }
 }
 
-/// Frees the process from the terminal and session of whoever started it. It must not lead a process group already.
+/// Frees the process from the terminal and session that it was started from. It must not lead a process group already.
 pub fn detach() -> io::Result<()> {
     rustix::process::setsid()?;
     Ok(())

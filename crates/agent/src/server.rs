@@ -89,7 +89,7 @@ pub(crate) async fn serve(agent: Arc<Agent>, listener: TcpListener) -> Result<()
     }
 }
 
-/// The same, on a line of its own to the machine's host, where it has one.
+/// The same, on a separate line to the machine's host, where it has one.
 pub(crate) async fn serve_channel(agent: Arc<Agent>, device: Option<PathBuf>) -> Result<(), AgentError> {
     let Some(device) = device else { return Ok(()) };
     let mut streams = channel::listen(&device).await.map_err(AgentError::file("open", &device))?;
@@ -162,7 +162,7 @@ async fn answer(agent: Arc<Agent>, request: Request<Incoming>) -> Answer {
     if let Some(method) = at.strip_prefix(path::READ) {
         return read(&agent, method, body);
     }
-    // A task of its own: an order that was begun is carried through even when the controller hangs up.
+    // A separate task: an order that was begun is carried through even when the controller hangs up.
     let work = tokio::spawn(async move { dispatch(agent, parts.uri.path(), &body).await });
     work.await.unwrap_or_else(|_| refusal(StatusCode::INTERNAL_SERVER_ERROR, "the agent failed; its log says why"))
 }

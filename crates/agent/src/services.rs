@@ -1,6 +1,6 @@
 //! How services are kept running, each known by its name: as supervised children under the local provider, by systemd on machines, and
 //! where a config asks for that by the machine's kubelet.
-//! Whether one may run is decided elsewhere; a supervisor only keeps running what it was told to start, and says how that goes.
+//! Whether one may run is decided elsewhere; a supervisor only keeps running what it was ordered to start, and says how that goes.
 
 pub(crate) mod child;
 mod choice;

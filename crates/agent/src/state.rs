@@ -1,5 +1,5 @@
 //! The agent's memory: one file, replaced as a whole and made durable before anything is done that rests on it. All else
-//! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp beside it.
+//! that the agent writes follows from it and is put right again at each start, except etcd's data and the stamp next to it.
 
 mod migrate;
 
@@ -27,7 +27,7 @@ pub(crate) struct State {
     /// Of the program that wrote it. An older program does not know what it would lose.
     #[serde(default)]
     pub(crate) protocol: u32,
-    /// Made at the first start: a machine that was made anew has another.
+    /// Made at the first start: a machine that was recreated has another.
     pub(crate) machine_id: String,
     pub(crate) identity: Identity,
     pub(crate) address: IpAddr,
@@ -156,7 +156,7 @@ pub(crate) fn open(layout: &Layout, seed: &Path) -> Result<(StateStore, Option<S
     Ok((StateStore::new(path, state), Some(seed)))
 }
 
-/// Whether this program could go on with what is there.
+/// Whether this program could continue with what is there.
 pub(crate) fn check(layout: &Layout) -> Result<(), AgentError> {
     read(&layout.state_file()).map(drop)
 }

@@ -111,7 +111,7 @@ pub(crate) fn clear(layout: &Layout) -> Result<(), AgentError> {
     entries.filter(|path| *path == next || upload::is_unfinished(path)).try_for_each(|path| files::remove(&path))
 }
 
-/// `quorate agent check`: what this program is, if it can go on with this machine's state.
+/// `quorate agent check`: what this program is, if it can continue with this machine's state.
 pub fn check(root: &Path) -> Result<Program, AgentError> {
     let layout = Layout::new(root).map_err(AgentError::file("find", root))?;
     state::check(&layout)?;

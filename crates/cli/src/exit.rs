@@ -22,7 +22,7 @@ pub enum Exit {
     /// Another controller holds the lock, or took over.
     Locked,
     Error,
-    /// By Ctrl-C, as shells tell it.
+    /// By Ctrl-C, as shells report it.
     Interrupted,
     /// By SIGTERM.
     Terminated,

@@ -1,4 +1,4 @@
-//! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is told at
+//! From what the operator named, a file or a known cluster, to specs and the files they name. Every problem is reported at
 //! once, at its place.
 
 use std::fs::File;

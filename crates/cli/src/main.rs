@@ -1,6 +1,6 @@
-//! quorate, the one binary: a match on the verb, and the edge where errors are told.
+//! quorate, the one binary: a match on the command, and the edge where errors are printed.
 //!
-//! It decides nothing about clusters; verbs set what is wished in the ledger and let `control` run the loop.
+//! It decides nothing about clusters; commands set what is wished in the ledger and let `control` run the loop.
 
 mod cli;
 mod commands;
@@ -39,7 +39,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// An agent stays for years: it does not take all that the other verbs would be read with into its memory.
+/// An agent stays for years: it does not take all that the other commands would be read with into its memory.
 fn command_line() -> Cli {
     let word = |at: usize, expected: &str| std::env::args_os().nth(at).is_some_and(|word| word == expected);
     if word(1, "agent") && word(2, "boot") {
@@ -87,7 +87,7 @@ fn run(global: Global, verb: Verb) -> Result<Exit, Error> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
     let done = runtime.block_on(perform(Context::new(home(&global)?, global.home.is_some()), verb));
     if let Err(Error::Stopped { .. }) = done {
-        // What still runs on a thread of its own was dropped with the rest, and is not waited for.
+        // What still runs on a separate thread was dropped with the rest, and is not waited for.
         runtime.shutdown_background();
     }
     done

@@ -1,5 +1,5 @@
 //! What the operator brings in files: CAs, certificates and keys made elsewhere, passwords. Read and judged here, before
-//! anything is touched; every problem is told at once, at its place in the spec.
+//! anything is touched; every problem is reported at once, at its place in the spec.
 
 use std::collections::BTreeMap;
 use std::fs;

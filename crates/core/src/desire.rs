@@ -24,8 +24,8 @@ use crate::spec::{self, Change, ClusterSpec, MemberSpec, Millis};
 /// An agent's certificate to its controller; renewed like any other when a third of it is left.
 pub const AGENT_VALIDITY: SignedDuration = SignedDuration::from_hours(24 * 365);
 
-/// The node configs of a cluster and their digests. They follow from the spec and the secrets alone, so whoever desires
-/// over and over renders them once.
+/// The node configs of a cluster and their digests. They follow from the spec and the secrets alone, so a caller that
+/// needs them repeatedly renders them once.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Configs {
     members: BTreeMap<String, Rendered>,
@@ -186,7 +186,7 @@ fn destruction(ledger: &Ledger) -> Option<Destruction> {
     Some(verified.map_or(Destruction::BackupMissing, Destruction::BackupVerified))
 }
 
-/// Tells two passwords of one cluster apart without keeping them.
+/// Distinguishes two passwords of one cluster without keeping them.
 pub fn password_fingerprint(cluster_id: &str, password: &Secret) -> String {
     let digest = Sha256::new().chain_update(cluster_id).chain_update([0]).chain_update(password.expose()).finalize();
     crate::text::hex(&digest[..16])
@@ -226,7 +226,7 @@ fn wants_client_list(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     asks && spec.tls.given.is_none() && signs
 }
 
-/// Where peers have a CA of their own, which is always signed for here.
+/// Where peers have a separate CA, which always signs here.
 fn wants_peer_list(ledger: &Ledger) -> bool {
     let Authorities { client, peer, .. } = &ledger.authorities;
     client.is_none() || peer.as_ref().is_some_and(|peers| peers.trusted.iter().any(|authority| authority.key.is_some()))

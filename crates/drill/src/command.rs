@@ -57,7 +57,7 @@ impl Program {
         Ok(Program { path: std::env::current_exe()?, home: home.clone() })
     }
 
-    /// What a reading verb prints.
+    /// What a reading command prints.
     pub async fn output(&self, arguments: &[&str]) -> std::io::Result<std::process::Output> {
         self.command(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).output().await
     }

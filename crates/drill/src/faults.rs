@@ -130,7 +130,7 @@ impl Fault {
         Ok(Some(harm))
     }
 
-    /// Strikes. What lasts goes on until the harm is dropped.
+    /// Strikes. A lasting fault continues until the value is dropped.
     pub async fn strike(self, place: Place<'_>) -> Result<Harm, FaultError> {
         let Place { home, cluster, machine } = place;
         let member = &machine.member;
@@ -179,7 +179,7 @@ impl Fault {
         Ok(harm)
     }
 
-    /// Whether it goes on for a while, and can be undone.
+    /// Whether it lasts for a while, and can be undone.
     pub fn lasts(self) -> bool {
         matches!(self, Fault::Stop | Fault::FullDisk | Fault::Partition | Fault::Delay)
     }

@@ -78,7 +78,7 @@ pub struct Operation {
     pub outcome: Outcome,
 }
 
-/// What was asked for. Values are unique, so that each write can be told from all others; conditions are on the revision of the last
+/// What was asked for. Values are unique, so that each write can be distinguished from all others; conditions are on the revision of the last
 /// change, zero for a key that is not there.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

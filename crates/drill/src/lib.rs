@@ -92,7 +92,7 @@ pub enum DrillError {
 /// How to rehearse.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// The least that the traffic goes on for.
+    /// The shortest duration of the traffic.
     pub least: Duration,
     pub load: Load,
     /// Without which a verdict means nothing.

@@ -22,7 +22,7 @@ const BLOCK: usize = 4096;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
     pub member: MemberName,
-    /// Tells it from its successor, which is of the same member.
+    /// Distinguishes it from its successor, which is of the same member.
     pub incarnation: u64,
     pub address: IpAddr,
     directory: PathBuf,

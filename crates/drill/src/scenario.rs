@@ -32,7 +32,7 @@ pub enum Target {
 #[serde(rename_all = "snake_case")]
 pub enum Downtime {
     #[default]
-    /// Writes go on: anyone who talks to the member that fails goes to another.
+    /// Writes continue: clients of the member that fails use another.
     None,
     /// Writes stand still while a leader is elected.
     Election,

@@ -96,7 +96,7 @@ impl<'a> Stage<'a> {
         ["apply", &self.site.cluster, "--yes"].map(str::to_owned).into()
     }
 
-    /// What a new controller is told: the same spec again; or, where a verb had its say, what the ledger remembers of it. The word that
+    /// What a new controller is told: the same spec again; or, where a command was run, what the ledger remembers of it. The word that
     /// the majority is lost ends with its run, so that it is given until there is a cluster again; that to restore, until the ledger has it.
     fn resumption(&self) -> Vec<String> {
         let during = &self.options.during;
@@ -150,7 +150,7 @@ impl<'a> Stage<'a> {
     pub(super) async fn play(&mut self, workload: &mut Workload) -> Result<(), DrillError> {
         sleep(BEFORE).await;
         if workload.has_ended() {
-            // It tells why when it is finished.
+            // It says why when it is finished.
             return Ok(());
         }
         if let Some(Scenario { fault: Some(fault), target, .. }) = self.options.first {
@@ -257,7 +257,7 @@ impl<'a> Stage<'a> {
         None
     }
 
-    /// As the others tell: a learner itself logs nobody in.
+    /// As the others report: a learner itself logs nobody in.
     async fn still_learns(&self, machine: &Machine) -> bool {
         let others = every_machine(&self.site.home, &self.site.cluster).into_iter().filter(|other| other != machine);
         for other in others {
@@ -376,7 +376,7 @@ impl<'a> Stage<'a> {
         sleep(least.saturating_sub(passed).max(AFTER)).await;
     }
 
-    /// Puts away what was prepared, and tells whether all is well without it.
+    /// Puts away what was prepared, and returns whether all is well without it.
     pub(super) async fn clear(mut self) -> Option<Check> {
         drop(self.disk.take()?);
         let (passed, found) = match self.settled_before().await {
@@ -466,7 +466,7 @@ impl<'a> Stage<'a> {
                     if let (Ok(own), Ok(leading)) = (self.client(machine), self.client(leader))
                         && let Ok(status) = own.status().await
                     {
-                        // Whether it went well, the next look tells.
+                        // Whether it went well, the next observation shows.
                         let _ = leading.move_leader(status.member_id).await;
                     }
                 }
@@ -481,7 +481,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A fault that has struck. What lasts of it goes on until this ends.
+/// A fault that has struck. A lasting fault continues until this is dropped.
 struct Blow {
     fault: Fault,
     text: String,

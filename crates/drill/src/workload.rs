@@ -1,5 +1,5 @@
 //! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
-//! of all of it, on a thread and a runtime of their own, so that nothing else that happens in this process can hold them up.
+//! of all of it, on a separate thread and runtime, so that nothing else that happens in this process can hold them up.
 //!
 //! Everything is below one prefix and is removed at the end. It records and does not judge.
 
@@ -20,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use super::history::{Call, FinalRead, Found, Head, History, Mark, Moment, Operation, Outcome, WatchRecord, Watched};
 use client::Worker;
 
-/// Below which the keys of all drills lie.
+/// Below which the keys of all drills are.
 const DRILLS: &str = "/quorate-drill/";
 /// Bounds a request: a member that is stopped must not hold a client up for long.
 const REQUEST_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -41,7 +41,7 @@ pub struct Load {
     pub keys: u32,
     /// Between two operations of one client.
     pub pause: Duration,
-    /// Values are at least so many bytes long. What is recorded is what tells them apart, not what fills them up.
+    /// Values are at least so many bytes long. What is recorded is what distinguishes them, not what fills them up.
     pub value_size: usize,
     /// What the clients choose follows from this.
     pub seed: u64,

@@ -156,7 +156,7 @@ pub struct Client {
 pub(crate) struct Inner {
     pub(crate) endpoint: String,
     pub(crate) channel: Channel,
-    /// For connections of their own: a long stream that is taken slowly must not hold up the other calls.
+    /// For separate connections: a long stream that is taken slowly must not hold up the other calls.
     for_streams: Endpoint,
     sockets: Option<Sockets>,
     pub(crate) request_timeout: Duration,

@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by what a caller does about it. etcd tells its refusals apart by text more than by gRPC code, and the same
+//! What can go wrong, sorted by what a caller does about it. etcd distinguishes its refusals by text more than by gRPC code, and the same
 //! text comes with different codes and prefixes between versions and calls, so the text decides and the code is the fallback.
 
 use std::error::Error as StdError;

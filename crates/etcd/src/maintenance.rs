@@ -23,11 +23,11 @@ pub struct Status {
     pub db_size: i64,
     /// In bytes; the difference to `db_size` is what defragmentation would free.
     pub db_size_in_use: i64,
-    /// In bytes; etcd tells from 3.6 on.
+    /// In bytes; etcd reports it from 3.6 on.
     pub db_quota: Option<i64>,
-    /// etcd tells from 3.6 on.
+    /// etcd reports it from 3.6 on.
     pub storage_version: Option<String>,
-    /// What the cluster is being downgraded to, such as 3.5.0, while that is enabled; etcd tells from 3.6 on.
+    /// What the cluster is being downgraded to, such as 3.5.0, while that is enabled; etcd reports it from 3.6 on.
     pub downgrade_target: Option<String>,
     /// The member id of the leader, zero for none.
     pub leader: u64,
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Lowers the version of the cluster to this minor, such as 3.5, and then that of each member's storage. It takes seconds, and does not
-    /// go on while a member is missing; no member may start with the older release before its `storage_version` is that of the target.
+    /// continue while a member is missing; no member may start with the older release before its `storage_version` is that of the target.
     /// etcd ends the downgrade by itself once every member runs the older release. Until then no new member can join.
     pub async fn downgrade_enable(&self, minor: &str) -> Result<(), Error> {
         self.downgrade(DowngradeAction::Enable, minor).await

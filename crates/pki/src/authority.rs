@@ -57,7 +57,7 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// A root of our own that signs leaves and no further CAs.
+    /// A separate root that signs leaves and no further CAs.
     pub fn generate(
         subject: &AuthoritySubject,
         algorithm: KeyAlgorithm,

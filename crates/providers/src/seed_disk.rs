@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::ProviderError;
 use super::fat::{self, Drive};
 
-/// Names the program that goes on seed disks, where the one that runs is not fit for it.
+/// Names the program that is put on seed disks, where the one that runs is not fit for it.
 pub(super) const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
 
 /// `program`: the agent, for images that do not carry it.
@@ -99,7 +99,7 @@ fn network_config(machine: &Machine) -> Value {
     json!({ "version": 2, "ethernets": interfaces })
 }
 
-/// The program that goes on seed disks: this very one if it is statically linked, so that it starts on any Linux, or the one
+/// The program that is put on seed disks: this very one if it is statically linked, so that it starts on any Linux, or the one
 /// that the environment names.
 pub(super) fn static_program() -> Result<Vec<u8>, ProviderError> {
     let named = std::env::var_os(PROGRAM_VARIABLE).map(PathBuf::from);

@@ -1,4 +1,4 @@
-//! `cargo xtask bench backup`: `quorate backup create` against etcd's own snapshot sent by hand through zstd and age into the same
+//! `cargo xtask bench backup`: `quorate backup create` against etcd's own snapshot sent manually through zstd and age into the same
 //! store, on a cluster full of data, while clients write. They take turns, so that whatever else the machine does meets both.
 
 use std::thread::sleep;
@@ -13,14 +13,14 @@ use super::filled::{COMPRESSION, Filled, Latency, Options, QUORATES, Size};
 use super::process::{self, Cost};
 use crate::lab::Lab;
 
-/// Of quorate's throughput to that by hand.
+/// Of quorate's throughput to that of the manual backup.
 const LEAST_RATIO: f64 = 0.9;
 /// For quorate, and for an agent, whatever the size of the data.
 const MOST_MEMORY: u64 = 64 << 20;
 const PATIENCE: Duration = Duration::from_secs(600);
-/// How long clients are watched with nothing going on.
+/// How long clients are watched while nothing happens.
 const REST: Duration = Duration::from_secs(5);
-/// Below it lies in the bucket what was saved by hand.
+/// What was saved manually is below it in the bucket.
 const BY_HAND: &str = "by-hand/";
 
 /// What runs of one kind showed.
@@ -54,7 +54,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// How many times the throughput by hand: the bytes are the same.
+    /// How many times the throughput of the manual backup: the bytes are the same.
     fn ratio(&self) -> f64 {
         ratio(self.by_hand.time.median(), self.quorate.time.median())
     }
@@ -121,7 +121,7 @@ fn sample_by_hand(filled: &Filled<'_>, pair: u32, outcome: &mut Outcome) -> Resu
 
 fn sample_quorate(filled: &Filled<'_>, outcome: &mut Outcome) -> Result<()> {
     let complaints = filled.directory.join("complaints");
-    // Nothing is proven by hand either.
+    // Nothing is proven manually either.
     let arguments = ["backup", "create", CLUSTER, "--no-verify"];
     let create = || process::measure(filled.quorate().args(arguments), &complaints, PATIENCE);
     let (Cost { time, peak }, latency) = while_writing(filled, create)?;

@@ -1,5 +1,5 @@
-//! A cluster full of data and a store for its backups: where quorate's backups and restores meet the same done by hand. What is typed
-//! by hand is here too: etcd's own snapshot, zstd, age and rclone, joined as a careful person would join them.
+//! A cluster full of data and a store for its backups: where quorate's backups and restores meet the same done manually. What is typed
+//! manually is here too: etcd's own snapshot, zstd, age and rclone, joined as a careful person would join them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::lab::{Lab, Version};
 
 /// Of zstd, for both.
 pub const COMPRESSION: u32 = 3;
-/// Below it lies in the bucket what quorate keeps.
+/// What quorate keeps is below it in the bucket.
 pub const QUORATES: &str = "quorate/";
 /// Room for the largest filling, and for what etcd makes of it.
 const QUOTA: &str = "8GiB";
@@ -76,7 +76,7 @@ impl fmt::Display for Size {
     }
 }
 
-/// What one backup by hand took: first etcd's snapshot into a file, for it goes nowhere else, then from there into the store.
+/// What one manual backup took: first etcd's snapshot into a file, for it goes nowhere else, then from there into the store.
 pub struct ByHand {
     pub save: Duration,
     pub send: Duration,
@@ -93,7 +93,7 @@ pub struct Filled<'a> {
     pub store: Store,
     pub ground: Ground,
     pub version: Version,
-    /// Where the spec, keys and snapshots of people lie.
+    /// Where the spec, keys and snapshots of people are.
     pub directory: PathBuf,
     lab: &'a Lab,
     recipient: String,
@@ -145,7 +145,7 @@ impl<'a> Filled<'a> {
         self.lab.etcd(self.version).join(program)
     }
 
-    /// As `quorate env` tells it, which may differ after a restore.
+    /// As `quorate env` prints it, which may differ after a restore.
     fn read_environment(&self) -> Result<BTreeMap<String, String>> {
         let printed = host::read(self.quorate().args(["env", CLUSTER, "--output", "json"]))?;
         serde_json::from_str(&printed).context("`quorate env` printed something that is no JSON")
@@ -171,7 +171,7 @@ impl<'a> Filled<'a> {
         Ok(Writing(command.spawn().context("cannot start the writers")?))
     }
 
-    /// A backup as it is made by hand, of the given name. The snapshot's file goes, its size is told.
+    /// A backup as it is made manually, of the given name. The snapshot's file is deleted, its size is returned.
     pub fn save_by_hand(&self, name: &str) -> Result<(ByHand, u64)> {
         let file = self.directory.join("snapshot.db");
         let begun = Instant::now();
@@ -191,7 +191,7 @@ impl<'a> Filled<'a> {
         Ok((by_hand, bytes))
     }
 
-    /// What was saved by hand, as a snapshot again.
+    /// What was saved manually, as a snapshot again.
     pub fn fetch_by_hand(&self, name: &str, file: &Path) -> Result<()> {
         let mut fetch = pipeline("rclone cat \"$1\" | age -d -i \"$2\" | zstd -q -d -f -o \"$3\"");
         fetch.arg(store::path(name)).arg(self.identity()).arg(file).envs(self.store.remote());

@@ -1,4 +1,4 @@
-//! Time and memory of processes, as the kernel's files below /proc tell them.
+//! Time and memory of processes, as the kernel's files below /proc report them.
 
 use std::fs::{self, File};
 use std::path::Path;

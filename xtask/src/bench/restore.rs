@@ -1,5 +1,5 @@
 //! `cargo xtask bench restore`: a cluster of which nothing is left, neither machines nor ledger, brought back by `quorate restore` from
-//! the store, against the same by hand: a snapshot fetched from there, `etcdutl snapshot restore` for each of three members at once, and
+//! the store, compared with a manual restore: a snapshot fetched from there, `etcdutl snapshot restore` for each of three members at once, and
 //! etcd started on each. They take turns. By hand there is no TLS, no certificate and no agent: that is the floor, and no promise.
 
 use std::fs::{self, File};
@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(5);
 const ANSWER: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What one restore by hand took.
+/// What one manual restore took.
 struct ByHand {
     fetch: Duration,
     restore: Duration,
@@ -105,7 +105,7 @@ fn sample_by_hand(filled: &Filled<'_>) -> Result<ByHand> {
     Ok(ByHand { fetch: fetched, restore: restored - fetched, start: well - restored })
 }
 
-/// A member made by hand.
+/// A member made manually.
 struct Member {
     name: String,
     client: u16,

@@ -1,5 +1,5 @@
 //! `cargo xtask bench rolling`: how long clients must wait for a write while a living cluster of three is changed by quorate, against
-//! the same done by hand in the best way. They take turns, each on a fresh cluster, so that whatever else the machine does meets both.
+//! the same done manually in the best way. They take turns, each on a fresh cluster, so that whatever else the machine does meets both.
 
 use std::fmt;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::{etcd, host};
 
 const OLDER: Version = Version::new(3, 5, 30);
 const NEWER: Version = Version::new(3, 6, 16);
-/// What a write may have to wait at most: this many times what it waits by hand, and a little for what is not done there.
+/// What a write may have to wait at most: this many times what it waits in the manual change, and a little for what is not done there.
 const GAP: Bound = Bound { factor: 1.2, allowance: Duration::from_millis(100) };
 /// What a whole upgrade may take.
 const UPGRADE: Bound = Bound { factor: 1.5, allowance: Duration::ZERO };
@@ -65,7 +65,7 @@ struct Sample {
     gap: Duration,
     /// Until every member was well again.
     well: Duration,
-    /// Until the verb had ended, or the last thing by hand was done.
+    /// Until the command had ended, or the last manual step was done.
     ended: Duration,
 }
 

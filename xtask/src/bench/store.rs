@@ -94,7 +94,7 @@ impl Store {
         command
     }
 
-    /// How many bytes lie below a name.
+    /// How many bytes are below a name.
     pub fn size(&self, name: &str) -> Result<u64> {
         let printed = host::read(&mut self.rclone(&["size", "--json", &path(name)]))?;
         let told: Value = serde_json::from_str(&printed).context("rclone prints a size that is not JSON")?;

@@ -65,7 +65,7 @@ fn system(lab: &Lab, name: &str, include: &str) -> Result<PathBuf> {
 
 fn unpack(archive: &Path, root: &Path) -> Result<()> {
     fs::create_dir_all(root).with_context(|| format!("cannot create {}", root.display()))?;
-    // Device files, which not every machine may create, are made by hand below.
+    // Device files, which not every machine may create, are made manually below.
     host::run(Command::new("tar").args(["--exclude=./dev/*", "-xf"]).arg(archive).arg("-C").arg(root))
 }
 

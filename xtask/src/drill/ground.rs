@@ -1,4 +1,4 @@
-//! Where cells run: a directory of its own for each, with a home of quorate in it. Clusters, processes and files there end with the cell,
+//! Where cells run: a separate directory for each, with a `QUORATE_HOME` in it. Clusters, processes and files there end with the cell,
 //! however that ends, and what a killed run left is cleared away by the next. Only one run uses the ground at a time.
 
 use std::fs::{self, File};
@@ -46,7 +46,7 @@ impl<'a> Ground<'a> {
         let program = directory.join("quorate");
         let ground = Ground { lab, program, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
         ground.clear()?;
-        // A copy, so that a build that goes on meanwhile changes nothing.
+        // A copy, so that a build that continues meanwhile changes nothing.
         fs::copy(&built, &ground.program).with_context(|| format!("cannot copy {}", built.display()))?;
         Ok(ground)
     }

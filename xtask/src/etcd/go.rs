@@ -1,5 +1,5 @@
 //! etcd from Go's modules: the newest release of each line that Debian does not package. Needs a Go toolchain;
-//! builds in a throwaway module and leaves Go's own caches where Go keeps them.
+//! builds in a temporary module and leaves Go's own caches where Go keeps them.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -50,7 +50,7 @@ pub fn install(lab: &Lab, filling: &Filling<'_>, refresh: bool) -> Result<()> {
         eprintln!("etcd {version}: building from Go's modules, which takes minutes the first time");
         let began = Instant::now();
         let directory = filling.scratch(&version.to_string())?;
-        // A module of its own, so that no version chosen for another release leaks into this one.
+        // A separate module, so that no version chosen for another release leaks into this one.
         Module::new(filling.scratch(&format!("go-{version}"))?)?.build(version, &directory)?;
         finish(&directory, version, &format!("Go module {SERVER}@v{version}"))?;
         filling.install(version, &directory)?;

@@ -242,7 +242,7 @@ fn paths(code: &str) -> Vec<(usize, Vec<&str>)> {
     longest(found)
 }
 
-/// Leaves out the beginnings of a path that goes on: `std`, `std::fs` before `std::fs::read`.
+/// Leaves out the beginnings of a path that continues: `std`, `std::fs` before `std::fs::read`.
 fn longest(found: Vec<(usize, Vec<&str>)>) -> Vec<(usize, Vec<&str>)> {
     let goes_on = |at: usize| found.get(at + 1).is_some_and(|(_, next)| next.starts_with(&found[at].1));
     (0..found.len()).filter(|at| !goes_on(*at)).map(|at| found[at].clone()).collect()

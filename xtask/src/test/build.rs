@@ -80,7 +80,7 @@ pub fn build() -> Result<Vec<Binary>> {
     Ok(binaries)
 }
 
-/// The same, for verbs that need some of it: the binary of this label, such as `quorate::cli`.
+/// The same, for commands that need some of it: the binary of this label, such as `quorate::cli`.
 pub fn find(label: &str) -> Result<Binary> {
     let found = build()?.into_iter().find(|binary| binary.label() == label);
     found.with_context(|| format!("there is no test binary {label}"))

@@ -1,4 +1,4 @@
-//! What a cluster made by hand needs beforehand, in every benchmark that makes one: certificates and addresses.
+//! What a cluster made manually needs beforehand, in every benchmark that makes one: certificates and addresses.
 
 use std::error::Error;
 use std::net::{IpAddr, Ipv4Addr, TcpListener};

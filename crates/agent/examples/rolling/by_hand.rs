@@ -1,4 +1,4 @@
-//! The cluster made and changed by hand in the best way: etcd's own calls from within this process, the next one as soon as the last one
+//! The cluster made and changed manually in the best way: etcd's own calls from within this process, the next one as soon as the last one
 //! is answered, certificates and addresses made beforehand. Flags, certificates and programs are as quorate would have them.
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ use crate::{Change, PAUSE, Result, Sample, is_well, let_the_last_lead, measure, 
 const STAGGER: Duration = Duration::from_millis(150);
 /// Between two tries of a change of the members that etcd refuses for now.
 const NEXT_TRY: Duration = Duration::from_millis(50);
-/// The second number of its addresses: benchmarks may run beside each other.
+/// The second number of its addresses: benchmarks may run in parallel.
 const ADDRESSES: u8 = 211;
 
 pub async fn sample(change: Change, before: &ClusterSpec, after: &ClusterSpec) -> Result<Sample> {

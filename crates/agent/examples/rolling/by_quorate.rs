@@ -1,4 +1,4 @@
-//! The cluster made and changed by quorate's own verbs, as an operator would type them. Where its state lies is up to the environment.
+//! The cluster made and changed by quorate's own commands, as an operator would type them. The environment says where its state is kept.
 
 use std::path::Path;
 use std::process::Stdio;

@@ -1,9 +1,9 @@
 //! One sample of `cargo xtask bench rolling`: a three-member TLS cluster with authentication is formed, writers write to it, and while
-//! they do it is changed, by quorate or by hand in the best way. The writers and what is measured are the same for both.
+//! they do it is changed, by quorate or manually in the best way. The writers and what is measured are the same for both.
 //!
 //! `rolling by-hand|QUORATE CHANGE BEFORE AFTER`, where QUORATE is the program, CHANGE is `restart`, `upgrade` or `replace` (of the
 //! leader), and BEFORE and AFTER are specs. It prints milliseconds: the longest gap between two acknowledged writes of one writer, the
-//! time until all members were well again, and the time until the change had ended. What it makes by hand lies below the temporary
+//! time until all members were well again, and the time until the change had ended. What it makes manually is below the temporary
 //! directory and is gone when it ends; the cluster that quorate made is left to quorate's home.
 
 mod by_hand;
@@ -29,7 +29,7 @@ use writers::Writers;
 const WARM_UP: Duration = Duration::from_millis(1500);
 const COOL_DOWN: Duration = Duration::from_millis(1000);
 /// Between two questions whether a member is well, and for how long one may go unanswered: a port that is open but not served yet
-/// keeps the asker waiting, and asking anew costs less.
+/// keeps the asker waiting, and asking again costs less.
 const PAUSE: Duration = Duration::from_millis(5);
 const ANSWER: Duration = Duration::from_millis(500);
 /// Between two looks at the storage version, and how long it may take: etcd looks after it every few seconds.
@@ -174,7 +174,7 @@ async fn all_run(members: &[ConnectOptions], version: &str, begun: Instant) -> R
     Ok(begun.elapsed())
 }
 
-/// Some seconds after an upgrade, members agree on what they speak and store, which may disturb writers too. Whoever made the upgrade,
+/// Some seconds after an upgrade, members agree on what they speak and store, which may disturb writers too. Anyone who made the upgrade,
 /// it is part of what they go through.
 async fn storage_follows(members: &[ConnectOptions], version: &str) -> Result<()> {
     let line = |version: &str| version.rsplit_once('.').map(|(line, _)| line.to_owned());

@@ -46,7 +46,7 @@ pub(super) fn network(interface: &Interface, at: usize) -> String {
     )
 }
 
-/// For images without a resolver of their own. None where the machine has no name server: an image's own setting stays.
+/// For images without a resolver. None where the machine has no name server: an image's own setting stays.
 pub(super) fn resolv_conf(machine: &Machine) -> Option<String> {
     let servers: Vec<&IpAddr> = machine.interfaces.iter().flat_map(|interface| &interface.dns).collect();
     let lines: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
@@ -115,7 +115,7 @@ pub(super) fn boot_unit(beside_cloud_init: bool) -> String {
     )
 }
 
-/// The agent's unit. It runs as root, since it writes units and other users' files; etcd has a unit and a user of its own, and
+/// The agent's unit. It runs as root, since it writes units and other users' files; etcd has another unit and user, and
 /// runs on when this one ends. It waits for nothing but its disk: a temporary directory of its own would have it wait for those.
 pub(super) fn agent_unit() -> String {
     format!(

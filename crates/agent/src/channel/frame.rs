@@ -4,7 +4,7 @@
 pub(super) const PAYLOAD: usize = 4096;
 /// Number of the stream, kind, and length of what follows.
 const HEAD: usize = 8 + 1 + 2;
-/// Longer than any frame can be: what goes on for so long without a zero is none.
+/// Longer than any frame can be: what continues for so long without a zero is none.
 pub(super) const LONGEST: usize = HEAD + PAYLOAD + (HEAD + PAYLOAD) / 254 + 2;
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -9,7 +9,7 @@ mod options;
 
 use std::collections::BTreeMap;
 
-/// Where included files may lie. fluent-bit looks for a relative path in its working directory first.
+/// Where included files may be. fluent-bit looks for a relative path in its working directory first.
 const OWN: &str = "/etc/fluent-bit-customization/";
 /// Brought by fluent-bit's package.
 const PACKAGED_PARSERS: &str = "/etc/fluent-bit/parsers.conf";
@@ -66,7 +66,7 @@ fn check_text(text: &str) -> Result<(), String> {
             Line::Nothing => {}
             Line::Command(command) => {
                 check_command(command).map_err(on_this_line)?;
-                // Versions differ in which section goes on after an included file.
+                // Versions differ in which section continues after an included file.
                 section.take().map_or(Ok(()), |section| check_section(&section))?;
             }
             Line::Header(name) => {
@@ -88,7 +88,7 @@ fn check_text(text: &str) -> Result<(), String> {
 }
 
 /// fluent-bit takes the first column for what a line is, and a space for what ends a key. Where the first entry is not indented, it
-/// takes that entry's first letter for the indentation; a bracket further right begins a group, after which the section goes on.
+/// takes that entry's first letter for the indentation; a bracket further right begins a group, after which the section continues.
 fn read_line(line: &str) -> Result<Line<'_>, String> {
     if line.len() > LONGEST_LINE {
         return Err(format!("it has {} bytes; at most {LONGEST_LINE} are accepted", line.len()));

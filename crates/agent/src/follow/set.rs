@@ -85,7 +85,7 @@ impl Set {
         files::write(&started_with, digest.as_bytes(), 0o644, None)
     }
 
-    /// In a place of its own, into which its own paths lead for so long; as the user that will read it.
+    /// In a separate place, into which its own paths lead for so long; as the user that will read it.
     async fn check(&self, root: &Path) -> Result<(), AgentError> {
         let Some(program) = find_below(root, "fluent-bit") else {
             tracing::warn!("there is no fluent-bit on this machine that could check its configuration");

@@ -1,4 +1,4 @@
-//! The rules of nftables: a table of our own, replaced as a whole in one instant. What is not named is refused, and told so, so
+//! The rules of nftables: a separate table, replaced as a whole in one instant. What is not named is refused, and told so, so
 //! that anyone who is kept out does not wait.
 
 use quorate_core::model::{AGENT_PORT, FirewallConfig};

@@ -1,4 +1,4 @@
-//! fluent-bit's configuration, in pieces at places of their own, so that a configuration from elsewhere can include them.
+//! fluent-bit's configuration, in pieces at fixed places, so that a configuration from elsewhere can include them.
 
 use quorate_core::model::{ForwardConfig, LogForwardingConfig};
 

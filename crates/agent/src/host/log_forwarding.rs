@@ -1,4 +1,4 @@
-//! Puts fluent-bit's configuration in place, and follows one that is kept elsewhere by a unit of its own.
+//! Puts fluent-bit's configuration in place, and follows one that is kept elsewhere by a separate unit.
 
 use quorate_core::model::{HostConfig, LogForwardingConfig, LogSourceConfig};
 

@@ -271,7 +271,7 @@ pub(crate) fn find_all_by_mark(layout: &Layout, name: &str) -> Vec<process::Proc
 }
 
 enum Process {
-    /// Started by this agent, so its end is told to it.
+    /// Started by this agent, so it learns of its end.
     Own(Child),
     /// Started by an earlier agent.
     Found { handle: Arc<OwnedFd>, ended: oneshot::Receiver<()> },

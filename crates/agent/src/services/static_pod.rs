@@ -1,4 +1,4 @@
-//! A service as a static pod: its manifest lies in a directory that a kubelet reads, and the kubelet keeps it running. The agent finds
+//! A service as a static pod: its manifest is in a directory that a kubelet reads, and the kubelet keeps it running. The agent finds
 //! its process by what the process was given; the kubelet is asked nothing.
 //!
 //! A manifest that is changed in place takes a kubelet many seconds, so a restart removes it, sees the process end, and writes another
@@ -35,7 +35,7 @@ const GONE: Duration = Duration::from_secs(1);
 const REMOVED: Duration = Duration::from_secs(2);
 /// In this time a kubelet usually starts a pod whose image it has.
 const COMING: SignedDuration = SignedDuration::from_secs(20);
-/// The same at a first start, when the image may have to be fetched and nothing tells a slow start from lost data.
+/// The same at a first start, when the image may have to be fetched and nothing distinguishes a slow start from lost data.
 const FETCHING: SignedDuration = SignedDuration::from_mins(10);
 /// Between attempts to bring back what the kubelet does not.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);

@@ -278,7 +278,7 @@ async fn asked(time: Duration, answer: impl Future<Output = Result<String, Agent
     tokio::time::timeout(time, answer).await.unwrap_or_else(|_| Err(silent()))
 }
 
-/// Whether systemd knows the unit as it lies there.
+/// Whether systemd knows the unit as it is there.
 fn is_current(shown: &str, unit_file: &Path) -> bool {
     let path = format!("FragmentPath={}", unit_file.display());
     shown.lines().any(|line| line == path) && shown.lines().any(|line| line == "NeedDaemonReload=no")

@@ -81,7 +81,7 @@ async fn a_second_service_is_started_restarted_for_its_inputs_kept_and_stopped_w
         assert_eq!(main_process(&machine), pid, "nothing has changed");
     }
 
-    // Another input: it runs on with the old one until it is told to restart. etcd has the same inputs as before.
+    // Another input: it runs on with the old one until it is asked to restart. etcd has the same inputs as before.
     let second = with_service("two").service_digests();
     assert!(second[NAME] != first[NAME] && second["etcd"] == first["etcd"]);
     order(&client, 1, Order::converge(2, with_service("two"), None)).await.unwrap();

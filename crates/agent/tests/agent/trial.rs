@@ -32,7 +32,7 @@ fn as_protocol_2(state: &str) -> String {
     serde_json::to_string_pretty(&state).unwrap()
 }
 
-/// Waits until the agent has put its machine right, without a word from its controller.
+/// Waits until the agent has put its machine right, without its controller.
 async fn served(machine: &Machine) {
     let mut page = TcpStream::connect((machine.address, HEALTH_PORT)).await.unwrap();
     page.write_all(b"GET /health HTTP/1.1\r\nHost: agent\r\n\r\n").await.unwrap();

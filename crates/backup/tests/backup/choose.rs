@@ -1,4 +1,4 @@
-//! Which backup leads to what is wanted, where it is not simply the latest: in a store that holds manifests and segments made by hand.
+//! Which backup leads to what is wanted, where it is not simply the latest: in a store that holds manifests and segments made manually.
 
 use jiff::Timestamp;
 use quorate_backup::catalog::Catalog;
@@ -109,7 +109,7 @@ fn leads(choice: &Choice, full: &BackupId, to: i64) {
     assert_eq!((&choice.full.id, reached), (full, to), "{choice:?}");
 }
 
-/// A recorder went on with the first backup while somebody took a second by hand.
+/// A recorder continued with the first backup while somebody took a second manually.
 async fn taken_by_hand() -> (Shelf, BackupId, BackupId) {
     let shelf = Shelf::new();
     let first = shelf.full(0, 10).await;
@@ -183,7 +183,7 @@ async fn a_moment_is_not_taken_from_an_older_backup_without_a_word() {
     // A moment before it was begun, and one after a whole one, do not need it.
     leads(&shelf.choose(Wish::At(at(40))).await.unwrap(), &first, 20);
     leads(&shelf.choose(Wish::At(at(250))).await.unwrap(), &third, 30);
-    // Where the changes on top of the first go on beyond that moment, it is only told.
+    // Where the changes on top of the first continue beyond that moment, it is only reported.
     let shelf = Shelf::new();
     let first = shelf.full(0, 10).await;
     shelf.changes(&first, &[(11, 20, 1, 50), (21, 30, 140, 160)]).await;

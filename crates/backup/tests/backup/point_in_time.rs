@@ -54,7 +54,7 @@ async fn every_revision_and_moment_comes_back(version: &str) {
     let recorded = recording.run(&living, &mut commands, &|_| {});
     let story = async {
         let (contents, moments) = write(&living, 60).await;
-        // A second full backup while changes go on.
+        // A second full backup while changes continue.
         let draft = Draft::new(&operator.settings(), &signing(), Timestamp::now()).unwrap();
         let (begun, wait) = oneshot::channel();
         let begin = Command::Begin { full: draft.id().clone(), recipient: draft.recipient(), begun };

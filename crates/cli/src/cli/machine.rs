@@ -7,7 +7,7 @@ use quorate_core::spec::Size;
 
 use super::Global;
 
-/// `quorate agent` without the other verbs.
+/// `quorate agent` without the other commands.
 #[derive(Parser, Debug)]
 #[command(name = "quorate agent", version)]
 pub struct AgentAlone {

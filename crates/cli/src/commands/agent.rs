@@ -12,7 +12,7 @@ pub fn run(options: cli::Agent) -> Result<Exit, Error> {
     let cli::Agent { root, seed, cache, systemd, channel, trial } = options;
     let supervisor = if systemd { Supervisor::Systemd } else { Supervisor::Child };
     if let (Supervisor::Child, Err(error)) = (supervisor, quorate_agent::detach()) {
-        // So it is when somebody starts it by hand in a shell.
+        // So it is when somebody starts it manually in a shell.
         tracing::info!(%error, "the agent stays in the session it was started in");
     }
     // It fails only when one is installed already.

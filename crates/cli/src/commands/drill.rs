@@ -1,4 +1,4 @@
-//! `quorate drill`: rehearses faults on a running cluster, one scenario after another, and tells the verdicts.
+//! `quorate drill`: rehearses faults on a running cluster, one scenario after another, and prints the verdicts.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter};
@@ -60,7 +60,7 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         let run = match unless_interrupted(context, name, rehearse(context, name, scenario, first, &options)).await {
             Ok(run) => run,
             Err(error) => {
-                // What was found out before is told all the same.
+                // What was found out before is reported all the same.
                 if !runs.is_empty() {
                     conclude(name, &runs, &options)?;
                 }

@@ -1,5 +1,5 @@
 //! `quorate ledger`: the whole memory of a cluster, encrypted, to move or to keep. It asks for nothing and never
-//! replaces what is newer without a word.
+//! replaces what is newer silently.
 
 use std::fs;
 use std::io::{self, IsTerminal, Read, Write};

@@ -1,4 +1,4 @@
-//! The verbs, one file each. A verb sets what is wished and lets the loop run; it has no way of its own to change a
+//! The commands, one file each. A command sets what is wished and lets the loop run; it has no other way to change a
 //! cluster.
 
 pub mod agent;
@@ -46,7 +46,7 @@ use crate::output::progress::Progress;
 use crate::output::{self, block};
 use crate::saved_plan::deed;
 
-/// What every verb is given.
+/// What every command is given.
 #[derive(Debug)]
 pub struct Context {
     pub home: Home,

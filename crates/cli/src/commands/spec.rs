@@ -1,4 +1,4 @@
-//! The verbs about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, `completions` and the manual.
+//! The commands about the spec as a file, which touch no cluster: `init`, `validate`, `schema`, `completions` and the manual.
 
 use std::path::Path;
 

@@ -23,7 +23,7 @@ pub struct Listing {
     pub places: Vec<String>,
     /// Oldest first.
     pub backups: Vec<Listed>,
-    /// The key that signs them; none: who made them cannot be told.
+    /// The key that signs them; none: who made them is not known.
     pub signed_by: Option<Signer>,
     /// Of what is not in any backup that can be used.
     pub damage: BTreeSet<String>,

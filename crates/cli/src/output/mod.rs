@@ -72,7 +72,7 @@ pub fn print_exactly(text: &str) -> Result<(), Error> {
     stream(text).map(drop)
 }
 
-/// Prints data of which more may come. Tells whether anybody still reads it.
+/// Prints data of which more may come. Returns whether anybody still reads it.
 pub fn stream(text: &str) -> Result<bool, Error> {
     let mut data = Data::open();
     data.write_all(text.as_bytes()).and_then(|()| data.flush()).map_err(Error::Output)?;
@@ -94,7 +94,7 @@ pub fn talk_page(page: &Page) {
     let _ = io::stderr().lock().write_all(page.render(terminal::of_stderr()).as_bytes());
 }
 
-/// Writes a message as it is laid out, behind a sequence of our own that moves the cursor.
+/// Writes a message as it is laid out, behind a sequence that moves the cursor.
 pub fn draw(sequence: &str, text: &str) {
     let _ = io::stderr().lock().write_all(format!("{sequence}{}", plain::text(text)).as_bytes());
 }

@@ -58,7 +58,7 @@ impl Page {
         Page::default()
     }
 
-    /// A line that wraps; what does not fit goes on at column `hang`.
+    /// A line that wraps; what does not fit continues at column `hang`.
     pub fn line<'a>(&mut self, hang: usize, spans: impl IntoIterator<Item = (Style, &'a str)>) {
         let mut line = Line { spans: Vec::new(), hang: Some(hang) };
         for (style, text) in spans {

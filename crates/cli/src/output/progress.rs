@@ -36,7 +36,7 @@ struct State {
     members: BTreeMap<MemberName, Row>,
     /// What is done for the cluster as a whole, or waited for.
     note: String,
-    /// What was told to be waited for since the last step.
+    /// What was printed as waiting since the last step.
     told: HashSet<String>,
     /// Steps done, and how many were planned.
     done: usize,
@@ -232,7 +232,7 @@ impl State {
         self.note = waiting.map(|w| format!("waiting for {w}")).unwrap_or_default();
     }
 
-    /// What is waited for, where it was not told since the last step. Waits that come and go are told once.
+    /// What is waited for, where it was not printed since the last step. Waits that come and go are printed once.
     fn newly_waiting(&mut self, decision: &Decision) -> Option<String> {
         if !decision.steps.is_empty() {
             self.told.clear();

@@ -12,7 +12,7 @@ use quorate_control::kinds::etcd::backup::{Doing, Teller};
 use super::{draw, size, talk};
 
 const REDRAW: Duration = Duration::from_millis(100);
-/// Into a file or a log, the same thing is told so often.
+/// Into a file or a log, the same thing is printed that often.
 const AGAIN: Duration = Duration::from_secs(5);
 
 pub struct Working {

@@ -243,7 +243,7 @@ auth:
     try_to(&["get", "/x/1"]).ok();
     assert!(try_to(&["get", "/secret"]).fails().stderr.contains("permission denied"));
 
-    // A user that was made by hand and is declared now is adopted, and not removed when it is declared no more.
+    // A user that was made manually and is declared now is adopted, and not removed when it is declared no more.
     let adopting = format!("{changed}    - {{name: hand, roles: [reader]}}\n");
     apply(&sandbox, &spec(3, &version, "", &adopting)).ok();
     assert!(root(&["user", "get", "hand"]).contains("reader"));

@@ -1,5 +1,5 @@
 //! Fifty random instants at which quorate is killed while it makes, removes and rekeys backups and restores from them. Whatever it was doing,
-//! the same command given again ends well: what is listed is whole and can be proven, what was there before is there still, and the
+//! the same command re-run ends well: what is listed is whole and can be proven, what was there before is there still, and the
 //! cluster is settled, on old data or on new, and never on both.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -391,7 +391,7 @@ fn a_disk_lost_after_forming_is_replaced_and_never_made_a_cluster_of_its_own() {
     assert_eq!(trio.status()["verdict"], "healthy");
 }
 
-/// As if somebody had removed a machine by hand.
+/// As if somebody had removed a machine manually.
 fn lose_machine(trio: &Trio, name: &str) {
     trio.agent_of(name).into_iter().chain(trio.etcd_of(name)).for_each(|pid| signal(pid, "KILL"));
     eventually("its processes end", 5, || trio.agent_of(name).is_none() && trio.etcd_of(name).is_none());

@@ -219,7 +219,7 @@ fn a_cluster_is_recovered_only_when_its_majority_is_lost_and_goes_on_after_a_kil
     let mut run = watch(&trio.sandbox, &["recover", NAME, "--yes"]);
     run.until("record that the cluster is bootstrapped … done");
     run.kill();
-    // One survivor serves: the cluster has its majority, and the recovery goes on nevertheless.
+    // One survivor serves: the cluster has its majority, and the recovery continues nevertheless.
     let told = trio.sandbox.quorate(&["recover", NAME, "--yes"]).ok().text();
     assert!(told.contains("the other members come back now") || told.contains("3 of 3 voters"), "{told}");
     assert_well(&trio);

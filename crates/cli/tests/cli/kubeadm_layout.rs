@@ -94,7 +94,7 @@ fn a_living_cluster_moves_to_kubeadms_file_names_and_back() {
     assert_ne!(fs::read_to_string(directory(&trio, "etcd-1").join("server.crt")).unwrap(), before);
     assert_eq!(trio.etcd_of("etcd-1"), etcd, "etcd was not restarted for it");
 
-    // Something else beside them stays, and so does its directory.
+    // Something else next to them stays, and so does its directory.
     let theirs = directory(&trio, "etcd-3").join("notes.txt");
     fs::write(&theirs, "mine").unwrap();
     with_tls(&trio, "{organization: ACME}");

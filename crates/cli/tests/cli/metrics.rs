@@ -60,7 +60,7 @@ impl Prometheus {
     }
 }
 
-/// The scrape configuration that operators are told to use.
+/// The scrape configuration that the documentation tells operators to use.
 fn documented() -> String {
     let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/changes.md")).expect("the page");
     let (_, rest) = page.split_once("```yaml\nscrape_configs:").expect("the page has a scrape configuration");

@@ -1,4 +1,4 @@
-//! Stories of clusters whose members have network namespaces of their own: they come up and are reached as others are, can
+//! Stories of clusters whose members have separate network namespaces: they come up and are reached as others are, can
 //! be cut off and healed, and leave no namespace behind, no matter what is killed on the way. They need root, and say so without.
 
 use std::cell::RefCell;

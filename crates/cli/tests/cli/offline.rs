@@ -1,4 +1,4 @@
-//! The verbs that need no cluster, run as an operator or a script would, each with a home of its own.
+//! The commands that need no cluster, run as an operator or a script would, each with a separate home directory.
 
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -52,7 +52,7 @@ impl Operator {
         command.args(arguments).env_remove("XDG_DATA_HOME").env("QUORATE_HOME", self.home.path().join("state"));
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // A verb that does not read may have ended already.
+        // A command that does not read may have ended already.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         child.wait_with_output().unwrap()
     }

@@ -1,4 +1,4 @@
-//! Clusters that were made before peers had a CA of their own get one by `apply`, while clients write.
+//! Clusters that were created before peers had a separate CA get one by `apply`, while clients write.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -105,7 +105,7 @@ fn an_agent_of_an_older_program_is_started_again_and_etcd_runs_on() {
     let line = arguments(agent);
     signal(agent, "KILL");
     eventually("it has ended", 5, || trio.agent_of("etcd-2").is_none());
-    // As an older program would have started it, without a word on what it knows.
+    // As an older program would have started it, without a check of what it knows.
     let words: Vec<&str> = line[1..].iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
     let mut older = trio.sandbox.command(&words);
     older.env("QUORATE_MACHINE", trio.root("etcd-2")).stdout(Stdio::null()).stderr(Stdio::null());

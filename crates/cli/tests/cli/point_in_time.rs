@@ -3,7 +3,7 @@
 //! etcd itself had answered at that revision when it was the newest.
 //!
 //! What comes back, and is compared, is the whole key: its value, the id of its lease, its version, and the revisions at which it was created
-//! and last put. What does not come back is the history before that revision, which is compacted, and the count of revisions, which goes on
+//! and last put. What does not come back is the history before that revision, which is compacted, and the count of revisions, which continues
 //! far beyond the highest ever seen. How long leases still live is not compared: their time starts again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -84,7 +84,7 @@ async fn write(client: Client, mut chance: Chance, orders: &Orders) -> BTreeMap<
         change(&client, &mut chance, n, &mut lease).await.expect("etcd takes it");
         let newest = newest(&client).await;
         let before = Timestamp::now();
-        // A lease that ran out makes a revision of its own.
+        // A lease that ran out makes another revision.
         for revision in last + 1..=newest {
             let (_, pairs) = contents(&client, revision).await.expect("it is not compacted yet");
             noted.insert(revision, At { after, before, pairs });

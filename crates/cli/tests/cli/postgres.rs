@@ -156,7 +156,7 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
     assert_eq!(psql(&superuser, "show max_connections").ok().stdout, "60\n");
     assert_eq!(psql(&superuser, "show work_mem").ok().stdout, "8MB\n");
 
-    // Patroni killed: PostgreSQL goes on, the next Patroni takes it over.
+    // Patroni killed: PostgreSQL continues, the next Patroni takes it over.
     let primary = shop.primary();
     let postmaster = shop.process(&primary, "/bin/postgres -D").expect("PostgreSQL runs");
     signal(shop.process(&primary, "patroni.yml").expect("Patroni runs"), "KILL");

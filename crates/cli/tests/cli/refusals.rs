@@ -370,7 +370,7 @@ fn an_etcd_that_is_absent_or_of_another_version() {
     assert!(told.contains("3.5.30") && told.contains("set `etcd.version` to a release that is there"), "{told}");
     assert!(sandbox.etcds().is_empty());
 
-    // Put right, it goes on from there.
+    // Once that is corrected, it continues from there.
     sandbox.file("c.yaml", &spec(1, OLDEST, &binary(&lab(OLDEST)), ""));
     apply().ok();
     assert_eq!(sandbox.status("c")["verdict"], "healthy");

@@ -1,4 +1,4 @@
-//! A member whose data outlives its machine gets another machine, and keeps its data and its seat: on real etcd, undisturbed and cut
+//! A member whose data outlives its machine gets another machine, and keeps its data and its membership: on real etcd, undisturbed and cut
 //! short at every step.
 
 use std::collections::BTreeMap;

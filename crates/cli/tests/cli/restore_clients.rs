@@ -25,7 +25,7 @@ type Keys = BTreeMap<Vec<u8>, Vec<u8>>;
 struct Known {
     keys: Keys,
     revision: i64,
-    /// How often it was told to start over.
+    /// How often it had to start over.
     compacted: u32,
     /// The revision that etcd forgot everything before, as it was told then.
     oldest: i64,
@@ -223,7 +223,7 @@ impl<'a> StockWatch<'a> {
         });
     }
 
-    /// How it ends when it can no longer go on.
+    /// How it ends when it can no longer continue.
     #[track_caller]
     fn end(&mut self) -> Run {
         let mut ended = None;

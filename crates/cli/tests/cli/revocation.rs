@@ -26,7 +26,7 @@ fn apply(sandbox: &Sandbox, version: &str, auth: &str) {
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
 }
 
-/// Issues a certificate into a directory of its own, and tells how etcdctl is that user.
+/// Issues a certificate into a separate directory, and returns what etcdctl needs to be that user.
 fn issue(sandbox: &Sandbox, directory: &str) -> BTreeMap<String, String> {
     sandbox.quorate(&["cert", "issue", "c", "--user", "app", "--out", directory]).ok();
     let mut environment = sandbox.environment("c");

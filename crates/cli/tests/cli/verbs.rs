@@ -1,4 +1,4 @@
-//! The verbs around a running cluster: its state for scripts, its logs, the environment for etcdctl, its memory as a file.
+//! The commands around a running cluster: its state for scripts, its logs, the environment for etcdctl, its memory as a file.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -31,7 +31,7 @@ fn status_tells_degraded_and_down_by_its_exit_code() {
     assert!(status["summary"].as_str().unwrap().contains("one more failure means an outage"), "{status:#}");
     let silent = health("etcd-3");
     assert!(silent["health"] != "healthy" && silent["why"].is_string(), "{silent:#}");
-    // It goes on serving.
+    // It still serves.
     sandbox.etcdctl(&newest(), "c", &["put", "foo", "bar"]).ok();
 
     signal(second, "STOP");
@@ -140,7 +140,7 @@ fn the_template_of_init_becomes_a_cluster() {
     sandbox.file("cluster.yaml", &template);
     sandbox.quorate(&["apply", "cluster.yaml", "-y"]).ok();
     assert_eq!(sandbox.status("orders")["verdict"], "healthy");
-    // What was applied can go on as a file.
+    // What was applied can continue as a file.
     sandbox.file("again.yaml", &sandbox.quorate(&["spec", "orders"]).ok().stdout);
     let again = sandbox.quorate(&["plan", "again.yaml"]).ok().stdout;
     assert!(again.starts_with("cluster orders: nothing to do\n"), "{again}");
@@ -161,7 +161,7 @@ fn logs_of_etcd_and_of_the_agent() {
     let told = sandbox.quorate(&["logs", "c", "etcd-9"]).expect(1).stderr;
     assert!(told.contains("no member `etcd-9`") && told.contains("etcd-1"), "{told}");
 
-    // A followed log goes on, and shows what is added.
+    // A followed log continues, and shows what is added.
     let mut follower = sandbox.spawn(&["logs", "c", "etcd-1", "-f", "--lines", "0"]);
     let stdout = BufReader::new(follower.stdout.take().expect("a pipe"));
     let (sender, lines) = mpsc::channel();
@@ -266,7 +266,7 @@ fn the_memory_of_a_cluster_moves_to_another_home() {
     elsewhere(&["apply", "c", "--yes", "--accept-older-ledger"]).ok();
     assert_eq!(elsewhere(&["status", "c", "--output", "json"]).ok().json()["verdict"], "healthy");
 
-    // An older one does not replace a newer one without a word.
+    // An older one does not replace a newer one silently.
     let told = elsewhere(&["ledger", "import", "c.age", "--identity", "key"]).expect(1).stderr;
     assert!(told.contains("is newer") && told.contains("--replace"), "{told}");
     elsewhere(&["ledger", "import", "c.age", "--identity", "key", "--replace"]).ok();

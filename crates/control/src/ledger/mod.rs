@@ -191,7 +191,7 @@ impl Store {
         Ok(())
     }
 
-    /// Encrypts every version to the present key. Tells whether that is so now: one that a living controller holds is left to it.
+    /// Encrypts every version to the present key. Returns whether that is so now: one that a living controller holds is left to it.
     pub fn seal_again(&self, now: Timestamp) -> Result<bool, LedgerError> {
         let Some(ring) = self.keys.ring().map_err(|source| self.sealed(source))? else { return Ok(true) };
         if self.sealed_to().is_none_or(|to| to != ring.recipient()) && !self.amend(now, |_| {})? {
@@ -211,7 +211,7 @@ impl Store {
         closed(&self.directory, source)
     }
 
-    /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Tells whether it was done.
+    /// Changes a ledger that no living controller holds, with one conditional write and without its lock. Returns whether it was done.
     pub fn amend(&self, now: Timestamp, change: impl FnOnce(&mut Ledger)) -> Result<bool, LedgerError> {
         let Some(mut ledger) = self.read()? else { return Ok(false) };
         if self.is_locked(&ledger, now) {

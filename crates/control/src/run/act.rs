@@ -509,7 +509,7 @@ impl Controller {
     }
 }
 
-/// The token of a machine that is made. One that was given out for it and not used yet is given again: an earlier attempt may have made
+/// The token of a machine that is made. One that was given out for it and not used yet is used again: an earlier attempt may have made
 /// the machine after all, and it knows no other.
 fn enrolment(known: Option<Enrolment>, now: Timestamp) -> Enrolment {
     let has_time = |known: &Enrolment| known.expires.duration_since(now) > ENROLMENT_TIME / 2;

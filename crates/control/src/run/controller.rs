@@ -29,7 +29,7 @@ use crate::run::history::{History, Recorder};
 use crate::run::observe::Sight;
 use quorate_agent::process;
 
-/// More rounds than any run needs; one that has not settled by then would go on for ever.
+/// More rounds than any run needs; one that has not converged by then would continue for ever.
 const MOST_ROUNDS: u32 = 1000;
 /// How many formations one run may begin.
 const MOST_FORMATIONS: u32 = 3;
@@ -222,8 +222,8 @@ impl Controller {
         Ok(())
     }
 
-    /// This ledger is not the latest, as agents show: nothing more is done, and whoever tries again finds the same. If instead another
-    /// controller took over, whose number the agents have heard, the lock is lost, and that is told.
+    /// This ledger is not the latest, as agents show: nothing more is done, and another attempt finds the same. If instead another
+    /// controller took over, whose number the agents have heard, the lock is lost, and that is reported.
     fn stand_back(
         &self,
         before: Option<Ledger>,
@@ -385,7 +385,7 @@ fn comes_from(spec: &ClusterSpec) -> BTreeMap<MemberName, IpAddr> {
         .collect()
 }
 
-/// The number that was given out last. Whoever only reads asks for it after the look: a controller that came meanwhile has written its own
+/// The number that was given out last. A caller that only reads asks for it after its observation: a controller that came in between has written its own
 /// before it told it to any agent.
 pub(crate) fn latest_fence(store: &Store, ledger: &Ledger) -> Result<u64, LedgerError> {
     let latest = store.read()?.filter(|latest| latest.cluster_id == ledger.cluster_id);
@@ -452,7 +452,7 @@ mod tests {
         WaitingFor::EtcdToStay { member: "e1".into(), restarts, how, last_words }
     }
 
-    /// For how long a run goes on when these are waited for in turns.
+    /// How long a run waits for these in turns.
     async fn waits(spent: &mut Spent, mut waiting: impl FnMut(u32) -> Vec<WaitingFor>) -> Duration {
         let begun = Instant::now();
         for turn in 0.. {

@@ -77,7 +77,7 @@ impl ControlError {
         matches!(self.cause(), ControlError::Verification { .. } | ControlError::NotStaged { .. })
     }
 
-    /// Whether going on would mean to argue with another controller. Only the ledger tells: an agent that claims it may lie.
+    /// Whether continuing would conflict with another controller. Only the ledger can say so: an agent that claims it may lie.
     pub fn is_taken_over(&self) -> bool {
         matches!(self.cause(), ControlError::Ledger(LedgerError::Lost { .. }))
     }

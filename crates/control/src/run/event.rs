@@ -1,4 +1,4 @@
-//! What a run reports while it goes on.
+//! What a run reports while it continues.
 
 use std::pin::Pin;
 

@@ -1,5 +1,5 @@
 //! The history of a cluster: every step that was ever begun, when, by whom, why, and how it ended. One line of JSON for each
-//! event, beside the ledger, appended with one write each; it travels with an export and goes with the cluster. Nothing is ever
+//! event, next to the ledger, appended with one write each; it travels with an export and goes with the cluster. Nothing is ever
 //! decided from it, and no secret is in it.
 
 use std::cell::{Cell, RefCell};
@@ -146,7 +146,7 @@ impl History {
         &self.path
     }
 
-    /// Puts the history of an export beside what is here: each line once, in the order of time.
+    /// Puts the history of an export next to what is here: each line once, in the order of time.
     pub fn merge(&self, exported: &str) -> Result<(), LedgerError> {
         let here = self.text()?;
         let known: BTreeSet<&str> = here.lines().collect();
@@ -228,7 +228,7 @@ pub struct Recorder {
 
 impl Recorder {
     /// Begins with what the operator said: how the ledger changed before the first step. A cluster that did not exist has no
-    /// history, whatever lies there.
+    /// history, whatever is there.
     pub fn begin(
         history: History,
         verb: &str,
@@ -290,7 +290,7 @@ impl Recorder {
         }
     }
 
-    /// A disk that takes no line fails the ledger's next write too, which is told; a step is not given up for this.
+    /// A disk that takes no line fails the ledger's next write too, which is reported; a step is not given up for this.
     fn write(&self, step: u64, what: What) {
         let line = Line { at: Timestamp::now(), run: self.run.clone(), step, what };
         let mut text = serde_json::to_string(&line).expect("plain data serializes");
@@ -315,7 +315,7 @@ impl Reporter for Recording<'_> {
             }
             Event::Done(step) => self.recorder.end(step, What::Done),
             Event::Failed(step, error) => {
-                // The step itself is told already.
+                // The step itself is reported already.
                 let why = match error {
                     ControlError::Step { source, .. } => with_causes(source.as_ref()),
                     other => with_causes(*other),

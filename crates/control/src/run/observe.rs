@@ -25,7 +25,7 @@ pub struct Sight {
     provider: Rc<dyn Provider>,
     identity: Option<Shown>,
     agents: BTreeMap<MemberName, Contact>,
-    /// Machines, by seat and incarnation, whose agents told the number they remember before they heard ours, or had none.
+    /// Machines, by member and incarnation, whose agents reported the number they remember before they heard ours, or had none.
     asked: RefCell<BTreeSet<(String, u64)>>,
     /// Agents that remember our number, or a higher one, though nobody told it.
     knows_more: Vec<UnsafeBecause>,
@@ -116,7 +116,7 @@ impl Sight {
 
     /// Looks, and tells nobody this number: agents that remember it, or a higher one, have obeyed a controller that this ledger knows
     /// nothing of.
-    /// Machines are called as in `known`; whose word counts, `ledger` tells.
+    /// Machines are called as in `known`; `ledger` says whose answer counts.
     pub async fn ask_first(
         &mut self,
         known: &Ledger,
@@ -353,7 +353,7 @@ pub(crate) fn dial(provider: &dyn Provider, name: &MemberName, machine: &Machine
     provider.dial(&MachineId::new(&name.seat().into(), machine.incarnation), machine)
 }
 
-/// Where nobody else agrees with the ledger, the word of everyone counts.
+/// Where nobody else agrees with the ledger, everyone's answer counts.
 fn is_witness(ledger: &Ledger, member: &MemberName, contact: &Contact) -> bool {
     safety::is_witness(ledger, member.seat(), contact.machine.incarnation)
 }
@@ -371,7 +371,7 @@ pub(crate) fn by_name(ledger: &Ledger, machines: Vec<(MemberName, MachineSeen)>)
         let name = if ours && machine.incarnation != wanted { member.former(machine.incarnation) } else { member };
         (name, machine)
     };
-    // A name may be that of a machine of another cluster too. It is told about only where it is in the place of ours.
+    // A name may be that of a machine of another cluster too. It is reported only where it is in the place of ours.
     let (ours, foreign): (Vec<_>, Vec<_>) =
         machines.into_iter().map(named).partition(|(_, machine)| machine.cluster_id == ledger.cluster_id);
     foreign.into_iter().chain(ours).collect()

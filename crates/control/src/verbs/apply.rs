@@ -23,7 +23,7 @@ pub struct Apply {
     downtime: Option<Consent>,
     without_grace: Option<Consent>,
     spec_file: Option<String>,
-    /// What the agents remember, when the ledger is to go on above it.
+    /// What the agents remember, when the ledger is to continue above it.
     above: Option<(Observation, Consent)>,
 }
 

@@ -145,7 +145,7 @@ fn who_stands_back_leaves_the_ledger_as_it_was_and_its_number_free() {
     let held = Held::take(store.clone(), changed, "quorate replace", now).unwrap();
     let left = held.stand_back(Some(before.clone())).unwrap();
     assert_eq!(Ledger { version: before.version, ..left.clone() }, before);
-    // Also where the number was told to some before an agent came up that knew more.
+    // Also if some were given the number before an agent came up that knew a higher one.
     let held = Held::take(store.clone(), left, "quorate apply", now).unwrap();
     held.announce(now).unwrap();
     held.write(now, |ledger| ledger.etcd.highest_revision = 7).unwrap();

@@ -209,7 +209,7 @@ impl View<'_> {
         }
     }
 
-    /// The same, where one that is only stopped counts as well; `None` while the operator wants a cluster that has lost too many to go on.
+    /// The same, where one that is only stopped counts as well; `None` while the operator wants a cluster that has lost too many to continue.
     pub(crate) fn able(&self) -> Option<Voters> {
         match self.desired.kind {
             Kind::Etcd => (!self.desired.etcd.recovery).then(|| etcd::safety::able(self)),

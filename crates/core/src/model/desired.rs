@@ -108,7 +108,7 @@ pub struct CertificateWish {
     /// Key identifiers of the CAs of clients and of agents; absent until they are made.
     pub client_authority: Option<String>,
     pub control_authority: Option<String>,
-    /// The CAs of peers; absent in a cluster that was made before they had one of their own.
+    /// The CAs of peers; absent in a cluster that was created before they had a separate one.
     pub peer: Option<PlaneWish>,
     /// When CAs end: no certificate outlives the one that signed it.
     pub client_authority_ends: Option<Timestamp>,

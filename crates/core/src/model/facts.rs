@@ -126,7 +126,7 @@ pub struct Busy {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CertificateUse {
-    /// etcd's own, to its clients. In a cluster whose peers have no CA of their own yet, to its peers too.
+    /// etcd's own, to its clients. In a cluster whose peers have no separate CA yet, to its peers too.
     Member,
     /// etcd's own, to its peers. Signed by the peers' CA.
     Peer,
@@ -256,7 +256,7 @@ pub struct Host {
     /// Why the configuration for forwarding logs, which is kept in an etcd elsewhere, is not followed.
     #[serde(default)]
     pub log_source_trouble: Option<String>,
-    /// Differs after each boot of the machine. Absent where the agent is a process of the controller's host, and in what older agents tell.
+    /// Differs after each boot of the machine. Absent where the agent is a process of the controller's host, and in what older agents report.
     #[serde(default)]
     pub boot: Option<String>,
     #[serde(default)]

@@ -87,7 +87,7 @@ impl Issued {
     }
 
     /// The serial numbers that etcd refuses of its peers. A peer that showed what clients are shown has done so in a cluster
-    /// whose peers had no CA of their own yet.
+    /// whose peers had no separate CA yet.
     pub fn refused_of_peers(&self) -> impl Iterator<Item = &str> {
         self.refused_machines(|of| !matches!(of, CertificateUse::Root | CertificateUse::Health))
     }

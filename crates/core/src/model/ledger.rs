@@ -137,7 +137,7 @@ pub struct Ledger {
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Lock {
     pub fence: u64,
-    /// The verb and the user, for people.
+    /// The command and the user, for people.
     pub holder: String,
     pub host: String,
     /// Changes when the host is booted; a process id means nothing after that.
@@ -145,7 +145,7 @@ pub struct Lock {
     pub pid: u32,
     /// In clock ticks since boot: distinguishes a process from a later one with the same id.
     pub pid_started: u64,
-    /// Containers of one host have process ids of their own; empty where an older quorate wrote it.
+    /// Containers of one host have separate process ids; empty where an older quorate wrote it.
     #[serde(default)]
     pub pid_namespace: String,
     pub since: Timestamp,
@@ -285,7 +285,7 @@ pub enum SecretKind {
 }
 
 impl std::hash::Hash for Ledger {
-    /// Leaves the spec out: it is large, and two ledgers that differ in it alone are still told apart by `Eq`.
+    /// Leaves the spec out: it is large, and `Eq` still distinguishes two ledgers that differ in it alone.
     fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
         (self.version, self.fence, self.power, &self.destroy, &self.without_backup, &self.etcd, &self.postgres)
             .hash(state);

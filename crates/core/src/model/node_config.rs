@@ -109,7 +109,7 @@ pub struct PatroniService {
     pub patroni: Option<String>,
     /// Of data that is created here.
     pub locale: String,
-    /// Patroni's configuration, in JSON. Patroni reads it again when it is told to, so another one is no reason to restart it.
+    /// Patroni's configuration, in JSON. Patroni reads it again when it is asked to, so another one is no reason to restart it.
     pub config: Secret,
 }
 
@@ -144,7 +144,7 @@ pub struct Archive {
 }
 
 impl NodeConfig {
-    /// Tells two node configs apart.
+    /// Distinguishes two node configs.
     pub fn digest(&self) -> String {
         digest_of(self)
     }
@@ -187,7 +187,7 @@ impl NodeConfig {
                 Runs::Etcd(EtcdService { version, binary: _, flags, layout, pod: Some(pod) }) => {
                     digest_of(&(version, flags, inputs, layout, pod))
                 }
-                // It reads its configuration and its CAs again when it is told to.
+                // It reads its configuration and its CAs again when it is asked to.
                 Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _ }) => {
                     digest_of(&(version, programs, patroni))
                 }

@@ -97,7 +97,7 @@ pub struct MachineSeen {
     pub outdated: bool,
     /// None: it has none yet.
     pub address: Option<IpAddr>,
-    /// What it was made of; not told of all.
+    /// What it was made of; not reported for all.
     #[serde(default)]
     pub build: Option<Build>,
     /// Where its data is stored, if that can outlive it.

@@ -17,7 +17,7 @@ pub struct Authorities {
     pub client: Option<AuthorityRecord>,
     /// Trusted by agents alone.
     pub control: Option<AuthorityRecord>,
-    /// Trusted by peers alone. Absent in a cluster that was made before peers had a CA of their own.
+    /// Trusted by peers alone. Absent in a cluster that was created before peers had a separate CA.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Plane>,
 }

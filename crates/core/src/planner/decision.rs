@@ -41,7 +41,7 @@ impl Decision {
     }
 
     /// Whether this member's agent is about to be claimed. What every new machine needs follows at once, without another look: nothing of
-    /// it rests on what the agent may have to tell.
+    /// it rests on what the agent may report.
     pub(crate) fn enrols(&self, member: &MemberName) -> bool {
         self.steps.iter().any(|step| matches!(&step.action, Action::Enrol { member: enrolled } if enrolled == member))
     }

@@ -15,7 +15,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             continue;
         }
         match seen.agents.get(member) {
-            // Nobody knows where to ask while the provider does not tell; that is waited for already.
+            // While the provider does not answer, nobody knows where to ask; the plan waits for that already.
             None if seen.machines.get().is_none() => {}
             // Nor where there is no machine yet, or any more.
             None if seen.machines.get().is_some_and(|machines| !machines.contains_key(member)) => {}
@@ -46,7 +46,7 @@ fn unenrolled(view: &View<'_>, decision: &mut Decision, member: &MemberName, wis
     let formed = desired.belongs(member);
     let learns = desired.joined(member).is_some_and(|joined| joined.learns);
     // A cluster has enrolled agents only, so this one is another, and its machine may hold data. One that was to join, and was made
-    // anew before it did, holds nothing and has no vote. One that was renewed is ours.
+    // again before it did, holds nothing and has no vote. One that was renewed is ours.
     let expected = !formed || learns || wish.renewing == Some(wish.incarnation);
     if bound.is_some_and(|bound| bound != key) || (!expected && bound.is_none()) {
         return decision.block(UnsafeBecause::SecondKey { member: member.clone() });

@@ -31,7 +31,7 @@ pub enum RemarkKind {
     Places,
 }
 
-/// What is around the cluster and only the controller can tell.
+/// What surrounds the cluster and only the controller knows.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Surroundings {
     /// With which address of this host it comes to each member, where a way leads there.

@@ -8,7 +8,7 @@ use crate::model::{
     Desired, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen, TrustPlane,
 };
 
-/// A machine that was last found unseen longer ago than this is counted anew.
+/// For a machine that was last found unreachable longer ago than this, the time starts again.
 const LONGEST_GAP: SignedDuration = SignedDuration::from_hours(1);
 const WORTH_A_WRITE: SignedDuration = SignedDuration::from_secs(5);
 
@@ -123,7 +123,7 @@ pub fn answered(ledger: &mut Ledger) {
     ledger.close_requests_of_kind();
 }
 
-/// The seat keeps its data and gets another machine. The one it has is to go for that.
+/// The member keeps its data and gets another machine. The one it has is removed for that.
 pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let begins = record.incarnation.max(1) < incarnation && record.renewing != Some(incarnation);
@@ -162,7 +162,7 @@ fn note_absence(record: &mut MemberRecord, is_seen: bool, grace: Option<SignedDu
     }
 }
 
-/// The seat gets another machine. The one it has is a former one from now on, and a member for as long as the cluster lists it.
+/// The member gets another machine. The one it has is a former one from now on, and a member for as long as the cluster lists it.
 pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     let record = ledger.members.entry(member.clone()).or_default();
     let had = record.incarnation.max(1);
@@ -171,8 +171,8 @@ pub fn raise_incarnation(ledger: &mut Ledger, member: &MemberName) -> bool {
     true
 }
 
-/// Lets an older ledger go on, on the operator's word: its numbers become at least those that the agents remember. What
-/// an agent holds is noted as it is, so that only other content is sent anew, under a number above.
+/// Lets an older ledger continue, because the operator confirmed it: its numbers become at least those that the agents remember. What
+/// an agent holds is noted as it is, so only other content is sent again, under a higher number.
 pub fn resume_above(ledger: &mut Ledger, seen: &Observation) {
     let fences = seen.agents.keys().filter_map(|m| Some(seen.facts(m)?.fence));
     ledger.fence = fences.fold(ledger.fence, u64::max);

@@ -1,4 +1,4 @@
-//! Repair: a member whose machine or data is gone for good gets a new machine. Only the decision is here; the old one leaves
+//! Repair: a member whose machine or data is lost permanently gets a new machine. Only the decision is here; the old one leaves
 //! and the new one joins like any other (`membership`).
 
 use jiff::SignedDuration;
@@ -21,7 +21,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         return;
     }
     for (member, wish) in &desired.members {
-        // What becomes of one that does not count yet is told by its patience alone.
+        // What happens to one that does not count yet depends on the waiting time alone.
         if view.learns(member) || decision.has_business_with(member) {
             continue;
         }
@@ -63,7 +63,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     }
 }
 
-/// Gives the seat another machine, if the others can do without the one it had.
+/// Gives the member another machine, if the others can do without the one it had.
 fn replace(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let desired = view.desired;
     if let Some(left) = view.others_can_do_without(member, decision) {
@@ -72,7 +72,7 @@ fn replace(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &
     }
 }
 
-/// Gives the member another machine with the data of the one that is lost. Should that data not be there, the seat is lost like any
+/// Gives the member another machine with the data of the one that is lost. If that data is not there, the member is lost like any
 /// other. Where there is no machine at all, a new one takes nothing from anybody.
 fn renew(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &str) {
     let View { desired, seen, .. } = *view;
@@ -127,9 +127,9 @@ fn is_booting(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> boo
     is_on && is_new && unseen < desired.boots_within
 }
 
-/// A machine that was to join and is not seen for too long. It is no member, so that nothing is lost with it; but only the time
-/// tells it from one that is still coming up, whatever the operator said of the members. If that were less than it takes, each
-/// would be given up for the next, without end.
+/// A machine that was to join and has been unreachable for too long. It is no member, so nothing is lost with it; but only the time
+/// distinguishes it from one that is still coming up, whatever the operator said about members. If that time were too short, each
+/// would be replaced by the next, without end.
 fn never_came(view: &View<'_>, member: &MemberName, wish: &DesiredMember) -> Option<String> {
     let View { desired, seen, .. } = *view;
     if desired.belongs(member) {

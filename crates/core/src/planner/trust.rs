@@ -1,8 +1,8 @@
-//! Trust: which CA signs for peers, and which are trusted. A change of it goes on when nothing else is to be done, one
+//! Trust: which CA signs for peers, and which are trusted. A change of it continues when nothing else is to be done, one
 //! entry in the ledger at a time; what follows from each entry, new leaves and restarts, is the affair of `certificates`
 //! and `config`.
 //!
-//! A cluster that was made before peers had a CA of their own gets one here.
+//! A cluster that was created before peers had a separate CA gets one here.
 
 use std::collections::BTreeSet;
 

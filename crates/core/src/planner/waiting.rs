@@ -87,7 +87,7 @@ pub enum WaitingFor {
         now: String,
         wanted: String,
     },
-    /// What this member runs and in which format its data lies; or, without one, what the cluster speaks.
+    /// What this member runs and which format its data has; or, without a member, the version that the cluster speaks.
     VersionSight {
         member: Option<MemberName>,
         wanted: String,

@@ -18,7 +18,7 @@ enum Shape {
     Text {
         not_empty: bool,
     },
-    /// Text with a form of its own, which may look like a number: `8GiB`, `3.6.14`.
+    /// Text with a special form, which may look like a number: `8GiB`, `3.6.14`.
     Formatted(String),
     Whole,
     Truth,

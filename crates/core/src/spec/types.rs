@@ -77,7 +77,7 @@ impl ClusterSpec {
         }
     }
 
-    /// The name of the machine that a member runs on. A later incarnation is told by its number, for while a successor comes,
+    /// The name of the machine that a member runs on. A later incarnation is distinguished by its number: while a successor comes,
     /// both exist.
     pub fn machine_name(&self, member: &str, incarnation: u64) -> String {
         let name = match &self.namespace {

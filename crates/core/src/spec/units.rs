@@ -1,4 +1,4 @@
-//! Values of a spec that are written as text with a form of their own: sizes, durations, validities, names. Each reads
+//! Values of a spec that are written as text with a special form: sizes, durations, validities, names. Each reads
 //! with an error that says what was expected, and writes what it reads.
 
 use std::borrow::{Borrow, Cow};

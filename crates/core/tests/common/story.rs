@@ -11,7 +11,7 @@
 //! ```
 //!
 //! `plan` tells all steps until it settles, `decide` one round, `apply` carries the plan out and tells it, so that the
-//! story can go on. `until STEP` carries out quietly what comes before that step. A second `cluster` is the edited spec.
+//! story can continue. `until STEP` carries out quietly what comes before that step. A second `cluster` is the edited spec.
 //! `UPDATE_STORIES=1` writes what comes out; read the difference before keeping it.
 
 mod happened;

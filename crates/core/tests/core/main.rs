@@ -1,4 +1,4 @@
-//! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are binaries of their own.
+//! The rules as their users see them: specs, flags, the planner, the ledger. The stories and the model are separate binaries.
 
 mod flags_match_etcd;
 mod fuzz;

@@ -239,7 +239,7 @@ impl State {
                     f.etcd.service = ServiceState::Stopped;
                 }),
                 // Where nobody leads, nobody remembers what it had: that cannot be found out.
-                // One that was told to stop is not started by that.
+                // One that was asked to stop is not started by that.
                 Fault::SetBack if !remembered => with_etcd(machine, |f| {
                     if f.etcd.service != ServiceState::Stopped {
                         f.etcd.service = backing_off(KILLED);

@@ -1,5 +1,5 @@
 //! An agent as the model knows it: the order of a controller is obeyed or refused exactly as the real agent and its etcd do it,
-//! on top of the simulated machine. Kept beside the planner's own simulation, which does as it is told.
+//! on top of the simulated machine. Kept next to the planner's own simulation, which does as it is told.
 
 use quorate_core::kinds::etcd::simulate::SimListed;
 use quorate_core::kinds::etcd::{EtcdStatus, Membership};
@@ -49,7 +49,7 @@ pub fn obey(world: &mut World, desired: &Desired, fence: u64, step: &Step) -> Re
     Ok(Obeyed::Done)
 }
 
-/// Whoever looks or orders tells its fencing number first; a lower one than was obeyed before is refused.
+/// Every observation and every order carries its fencing number; a lower one than was obeyed before is refused.
 pub fn learn_fence<'a>(world: &'a mut World, member: &MemberName, fence: u64) -> Result<&'a Facts, Refusal> {
     let machine =
         world.machines.get_mut(member).filter(|m| m.seen.power == PowerState::On).ok_or(Refusal::Unreachable)?;

@@ -2,7 +2,7 @@
 //!
 //! A controller takes the lock, looks, writes to the ledger what must be known before, does its steps one by one
 //! and writes what only holds afterwards; between any two of these anything else may happen. A controller that was taken
-//! over from keeps the ledger as it last knew it and goes on until somebody refuses it.
+//! over from keeps the ledger as it last knew it and continues until somebody refuses it.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::hash::{Hash, Hasher};
@@ -397,7 +397,7 @@ impl ClusterModel {
         let past = &mut state.past;
         let before = state.world.clone();
         let done = state.world.change(|world| {
-            // A machine that was made anew has another key, and no connection of the one before.
+            // A machine that was recreated has another key, and no connection of the one before.
             let there = |world: &mut World| machine_id(world, &order.step.action);
             if called_as(world, &order.desired, there).as_ref() != Some(&order.machine_id) {
                 return Err(Refusal::Unreachable);
@@ -554,7 +554,7 @@ impl Controller {
 }
 
 impl Work {
-    /// Steps for one machine are done in their order; machines go on beside each other.
+    /// Steps for one machine are done in their order; machines proceed in parallel.
     pub fn is_next(&self, index: usize) -> bool {
         let member = self.steps[index].action.member();
         self.steps[..index].iter().all(|s| s.action.member() != member)

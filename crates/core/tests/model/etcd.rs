@@ -37,7 +37,7 @@ impl Voters {
         self.running >= quorum(self.all)
     }
 
-    /// Whether no majority will ever agree again, unless the operator gives the word.
+    /// Whether no majority will ever agree again, unless the operator confirms.
     pub fn lost(self) -> bool {
         self.holding < quorum(self.all)
     }

@@ -1,4 +1,4 @@
-//! Names: a machine is called by its seat, or, where the ledger wants another incarnation, as a former one. Two controllers
+//! Names: a machine is called by its membership, or, where the ledger wants another incarnation, as a former one. Two controllers
 //! whose ledgers differ call the same machine by different names, and mean the same.
 
 use std::collections::BTreeMap;

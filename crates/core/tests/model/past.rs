@@ -30,7 +30,7 @@ pub struct Past {
 /// What must never happen.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Wrong {
-    /// A member began as `new` twice under the ledger's token: it forgot its votes. Where the ledger has gone on to another,
+    /// A member began as `new` twice under the ledger's token: it forgot its votes. Where the ledger has continued to another,
     /// no client will ever write to what this begins, and it is cleared away.
     NewTwice,
     /// `new` was said on a machine that the formation did not begin with.
@@ -166,7 +166,7 @@ impl Past {
         }
     }
 
-    /// Notes what is true after a move, whoever made it.
+    /// Notes what is true after a move, whichever side made it.
     pub fn weigh(&mut self, before: &World, after: &World, fault: bool) {
         self.restoring |= matches!(after.ledger.etcd.formation, Formation::Restoring { .. });
         if self.restoring && running_tokens(after).len() > 1 {

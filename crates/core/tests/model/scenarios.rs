@@ -56,7 +56,7 @@ pub enum Change {
     HangsWithVolume(&'static str),
     Wiped(&'static str),
     SetBack(&'static str),
-    /// All but this one are gone, and the operator gave the word.
+    /// All but this one are gone, and the operator confirmed.
     Recover(&'static str),
     /// The word was given, and nothing is lost.
     RecoverNothing,
@@ -69,7 +69,7 @@ pub enum Change {
 }
 
 impl Scenario {
-    /// Nothing exists but the declaration. Addresses are pinned, so that a machine that was made anew differs from the one
+    /// Nothing exists but the declaration. Addresses are pinned, so that a machine that was recreated differs from the one
     /// before in nothing but itself.
     pub fn nothing(members: usize) -> Self {
         let mut spec = declared(members, "3.6.14");
@@ -83,7 +83,7 @@ impl Scenario {
         Scenario::nothing(members).made_ready()
     }
 
-    /// So it is, on machines of their own.
+    /// So it is on separate machines.
     pub fn machines_ready_to_form(members: usize) -> Self {
         let Scenario { spec, .. } = Scenario::nothing(members);
         let spec = ClusterSpec { provider: machines("4GiB"), ..spec };
@@ -126,7 +126,7 @@ impl Scenario {
         let Scenario { spec, world } = self;
         let word = Consent { at: world.now, by: String::from("alice"), shown: String::from("the plan") };
         let members = spec.members.len();
-        // Nothing that takes a cluster of one or two down is done without the operator's word; no grace for who is gone.
+        // Nothing that takes a cluster of one or two down is done without the operator's confirmation; no grace for missing members.
         if members < 3 {
             world.ledger.downtime = Some(word.clone());
         }
@@ -227,7 +227,7 @@ fn forget_since_long(world: &mut World, member: &str) {
     world.ledger.members.get_mut(&MemberName::from(member)).expect("a record").unseen_since = Some(since);
 }
 
-/// As it was before peers had a CA of their own.
+/// As it was before peers had a separate CA.
 fn share_ca(spec: &ClusterSpec, world: &mut World) {
     world.ledger.authorities.peer = None;
     let desired = Wish { spec, brought: &brought(), arch: "amd64" }.desire(&world.ledger, "1");

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// Two are equal when their hashes are, which is how the checker itself tells states apart.
+/// Two are equal when their hashes are, which is how the checker itself distinguishes states.
 #[derive(Clone, Debug)]
 pub struct Shared<T> {
     value: Arc<T>,

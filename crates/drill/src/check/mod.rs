@@ -1,7 +1,7 @@
 //! The checker: decides from a recorded history alone whether etcd kept its promises. Pure, and without mercy: what it cannot explain
 //! is a violation, and names the operations.
 //!
-//! etcd gives every write a revision of its own, and every answer the revision at which it was true. So the order to be checked is
+//! etcd gives every write a separate revision, and every answer the revision at which it was true. So the order to be checked is
 //! known, and no search is needed: the history is linearizable when that order agrees with real time and with everything that was
 //! read. A write without an answer is settled by the watches: it happened at the revision where they show its value, or not at all.
 
@@ -40,11 +40,11 @@ pub enum Rule {
     WatchDuplicate,
     /// A watch shows every change between its start and its end.
     WatchGap,
-    /// All watches tell the same.
+    /// All watches report the same.
     WatchDiffers,
     /// A key whose lease is kept alive stays.
     Lease,
-    /// Every endpoint tells the end.
+    /// Every endpoint reports the end.
     Unread,
 }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
 
-/// A history in the making. Moments are in milliseconds; every change that is told to it is shown by both watches.
+/// A history in the making. Moments are in milliseconds; every change that it is given is shown by both watches.
 struct Story {
     history: History,
     changes: Vec<(i64, &'static str, Option<&'static str>)>,
@@ -254,12 +254,12 @@ fn a_watch_may_break_and_be_taken_up_after_the_last_revision() {
 fn a_compaction_is_survived_by_the_watch_that_missed_it() {
     let mut skipped = good().told();
     let record = |what| WatchRecord { watcher: 0, at: 90_500, what };
-    // Watch 0 shows 11, breaks, and may only go on at 13.
+    // Watch 0 shows 11, breaks, and may only continue at 13.
     skipped.watches.remove(2);
     skipped.watches.insert(2, record(Watched::Skipped { through: 13 }));
     skipped.watches.insert(3, record(Watched::Began { endpoint: String::from("e"), from: 13 }));
     assert_good(&skipped);
-    // When none has seen what was compacted, the answers tell what it was.
+    // When none has seen what was compacted, the answers show what it was.
     assert_good(&compacted(good(), 13));
 }
 
@@ -318,7 +318,7 @@ fn an_acknowledged_write_is_missed_though_no_watch_could_show_it() {
     assert_refused(&compacted(phantom, 50), Rule::StaleRead, &["operation 6", "9-9"]);
 }
 
-/// A restore goes back to revision 12, so that operation 4 is taken back; revisions go on at 51. The reads come after it.
+/// A restore goes back to revision 12, so that operation 4 is taken back; revisions continue at 51. The reads come after it.
 fn restored(reads: &[(&'static str, Option<Found>)]) -> History {
     let mut story = good();
     for (number, (key, found)) in reads.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! One client: it chooses what to do next, does it once, and records what it was told. Whatever fails it does not try again; it goes to
+//! One client: it chooses what to do next, does it once, and records the answer. Whatever fails it does not try again; it goes to
 //! the next endpoint.
 
 use std::collections::BTreeMap;

@@ -164,7 +164,7 @@ fn doomed(images: &[Value], used: &BTreeSet<&str>, keep: usize) -> Vec<Known> {
         image.get("properties")?.get(VERSION)?;
         let aliases = image.get("aliases").and_then(Value::as_array).into_iter().flatten();
         let mut aliases = aliases.filter_map(|alias| alias.get("name")?.as_str());
-        // One that has no name of ours was imported by hand.
+        // One that has no name of ours was imported manually.
         let alias = aliases.find(|alias| alias.starts_with(PREFIX))?.to_owned();
         Some(Known { fingerprint: text("fingerprint")?, alias, uploaded: text("uploaded_at")? })
     };

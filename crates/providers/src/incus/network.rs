@@ -181,7 +181,7 @@ fn hosts(gateway: IpAddr, prefix: u8) -> Box<dyn Iterator<Item = IpAddr>> {
             let bits = u32::from(prefix.min(128));
             let mask = u128::MAX.checked_shl(128 - bits).unwrap_or(0);
             let base = u128::from(v6) & mask;
-            // Where a router, or somebody who counts by hand, is not.
+            // Where no router is, and nobody counts manually.
             Box::new((0x100..0x100 + MOST).map(move |n| IpAddr::V6((base | u128::from(n)).into())))
         }
     }

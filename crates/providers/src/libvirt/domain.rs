@@ -15,7 +15,7 @@ pub(super) const MARK_URI: &str = "urn:quorate:machine:1";
 pub(super) const MARK_KEY: &str = "quorate";
 const MARK_ELEMENT: &str = "machine";
 
-/// The serials by which a machine tells its disks apart.
+/// The serials by which a machine distinguishes its disks.
 pub(super) const DATA_SERIAL: &str = "quorate-data";
 const ROOT_SERIAL: &str = "quorate-root";
 const SEED_SERIAL: &str = "quorate-seed";

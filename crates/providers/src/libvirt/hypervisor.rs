@@ -190,7 +190,7 @@ impl Hypervisor {
     pub(super) async fn volumes_of_cluster(&self, suffix: &str) -> Result<Vec<Volume>, LibvirtError> {
         let pool = &self.settings.pool;
         let names = match self.virsh.volumes(pool).await {
-            // A spec that names a wrong pool is told about when a machine is made.
+            // A spec that names a wrong pool is reported when a machine is made.
             Err(error) if error.is_absent() => Vec::new(),
             names => names?,
         };

@@ -1,4 +1,4 @@
-//! Seed disks whose domain is gone: somebody undefined it by hand, and no mark names them any more. Their names are the operator's
+//! Seed disks whose domain is gone: somebody undefined it manually, and no mark names them any more. Their names are the operator's
 //! choice, so what is on them decides whose they are.
 
 use super::domain::Volume;

@@ -42,7 +42,7 @@ impl Hypervisor {
         Ok(works)
     }
 
-    /// What can be told of it from here.
+    /// What is known of it from here.
     pub(super) fn why_no_kvm(&self) -> &'static str {
         match fs::File::open("/dev/kvm") {
             Ok(_) if is_here(&self.settings.uri) => "though /dev/kvm opens on this host",

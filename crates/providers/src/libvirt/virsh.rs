@@ -97,7 +97,7 @@ impl Virsh {
         command.env("LC_ALL", "C").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.kill_on_drop(true).spawn().map_err(unable)?;
         if let Some(mut stdin) = child.stdin.take() {
-            // One that has ended before it read all tells why by itself.
+            // One that has ended before it read all says why by itself.
             let _ = stdin.write_all(document.as_bytes()).await;
         }
         let output = child.wait_with_output().await.map_err(unable)?;

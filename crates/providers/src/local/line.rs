@@ -120,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_checksum_that_was_left_open_is_finished() {
-        // A SYN from 10.0.0.1:1234 to 10.0.0.2:2379, whose checksum was worked out by hand.
+        // A SYN from 10.0.0.1:1234 to 10.0.0.2:2379, whose checksum was worked out manually.
         let mut frame = vec![0; 12];
         frame.extend([0x08, 0x00]);
         frame.extend([0x45, 0, 0, 40, 0, 0, 0, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);

@@ -55,7 +55,7 @@ pub fn marked(machines: &Path, cluster: &str) -> Result<Vec<(PathBuf, Mark)>, Pr
     Ok(found)
 }
 
-/// Where a machine's data would have a disk of its own.
+/// Where a machine's data would have a separate disk.
 pub fn data_directory(machine: &Path) -> PathBuf {
     machine.join(DATA_DIRECTORY)
 }

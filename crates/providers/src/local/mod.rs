@@ -1,4 +1,4 @@
-//! The local provider: a machine is a directory, an agent, and an address of its own: in 127.0.0.0/8, or, under
+//! The local provider: a machine is a directory, an agent, and a separate address: in 127.0.0.0/8, or, under
 //! `network: netns`, in a network namespace that is made when the machine is switched on and goes when it is off.
 //!
 //! ```text
@@ -49,7 +49,7 @@ const CONTROLLERS: [&str; 2] = ["AWS_", "QUORATE_KEY"];
 /// How long a new agent may take to come up.
 const AGENT_PATIENCE: Duration = Duration::from_secs(10);
 /// How long etcd may take to end when its machine is switched off. A leader tries to hand over, which takes seconds and
-/// leads nowhere when all are told to stop; what etcd has acknowledged is on disk in any case.
+/// leads nowhere when all are stopped; what etcd has acknowledged is on disk in any case.
 const STOP_PATIENCE: Duration = Duration::from_secs(3);
 /// How long Patroni may take: PostgreSQL writes all that is in memory before it ends.
 const PATRONI_PATIENCE: Duration = Duration::from_secs(60);

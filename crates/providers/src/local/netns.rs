@@ -33,7 +33,7 @@ pub fn hub(cluster_id: &str) -> String {
     format!("quorate-{cluster_id}")
 }
 
-/// Cuts a member off: nothing comes from it or reaches it, and it is not told. A machine that is switched off and on is
+/// Cuts a member off: nothing comes from it or reaches it, and it does not learn of it. A machine that is switched off and on is
 /// connected again.
 pub fn partition(machines: &Path, cluster: &str, member: &MemberName) -> Result<(), ProviderError> {
     Place::find(machines, cluster, member)?.set_port(DISABLED)
@@ -339,7 +339,7 @@ fn run(program: &str, arguments: &[&str], input: &str) -> Result<String, Provide
     let started = Command::new(program).args(arguments).stdin(piped()).stdout(piped()).stderr(piped()).spawn();
     let mut child = started.map_err(unable)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that has ended before it read all tells why by itself.
+        // One that has ended before it read all says why by itself.
         let _ = stdin.write_all(input.as_bytes());
     }
     let output = child.wait_with_output().map_err(unable)?;

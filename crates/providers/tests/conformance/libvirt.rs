@@ -25,7 +25,7 @@ use crate::suite::{self, Enrolment, Ground};
 
 /// How libvirt is reached; without it there is no such ground.
 const URI: &str = "QUORATE_LAB_LIBVIRT_URI";
-/// How a second libvirt is reached, which has a socket of its own.
+/// How a second libvirt is reached, which has a separate socket.
 const SECOND_URI: &str = "QUORATE_LAB_LIBVIRT_SECOND_URI";
 /// Names that the lab gives to its pool, its network and the image in the pool.
 const POOL: &str = "quorate-lab";

@@ -1,4 +1,4 @@
-//! The ground of the provider `local`: a home of its own.
+//! The ground of the provider `local`: a separate home directory.
 
 use std::collections::BTreeSet;
 use std::fs;

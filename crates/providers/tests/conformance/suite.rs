@@ -72,7 +72,7 @@ const CASES: [Case; 12] = cases![
     what_does_not_fit_is_refused_and_leaves_nothing,
 ];
 
-/// The suite for one provider. Each case gets a ground of its own.
+/// The suite for one provider. Each case gets a separate ground.
 pub fn trials<G: Ground + 'static>(provider: &str, ground: fn() -> G) -> Vec<Trial> {
     // Where there is no bound, there is nothing that does not fit.
     let bounded = ground().greedy().is_some();

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::host;
 
-/// Where the CA, the members' certificates and root's lie.
+/// Where the CA, the members' certificates and root's are.
 pub struct Certificates(PathBuf);
 
 impl Certificates {

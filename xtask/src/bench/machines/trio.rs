@@ -1,4 +1,4 @@
-//! Three machines that are defined and started by hand, each with a disk over the same image and a seed disk that was made before, and
+//! Three machines that are defined and started manually, each with a disk over the same image and a seed disk that was made before, and
 //! the question whether etcd on all of them is well.
 
 use std::fs;

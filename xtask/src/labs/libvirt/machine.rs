@@ -16,7 +16,7 @@ const CLOUD_INIT_IMAGE: &str = "cloud-init.qcow2";
 const CLOUD_INIT_PACKAGES: [&str; 5] = ["etcd-server", "etcd-client", "chrony", "prometheus-node-exporter", "nftables"];
 /// quorate itself puts this program on seed disks.
 pub const PROGRAM_VARIABLE: &str = "QUORATE_AGENT_PROGRAM";
-/// Tell what runs inside where the images lie.
+/// Says to what runs inside where the images are.
 pub(super) const IMAGE_VARIABLE: &str = "QUORATE_LAB_MACHINE_IMAGE";
 pub(super) const CLOUD_INIT_VARIABLE: &str = "QUORATE_LAB_CLOUD_INIT_IMAGE";
 
@@ -46,7 +46,7 @@ impl Machine {
         Ok(Self { program, image, cloud_init })
     }
 
-    /// The same as it is told to what runs inside.
+    /// The same as what runs inside gets it.
     pub fn tell(&self, command: &mut Command) {
         command.env(PROGRAM_VARIABLE, &self.program).env(IMAGE_VARIABLE, &self.image);
         command.envs(self.cloud_init.iter().map(|image| (CLOUD_INIT_VARIABLE, image)));

@@ -70,7 +70,7 @@ fn nft_itself_understands_it() {
     }
 }
 
-/// Two hosts of their own, a machine and its neighbour, on a wire that leads nowhere else.
+/// Two hosts, a machine and its neighbour, on a wire that leads nowhere else.
 struct Hosts {
     names: [String; 2],
 }

@@ -143,7 +143,7 @@ pub async fn etcdutl(etcd: &Path, version: &str, cache: &Path, search: Option<&O
     Err(BinaryError::NoEtcdutl { line, least: least.to_string(), etcd, cache })
 }
 
-/// A program of our own with the same content: the same file under another name, or a copy. It stays what it is when the other is
+/// A separate program with the same content: the same file under another name, or a copy. It stays what it is when the other is
 /// exchanged. What is in the cache already is nobody else's. Of earlier ones only the one in use stays.
 pub(crate) fn keep(etcd: &Path, version: &str, cache: &Path, in_use: Option<&Path>) -> Result<PathBuf, BinaryError> {
     if etcd.starts_with(cache) {

@@ -10,7 +10,7 @@ use crate::layout::Layout;
 use crate::{AgentError, files, stamp};
 
 /// What is in the data directory. Without a write-ahead log there is no data: an etcd that was killed while it came into
-/// being leaves a database without one, which holds nothing and which etcd would not go on from.
+/// being leaves a database without one, which holds nothing and which etcd would not continue from.
 pub(crate) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
     if !has_log(&layout.data())? {
         return Ok(DataSeen::Empty);

@@ -1,4 +1,4 @@
-//! What releases before 3.6 left in etcd's log. etcd 3.7 panics on it, so it is told to the controller, cleared by a Raft snapshot, and no
+//! What releases before 3.6 left in etcd's log. etcd 3.7 panics on it, so it is reported to the controller, cleared by a Raft snapshot, and no
 //! start of 3.7 on such a log is tried.
 
 use std::sync::Arc;

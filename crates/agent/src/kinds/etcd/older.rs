@@ -57,7 +57,7 @@ impl Agent {
             .collect();
         while let Some(answer) = asked.join_next().await {
             let Ok(Some((told_by, raft))) = answer else { continue };
-            // One that was cut off may believe for a moment that it still leads, and what it was told need not hold.
+            // One that was cut off may believe for a moment that it still leads, and what it heard before need not hold.
             let Some(progress) = raft.progress.get(&log.member_id).filter(|_| raft.term >= log.end.term) else {
                 continue;
             };

@@ -62,7 +62,7 @@ pub enum Order {
     },
     /// Creates the data of a new cluster from the staged snapshot. The present data is kept next to it.
     RestoreData {
-        /// What must lie in the data directory.
+        /// What must be in the data directory.
         was: DataSeen,
         stamp: Stamp,
         /// All members of the new formation, this one among them.
@@ -104,7 +104,7 @@ impl Order {
     }
 }
 
-/// What etcd is told at its first start, and the stamp to set next to its data before.
+/// What etcd is given at its first start, and the stamp to set next to its data before.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Bootstrap {
     pub stamp: Stamp,

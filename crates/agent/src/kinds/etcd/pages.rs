@@ -98,7 +98,7 @@ pub(super) async fn members(url: &str, config: Arc<ClientConfig>, time: Duration
     Some((cluster.unwrap_or_default(), rows.into_iter().map(member).collect()))
 }
 
-/// Status as far as it can be told without a login. The list of members, and the cluster's number, come by another way.
+/// Status as far as it is known without a login. The list of members, and the cluster's number, come by another way.
 pub(super) async fn status(url: &str, config: Arc<ClientConfig>, time: Duration) -> Option<EtcdStatus> {
     let (raft, metrics) = tokio::join!(raft(url, config.clone(), time), page(url, "/metrics", config, time));
     status_in(&raft?, &Metrics(std::str::from_utf8(metrics?.body()).ok()?))

@@ -141,7 +141,7 @@ impl Agent {
         self.ask_peer_page().await.is_some()
     }
 
-    /// The cluster's number and its members, as etcd tells its peers.
+    /// The cluster's number and its members, as etcd reports them to its peers.
     async fn ask_peer_page(&self) -> Option<(u64, Vec<Member>)> {
         let (url, config) = self.etcd.access.peer(&self.state.get())?;
         pages::members(&url, config, ANSWER).await

@@ -84,7 +84,7 @@ impl Agent {
         (now.seen == BinarySeen::Version(etcd.version.clone())).then_some(now)
     }
 
-    /// systemd starts etcd again without asking. So its unit names a program of our own, which nobody exchanges unasked as an upgrade of
+    /// systemd starts etcd again without asking. So its unit names a separate program, which nobody exchanges unasked as an upgrade of
     /// packages does.
     fn keep_program(&self, found: binaries::Binary) -> Binary {
         let binaries::Binary { etcd, version } = found;

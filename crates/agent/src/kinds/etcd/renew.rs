@@ -35,12 +35,12 @@ const RESTORING: Duration = Duration::from_secs(900);
 
 /// What is to be made, and of what.
 pub(crate) struct Renewal {
-    /// What must lie in the data directory.
+    /// What must be in the data directory.
     pub(crate) was: DataSeen,
     pub(crate) stamp: Stamp,
     pub(crate) initial_cluster: BTreeMap<MemberName, String>,
     pub(crate) peer_url: String,
-    /// By how much the revision goes up; all before is marked as compacted. Of a survivor, where its own revision is known: what it goes on
+    /// By how much the revision goes up; all before is marked as compacted. Of a survivor, where its own revision is known: what it continues
     /// from at least.
     pub(crate) bump_revision: u64,
     pub(crate) origin: Origin,

@@ -115,7 +115,7 @@ impl Agent {
 
     /// Stamp and memory first: once etcd may have written, nobody must take this disk for a fresh one.
     async fn prepare_first_start(&self, state: &State, stamp: Stamp) -> Result<(), Refusal> {
-        // Also when that was another formation: whoever begins anew has wiped first, and this order is a late one.
+        // Also when that was another formation: a member that begins again was wiped first, and this order is a late one.
         if let Some(earlier) = &state.etcd.last_started {
             let why = format!("etcd was started in bootstrap {} before, and its data is lost", earlier.token);
             return Err(Refusal::Failed { why });
@@ -283,14 +283,14 @@ impl Agent {
         if let ServiceState::Unknown { why } = self.etcd.service.look().await {
             return Err(format!("whether it runs is not known: {why}"));
         }
-        // Fetching can take minutes, and whoever asks for facts must not wait for it.
+        // Fetching can take minutes, and anyone who asks for facts must not wait for it.
         if let Ok(found) = timeout(FINDING, self.find_binary_again()).await {
             found.map_err(in_full)?;
         }
         let state = self.state.get();
         let launch = self.launch(&state, None).map_err(|refusal| refusal.to_string())?;
         self.check_data(&state).await?;
-        // Before there is a network nobody can be asked, and whoever holds more than this disk would count as silent.
+        // Before there is a network nobody can be asked, and a member that holds more than this disk would count as silent.
         if self.keeps_host && !reach::is_bound(state.address, NETWORK).await {
             tracing::warn!(address = %state.address, "this machine does not have its address yet");
         }
@@ -362,7 +362,7 @@ impl Agent {
 
     fn args(&self, state: &State, etcd: &EtcdService) -> Vec<String> {
         let mut flags = etcd.flags.clone();
-        // Where the data lies is the agent's affair: it looks there, and knows its etcd by it.
+        // The agent decides where the data is: it looks there, and knows its etcd by it.
         flags.remove("data-dir");
         flags.entry(String::from("name")).or_insert_with(|| state.identity.member.to_string());
         let given = flags.iter().map(|(name, value)| format!("--{name}={}", self.layout.fill_in(value, state.address)));

@@ -40,7 +40,7 @@ pub(crate) struct Launched {
     pub(crate) digest: String,
     /// Key identifiers of CAs.
     pub(crate) trust: BTreeMap<TrustPlane, BTreeSet<String>>,
-    /// Where it was told to find its certificates.
+    /// Where it finds its certificates.
     #[serde(default)]
     pub(crate) layout: CertificateLayout,
 }

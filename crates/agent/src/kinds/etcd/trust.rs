@@ -45,7 +45,7 @@ pub(crate) fn seen(state: &State, service: &ServiceState) -> BTreeMap<TrustPlane
     on_disk.into_iter().map(|(plane, on_disk)| (plane, TrustSeen { running: of(&plane), on_disk })).collect()
 }
 
-/// The peers' CAs, in PEM, where they have some of their own.
+/// The peers' CAs, in PEM, where they have separate ones.
 pub(crate) fn peer_bundle(config: &NodeConfig) -> Option<&str> {
     bundle(config, PEER_TRUST_FILE).or_else(|| bundle(config, PATRONI_PEER_TRUST_FILE))
 }

@@ -210,7 +210,7 @@ pub(super) fn check_proven(version: &str) -> Result<(), AgentError> {
     })
 }
 
-/// Has every entry of the log count as agreed, and says how many did not: etcd forgets those when it is made to go on alone,
+/// Has every entry of the log count as agreed, and says how many did not: etcd forgets those when it is made to continue alone,
 /// although the cluster may have agreed to them without this member being told.
 pub(super) fn agree_to_all(data: &Path) -> Result<u64, AgentError> {
     let Some((log, tail)) = read_files(&files(data)?)? else { return Ok(0) };
@@ -270,7 +270,7 @@ fn read_files(files: &[PathBuf]) -> Result<Option<(Log, Tail)>, AgentError> {
         return Err(AgentError::BadLog { path: tail.path, why: String::from("nothing says whose it is") });
     };
     let Entry { term, index, .. } = entry.unwrap_or_default();
-    // Where the leader has sent a snapshot, the log goes on from there.
+    // Where the leader has sent a snapshot, the log continues from there.
     let (term, index) = if snapshot.index > index { (snapshot.term, snapshot.index) } else { (term, index) };
     let commit = tail.state.unwrap_or_default().commit.max(snapshot.index).min(index);
     Ok(Some((Log { member_id, end: LogEnd { term, index, commit } }, tail)))
@@ -377,7 +377,7 @@ fn next_frame(reader: &mut impl Read, left: u64) -> io::Result<Frame> {
     Ok(Frame::Whole { record: bytes, size })
 }
 
-/// The record, if it is one and the checksum goes on from the one before.
+/// The record, if it is one and the checksum continues from the one before.
 fn check(record: &[u8], before: u32) -> Option<Record> {
     let record = Record::decode(record).ok()?;
     let expected = match (record.kind, before) {
@@ -415,7 +415,7 @@ fn append(tail: &Tail, state: &HardState) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Castagnoli's, going on from the value over what came before.
+/// Castagnoli's, continuing from the value over what came before.
 fn crc32c(before: u32, data: &[u8]) -> u32 {
     !data.iter().fold(!before, |crc, byte| CASTAGNOLI[((crc ^ u32::from(*byte)) & 0xff) as usize] ^ (crc >> 8))
 }

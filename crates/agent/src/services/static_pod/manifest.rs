@@ -1,6 +1,6 @@
-//! The manifest of a static pod: what a kubelet is told to run.
+//! The manifest of a static pod: what a kubelet is asked to run.
 //!
-//! A kubelet starts what lies in its directory by itself, after a crash, a boot, or its own restart. So the manifest says under which
+//! A kubelet starts what is in its directory by itself, after a crash, a boot, or its own restart. So the manifest says under which
 //! conditions it may: the directory `gate` must be there. It is a link to the write-ahead log, below a directory that no reboot survives.
 //! Without data it leads nowhere, and after a boot the agent makes it again when it has looked at the data. At a first start it is an
 //! empty directory; that pod is never started a second time by the kubelet, because its arguments would bootstrap a cluster once more.
@@ -21,7 +21,7 @@ pub(super) const HEADER: &str = "# Written by quorate; changes are undone by a r
 /// Variables by which the process of a pod is known: the start that it belongs to, and the digest of its inputs.
 pub(super) const START: &str = "QUORATE_POD";
 pub(super) const DIGEST: &str = "QUORATE_INPUTS";
-/// In seconds. After this time the kubelet kills a service that was told to end.
+/// In seconds. After this time the kubelet kills a service that was asked to end.
 const GRACE: u64 = 10;
 /// What kubeadm reserves for etcd.
 const CPU: &str = "100m";

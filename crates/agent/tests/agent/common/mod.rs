@@ -1,5 +1,5 @@
-//! A machine for tests: a root of its own, an address of its own, and the two CAs that a controller would keep. The agent
-//! runs on a thread with a runtime of its own, which is dropped as abruptly as a kill would end it.
+//! A machine for tests: a root directory, an address, and the two CAs that a controller would keep. The agent
+//! runs on a thread with a separate runtime, which is dropped as abruptly as a kill would end it.
 
 #![allow(dead_code, reason = "what is made for several tests may be used by none of them")]
 

@@ -259,7 +259,7 @@ pub fn trust() -> Trust {
     Trust::only(signing().signer(), Timestamp::now())
 }
 
-/// A directory store, and a place for throwaway etcds; both go at the end.
+/// A directory store, and a place for temporary etcds; both go at the end.
 pub struct Room {
     pub directory: TempDir,
     pub store: Store,

@@ -137,7 +137,7 @@ impl Backed {
         self.backup("verify", &[more, &["--identity", OPERATOR]].concat())
     }
 
-    /// `quorate restore c.yaml …`, with the operator's word and key.
+    /// `quorate restore c.yaml …`, with the operator's confirmation and key.
     pub fn restore(&self, more: &[&str]) -> Run {
         self.quorate(&[&["restore", "c.yaml", "--yes", "--identity", OPERATOR], more].concat())
     }
@@ -184,7 +184,7 @@ impl Backed {
         answer["header"]["revision"].as_i64().expect("a revision")
     }
 
-    /// Users and roles, with what each of those made by hand may do.
+    /// Users and roles, with what each of those made manually may do.
     #[track_caller]
     pub fn users_and_roles(&self) -> String {
         let calls: [&[&str]; 6] = [

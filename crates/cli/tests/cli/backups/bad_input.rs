@@ -127,7 +127,7 @@ fn nobody_is_to_read_it(backed: &Backed) {
         "{shown}"
     );
     assert!(!shown.contains("is not encrypted, though"), "{shown}");
-    // Where the spec wants the others not to read it, an open one is not taken without a word.
+    // Where the spec wants the others not to read it, an open one is not taken silently.
     backed.edit(&[&backed.recipient], "");
     let shown = backed.quorate(&["restore", "c.yaml", "--dry-run"]).ok().text();
     assert!(shown.contains("this backup is not encrypted, though the spec names recipients"), "{shown}");

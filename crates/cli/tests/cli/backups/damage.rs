@@ -50,7 +50,7 @@ impl Story {
         }
     }
 
-    /// Both verbs refuse with these words, and the cluster serves as before.
+    /// Both commands refuse with these words, and the cluster serves as before.
     #[track_caller]
     fn told(&self, identity: &str, words: &[&str], still: &[&str]) {
         let before = (self.backed.pids(), self.backed.contents());

@@ -137,7 +137,7 @@ fn revision(cluster: &BackedUp) -> i64 {
     answer["header"]["revision"].as_i64().expect("a revision")
 }
 
-/// Somebody takes a full backup by hand while `backup watch` records on top of another.
+/// Somebody takes a full backup manually while `backup watch` records on top of another.
 #[test]
 fn a_recorder_goes_on_with_a_backup_that_was_taken_by_hand() {
     let cluster = BackedUp::up(1, "");
@@ -194,7 +194,7 @@ fn a_snapshot_whose_root_has_another_password_is_refused_beforehand() {
     let password = sandbox.ledger("c")["etcd"]["auth"]["root_password"].as_str().expect("a password").to_owned();
     sandbox.quorate(&["destroy", "c", "--yes", "--without-backup"]).ok();
 
-    // Another cluster, with a password of its own.
+    // Another cluster, with another password.
     sandbox.quorate(&["apply", "c.yaml", "--yes"]).ok();
     put("new");
     let before = sandbox.processes();

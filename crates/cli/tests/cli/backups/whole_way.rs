@@ -125,7 +125,7 @@ fn recipient_of_now(backed: &Backed) -> String {
     spec[begins..].chars().take_while(char::is_ascii_alphanumeric).collect()
 }
 
-/// The revision is far beyond all that anybody saw, and who watches from where it was is told to start over.
+/// The revision is far beyond all that anybody saw, and a watch from where it was must start over.
 #[track_caller]
 fn never_goes_back(backed: &Backed, highest: i64) {
     assert!(backed.revision() >= highest + MARGIN, "{} after {highest}", backed.revision());

@@ -1,4 +1,4 @@
-//! What tests of backups share: a cluster that is backed up into a directory beside it and encrypted to an operator's key, a client of it,
+//! What tests of backups share: a cluster that is backed up into a directory next to it and encrypted to an operator's key, a client of it,
 //! and chance that can be repeated.
 
 use std::fs::{self, OpenOptions};
@@ -192,7 +192,7 @@ impl Chance {
         Chance(seed)
     }
 
-    /// One that goes on by itself, for another thread.
+    /// One that continues by itself, for another thread.
     pub fn split(&mut self) -> Self {
         Chance(self.draw())
     }

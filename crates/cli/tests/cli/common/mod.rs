@@ -48,7 +48,7 @@ impl Run {
         self.expect(0)
     }
 
-    /// Fails the test if the command did not fail. Other programs have exit codes of their own.
+    /// Fails the test if the command did not fail. Other programs have other exit codes.
     #[track_caller]
     pub fn fails(self) -> Self {
         assert_ne!(self.code, Some(0), "\n--- stdout\n{}\n--- stderr\n{}", self.stdout, self.stderr);
@@ -275,7 +275,7 @@ pub fn address(number: u8) -> String {
     thread_local! {
         static BLOCK: (UdpSocket, [u8; 2]) = claim_block();
     }
-    // Each test runs on a thread of its own.
+    // Each test runs on a separate thread.
     BLOCK.with(|(_, [high, low])| format!("127.{high}.{low}.{number}"))
 }
 

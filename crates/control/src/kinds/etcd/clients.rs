@@ -152,7 +152,7 @@ fn sign_client(
     Ok(Issued { certificate, key, not_after })
 }
 
-/// What etcdctl must be told to be root.
+/// What etcdctl needs to be root.
 #[derive(Clone, Debug)]
 pub struct Environment {
     pub endpoints: Vec<String>,

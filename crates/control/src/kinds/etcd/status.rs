@@ -101,7 +101,7 @@ pub struct MemberStatus {
     pub agent: Option<Program>,
     pub generation: Option<u64>,
     pub restarts: Option<u32>,
-    /// The slowest of some durable writes on its disk, before etcd had data there; not told of local machines.
+    /// The slowest of some durable writes on its disk, before etcd had data there; not reported for local machines.
     pub fsync_micros: Option<u64>,
     /// Why the configuration for forwarding its logs is not followed, where it is not.
     pub log_source_trouble: Option<String>,

@@ -11,7 +11,7 @@ use crate::planner::voters::Voters;
 #[derive(Clone, Debug)]
 pub struct Cluster<'a> {
     pub listed: Vec<Listed<'a>>,
-    /// The end of the log, as far as any voter told.
+    /// The end of the log, as far as any voter reports it.
     pub index: u64,
     pub told_at: Timestamp,
     pub cluster_version: Option<String>,
@@ -28,7 +28,7 @@ pub struct Listed<'a> {
     pub is_learner: bool,
     pub leads: bool,
     pub healthy: bool,
-    /// What its agent told, where it answered.
+    /// What its agent reported, if it answered.
     pub facts: Option<&'a Facts>,
 }
 

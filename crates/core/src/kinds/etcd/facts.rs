@@ -18,7 +18,7 @@ pub struct EtcdFacts {
     /// Whether the peer port answers; the next member of a formation may start then.
     pub peer_serving: bool,
     pub status: Option<EtcdStatus>,
-    /// How far the log on disk goes; told while etcd does not run.
+    /// How far the log on disk goes; reported while etcd does not run.
     pub log: Option<LogEnd>,
     /// Why the log on disk cannot be read, where it cannot.
     #[serde(default)]
@@ -83,7 +83,7 @@ pub struct OlderData {
     pub holds: u64,
     /// What this member once acknowledged, as the leader remembers it.
     pub acknowledged: u64,
-    /// The endpoint that told so.
+    /// The endpoint that reported it.
     pub told_by: String,
 }
 

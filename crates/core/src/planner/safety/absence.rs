@@ -25,7 +25,7 @@ pub enum Absence {
 /// Judges an unreachable machine. `what` says how it is missed.
 pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result<Absence, UnsafeBecause> {
     let View { desired, seen, .. } = *view;
-    // A former machine has no record of its own, so that only the operator can tell that it is dead.
+    // A former machine has no record, so only the operator can say that it is dead.
     let since = desired.members.get(member).and_then(|wish| wish.unseen_since);
     let unseen = since.map_or(SignedDuration::ZERO, |since| seen.now.duration_since(since));
     if desired.grace.is_some() && desired.members.contains_key(member) && unseen < BLINK {
@@ -49,14 +49,14 @@ pub fn judge_absence(view: &View<'_>, member: &MemberName, what: &str) -> Result
     }
 }
 
-/// Whether enough peers told that they do not reach a machine, and none that it does.
+/// Whether enough peers report that they do not reach a machine, and none that it does.
 pub fn peers_miss(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {
     let peers = Peers::of(view, member);
     peers.none_reaches(member)?;
     peers.enough_told(member)
 }
 
-/// What the other members' agents tell of one machine.
+/// What the other members' agents report about one machine.
 struct Peers {
     reach: BTreeSet<MemberName>,
     miss: usize,

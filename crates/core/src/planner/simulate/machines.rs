@@ -82,7 +82,7 @@ impl World {
         });
         self.remember_auth(desired);
         let remembered = self.remembered(desired, member);
-        // In the midst of a restore the ledger does not tell how far each member has come.
+        // During a restore the ledger does not say how far each member has come.
         let restoring = matches!(self.ledger.etcd.formation, Formation::Restoring { .. });
         let known = !restoring && self.ledger.etcd.formation.members().is_some_and(|m| m.contains_key(member));
         let now = self.now;

@@ -1,4 +1,4 @@
-//! The simulated world: machines, agents and etcds as far as the planner can tell them apart from real ones.
+//! The simulated world: machines, agents and etcds, as far as the planner can distinguish them from real ones.
 //!
 //! `plan` runs `decide` against it until it settles. The model check lets an adversary loose in it. It promises nothing about time or data,
 //! only about what the planner looks at.

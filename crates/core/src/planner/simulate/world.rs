@@ -20,7 +20,7 @@ pub struct World {
     pub ledger: Ledger,
     pub now: Timestamp,
     pub machines: BTreeMap<MemberName, SimMachine>,
-    /// What a healthy member would tell of users and roles.
+    /// What a healthy member would report about users and roles.
     pub auth: AuthLook,
     /// Set while the provider does not answer.
     pub(crate) provider_away: Option<String>,

@@ -80,7 +80,7 @@ fn is_private(address: IpAddr) -> bool {
     }
 }
 
-/// The range that members with addresses of their own share, as all of a cluster are on one bridge.
+/// The range that members with pinned addresses share, because all of a cluster are on one bridge.
 fn range(address: IpAddr) -> String {
     match address {
         IpAddr::V4(v4) => {
@@ -93,7 +93,7 @@ fn range(address: IpAddr) -> String {
 
 fn one_range(cluster: &Cluster, found: &mut Findings) {
     let pinned = cluster.spec.members.iter().enumerate().filter_map(|(index, member)| Some((index, member.address?)));
-    // Others are told about where each address is looked at by itself.
+    // The check of each single address reports the others.
     let mut pinned = pinned.filter(|(_, address)| is_private(*address)).peekable();
     let Some((_, first)) = pinned.peek().copied() else { return };
     let shared = range(first);

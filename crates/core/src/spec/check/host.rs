@@ -55,7 +55,7 @@ fn time_source(cluster: &Cluster, field: &str, source: &TimeSource, found: &mut 
     }
 }
 
-/// Members that the rules would cut off from one another are told before it happens.
+/// Reports members that the rules would cut off from one another, before it happens.
 fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
     let Firewall { enabled, peers_from, clients_from, ssh_from, controller_from } = &host.firewall;
     if !enabled {

@@ -135,7 +135,7 @@ fn addresses(spec: &Spec, found: &mut Findings) {
         for (index, member) in cluster.members.iter().enumerate() {
             let Some(address) = member.address else { continue };
             let path = |cluster: usize, member: usize| format!("clusters[{cluster}].members[{member}].address");
-            // Networks of their own cannot meet.
+            // Separate networks cannot overlap.
             let shared_with = cluster.provider.settings().is_isolated().then_some(cluster_index);
             let (other_cluster, other) = *owners.entry((shared_with, address)).or_insert((cluster_index, index));
             if (other_cluster, other) != (cluster_index, index) {

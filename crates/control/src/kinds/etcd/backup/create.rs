@@ -1,5 +1,5 @@
 //! Taking and proving backups. One is taken from the member that can best be read; where that fails, from the next. Right after it is
-//! restored into a throwaway etcd and compared with every member, then copied to the second destination, then noted in the ledger.
+//! restored into a temporary etcd and compared with every member, then copied to the second destination, then noted in the ledger.
 //! Whatever fails half-way leaves what was there before.
 
 use std::time::Duration;
@@ -35,7 +35,7 @@ const BETWEEN_ROUNDS: Duration = Duration::from_secs(2);
 /// How much of the newest history is stored next to a backup: some thousand steps.
 const HISTORY: u64 = 1 << 20;
 
-/// Is told what is going on.
+/// Is told what is being done.
 pub trait Teller: Sync {
     /// Something to know.
     fn say(&self, text: &str);
@@ -208,9 +208,9 @@ impl Backups<'_> {
         Ok(())
     }
 
-    /// Notes in the ledger what there is. Tells whether that was done.
+    /// Notes in the ledger what there is. Returns whether that was done.
     pub async fn note(&self, last: Option<&SegmentManifest>) -> Result<bool, BackupError> {
-        // Without a key nothing can be told from a forgery.
+        // Without a key nothing can be distinguished from a forgery.
         if self.ledger.backup_signing.is_none() {
             return Ok(true);
         }

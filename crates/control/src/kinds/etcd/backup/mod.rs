@@ -1,5 +1,5 @@
 //! Backups as the controller does them: the crate `quorate_backup` does the work with the store, and is given the living cluster
-//! through its agents, etcd's programs for throwaway clusters, and the spec's settings. No credential of a store and no secret key ever
+//! through its agents, etcd's programs for temporary clusters, and the spec's settings. No credential of a store and no secret key ever
 //! goes to a machine, and the ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
 
 mod create;

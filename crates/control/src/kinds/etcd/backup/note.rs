@@ -53,7 +53,7 @@ fn unsigned(revision: i64) -> u64 {
     u64::try_from(revision).unwrap_or(0)
 }
 
-/// Notes it in the ledger, unless another controller holds that for long. Tells whether it was done.
+/// Notes it in the ledger, unless another controller holds that for long. Returns whether it was done.
 pub(super) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;

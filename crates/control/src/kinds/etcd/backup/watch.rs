@@ -1,6 +1,6 @@
-//! `backup watch`: stays, records changes as they come, and takes a full backup when one is due. It goes on through lost connections,
-//! replaced members, stores that are away and compactions; it ends when it is told to, with all that it received stored, and when
-//! going on makes no sense.
+//! `backup watch`: stays, records changes as they come, and takes a full backup when one is due. It continues through lost connections,
+//! replaced members, stores that are away and compactions; it ends when it is asked to, with all that it received stored, and when
+//! continuing makes no sense.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

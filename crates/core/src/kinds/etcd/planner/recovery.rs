@@ -22,7 +22,7 @@ pub(crate) fn is_to_begin(view: &View<'_>) -> bool {
     }
 }
 
-/// The word was given: finds the survivor to begin from. Also when the one that was chosen is gone since.
+/// The recovery was confirmed: finds the survivor to begin from, also when the chosen one has disappeared since.
 pub(crate) fn begin(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
     let (Formation::Formed { token, members, .. } | Formation::Recovering { was: token, members, .. }) =
@@ -56,8 +56,8 @@ pub(crate) fn begin(view: &View<'_>, decision: &mut Decision) {
         }
         survivors.push((member, facts));
     }
-    // Where nobody is left to begin from, it is all the same whether the silent are dead, and neither their peers nor the operator need
-    // tell: only their data would help. This refuses as well, so that nothing is done that was not before.
+    // Where nobody is left to begin from, it does not matter whether silent members are dead, and neither their peers nor the operator need to
+    // say so: only their data would help. This refuses as well, so nothing is done that was not done before.
     let lives = doubts.iter().any(|because| matches!(because, UnsafeBecause::PeersReach { .. }));
     if survivors.is_empty() && !lives {
         return decision.block(UnsafeBecause::NothingSurvives { voters: members.len(), silent });

@@ -35,7 +35,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 /// The same, one after another, for the snapshots that a newer version needs before it starts.
 fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
     if let Some(wait) = log::awaited(view) {
-        // Why a member does not answer may be told already.
+        // Why a member does not answer may be reported already.
         let told = |member: &MemberName| {
             decision.has_business_with(member) || decision.waiting.iter().any(|wait| wait.member() == Some(member))
         };

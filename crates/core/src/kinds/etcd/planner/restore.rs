@@ -255,7 +255,7 @@ fn stop_what_was(view: &View<'_>, decision: &mut Decision, token: &str) -> bool 
             Some(AgentSeen::Enrolled(facts)) => {
                 if safety::restore::runs_on_other_data(desired, member, token, seen, facts) {
                     stopped = true;
-                    // Where it is refused, nothing goes on either.
+                    // If it is refused, nothing continues either.
                     if !decision.has_business_with(member) {
                         let why = format!(
                             "{member} still runs the old data; all members must be stopped before the restored data starts"

@@ -57,8 +57,8 @@ pub(crate) fn path(view: &View<'_>) -> Result<Path, UnsafeBecause> {
                 wanted: wanted.clone(),
             });
         };
-        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads. Who does not
-        // tell what it runs may be the last on a way down, and its data in the newer format.
+        // Where the cluster still speaks the older version, nobody has written anything that only the newer one reads. A member that
+        // does not report what it runs may be the last one of a downgrade, with its data in the newer format.
         let unfinished = spoken
             .is_some_and(|spoken| spoken.line() == to.line() && from.line() != to.line() && from > to)
             && has_not_written(to, seen.status(member));
@@ -118,7 +118,7 @@ pub(crate) fn may_go_down(view: &View<'_>, decision: &mut Decision) -> bool {
         WayDown::Enable { through: Some(through), version, why } => {
             decision.step(Action::EnableDowngrade { through, version }, why);
         }
-        // Why a member does not answer may be told already.
+        // Why a member does not answer may be reported already.
         WayDown::Wait(wait) if wait.member().is_some_and(|m| decision.has_business_with(m)) => {}
         WayDown::Wait(wait) => decision.wait(wait),
         WayDown::Enable { through: None, .. } | WayDown::Unseen => {}
@@ -131,7 +131,7 @@ pub(crate) fn is_open(view: &View<'_>, path: Path) -> bool {
     path != Path::Down || matches!(way_down(view, |_| true), WayDown::Open)
 }
 
-/// What is not told yet is waited for: neither the version that the cluster speaks nor the format of any data is taken for granted.
+/// quorate waits for what is not reported yet: neither the version that the cluster speaks nor the format of any data is taken for granted.
 fn way_down(view: &View<'_>, trusted: impl Fn(&MemberName) -> bool) -> WayDown {
     let desired = view.desired;
     let Some(cluster) = view.cluster() else { return WayDown::Unseen };
@@ -174,14 +174,14 @@ enum Readable {
     Untold,
 }
 
-/// Whether a member that was brought up to a newer version has not written in its format. Before 3.6 nobody tells that, and nobody
+/// Whether a member that was brought up to a newer version has not written in its format. Before 3.6 nothing reports that, and nobody
 /// does before the cluster speaks it.
 fn has_not_written(to: Version, status: Option<&EtcdStatus>) -> bool {
     let runs = status.and_then(|s| s.version.parse::<Version>().ok());
     runs.is_some_and(|runs| runs < FORMAT_TOLD || matches!(readable_by(to, status), Readable::Yes))
 }
 
-/// Who runs the older version, or one before it, can read what it has written; of the others each must tell.
+/// A member that runs the older version, or one before it, can read what it has written; each of the others must report it.
 fn readable_by(goal: Version, status: Option<&EtcdStatus>) -> Readable {
     let line = |v: Version| (v.major, v.minor);
     let Some((status, runs)) = status.and_then(|s| Some((s, s.version.parse::<Version>().ok()?))) else {

@@ -17,7 +17,7 @@ use crate::model::{DataSeen, Exit, Facts, MemberName, PowerState, ServiceState};
 use crate::planner::simulate::{SimMachine, World};
 
 impl World {
-    /// What the etcds that answered tell of the cluster as a whole.
+    /// What the etcds that answered report about the cluster as a whole.
     pub(crate) fn take_up_etcd(&mut self) {
         let answers = self.machines.iter().filter_map(|(name, m)| Some((name, m.facts()?.etcd.status.as_ref()?)));
         let answers: Vec<(&MemberName, &EtcdStatus)> = answers.collect();
@@ -119,7 +119,7 @@ impl World {
         }
     }
 
-    /// As the ledger has it: where no etcd can be asked, or it has nothing to tell yet.
+    /// As the ledger has it: where no etcd can be asked, or it has nothing to report yet.
     pub(crate) fn as_recorded(&self) -> Vec<SimListed> {
         let only = match &self.ledger.etcd.formation {
             Formation::Recovering { from, .. } => Some(from),
@@ -156,7 +156,7 @@ impl World {
         }
     }
 
-    /// How far the log of an etcd that runs goes, as it tells. Where it tells nothing, that is found out when its log is read.
+    /// How far the log of a running etcd goes, as it reports. If it reports nothing, this is found out when its log is read.
     pub(crate) fn log_end(&self, member: &MemberName) -> LogEnd {
         let seen = self.observe();
         match seen.facts(member).and_then(|f| f.etcd.status.as_ref()) {

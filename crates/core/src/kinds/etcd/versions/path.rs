@@ -138,7 +138,7 @@ fn down(from: Version, to: Version, auth: bool) -> Result<Path, PathRefused> {
     Ok(Path::Down)
 }
 
-/// The first patch release of a minor from which, or to which, the way goes on.
+/// The first patch release of a minor from which, or to which, the path continues.
 fn least_stop(minor: u32) -> Version {
     Border::above(minor).map_or(Version::new(3, minor, 0), Border::least)
 }
