@@ -31,7 +31,7 @@ pub struct Configs {
     members: BTreeMap<String, Rendered>,
     jwt: Option<JwtKeys>,
     root_password: Option<Secret>,
-    formed_token: Option<String>,
+    token: TokenKind,
     postgres: Option<postgres::Passwords>,
     incarnations: BTreeMap<MemberName, u64>,
     trust: Option<etcd::desire::Trust>,
@@ -62,7 +62,6 @@ impl Configs {
             (member.name.to_string(), Rendered { config: Arc::new(config), digest, service_digest, etcd_version })
         });
         let members = rendered.collect();
-        let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| formed.token.clone());
         let (jwt, root_password) = (ledger.etcd.auth.jwt.clone(), ledger.etcd.auth.root_password.clone());
         let trust = etcd::desire::Trust::of(ledger);
         let (crl, peer_crl) = (ledger.issued.client_crl.clone(), ledger.issued.peer_crl.clone());
@@ -71,7 +70,7 @@ impl Configs {
             members,
             jwt,
             root_password,
-            formed_token,
+            token: etcd::desire::token_kind(spec, ledger),
             postgres: ledger.postgres.passwords.clone(),
             incarnations: incarnations(ledger),
             trust,
@@ -82,12 +81,11 @@ impl Configs {
         }
     }
 
-    /// Whether they would be rendered the same for this ledger.
-    pub fn are_current(&self, ledger: &Ledger) -> bool {
-        let formed_token = ledger.etcd.formed_with.as_ref().map(|formed| &formed.token);
+    /// Whether they would be rendered the same for this ledger, from the same spec.
+    pub fn are_current(&self, spec: &ClusterSpec, ledger: &Ledger) -> bool {
         self.jwt == ledger.etcd.auth.jwt
             && self.root_password == ledger.etcd.auth.root_password
-            && self.formed_token.as_ref() == formed_token
+            && self.token == etcd::desire::token_kind(spec, ledger)
             && self.postgres == ledger.postgres.passwords
             && self.incarnations == incarnations(ledger)
             && self.trust == etcd::desire::Trust::of(ledger)

@@ -34,7 +34,7 @@ pub fn plan(wish: Wish<'_>, mut configs: Configs, ledger: &Ledger, seen: &Observ
     let (mut steps, mut strengths) = (Vec::new(), Vec::new());
     let changes = configs.changes.clone();
     for _ in 0..MOST_ROUNDS {
-        if !configs.are_current(&world.ledger) {
+        if !configs.are_current(wish.spec, &world.ledger) {
             configs = wish.configs(&world.ledger);
         }
         let desired = wish.desire_with(&world.ledger, &configs, IMAGINED);
