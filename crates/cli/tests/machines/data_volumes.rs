@@ -4,13 +4,12 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use crate::common::eventually;
 use crate::ground::{MEMBERS, Machines, NETWORK, Wanted, chapter, incarnation, virsh, volumes};
 use crate::seed_disk;
+use crate::writer::while_writing;
 
 pub fn address(member: usize) -> String {
     format!("10.77.201.{}", 10 + member)
@@ -83,33 +82,11 @@ fn rolled_change(machines: &Machines) {
     assert_eq!(closed, std::io::ErrorKind::ConnectionRefused, "refused, not dropped");
     machines.want(&CHANGED);
     let environment = machines.sandbox.environment(machines.name);
-    let over = AtomicBool::new(false);
-    let written = thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let mut written = Vec::new();
-            for number in 0..10_000 {
-                if over.load(Ordering::Relaxed) {
-                    break;
-                }
-                let key = format!("written/{number}");
-                // What is not acknowledged may be lost.
-                if machines.etcdctl_with(&environment, &["put", &key, "x"]).code == Some(0) {
-                    written.push(key);
-                }
-            }
-            written
-        });
-        let applied = machines.apply();
-        over.store(true, Ordering::Relaxed);
-        let written = writer.join().expect("the writer ends");
-        applied.ok();
-        written
-    });
+    let etcdctl = |arguments: &[&str]| machines.etcdctl_with(&environment, arguments);
+    let (applied, written) = while_writing(etcdctl, || machines.apply());
+    applied.ok();
     machines.assert_healthy();
-    let found = machines.etcdctl(&["get", "written/", "--prefix", "--keys-only"]).ok().stdout;
-    let lost: Vec<&String> = written.iter().filter(|key| !found.lines().any(|line| line == key.as_str())).collect();
-    eprintln!("    {} writes were acknowledged meanwhile, {} are lost", written.len(), lost.len());
-    assert!(written.len() > 10 && lost.is_empty(), "lost: {lost:?}");
+    written.assert_kept(etcdctl);
     for member in 1..=MEMBERS.len() {
         let line = machines.on(&address(member), "ps -ww -o args= -C etcd").ok().stdout;
         assert!(line.contains("--snapshot-count=5000"), "etcd-{member} runs as {line}");
@@ -133,17 +110,14 @@ fn healthy(machines: &Machines) -> bool {
     machines.sandbox.status(machines.name)["verdict"] == "healthy"
 }
 
-fn boot_id(machines: &Machines, member: usize) -> Option<String> {
-    let said = machines.on(&address(member), "cat /proc/sys/kernel/random/boot_id");
-    (said.code == Some(0)).then_some(said.stdout)
-}
-
 fn each_reboots(machines: &Machines) {
     for (at, name) in MEMBERS.iter().enumerate() {
-        let before = boot_id(machines, at + 1).expect("it runs");
+        let before = machines.boot_id(&address(at + 1)).expect("it runs");
         // By the guest itself, as after an upgrade of its kernel.
         machines.on(&address(at + 1), "systemctl reboot");
-        eventually(&format!("{name} has rebooted"), 180, || boot_id(machines, at + 1).is_some_and(|now| now != before));
+        eventually(&format!("{name} has rebooted"), 180, || {
+            machines.boot_id(&address(at + 1)).is_some_and(|now| now != before)
+        });
         eventually(&format!("all are well after {name} rebooted"), 120, || healthy(machines));
     }
     machines.assert_healthy();

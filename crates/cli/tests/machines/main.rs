@@ -10,4 +10,6 @@ mod ground;
 mod incus;
 mod macvtap;
 mod one_network;
+mod reboots;
 mod seed_disk;
+mod writer;

@@ -2,16 +2,14 @@
 //! come back.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
-
-use serde_json::Value;
+use std::time::Duration;
 
 use super::{Containers, IMAGE, NETWORK, POOL, incus};
 use crate::common::{OLDEST, Run};
-use crate::ground::chapter;
+use crate::ground::{MEMBERS, chapter};
+use crate::reboots::{assert_leader_was_last, assert_no_request, leader, rebooted};
+use crate::writer::while_writing;
 
-const MEMBERS: [&str; 3] = ["etcd-1", "etcd-2", "etcd-3"];
 /// A lost quorum would stop writes for as long as a machine boots.
 const LONGEST_GAP: Duration = Duration::from_secs(6);
 
@@ -63,10 +61,6 @@ fn boots(containers: &Containers) -> BTreeMap<&'static str, u64> {
     MEMBERS.map(|member| (member, of(member))).into()
 }
 
-fn rebooted(before: &BTreeMap<&'static str, u64>, after: &BTreeMap<&'static str, u64>) -> Vec<&'static str> {
-    MEMBERS.into_iter().filter(|member| before[member] != after[member]).collect()
-}
-
 fn exec(containers: &Containers, member: &str, command: &str) -> Run {
     incus(&["exec", &containers.instance(member), "--", "sh", "-c", command])
 }
@@ -74,43 +68,6 @@ fn exec(containers: &Containers, member: &str, command: &str) -> Run {
 fn reboot(containers: &Containers, more: &[&str]) -> Run {
     let words: Vec<&str> = ["reboot", "--yes", containers.name].into_iter().chain(more.iter().copied()).collect();
     containers.sandbox.quorate(&words)
-}
-
-/// Writes all along, and returns the longest time between two writes that succeeded.
-fn with_writer<T>(containers: &Containers, work: impl FnOnce() -> T) -> (T, Duration) {
-    let over = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| {
-            let (mut last, mut longest) = (Instant::now(), Duration::ZERO);
-            while !over.load(Ordering::Relaxed) {
-                let written = containers.etcdctl(&["put", "--command-timeout=2s", "beat", "x"]).code == Some(0);
-                longest = longest.max(last.elapsed());
-                if written {
-                    last = Instant::now();
-                }
-            }
-            longest
-        });
-        let done = work();
-        over.store(true, Ordering::Relaxed);
-        (done, writer.join().expect("the writer ends"))
-    })
-}
-
-/// The steps of the last run, as the history has them.
-fn steps(containers: &Containers) -> Vec<(String, String)> {
-    let history = containers.sandbox.quorate(&["history", containers.name, "--output", "json"]).ok().json();
-    let steps = history["steps"].as_array().cloned().unwrap_or_default();
-    let last = steps.last().map(|step| step["run"].clone()).unwrap_or_default();
-    let text = |step: &Value, field: &str| step[field].as_str().unwrap_or_default().to_owned();
-    steps.iter().filter(|step| step["run"] == last).map(|step| (text(step, "kind"), text(step, "member"))).collect()
-}
-
-fn leader(containers: &Containers) -> String {
-    let status = containers.sandbox.status(containers.name);
-    let members = status["members"].as_array().cloned().unwrap_or_default();
-    let leads = members.iter().find(|member| member["role"] == "leader").unwrap_or_else(|| panic!("{status:#}"));
-    leads["member"].as_str().unwrap_or_default().to_owned()
 }
 
 #[test]
@@ -129,20 +86,21 @@ fn machines_reboot_one_after_another_and_the_cluster_serves_all_along() {
         containers.assert_healthy(3);
     });
     chapter("all reboot while a client writes, the leader last", || {
-        let (before, leads) = (boots(&containers), leader(&containers));
-        let (run, gap) = with_writer(&containers, || reboot(&containers, &[]).ok());
-        assert_eq!(rebooted(&before, &boots(&containers)), MEMBERS);
-        assert!(gap < LONGEST_GAP, "no write for {gap:?}\n{}", run.stderr);
-        eprintln!("the longest time without a write: {gap:?}");
-        let done: Vec<_> = steps(&containers).into_iter().filter(|(kind, _)| kind != "reboot").collect();
-        let order: Vec<&str> =
-            done.iter().filter(|(kind, _)| kind == "reboot-machine").map(|(_, m)| m.as_str()).collect();
-        assert_eq!((order.len(), order.last().copied()), (3, Some(leads.as_str())), "{done:?}");
-        assert!(done.contains(&(String::from("move-leader"), leads.clone())), "{done:?}");
+        let before = boots(&containers);
+        let environment = containers.sandbox.environment(containers.name);
+        let etcdctl = |arguments: &[&str]| {
+            let words = [&["--command-timeout=2s"], arguments].concat();
+            containers.sandbox.etcdctl_with(OLDEST, &environment, &words)
+        };
+        let (run, written) = while_writing(etcdctl, || reboot(&containers, &[]));
+        let (told, gap) = (run.ok().stderr, written.longest_gap);
+        assert!(gap < LONGEST_GAP, "no write for {gap:?}\n{told}");
         containers.assert_healthy(3);
+        written.assert_kept(etcdctl);
+        assert_eq!(rebooted(&before, &boots(&containers)), MEMBERS);
+        assert_leader_was_last(&containers.sandbox, containers.name);
         containers.assert_reads("kept", "as it was");
-        let open = containers.sandbox.quorate(&["requests", containers.name, "--output", "json"]).ok().json();
-        assert_eq!(open, Value::Array(Vec::new()));
+        assert_no_request(&containers.sandbox, containers.name);
     });
     chapter("packages that cannot be fetched: no machine reboots", || {
         exec(&containers, "etcd-1", "echo 'deb http://192.0.2.1/debian stable main' > /etc/apt/sources.list").ok();
@@ -178,7 +136,10 @@ fn machines_reboot_one_after_another_and_the_cluster_serves_all_along() {
     chapter("one does not come back: the next one is not touched, and apply continues when it is there", || {
         want(&containers, "20s");
         containers.apply().ok();
-        let first = MEMBERS.into_iter().find(|member| *member != leader(&containers)).expect("a follower");
+        let first = MEMBERS
+            .into_iter()
+            .find(|member| *member != leader(&containers.sandbox, containers.name))
+            .expect("a follower");
         exec(&containers, first, &format!("mkdir -p {HINDRANCE}; echo '{NEVER}' > {HINDRANCE}/lab.conf")).ok();
         let before = boots(&containers);
         let failed = reboot(&containers, &[]).expect(1);
