@@ -18,6 +18,7 @@ use quorate_pki::KeyAlgorithm;
 use serde::{Deserialize, Serialize};
 
 pub use crate::kinds::etcd::order::{Bootstrap, Order as EtcdOrder};
+pub use crate::kinds::postgres::jobs::{Job, JobAnswer, JobOutcome, JobRequest};
 pub use crate::kinds::postgres::order::Order as PostgresOrder;
 pub use kept::Kept;
 
@@ -26,6 +27,8 @@ pub mod path {
     pub const FACTS: &str = "/v1/facts";
     pub const ORDERS: &str = "/v1/orders";
     pub const LOGS: &str = "/v1/logs";
+    /// Work on backups of PostgreSQL.
+    pub const JOB: &str = "/v1/job";
     /// Followed by `SERVICE/METHOD` of etcd's API.
     pub const READ: &str = "/v1/read/";
     pub const STAGE: &str = "/v1/stage";

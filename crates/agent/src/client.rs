@@ -36,8 +36,8 @@ use tokio::task::AbortHandle;
 use tokio_rustls::TlsConnector;
 
 use crate::api::{
-    EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, Identity, LogAnswer, LogRequest,
-    Order, ReadFailure, Refusal, ServedKey, path,
+    EnrolAnswer, EnrolCertificate, EnrolRequest, Envelope, EtcdOrder, FactsRequest, Identity, JobAnswer, JobRequest,
+    LogAnswer, LogRequest, Order, ReadFailure, Refusal, ServedKey, path,
 };
 use crate::dial::Dial;
 use crate::{channel, tls, x509};
@@ -204,6 +204,11 @@ impl AgentClient {
 
     pub async fn logs(&self, request: &LogRequest) -> Result<LogAnswer, ClientError> {
         self.verified(path::LOGS, request, FACTS).await?.of_ours()
+    }
+
+    /// Begins work on backups, or asks how far it has come.
+    pub async fn job(&self, request: &JobRequest) -> Result<JobAnswer, ClientError> {
+        self.verified(path::JOB, request, ORDER).await?.of_ours()
     }
 
     /// Also returns the key that the answer came by: the proof must be for that very key.

@@ -103,6 +103,12 @@ pub fn one_private_directory(path: &Path) -> io::Result<()> {
     fs::DirBuilder::new().mode(0o700).create(path)
 }
 
+/// Makes a user the owner; none leaves it the agent's.
+pub(crate) fn give_to(path: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
+    let Some((user, group)) = owner else { return Ok(()) };
+    std::os::unix::fs::chown(path, Some(user), Some(group)).map_err(AgentError::file("give away", path))
+}
+
 /// Makes `link` point at its neighbour `target`, in one instant.
 pub(crate) fn link(link: &Path, target: &str) -> Result<(), AgentError> {
     if fs::read_link(link).is_ok_and(|found| found == Path::new(target)) {
@@ -139,7 +145,7 @@ fn parent(path: &Path) -> &Path {
     path.parent().unwrap_or(Path::new("/"))
 }
 
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(path: &Path, suffix: &str) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.{suffix}"))
 }

@@ -213,6 +213,7 @@ async fn dispatch(agent: Arc<Agent>, at: &str, body: &[u8]) -> Answer {
         path::FACTS => reply(body, async |request| agent.facts(request).await).await,
         path::ORDERS => reply(body, async |envelope| agent.obey(envelope).await).await,
         path::LOGS => reply(body, async |request| agent.logs(request).await).await,
+        path::JOB => reply(body, async |request| agent.job(request).await).await,
         path::ENROL => reply(body, async |request| agent.enrol(request).await).await,
         path::ENROL_CERTIFICATE => reply(body, async |request| agent.enrol_certificate(request).await).await,
         _ => refusal(StatusCode::NOT_FOUND, "there is nothing at this path"),

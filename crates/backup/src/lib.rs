@@ -13,6 +13,7 @@ pub mod manifest;
 pub mod mirror;
 mod names;
 mod pipe;
+pub mod postgres;
 pub mod prepare;
 pub mod prune;
 pub mod recorder;

@@ -27,6 +27,7 @@ pub struct Signature {
 pub(crate) enum Kind {
     Full,
     Segment,
+    Postgres,
 }
 
 impl Kind {
@@ -34,6 +35,7 @@ impl Kind {
         match self {
             Kind::Full => b"quorate full backup 1\n",
             Kind::Segment => b"quorate changes 1\n",
+            Kind::Postgres => b"quorate PostgreSQL backup 1\n",
         }
     }
 }
@@ -121,15 +123,31 @@ pub(crate) fn judge(
     path: &str,
     json: &[u8],
 ) -> Result<Standing, Box<Damage>> {
+    check(trust, kind, id.begun(), json).map_err(|found| {
+        let (id, path) = (id.clone(), path.to_owned());
+        Box::new(match found {
+            Found::Damaged(why) => Damage::Manifest { id, path, why },
+            Found::Forged(why) => Damage::Forged { id, path, why },
+        })
+    })
+}
+
+/// Why a manifest is not believed.
+pub(crate) enum Found {
+    Damaged(String),
+    Forged(String),
+}
+
+/// The same for a backup that was begun at this time.
+pub(crate) fn check(trust: &Trust, kind: Kind, begun: Timestamp, json: &[u8]) -> Result<Standing, Found> {
     let Some(signer) = &trust.signer else { return Ok(Standing::Unproven) };
-    let forged = |why: String| Err(Box::new(Damage::Forged { id: id.clone(), path: path.to_owned(), why }));
+    let forged = |why: String| Err(Found::Forged(why));
     let Ok(value) = serde_json::from_slice::<Value>(json) else {
-        let why = String::from("it is not JSON");
-        return Err(Box::new(Damage::Manifest { id: id.clone(), path: path.to_owned(), why }));
+        return Err(Found::Damaged(String::from("it is not JSON")));
     };
     let signature = match value.get(FIELD) {
         None | Some(Value::Null) => {
-            return match trust.since.filter(|since| id.begun() > *since + SKEW) {
+            return match trust.since.filter(|since| begun > *since + SKEW) {
                 Some(since) => {
                     forged(format!("it has no signature, and this cluster has signed its backups since {since}"))
                 }

@@ -13,11 +13,12 @@ use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::spec::Binary;
 use quorate_core::kinds::postgres::Dcs;
 use quorate_core::model::{Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, SourceLogin, SourceSecrets};
-use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, LogSource};
+use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, Kind, LogSource, StoreKeys};
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
 use crate::home::Home;
+use crate::kinds::etcd::backup::vault;
 use crate::kinds::postgres::{dcs, passwords};
 
 /// The contents of the operator's files.
@@ -29,6 +30,8 @@ pub struct BroughtFiles {
     pub root_password: Option<Secret>,
     pub passwords: BTreeMap<String, Secret>,
     pub log_forwarding: Option<LogSecrets>,
+    /// The keys to the stores of backups, by number, for machines that store their own.
+    pub store_keys: BTreeMap<u8, StoreKeys>,
     /// For a plan of a PostgreSQL cluster: the etcd cluster that is created, or gets its user, before.
     pub planned_etcd: Option<Box<ClusterSpec>>,
     /// For an etcd cluster: the PostgreSQL clusters that are about to keep Patroni's state in it.
@@ -74,6 +77,7 @@ impl BroughtFiles {
             snapshot: snapshot_at_hand(home, ledger),
             log_forwarding: self.log_forwarding.clone(),
             dcs: self.dcs(home, ledger),
+            store_keys: self.store_keys.clone(),
             verifiers: passwords::verifiers(ledger),
         }
     }
@@ -159,6 +163,7 @@ pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<File
             .and_then(|path| reader.password("auth.root_password_file", path)),
         passwords: reader.passwords(spec),
         log_forwarding: reader.log_forwarding(spec),
+        store_keys: reader.store_keys(spec),
         planned_etcd: None,
         patroni_of: Vec::new(),
     };
@@ -247,6 +252,21 @@ impl Reader {
             _ => return None,
         };
         Some(SourceSecrets { ca: ca?, login })
+    }
+
+    /// PostgreSQL's machines store their backups themselves.
+    fn store_keys(&mut self, spec: &ClusterSpec) -> BTreeMap<u8, StoreKeys> {
+        let Some(backup) = spec.backup.as_ref().filter(|_| spec.kind == Kind::Postgres) else { return BTreeMap::new() };
+        let places = [("backup.to.s3", Some(&backup.to)), ("backup.also_to.s3", backup.also_to.as_ref())];
+        let mut keys = BTreeMap::new();
+        for (number, (field, place)) in (1..).zip(places) {
+            let Some(Destination::S3(s3)) = place else { continue };
+            match vault::keys(&s3.credentials) {
+                Ok(found) => keys.extend(found.map(|found| (number, found))),
+                Err(error) => self.complain(&format!("{field}.credentials"), with_causes(&error), None),
+            }
+        }
+        keys
     }
 
     fn certificates(&mut self, field: &str, path: &Path, of: &str) -> Option<String> {

@@ -2,41 +2,53 @@
 //!
 //! Patroni never creates data here. The agent creates the first data of a cluster itself, once; every other member clones it.
 
+mod backup;
 mod catalog;
 mod config;
 mod data;
 mod dcs;
 mod facts;
 mod initialize;
+pub mod jobs;
 mod layout;
 pub mod order;
 mod orders;
+mod pgbackrest;
 mod processes;
 mod programs;
 mod psql;
 mod rest;
+mod restore;
 mod service;
 mod start;
 mod state;
 mod status;
+mod temporary;
 mod tools;
 mod user;
+mod verify;
 mod wipe;
 
 use std::sync::Mutex;
 
-use quorate_core::kinds::postgres::desire;
+use quorate_core::kinds::postgres::{RestoreSeen, desire, repository};
 use quorate_core::model::Exit;
+
+use jobs::Jobs;
 
 pub(crate) use quorate_core::kinds::postgres::SERVICE;
 pub(crate) use state::PostgresState;
 
 /// Below the root, what is written for PostgreSQL by the agent alone, and what is stored next to it under longer names.
-pub(crate) const PLACES: [&str; 3] = ["var/lib/postgresql", desire::PKI_DIRECTORY, desire::CONFIG_FILE];
+pub(crate) const PLACES: [&str; 4] =
+    ["var/lib/postgresql", desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE];
 
 /// What an agent holds for its PostgreSQL while it runs.
 #[derive(Default)]
 pub(crate) struct Postgres {
     /// Why Patroni, which should run, does not, though nobody keeps starting it.
     not_started: Mutex<Option<Exit>>,
+    jobs: Jobs,
+    /// A backup that is being restored next to the data, or has failed to be.
+    restoring: Mutex<Option<RestoreSeen>>,
 }

@@ -34,7 +34,7 @@ const PARTS_IN_FLIGHT: usize = 3;
 pub(crate) const SMALL: u64 = 32 << 20;
 
 /// Which version of an object was read.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Tag(String);
 
 #[derive(Clone, Debug)]

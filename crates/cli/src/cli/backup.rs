@@ -84,6 +84,12 @@ pub struct BackupCreate {
     /// Do not verify it now
     #[arg(long)]
     pub no_verify: bool,
+    /// Of PostgreSQL: only what has changed since the last backup
+    #[arg(long)]
+    pub incremental: bool,
+    /// Of PostgreSQL: only what has changed since the last full backup
+    #[arg(long, conflicts_with = "incremental")]
+    pub differential: bool,
     #[command(flatten)]
     pub output: Output,
 }
@@ -176,6 +182,12 @@ pub struct Restore {
     /// If the cluster is not known here, do not restore its ledger: it gets new CAs and keys
     #[arg(long)]
     pub without_ledger: bool,
+    /// Of PostgreSQL: follow this timeline instead of the newest
+    #[arg(long, value_name = "N")]
+    pub timeline: Option<u32>,
+    /// Of PostgreSQL: give up a restore that has not replaced any data yet
+    #[arg(long)]
+    pub abandon: bool,
     /// Prepare it and show what would be done, but change nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -206,6 +218,12 @@ pub struct RestoreWhat {
     /// This full backup, without changes on top of it
     #[arg(long, value_name = "ID")]
     pub backup: Option<String>,
+    /// Of PostgreSQL: the state at this place in its log, such as 0/3000050
+    #[arg(long, value_name = "LSN")]
+    pub lsn: Option<String>,
+    /// Of PostgreSQL: the state after this transaction
+    #[arg(long, value_name = "N")]
+    pub xid: Option<u64>,
     /// A plain etcd snapshot, made by any tool
     #[arg(long, value_name = "PATH|s3://BUCKET/KEY")]
     pub snapshot: Option<String>,

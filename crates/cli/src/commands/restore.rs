@@ -1,13 +1,15 @@
 //! `quorate restore`: has a snapshot prepared, shows what will be done and what is lost, asks, and lets the loop verify the snapshot and
 //! restore every member from it.
 
+mod postgres;
+
 use std::fmt::Write as _;
 
 use quorate_backup::choose::Wish;
 use quorate_control::kinds::etcd::backup::{Ready, SnapshotAt, Wanted};
 use quorate_control::verbs::restore::{self, Restore, Source};
 use quorate_core::kinds::etcd::limits::MARGIN;
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{ClusterSpec, Kind};
 use quorate_core::text::plural;
 
 use super::backup::{id, identities, identity};
@@ -22,6 +24,14 @@ use crate::output::{self, backup::shown, size};
 
 pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error> {
     let cluster = load::one_cluster(&context.home, &options.target, options.cluster.as_deref())?;
+    if cluster.spec.kind == Kind::Postgres {
+        return postgres::run(context, cluster, options).await;
+    }
+    let of_postgres = options.what.lsn.is_some() || options.what.xid.is_some() || options.timeline.is_some();
+    if of_postgres || options.abandon {
+        let hint = "use --at, --revision, --backup or --snapshot";
+        return Err(Error::refused("--lsn, --xid, --timeline and --abandon are for clusters of PostgreSQL", hint));
+    }
     let name = cluster.spec.name.to_string();
     let known = load::remembered(&context.home, &name)?;
     restore::check(known.as_ref()).map_err(|error| context.error(error))?;
@@ -85,7 +95,7 @@ async fn run_prepared(
 }
 
 fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
-    let cli::RestoreWhat { at, revision, backup, snapshot } = what;
+    let cli::RestoreWhat { at, revision, backup, snapshot, lsn: _, xid: _ } = what;
     if let Some(snapshot) = snapshot {
         return match snapshot.strip_prefix("s3://").map(|rest| rest.split_once('/')) {
             None => Ok(Wanted::Snapshot(SnapshotAt::File(snapshot.into()))),

@@ -94,6 +94,7 @@ fn kind(what: Doing<'_>) -> Discriminant<Doing<'static>> {
         Doing::Copying { .. } => discriminant(&Doing::Copying { place: "" }),
         Doing::Fetching { .. } => discriminant(&Doing::Fetching { what: "" }),
         Doing::Replaying { .. } => discriminant(&Doing::Replaying { revision: 0 }),
+        Doing::Working { .. } => discriminant(&Doing::Working { member: "", what: "" }),
         Doing::Nothing => discriminant(&Doing::Nothing),
     }
 }
@@ -107,6 +108,7 @@ fn text(what: Doing<'_>) -> Option<String> {
         Doing::Proving { id } => format!("restoring {id} into a temporary etcd to verify it"),
         Doing::Copying { place } => format!("copying to {place}"),
         Doing::Fetching { what } => format!("preparing {what}"),
+        Doing::Working { member, what } => format!("{member}: {what}"),
         Doing::Replaying { revision } => format!("replaying changes: revision {revision}"),
         Doing::Nothing => return None,
     })

@@ -280,6 +280,10 @@ impl Controller {
             | Action::RestartPatroni { member }
             | Action::JoinPostgres { member, .. }
             | Action::WipePostgres { member, .. }
+            | Action::PrepareRepository { member, .. }
+            | Action::RestoreBackup { member, .. }
+            | Action::PutRestored { member, .. }
+            | Action::SetAside { member, .. }
             | Action::RestartPostgres { member }
             | Action::Switchover { member, .. }
             | Action::ConfigurePatroni { member, .. }

@@ -112,7 +112,7 @@ impl Desired {
     pub(crate) fn replaces_data(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.restore.is_some(),
-            Kind::Postgres => false,
+            Kind::Postgres => self.postgres().restore.is_some(),
         }
     }
 

@@ -12,7 +12,7 @@ use super::{
 use crate::Secret;
 use crate::kinds::{etcd, postgres};
 use crate::providers::MachineKind;
-use crate::spec::{Change, Kind};
+use crate::spec::{Change, Kind, StoreKeys};
 
 /// All that `decide` knows of the operator's wish and of what was known before.
 #[derive(Clone, PartialEq, Debug)]
@@ -156,6 +156,8 @@ pub struct Brought {
     pub log_forwarding: Option<LogSecrets>,
     /// The etcd in which Patroni keeps its state, or why it cannot serve.
     pub dcs: Option<Result<postgres::Dcs, String>>,
+    /// The keys to the stores of backups, by the number of the store, for machines that store their own.
+    pub store_keys: BTreeMap<u8, StoreKeys>,
     /// What PostgreSQL checks the passwords of its users with.
     pub verifiers: BTreeMap<String, Secret>,
 }

@@ -180,10 +180,11 @@ pub enum ConfigAttempt {
     NotReady { digest: String, why: String, remedy: String },
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BinarySeen {
     /// No node config has named one yet.
+    #[default]
     Unasked,
     Version(String),
     Missing {

@@ -111,6 +111,9 @@ pub struct PatroniService {
     pub locale: String,
     /// Patroni's configuration, in JSON. Patroni reads it again when it is asked to, so another one is no reason to restart it.
     pub config: Secret,
+    /// pgBackRest's configuration; absent without backups. Each of its runs reads it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<Secret>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -188,7 +191,7 @@ impl NodeConfig {
                     digest_of(&(version, flags, inputs, layout, pod))
                 }
                 // It reads its configuration and its CAs again when it is asked to.
-                Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _ }) => {
+                Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _, backup: _ }) => {
                     digest_of(&(version, programs, patroni))
                 }
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),

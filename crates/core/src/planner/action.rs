@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::{AuthOp, FormingMember};
-use crate::kinds::postgres::{CatalogOp, Known};
+use crate::kinds::postgres::{CatalogOp, Known, RestoreTarget};
 use crate::listed::listed;
 use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
 use crate::text::list;
@@ -81,6 +81,14 @@ listed! {
         JoinPostgres { member: MemberName, stamp: Stamp, joining: Known },
         RecordLeft { member: MemberName },
         WipePostgres { member: MemberName, stamp: Stamp },
+        /// Makes the store of backups ready for this cluster and checks that the log gets there.
+        PrepareRepository { member: MemberName, place: String },
+        /// Restores a backup next to the data of now and recovers it to where the operator wants.
+        RestoreBackup { member: MemberName, stamp: Stamp, target: RestoreTarget },
+        /// Puts the restored data in place of what is there, which is kept next to it.
+        PutRestored { member: MemberName, was: DataSeen, stamp: Stamp },
+        /// Puts data aside that a restore has replaced.
+        SetAside { member: MemberName, stamp: Stamp },
         /// Restarts PostgreSQL, through Patroni.
         RestartPostgres { member: MemberName },
         Switchover { member: MemberName, to: MemberName },
@@ -206,7 +214,13 @@ impl Action {
             }
             Action::WipePostgres { member, .. } => on(member).shown("wiping").destroys(),
             Action::Switchover { member, .. } => on(member).shown("handing over").interrupts(),
-            Action::ConfigurePatroni { member, .. } | Action::Catalog { member, .. } => on(member),
+            Action::ConfigurePatroni { member, .. }
+            | Action::Catalog { member, .. }
+            | Action::PrepareRepository { member, .. } => on(member),
+            Action::RestoreBackup { member, .. } => on(member).shown("restoring"),
+            Action::PutRestored { member, .. } | Action::SetAside { member, .. } => {
+                on(member).shown("restoring").destroys()
+            }
             Action::RecordSigner { .. } | Action::RecordDistrust { .. } | Action::RevokeMachine { .. } => RECORDED,
             Action::RevokeUser { .. } | Action::ForgetCluster => RECORDED.destroys(),
         }
@@ -331,6 +345,17 @@ impl fmt::Display for Action {
             Action::WipePostgres { member, stamp } => {
                 write!(f, "wipe the data of the bootstrap with token {} from {member}", stamp.token)
             }
+            Action::PrepareRepository { member, place } => write!(f, "prepare {place} for backups, through {member}"),
+            Action::RestoreBackup { member, target, .. } => {
+                write!(f, "restore backup {} on {member}, next to its data", target.label)
+            }
+            Action::PutRestored { member, was: DataSeen::Empty, .. } => {
+                write!(f, "put the restored data in place on {member}")
+            }
+            Action::PutRestored { member, .. } => {
+                write!(f, "replace the data of {member} with the restored data, keeping it next to that")
+            }
+            Action::SetAside { member, .. } => write!(f, "put the replaced data of {member} aside"),
             Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
             Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),
             Action::ConfigurePatroni { member, .. } => {

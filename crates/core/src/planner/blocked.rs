@@ -63,6 +63,8 @@ listed! {
         /// Without this member too few standbys are left to confirm commits.
         CommitsWait { member: MemberName, left: usize, needed: usize },
         DcsUnusable { why: String },
+        /// A backup could not be restored next to the data, which nobody has touched.
+        RestoreFailed { member: MemberName, why: String },
         BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
     }
 }
@@ -135,6 +137,7 @@ impl UnsafeBecause {
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
             UnsafeBecause::CommitsWait { member, .. } => by(Rule::CommitsSurvive).on(member),
             UnsafeBecause::DcsUnusable { .. } => by(Rule::MachineIsReady),
+            UnsafeBecause::RestoreFailed { member, .. } => by(Rule::DataDiesOnlyByConsent).on(member),
             UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
             UnsafeBecause::JoinFailed { member, .. } => by(Rule::LearnerFirst).on(member),
             UnsafeBecause::Quorum { member, .. } | UnsafeBecause::NotRebooted { member, .. } => {
@@ -215,6 +218,9 @@ impl fmt::Display for UnsafeBecause {
                     f,
                     "without {member} writes stop: commits wait for {needed} {standbys}, and {left} would be left"
                 )
+            }
+            UnsafeBecause::RestoreFailed { member, why } => {
+                write!(f, "the backup could not be restored on {member}, and nothing else was touched: {why}")
             }
             UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {

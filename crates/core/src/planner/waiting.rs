@@ -58,6 +58,11 @@ pub enum WaitingFor {
     Primary {
         why: String,
     },
+    /// A backup to be restored next to a member's data.
+    Restore {
+        member: MemberName,
+        doing: String,
+    },
     /// The other members to stream before this one is disturbed.
     Standbys {
         member: MemberName,
@@ -123,6 +128,7 @@ impl WaitingFor {
             | WaitingFor::EtcdToStay { member, .. }
             | WaitingFor::ServiceToStay { member, .. }
             | WaitingFor::Standbys { member, .. }
+            | WaitingFor::Restore { member, .. }
             | WaitingFor::PostgresHealth { member, .. }
             | WaitingFor::Learner { member, .. }
             | WaitingFor::StorageVersion { member, .. }
@@ -202,6 +208,7 @@ impl fmt::Display for WaitingFor {
             }
             WaitingFor::PostgresHealth { member, why } => write!(f, "PostgreSQL on {member} to be healthy: {why}"),
             WaitingFor::Primary { why } => write!(f, "a primary: {why}"),
+            WaitingFor::Restore { member, doing } => write!(f, "the backup to be restored on {member}: {doing}"),
             WaitingFor::Standbys { member, others } => {
                 let others = others.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 write!(f, "{others} to stream, before {member} is disturbed")

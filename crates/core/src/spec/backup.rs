@@ -25,6 +25,9 @@ pub struct BackupSettings {
     /// How often `quorate backup watch` takes a full backup, at least.
     #[serde(default = "default_schedule")]
     pub schedule: Millis,
+    /// How often `quorate backup watch` takes an incremental backup between full ones. Of PostgreSQL alone; if absent, it takes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incremental: Option<Millis>,
     /// How many full backups `quorate backup prune` keeps.
     #[serde(default)]
     pub keep: Keep,

@@ -180,13 +180,14 @@ fn is_program(path: &Path) -> bool {
 
 /// Asks the program, once for as long as it stays the same file: the answer is noted in the cache, for other agents too.
 pub async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
-    version_by(program, cache, version_in).await
+    version_by(program, cache, "--version", version_in).await
 }
 
-/// The version of a program that prints it in another way.
+/// The version of a program that prints it in another way, when it is called with this argument.
 pub(crate) async fn version_by(
     program: &Path,
     cache: &Path,
+    asks: &str,
     version_in: fn(&str) -> Option<String>,
 ) -> Result<String, BinaryError> {
     let note = note_of(program, cache)?;
@@ -198,7 +199,7 @@ pub(crate) async fn version_by(
     if let Ok(version) = fs::read_to_string(&note) {
         return Ok(version);
     }
-    let answer = run_within(ASKING, Command::new(program).arg("--version")).await?;
+    let answer = run_within(ASKING, Command::new(program).arg(asks)).await?;
     let version = version_in(&answer).ok_or_else(|| BinaryError::NoVersion { path: program.to_owned() })?;
     // The note saves time and nothing else: without it the program is asked again.
     if let Err(error) = files::write(&note, version.as_bytes(), 0o644, None) {

@@ -14,7 +14,7 @@ use crate::api::Refusal;
 
 const READING: Duration = Duration::from_secs(5);
 /// A commit may wait for a standby.
-const CHANGING: Duration = Duration::from_secs(20);
+pub(super) const CHANGING: Duration = Duration::from_secs(20);
 
 const LIST: &str = "SELECT json_build_object(\
     'databases', (SELECT coalesce(json_object_agg(datname, pg_get_userbyid(datdba)), '{}') \

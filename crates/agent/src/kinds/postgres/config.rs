@@ -92,7 +92,8 @@ impl Agent {
         let filled = self.layout.fill_in(service.config.expose(), state.address);
         let text = filled.replace(PROGRAMS, &programs.to_string_lossy());
         let (path, owner) = (self.layout.patroni_config(), self.patroni().await?.owner()?);
-        blocking(move || files::ensure(&path, text.as_bytes(), files::PRIVATE, owner)).await
+        blocking(move || files::ensure(&path, text.as_bytes(), files::PRIVATE, owner)).await?;
+        self.put_pgbackrest_config().await
     }
 }
 
@@ -109,6 +110,7 @@ mod tests {
             patroni: None,
             locale: String::from("C"),
             config: Secret::new(text),
+            backup: None,
         };
         let Err(refused) = PatroniConfig::read(&service) else { panic!("it has no hosts") };
         let refused = refused.in_full();

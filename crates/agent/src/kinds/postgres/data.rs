@@ -4,10 +4,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use quorate_core::kinds::postgres::ArchiveSeen;
 use quorate_core::model::{DataSeen, Stamp};
 
 use crate::layout::Layout;
 use crate::{AgentError, files, stamp};
+
+const CONTROL_FILE: &str = "global/pg_control";
 
 /// What is in the data directory. Without its control file there is no data: a clone writes that file last, and PostgreSQL would not start.
 pub(super) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
@@ -18,7 +21,7 @@ pub(super) fn look(layout: &Layout) -> Result<DataSeen, AgentError> {
 }
 
 fn control_file(layout: &Layout) -> PathBuf {
-    layout.postgres_data().join("global/pg_control")
+    layout.postgres_data().join(CONTROL_FILE)
 }
 
 fn is_there(path: &Path) -> Result<bool, AgentError> {
@@ -37,7 +40,11 @@ pub(super) fn is_bare(layout: &Layout) -> Result<bool, AgentError> {
 
 /// The identity that `initdb` gave the data: the first eight bytes of the control file, in the machine's byte order.
 pub(super) fn system_id(layout: &Layout) -> Option<String> {
-    let bytes = fs::read(control_file(layout)).ok()?;
+    system_id_in(&layout.postgres_data())
+}
+
+pub(super) fn system_id_in(data: &Path) -> Option<String> {
+    let bytes = fs::read(data.join(CONTROL_FILE)).ok()?;
     let id: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
     Some(u64::from_ne_bytes(id).to_string())
 }
@@ -46,6 +53,17 @@ pub(super) fn system_id(layout: &Layout) -> Option<String> {
 pub(super) fn applied(layout: &Layout) -> Option<String> {
     let bytes = fs::read(layout.postgres_data().join("patroni.dynamic.json")).ok()?;
     serde_json::from_slice::<serde_json::Value>(&bytes).ok().map(|config| config.to_string())
+}
+
+/// What of the log is finished and not stored yet: PostgreSQL notes that next to it.
+pub(super) fn archive(layout: &Layout) -> Option<ArchiveSeen> {
+    let entries = fs::read_dir(layout.postgres_data().join("pg_wal/archive_status")).ok()?;
+    let is_waiting = |entry: &fs::DirEntry| entry.file_name().to_string_lossy().ends_with(".ready");
+    let age = |entry: fs::DirEntry| entry.metadata().ok()?.modified().ok()?.elapsed().ok();
+    let waiting: Vec<_> = entries.flatten().filter(is_waiting).collect();
+    let number = waiting.len() as u64;
+    let oldest = waiting.into_iter().filter_map(age).max().unwrap_or_default();
+    Some(ArchiveSeen { waiting: number, waits_s: oldest.as_secs() })
 }
 
 /// Clears away what is no data: Patroni would take it for data that it does not understand. What is known to be half a clone is removed.
@@ -82,9 +100,12 @@ pub(super) fn put_draft(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError
 
 /// Data first: a crash in between leaves a stamp without data, and the wipe can be ordered again.
 pub(super) fn wipe(layout: &Layout) -> Result<(), AgentError> {
-    for directory in [layout.postgres_data(), layout.postgres_draft(), layout.postgres_remnant()] {
+    let beside = [layout.postgres_restored(), layout.postgres_replaced(), layout.postgres_verified()];
+    let data = [layout.postgres_data(), layout.postgres_draft(), layout.postgres_remnant()];
+    for directory in data.into_iter().chain(beside) {
         files::remove_dir(&directory)?;
     }
+    files::remove(&layout.postgres_restored_stamp())?;
     files::remove(&layout.postgres_stamp())
 }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use quorate_core::kinds::postgres::{Catalog, PatroniStatus, PostgresFacts, Role};
-use quorate_core::model::{DataSeen, ServiceState};
+use quorate_core::model::{BinarySeen, DataSeen, ServiceState};
 use tokio::time::timeout;
 
 use super::{data, programs};
@@ -25,9 +25,15 @@ impl Agent {
             return Ok(None);
         }
         let layout = self.layout.clone();
-        let look =
-            move || Ok::<_, AgentError>((data::look(&layout)?, data::system_id(&layout), data::applied(&layout)));
-        let (found, system_id, applied) = blocking(look).await?;
+        let look = move || {
+            Ok::<_, AgentError>((
+                data::look(&layout)?,
+                data::system_id(&layout),
+                data::applied(&layout),
+                data::archive(&layout),
+            ))
+        };
+        let (found, system_id, applied, archive) = blocking(look).await?;
         if matches!(found, DataSeen::Stamped(_)) {
             self.state.update(|state| state.postgres.cloning = false).await?;
         }
@@ -43,6 +49,10 @@ impl Agent {
         Ok(Some(Box::new(PostgresFacts {
             postgres: programs::still(known.postgres.as_ref().map(|home| home.join("postgres")), &known.postgres_seen),
             patroni: programs::still(known.patroni.clone(), &known.patroni_seen),
+            pgbackrest: programs::still(known.pgbackrest.clone(), &known.pgbackrest_seen),
+            repository: state.postgres.repository.clone(),
+            archive: archive.filter(|_| known.pgbackrest_seen != BinarySeen::Unasked),
+            restored: self.restore_seen().await?,
             service,
             data: found,
             last_started: state.postgres.last_started.clone(),

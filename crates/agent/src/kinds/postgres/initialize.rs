@@ -134,10 +134,7 @@ impl Agent {
 fn prepare(home: &Path, draft: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
     files::make_dir(home, 0o700)?;
     files::remove_dir(draft)?;
-    if let Some((user, group)) = owner {
-        std::os::unix::fs::chown(home, Some(user), Some(group)).map_err(AgentError::file("give away", home))?;
-    }
-    Ok(())
+    files::give_to(home, owner)
 }
 
 /// In single-user mode, before anybody can connect.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use quorate_core::kinds::postgres::desire;
+use quorate_core::kinds::postgres::{desire, repository};
 
 use crate::layout::Layout;
 
@@ -28,6 +28,34 @@ impl Layout {
     /// What an interrupted clone left, put aside before the next.
     pub(crate) fn postgres_remnant(&self) -> PathBuf {
         self.postgres_home().join("data.remnant")
+    }
+
+    /// A backup, restored next to the data.
+    pub(crate) fn postgres_restored(&self) -> PathBuf {
+        self.postgres_home().join("data.restored")
+    }
+
+    /// Says that it is complete, and for which bootstrap.
+    pub(crate) fn postgres_restored_stamp(&self) -> PathBuf {
+        self.postgres_home().join("data.restored.stamp")
+    }
+
+    /// What a restore has replaced.
+    pub(crate) fn postgres_replaced(&self) -> PathBuf {
+        self.postgres_home().join("data.replaced")
+    }
+
+    /// A backup that is being verified.
+    pub(crate) fn postgres_verified(&self) -> PathBuf {
+        self.postgres_home().join("data.verified")
+    }
+
+    pub(crate) fn pgbackrest_config(&self) -> PathBuf {
+        self.root().join(repository::CONFIG_FILE)
+    }
+
+    pub(crate) fn pgbackrest_work(&self) -> PathBuf {
+        self.root().join(repository::WORK_DIRECTORY)
     }
 
     pub(crate) fn patroni_config(&self) -> PathBuf {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use quorate_core::Secret;
-use quorate_core::kinds::postgres::CatalogOp;
+use quorate_core::kinds::postgres::{CatalogOp, RestoreTarget};
 use quorate_core::model::{DataSeen, MemberName, Stamp};
 use serde::{Deserialize, Serialize};
 
@@ -27,6 +27,24 @@ pub enum Order {
     Restart,
     /// Restarts PostgreSQL, through Patroni, if a parameter waits for it.
     RestartPostgres,
+    /// Makes the store of backups ready, and checks that the log gets there.
+    PrepareRepository {
+        place: String,
+    },
+    /// Begins to restore a backup next to the data. Facts say how far it has come.
+    RestoreBackup {
+        stamp: Stamp,
+        target: RestoreTarget,
+    },
+    /// Puts the restored data in place of what is there, which is kept next to it.
+    PutRestored {
+        was: DataSeen,
+        stamp: Stamp,
+    },
+    /// Puts the data of exactly this stamp aside.
+    SetAside {
+        stamp: Stamp,
+    },
     /// Writes the configuration of all members, in JSON, into the DCS.
     SetConfig {
         config: String,
@@ -54,6 +72,10 @@ impl Order {
             Order::Stop => "stop Patroni",
             Order::Restart => "restart Patroni",
             Order::RestartPostgres => "restart PostgreSQL",
+            Order::PrepareRepository { .. } => "prepare the store of backups",
+            Order::RestoreBackup { .. } => "restore a backup",
+            Order::PutRestored { .. } => "put restored data in place",
+            Order::SetAside { .. } => "put data aside",
             Order::SetConfig { .. } => "configure Patroni",
             Order::Switchover { .. } => "switch over",
             Order::WipeData { .. } => "wipe data",
@@ -69,8 +91,13 @@ impl Order {
             | Order::Restart
             | Order::RestartPostgres
             | Order::Switchover { .. }
+            | Order::PrepareRepository { .. }
+            | Order::PutRestored { .. }
+            | Order::SetAside { .. }
             | Order::WipeData { .. } => true,
-            Order::Start { .. } | Order::SetConfig { .. } | Order::Catalog { .. } => false,
+            Order::Start { .. } | Order::RestoreBackup { .. } | Order::SetConfig { .. } | Order::Catalog { .. } => {
+                false
+            }
         }
     }
 }

@@ -10,20 +10,18 @@ use crate::AgentError;
 use crate::agent::Agent;
 use crate::kinds::etcd::binaries::{self, BinaryError};
 
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Programs {
     /// The directory of PostgreSQL's.
     pub(super) postgres: Option<PathBuf>,
     pub(super) patroni: Option<PathBuf>,
     pub(super) postgres_seen: BinarySeen,
     pub(super) patroni_seen: BinarySeen,
-}
-
-impl Default for Programs {
-    fn default() -> Self {
-        let (postgres_seen, patroni_seen) = (BinarySeen::Unasked, BinarySeen::Unasked);
-        Programs { postgres: None, patroni: None, postgres_seen, patroni_seen }
-    }
+    /// For backups; not looked for without.
+    #[serde(default)]
+    pub(super) pgbackrest: Option<PathBuf>,
+    #[serde(default)]
+    pub(super) pgbackrest_seen: BinarySeen,
 }
 
 /// Where Debian's packages put PostgreSQL's programs, or where the config says that they are.
@@ -60,7 +58,11 @@ impl Agent {
         let patroni = find_patroni(service, &paths, &self.cache).await;
         let (postgres, postgres_seen) = taken_apart(postgres);
         let (patroni, patroni_seen) = taken_apart(patroni);
-        Programs { postgres, patroni, postgres_seen, patroni_seen }
+        let (pgbackrest, pgbackrest_seen) = match &service.backup {
+            Some(_) => taken_apart(find_pgbackrest(&paths, &self.cache).await),
+            None => Default::default(),
+        };
+        Programs { postgres, patroni, postgres_seen, patroni_seen, pgbackrest, pgbackrest_seen }
     }
 }
 
@@ -98,6 +100,16 @@ async fn find_postgres(service: &PatroniService, paths: &[PathBuf], cache: &Path
     Err(format!("PostgreSQL {wanted} is not in {}{searched}{others}", usual.display()))
 }
 
+async fn find_pgbackrest(paths: &[PathBuf], cache: &Path) -> Result<(PathBuf, String), String> {
+    let missing = || String::from("there is no program `pgbackrest` on the PATH, and the spec has backups");
+    let found = paths.iter().map(|directory| directory.join("pgbackrest")).find(|path| path.is_file());
+    let found = found.ok_or_else(missing)?;
+    let version = binaries::version_by(&found, cache, "version", version_in)
+        .await
+        .map_err(|error| AgentError::from(error).in_full())?;
+    Ok((found, version))
+}
+
 async fn find_patroni(service: &PatroniService, paths: &[PathBuf], cache: &Path) -> Result<(PathBuf, String), String> {
     let on_path = || paths.iter().map(|directory| directory.join("patroni")).find(|path| path.is_file());
     let found = match &service.patroni {
@@ -109,7 +121,7 @@ async fn find_patroni(service: &PatroniService, paths: &[PathBuf], cache: &Path)
 }
 
 async fn version_of(program: &Path, cache: &Path) -> Result<String, BinaryError> {
-    binaries::version_by(program, cache, version_in).await
+    binaries::version_by(program, cache, "--version", version_in).await
 }
 
 /// `postgres (PostgreSQL) 15.20 (Debian 15.20-0+deb12u1)`, `patroni 4.1.5`.
@@ -130,6 +142,7 @@ mod tests {
     fn versions_are_read_as_the_programs_print_them() {
         let debian = version_in("postgres (PostgreSQL) 15.20 (Debian 15.20-0+deb12u1)\n").unwrap();
         assert_eq!((debian.as_str(), major(&debian)), ("15.20", Some(15)));
+        assert_eq!(version_in("pgBackRest 2.45\n").as_deref(), Some("2.45"));
         assert_eq!(version_in("patroni 4.1.5\n").as_deref(), Some("4.1.5"));
         assert_eq!(version_in("postgres (PostgreSQL) 18beta1").as_deref().and_then(major), Some(18));
         assert_eq!(version_in("usage: patroni [-h]"), None);

@@ -1,9 +1,12 @@
 //! SQL to the PostgreSQL of this machine, as its superuser. It needs the certificate of a member and the password, as everybody who logs in as
 //! the superuser does.
 
+use std::path::Path;
 use std::time::Duration;
 
+use quorate_core::Secret;
 use quorate_core::kinds::postgres::{CLIENT_PORT, SUPERUSER};
+use tokio::process::Command;
 
 use super::tools;
 use super::user::RunAs;
@@ -18,27 +21,35 @@ const QUIETLY: &str = "\\set VERBOSITY terse\n\
 impl Agent {
     /// What this script prints, without headers.
     pub(super) async fn run_sql(&self, script: &str, time: Duration) -> Result<String, Refusal> {
-        let state = self.state.get();
-        let psql = self.postgres_directory(&state)?.join("psql");
-        let pki = self.layout.patroni_certificates();
+        let psql = self.postgres_directory(&self.state.get())?.join("psql");
         let mut command = RunAs::Agent.command(&psql);
         command.args(["--no-psqlrc", "--quiet", "--no-align", "--tuples-only", "--no-password", "--file=-"]);
         command.args(["--set=ON_ERROR_STOP=1", "--dbname=postgres"]);
-        command.env("PGHOST", state.address.to_string()).env("PGPORT", CLIENT_PORT.to_string());
-        command.env("PGUSER", SUPERUSER).env("PGPASSFILE", self.put_password_file()?).env("PGCONNECT_TIMEOUT", "3");
+        self.log_in(&mut command, &self.put_password_file()?);
+        Ok(tools::run(command, &format!("{QUIETLY}{script}"), time).await?)
+    }
+
+    /// What a program that uses libpq must know to log in.
+    pub(super) fn log_in(&self, command: &mut Command, password_file: &Path) {
+        let (address, pki) = (self.state.get().address, self.layout.patroni_certificates());
+        command.env("PGHOST", address.to_string()).env("PGPORT", CLIENT_PORT.to_string());
+        command.env("PGUSER", SUPERUSER).env("PGPASSFILE", password_file).env("PGCONNECT_TIMEOUT", "3");
         command.env("PGSSLMODE", "verify-ca").env("PGSSLROOTCERT", pki.join("ca.crt"));
         command.env("PGSSLCERT", pki.join("peer.crt")).env("PGSSLKEY", pki.join("peer.key"));
         command.env("PGAPPNAME", "quorate").env("PGCLIENTENCODING", "UTF8");
-        Ok(tools::run(command, &format!("{QUIETLY}{script}"), time).await?)
     }
 
     fn put_password_file(&self) -> Result<std::path::PathBuf, Refusal> {
         let password = self.patroni_settings()?.logins().superuser.password.clone();
         let path = self.layout.password_file();
-        let line = format!("*:*:*:{SUPERUSER}:{}\n", escaped(password.expose()));
-        files::ensure(&path, line.as_bytes(), files::PRIVATE, None)?;
+        files::ensure(&path, password_line(&password).as_bytes(), files::PRIVATE, None)?;
         Ok(path)
     }
+}
+
+/// A line of libpq's password file.
+pub(super) fn password_line(password: &Secret) -> String {
+    format!("*:*:*:{SUPERUSER}:{}\n", escaped(password.expose()))
 }
 
 fn escaped(password: &str) -> String {

@@ -15,4 +15,6 @@ pub(crate) struct PostgresState {
     /// Patroni was started without data, to clone it, and no data has been seen since. One that dies meanwhile is started again; where data
     /// was lost, it is not.
     pub(crate) cloning: bool,
+    /// The repositories of backups that were prepared and checked from here.
+    pub(crate) repository: Option<String>,
 }

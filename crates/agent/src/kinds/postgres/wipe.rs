@@ -41,7 +41,7 @@ impl Agent {
     }
 
     /// What touches data needs a Patroni and a PostgreSQL that are known to be stopped.
-    async fn check_postgres_stopped(&self) -> Result<(), Refusal> {
+    pub(super) async fn check_postgres_stopped(&self) -> Result<(), Refusal> {
         let layout = self.layout.clone();
         let runs = blocking(move || Ok::<_, AgentError>(processes::find_postmaster(&layout).is_some())).await?;
         let service = self.patroni().await?.look().await;

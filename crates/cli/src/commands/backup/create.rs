@@ -26,6 +26,10 @@ struct Told<'a> {
 
 pub async fn run(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
     let known = load::etcd_ledger(&context.home, &options.name)?;
+    if options.incremental || options.differential {
+        let hint = "`quorate backup watch` records every change on top of a full backup";
+        return Err(Error::refused("backups of etcd are full ones", hint));
+    }
     let vault = Vault::open(&known.spec)?;
     let is_new = known.backup_signing.is_none();
     let ledger = with_key(&context.home, known).await?;

@@ -2,6 +2,7 @@
 
 mod create;
 mod look;
+mod postgres;
 mod tend;
 mod watch;
 
@@ -14,7 +15,7 @@ use quorate_control::kinds::etcd::backup::signing::trust_of;
 use quorate_control::kinds::etcd::backup::{Vault, Which};
 use quorate_core::Secret;
 use quorate_core::model::Ledger;
-use quorate_core::spec::ClusterSpec;
+use quorate_core::spec::{ClusterSpec, Kind};
 
 use super::Context;
 use crate::cli;
@@ -23,6 +24,11 @@ use crate::exit::Exit;
 use crate::load;
 
 pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
+    if let Some(kind) = kind(context, &verb)?
+        && kind == Kind::Postgres
+    {
+        return postgres::run(context, verb).await;
+    }
     match verb {
         cli::Backup::Create(options) => create::run(context, options).await,
         cli::Backup::List(options) => look::list(context, options).await,
@@ -32,6 +38,21 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
         cli::Backup::Rekey(options) => tend::rekey(context, options).await,
         cli::Backup::Export(options) => look::export(context, options).await,
     }
+}
+
+/// Of which kind the cluster is. None where that is not known: then the command says what is missing.
+fn kind(context: &Context, verb: &cli::Backup) -> Result<Option<Kind>, Error> {
+    let of = match verb {
+        cli::Backup::Create(cli::BackupCreate { name, .. }) | cli::Backup::Watch(cli::BackupWatch { name, .. }) => {
+            return Ok(load::remembered(&context.home, name)?.map(|ledger| ledger.spec.kind));
+        }
+        cli::Backup::List(options) => &options.of,
+        cli::Backup::Verify(options) => &options.of,
+        cli::Backup::Prune(options) => &options.of,
+        cli::Backup::Rekey(options) => &options.of,
+        cli::Backup::Export(options) => &options.of,
+    };
+    Ok(Some(Subject::find(context, of)?.spec.kind))
 }
 
 /// Whose backups are meant.

@@ -77,7 +77,7 @@ pub async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit,
     Ok(Exit::Done)
 }
 
-fn agree(yes: bool, going: usize) -> Result<(), Error> {
+pub(super) fn agree(yes: bool, going: usize) -> Result<(), Error> {
     if yes {
         return Ok(());
     }

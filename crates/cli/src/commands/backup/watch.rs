@@ -20,6 +20,12 @@ pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, E
     }
     let working = Working::log();
     let watching = Watching { home: &context.home, cluster: &options.name, prune: options.prune, teller: &working };
+    watch(&watching, stopped_by_signals()?).await?;
+    Ok(Exit::Done)
+}
+
+/// Becomes true with SIGINT or SIGTERM.
+pub(super) fn stopped_by_signals() -> Result<tokio::sync::watch::Receiver<bool>, Error> {
     let (stop, stopped) = tokio::sync::watch::channel(false);
     let mut interrupt = signal(SignalKind::interrupt()).map_err(Error::Runtime)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(Error::Runtime)?;
@@ -35,6 +41,5 @@ pub async fn run(context: &Context, options: cli::BackupWatch) -> Result<Exit, E
             }
         }
     });
-    watch(&watching, stopped).await?;
-    Ok(Exit::Done)
+    Ok(stopped)
 }

@@ -1,5 +1,6 @@
 //! What only clusters of PostgreSQL have.
 
+pub mod backup;
 pub mod clients;
 pub mod dcs;
 pub(crate) mod orders;

@@ -24,6 +24,12 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
         Action::StopPatroni { .. } => PostgresOrder::Stop,
         Action::RestartPatroni { .. } => PostgresOrder::Restart,
         Action::RestartPostgres { .. } => PostgresOrder::RestartPostgres,
+        Action::PrepareRepository { place, .. } => PostgresOrder::PrepareRepository { place: place.clone() },
+        Action::RestoreBackup { stamp, target, .. } => {
+            PostgresOrder::RestoreBackup { stamp: stamp.clone(), target: target.clone() }
+        }
+        Action::PutRestored { was, stamp, .. } => PostgresOrder::PutRestored { was: was.clone(), stamp: stamp.clone() },
+        Action::SetAside { stamp, .. } => PostgresOrder::SetAside { stamp: stamp.clone() },
         Action::WipePostgres { stamp, .. } => PostgresOrder::WipeData { stamp: stamp.clone() },
         Action::Switchover { to, .. } => PostgresOrder::Switchover { to: patroni_name(ledger, to) },
         Action::ConfigurePatroni { config, .. } => PostgresOrder::SetConfig { config: config.clone() },

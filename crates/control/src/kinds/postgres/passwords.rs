@@ -14,8 +14,12 @@ pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec) {
         replicator: quorate_pki::random_token(),
         rewinder: quorate_pki::random_token(),
         users: BTreeMap::new(),
+        repository: None,
     };
     let passwords = ledger.postgres.passwords.get_or_insert_with(fresh);
+    if spec.backup.as_ref().is_some_and(|backup| !backup.recipients.is_empty()) {
+        passwords.repository.get_or_insert_with(quorate_pki::random_token);
+    }
     for user in spec.postgres.iter().flat_map(|postgres| &postgres.users) {
         passwords.users.entry(user.name.to_string()).or_insert_with(quorate_pki::random_token);
     }

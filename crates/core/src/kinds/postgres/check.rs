@@ -4,7 +4,7 @@ use super::spec::PostgresSettings;
 use super::{REPLICATOR, REWINDER, SUPERUSER};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{ClusterSpec, HostFacts, Kind, Millis, Spec};
+use crate::spec::{ClusterSpec, Destination, HostFacts, Kind, Millis, S3Destination, Spec};
 
 /// Patroni raises smaller values to these without a word.
 const SHORTEST_TTL: Millis = Millis(20_000);
@@ -34,6 +34,9 @@ const OF_PATRONI: [&str; 18] = [
 /// Parameters that quorate sets: certificates and how passwords are stored.
 const OF_QUORATE: [&str; 5] = ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "password_encryption"];
 
+/// Parameters that quorate sets where the cluster has backups.
+const OF_BACKUPS: [&str; 3] = ["archive_mode", "archive_command", "archive_library"];
+
 pub(crate) fn check(cluster: &Cluster, all: &Spec, _: &HostFacts, found: &mut Findings) {
     let Some(postgres) = &cluster.spec.postgres else {
         let hint = "add a `postgres` section with `version` and `dcs`, or leave `kind` out for etcd";
@@ -45,6 +48,7 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, _: &HostFacts, found: &mut Fi
     timing(cluster, postgres, found);
     parameters(cluster, postgres, found);
     catalog(cluster, postgres, found);
+    backup(cluster, postgres, found);
 }
 
 /// What belongs to the etcd cluster, not to this one.
@@ -57,9 +61,26 @@ fn sections(cluster: &Cluster, found: &mut Findings) {
         let hint = "declare users of PostgreSQL in `postgres.users`";
         found.error(cluster.at("auth"), "a cluster of PostgreSQL has no users of etcd", hint);
     }
-    if cluster.spec.backup.is_some() {
-        let hint = "leave it out";
-        found.error(cluster.at("backup"), "quorate does not back up PostgreSQL", hint);
+}
+
+/// What pgBackRest cannot do, and what would disturb it.
+fn backup(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let Some(backup) = &cluster.spec.backup else { return };
+    if backup.bandwidth.is_some() {
+        let hint = "leave it out; limit it in the network, or raise `compression`";
+        found.error(cluster.at("backup.bandwidth"), "pgBackRest cannot limit its bandwidth", hint);
+    }
+    for (field, to) in [("to", Some(&backup.to)), ("also_to", backup.also_to.as_ref())] {
+        if let Some(Destination::S3(S3Destination { endpoint: Some(endpoint), .. })) = to
+            && endpoint.starts_with("http://")
+        {
+            let message = format!("`{endpoint}` has no TLS, and pgBackRest speaks to no store without it");
+            found.error(cluster.at(&format!("backup.{field}.s3.endpoint")), message, "use an https:// address");
+        }
+    }
+    for name in OF_BACKUPS.into_iter().filter(|name| postgres.parameters.contains_key(*name)) {
+        let message = format!("`{name}` is set by quorate, because the cluster has backups");
+        found.error(cluster.at(&format!("postgres.parameters.{name}")), message, "leave it out");
     }
 }
 

@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::spec::{PatroniSettings, PostgresSettings, WatchdogMode};
 use super::{
     CLIENT_PORT, Dcs, FormedWith, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER, Wish,
+    repository,
 };
 use crate::Secret;
 use crate::desire::password_fingerprint;
@@ -27,6 +28,8 @@ pub const DATA_DIRECTORY: &str = "var/lib/postgresql/data";
 const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
 /// Replaced by the agent with the directory of PostgreSQL's programs.
 pub const PROGRAMS: &str = "{programs}";
+/// A piece of the log that is not full is stored after so long: what a loss of everything can cost at most.
+const ARCHIVE_TIMEOUT: &str = "60s";
 /// A bootstrap method that always fails. The agent creates the first data; Patroni may only clone it.
 const NEVER: &str = "never";
 
@@ -41,7 +44,7 @@ fn scope(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
 
 pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Option<Wish> {
     let postgres = spec.postgres.as_ref()?;
-    let Record { formation, abandoned, formed_with, .. } = &ledger.postgres;
+    let Record { formation, abandoned, replaced, formed_with, restore, .. } = &ledger.postgres;
     let extensions = postgres.databases.iter().map(|database| {
         let extensions = database.extensions.iter().map(ToString::to_string).collect();
         (database.name.to_string(), extensions)
@@ -49,11 +52,14 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
     Some(Wish {
         formation: formation.clone(),
         abandoned: abandoned.clone(),
+        replaced: replaced.clone(),
+        restore: restore.clone(),
+        repository: repository::place(spec),
         form_with: form_with(spec, postgres),
         formed_with: formed_with.clone(),
         next_token: format!("{}-{token_suffix}", spec.name),
         dcs: brought.dcs.clone().unwrap_or_else(|| Err(String::from("the etcd cluster was not looked at"))),
-        config: dynamic_config(postgres).to_string(),
+        config: dynamic_config(spec, postgres).to_string(),
         synchronous: (postgres.synchronous.nodes > 0).then(|| postgres.synchronous.nodes.into()),
         users: user_fingerprints(postgres, ledger, brought),
         databases: postgres.databases.iter().map(|d| (d.name.to_string(), owner(d.owner.as_ref()))).collect(),
@@ -85,7 +91,11 @@ pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> Form
 pub(crate) fn has_passwords(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     let Some(postgres) = &spec.postgres else { return true };
     let known = ledger.postgres.passwords.as_ref();
-    known.is_some_and(|known| postgres.users.iter().all(|user| known.users.contains_key(user.name.as_str())))
+    let encrypts = spec.backup.as_ref().is_some_and(|backup| !backup.recipients.is_empty());
+    known.is_some_and(|known| {
+        postgres.users.iter().all(|user| known.users.contains_key(user.name.as_str()))
+            && (!encrypts || known.repository.is_some())
+    })
 }
 
 /// What Patroni calls a member: its machine, because a former one may still be there.
@@ -114,6 +124,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
             patroni: text(&postgres.patroni.program),
             locale: postgres.locale.clone(),
             config: Secret::new(config.to_string()),
+            backup: repository::config(spec, ledger, brought),
         });
         let inputs = files.iter().map(|file| file.path.clone()).collect();
         services.push(ServiceConfig { name: SERVICE.to_owned(), user: SUPERUSER.to_owned(), runs, inputs });
@@ -153,7 +164,7 @@ fn patroni_config(
             "password": dcs.map(|dcs| dcs.password.expose()),
         },
         // With these the first member starts. Limits that it started with could not be lowered without a restart.
-        "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": dynamic_config(postgres) },
+        "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": dynamic_config(spec, postgres) },
         "postgresql": {
             "listen": format!("{ADDRESS}:{CLIENT_PORT}"),
             "connect_address": format!("{ADDRESS}:{CLIENT_PORT}"),
@@ -166,20 +177,30 @@ fn patroni_config(
                 "replication": login(REPLICATOR, &passwords.replicator, &pki),
                 "rewind": login(REWINDER, &passwords.rewinder, &pki),
             },
-            "parameters": {
-                "ssl": "on",
-                "ssl_cert_file": pki("member.crt"),
-                "ssl_key_file": pki("member.key"),
-                "ssl_ca_file": peer_trust,
-                "unix_socket_directories": "",
-                "password_encryption": "scram-sha-256",
-            },
+            "parameters": parameters(spec, &pki, &peer_trust),
             "pg_hba": hba(&postgres.pg_hba),
             "basebackup": [{ "checkpoint": "fast" }],
         },
         "watchdog": watchdog(&postgres.patroni),
         "tags": {},
     })
+}
+
+/// What every member sets for itself.
+fn parameters(spec: &ClusterSpec, pki: &impl Fn(&str) -> String, peer_trust: &str) -> Value {
+    let mut parameters = json!({
+        "ssl": "on",
+        "ssl_cert_file": pki("member.crt"),
+        "ssl_key_file": pki("member.key"),
+        "ssl_ca_file": peer_trust,
+        "unix_socket_directories": "",
+        "password_encryption": "scram-sha-256",
+    });
+    if spec.backup.is_some() {
+        parameters["archive_mode"] = Value::from("on");
+        parameters["archive_command"] = Value::from(repository::archive_command(spec));
+    }
+    parameters
 }
 
 /// Members prove with a certificate of the peers' CA that they are members, besides the password.
@@ -213,11 +234,14 @@ fn watchdog(patroni: &PatroniSettings) -> Value {
 }
 
 /// What all members share, in the DCS.
-pub(crate) fn dynamic_config(postgres: &PostgresSettings) -> Value {
+pub(crate) fn dynamic_config(spec: &ClusterSpec, postgres: &PostgresSettings) -> Value {
     let patroni = &postgres.patroni;
     let seconds = |time: Millis| time.0 / 1000;
-    let parameters: Map<String, Value> =
+    let mut parameters: Map<String, Value> =
         postgres.parameters.iter().map(|(name, value)| (name.clone(), Value::from(value.0.clone()))).collect();
+    if spec.backup.is_some() {
+        parameters.entry("archive_timeout").or_insert_with(|| Value::from(ARCHIVE_TIMEOUT));
+    }
     json!({
         "ttl": seconds(patroni.ttl),
         "loop_wait": seconds(patroni.loop_wait),

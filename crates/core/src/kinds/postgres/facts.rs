@@ -12,6 +12,9 @@ pub struct PostgresFacts {
     /// The version of PostgreSQL's programs, such as 15.18.
     pub postgres: BinarySeen,
     pub patroni: BinarySeen,
+    /// pgBackRest's program; not asked for without backups.
+    #[serde(default)]
+    pub pgbackrest: BinarySeen,
     /// Patroni.
     pub service: ServiceState,
     pub data: DataSeen,
@@ -24,8 +27,46 @@ pub struct PostgresFacts {
     /// The configuration of all members that Patroni has taken up here: JSON with sorted keys.
     #[serde(default)]
     pub applied: Option<String>,
+    /// The repositories of backups that were prepared and checked from here.
+    #[serde(default)]
+    pub repository: Option<String>,
+    /// How the write-ahead log gets there.
+    #[serde(default)]
+    pub archive: Option<ArchiveSeen>,
+    /// Data that is being restored next to the data of now, or was.
+    #[serde(default)]
+    pub restored: Option<RestoreSeen>,
     /// Databases and users. Reported by the primary, when asked for.
     pub catalog: Option<Catalog>,
+}
+
+/// Pieces of the write-ahead log that are finished and not stored in the repository yet.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+pub struct ArchiveSeen {
+    pub waiting: u64,
+    /// For how many seconds the oldest of them has waited.
+    pub waits_s: u64,
+}
+
+/// Data of a backup on a machine, next to the data of now.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreSeen {
+    /// Of the bootstrap that it is for.
+    pub token: String,
+    pub state: RestoreState,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RestoreState {
+    Running {
+        doing: String,
+    },
+    /// It was recovered to where the operator wanted, and stopped.
+    Ready,
+    Failed {
+        why: String,
+    },
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]

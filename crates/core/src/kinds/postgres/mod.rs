@@ -2,19 +2,23 @@
 //!
 //! Failover is Patroni's. quorate never promotes, demotes or elects; it decides what may be disturbed when, and asks Patroni to do it.
 
+pub mod backup;
 pub mod check;
 pub mod desire;
 mod facts;
 pub mod planner;
 mod record;
 pub(crate) mod remember;
+pub mod repository;
 pub mod safety;
 pub(crate) mod simulate;
 pub mod spec;
 mod wish;
 
-pub use facts::{Catalog, CatalogOp, PatroniStatus, PostgresFacts, Role, Standby};
-pub use record::{DcsUser, Formation, FormedWith, Known, Passwords, Record};
+pub use facts::{
+    ArchiveSeen, Catalog, CatalogOp, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby,
+};
+pub use record::{DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Until};
 pub use wish::{Dcs, Wish};
 
 /// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.

@@ -7,7 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::Secret;
 use crate::kinds::Joined;
-use crate::model::MemberName;
+use crate::model::{Consent, MemberName};
+use jiff::Timestamp;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -15,8 +16,50 @@ pub struct Record {
     pub formation: Formation,
     /// Tokens of bootstraps that were abandoned before any client could write: only their data may be wiped.
     pub abandoned: BTreeSet<String>,
+    /// Tokens of bootstraps whose data the operator had replaced by a restore: it is put aside.
+    pub replaced: BTreeSet<String>,
     pub formed_with: Option<FormedWith>,
     pub passwords: Option<Passwords>,
+    /// A restore that was confirmed and is not done.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restore: Option<RestoreWish>,
+}
+
+/// Data of a backup that is to replace all data of the cluster.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreWish {
+    pub consent: Consent,
+    /// Of the bootstrap that begins with the restored data.
+    pub token: String,
+    pub target: RestoreTarget,
+    /// The backup and how far the log is replayed, for people.
+    pub source: String,
+}
+
+/// What is restored.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct RestoreTarget {
+    /// pgBackRest's name of the backup.
+    pub label: String,
+    pub until: Until,
+    /// The timeline whose log is replayed; if absent, the newest that leads on from the backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub timeline: Option<u32>,
+    /// At most so many bytes are needed on disk.
+    pub bytes: u64,
+}
+
+/// How far the log is replayed on top of the backup.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Until {
+    /// As far as it was stored.
+    End,
+    /// To the first moment at which the backup is consistent.
+    Backup,
+    Time(Timestamp),
+    Lsn(String),
+    Xid(u64),
 }
 
 /// How far the cluster has come into being.
@@ -90,6 +133,9 @@ pub struct Passwords {
     /// Of the users that the spec declares.
     #[serde(default)]
     pub users: BTreeMap<String, Secret>,
+    /// Decrypts the repository of backups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<Secret>,
 }
 
 /// In the ledger of an etcd cluster: a PostgreSQL cluster that keeps Patroni's state there, and how it logs in.
@@ -109,9 +155,9 @@ impl Record {
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
     /// compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
-        let Record { formation: _, abandoned: _, formed_with: _, passwords } = self;
-        if let Some(Passwords { superuser, replicator, rewinder, users }) = passwords {
-            for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()) {
+        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _ } = self;
+        if let Some(Passwords { superuser, replicator, rewinder, users, repository }) = passwords {
+            for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()).chain(repository) {
                 visit(password.expose_mut());
             }
         }

@@ -10,6 +10,11 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
     let record = &mut ledger.postgres;
     match action {
         Action::RecordInitializing { token, first, members } => {
+            if let Formation::Formed { token: replaced, .. } = &record.formation {
+                record.replaced.insert(replaced.clone());
+            }
+            // A restore may begin once more with the same token.
+            record.abandoned.remove(token);
             record.formation =
                 Formation::Forming { token: token.clone(), first: first.clone(), members: members.clone() };
             true
@@ -22,6 +27,7 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
             let Formation::Forming { token, first, members } = &record.formation else { return false };
             let members = members.iter().filter(|(name, _)| *name == first);
             let members = members.map(|(name, known)| (name.clone(), known.clone())).collect();
+            record.restore = record.restore.take().filter(|restore| restore.token != *token);
             record.formation = Formation::Formed { token: token.clone(), system_id: system_id.clone(), members };
             record.formed_with = Some(desired.postgres().form_with.clone());
             ledger.formed_with = Some(desired.form_with.clone());

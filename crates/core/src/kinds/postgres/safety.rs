@@ -122,7 +122,8 @@ pub(crate) fn formation_is_known(desired: &Desired, member: &MemberName, facts: 
     let Some(found) = postgres(facts) else { return Ok(()) };
     let unknown = |stamp: &&Stamp| {
         let is_current = Some(stamp.token.as_str()) == wish.formation.token();
-        stamp.cluster_id == desired.cluster_id && !is_current && !wish.abandoned.contains(&stamp.token)
+        let is_over = wish.abandoned.contains(&stamp.token) || wish.replaced.contains(&stamp.token);
+        stamp.cluster_id == desired.cluster_id && !is_current && !is_over
     };
     let in_data = match &found.data {
         DataSeen::Stamped(stamp) => Some(stamp),

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, Role, Standby, Wish};
+use super::{
+    Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby, Wish,
+};
 use crate::Secret;
 use crate::model::{BinarySeen, DataSeen, Desired, MemberName, ServiceState, Stamp};
 use crate::planner::Action;
@@ -19,6 +21,10 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
         system_id: None,
         status: None,
         applied: None,
+        pgbackrest: BinarySeen::Unasked,
+        repository: None,
+        archive: None,
+        restored: None,
         catalog: None,
     }
 }
@@ -27,7 +33,13 @@ impl World {
     pub(crate) fn make_postgres_passwords(&mut self, desired: &Desired) {
         let secret = || Secret::new("");
         let users = desired.postgres().users.keys().map(|user| (user.clone(), secret())).collect();
-        let passwords = Passwords { superuser: secret(), replicator: secret(), rewinder: secret(), users };
+        let passwords = Passwords {
+            superuser: secret(),
+            replicator: secret(),
+            rewinder: secret(),
+            users,
+            repository: Some(secret()),
+        };
         self.ledger.postgres.passwords = Some(passwords);
     }
 
@@ -50,6 +62,19 @@ impl World {
                 self.elect();
             }
             Action::WipePostgres { member, .. } => self.on_postgres(member, |found| {
+                (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
+            }),
+            Action::PrepareRepository { member, place } => {
+                self.on_postgres(member, |found| found.repository = Some(place.clone()));
+            }
+            Action::RestoreBackup { member, stamp, .. } => self.on_postgres(member, |found| {
+                found.restored = Some(RestoreSeen { token: stamp.token.clone(), state: RestoreState::Ready });
+            }),
+            Action::PutRestored { member, stamp, .. } => self.on_postgres(member, |found| {
+                (found.data, found.last_started, found.restored) = (DataSeen::Stamped(stamp.clone()), None, None);
+                found.system_id = Some(String::from("1"));
+            }),
+            Action::SetAside { member, .. } => self.on_postgres(member, |found| {
                 (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
             }),
             Action::RestartPostgres { member } => self.on_status(member, |status| status.pending_restart = false),

@@ -2,13 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::record::{Formation, FormedWith};
+use super::record::{Formation, FormedWith, RestoreWish};
 use crate::Secret;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wish {
     pub formation: Formation,
     pub abandoned: BTreeSet<String>,
+    /// Tokens of bootstraps whose data a restore has replaced.
+    pub replaced: BTreeSet<String>,
+    pub restore: Option<RestoreWish>,
+    /// Where backups and the log are stored; absent without backups.
+    pub repository: Option<String>,
     pub form_with: FormedWith,
     pub formed_with: Option<FormedWith>,
     /// Should a bootstrap begin now, this is its token.

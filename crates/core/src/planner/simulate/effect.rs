@@ -166,6 +166,10 @@ impl World {
             | Action::JoinPostgres { .. }
             | Action::RecordLeft { .. }
             | Action::WipePostgres { .. }
+            | Action::PrepareRepository { .. }
+            | Action::RestoreBackup { .. }
+            | Action::PutRestored { .. }
+            | Action::SetAside { .. }
             | Action::RestartPostgres { .. }
             | Action::Switchover { .. }
             | Action::ConfigurePatroni { .. }

@@ -2,7 +2,7 @@
 //! opened here.
 
 use super::{Cluster, Findings};
-use crate::spec::{BackupSettings, Destination, Keep, Millis, S3Destination};
+use crate::spec::{BackupSettings, Destination, Keep, Kind, Millis, S3Destination};
 
 /// More often, one would not end before the next begins.
 const SHORTEST_SCHEDULE: Millis = Millis(60_000);
@@ -23,6 +23,7 @@ pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
         }
     }
     numbers(cluster, backup, found);
+    incremental(cluster, backup, found);
     recipients(cluster, backup, found);
 }
 
@@ -119,6 +120,18 @@ fn numbers(cluster: &Cluster, backup: &BackupSettings, found: &mut Findings) {
             "nothing would be kept but the newest verified backup",
             "keep at least one: `last: 7`",
         );
+    }
+}
+
+fn incremental(cluster: &Cluster, backup: &BackupSettings, found: &mut Findings) {
+    let Some(every) = backup.incremental else { return };
+    let at = cluster.at("backup.incremental");
+    if cluster.spec.kind == Kind::Etcd {
+        let hint = "leave it out: `quorate backup watch` records every change of etcd";
+        found.error(at, "there are no incremental backups of etcd", hint);
+    } else if every >= backup.schedule || every < SHORTEST_SCHEDULE {
+        let message = format!("an incremental backup every {every} is not between {SHORTEST_SCHEDULE} and `schedule`");
+        found.error(at, message, "set a time between the two, or leave it out");
     }
 }
 

@@ -45,13 +45,31 @@ pub trait Teller: Sync {
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Doing<'a> {
-    Checking { place: &'a str },
+    Checking {
+        place: &'a str,
+    },
     Looking,
-    Reading { member: &'a str, bytes: u64 },
-    Proving { id: &'a str },
-    Copying { place: &'a str },
-    Fetching { what: &'a str },
-    Replaying { revision: i64 },
+    Reading {
+        member: &'a str,
+        bytes: u64,
+    },
+    Proving {
+        id: &'a str,
+    },
+    Copying {
+        place: &'a str,
+    },
+    Fetching {
+        what: &'a str,
+    },
+    Replaying {
+        revision: i64,
+    },
+    /// Work of a machine, in its own words.
+    Working {
+        member: &'a str,
+        what: &'a str,
+    },
     Nothing,
 }
 
@@ -151,24 +169,8 @@ impl Backups<'_> {
         full::create(&self.vault.first, source, draft, &self.vault.settings, ledger, &progress).await
     }
 
-    /// The ledger with its keys is part of what must survive; without recipients it would lie open.
     fn sealed_ledger(&self) -> Option<Bytes> {
-        let recipients = &self.vault.settings.recipients;
-        if recipients.is_empty() {
-            return None;
-        }
-        let history = History::new(self.home.history(&self.vault.cluster)).newest(HISTORY).unwrap_or_default();
-        // A controller that runs for long has known an older one.
-        let ledger = note::ledger_of_now(self.home, self.ledger);
-        let sealed = export(&ledger, &history, &SealFor::Recipients(recipients.clone()));
-        match sealed {
-            Ok(sealed) => Some(sealed.into()),
-            Err(error) => {
-                self.teller
-                    .say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
-                None
-            }
-        }
+        sealed_ledger(self.home, self.ledger, self.vault, self.teller)
     }
 
     async fn prove_new(&self, id: &BackupId, key: Option<BackupKey>) -> Result<Verification, BackupError> {
@@ -224,6 +226,24 @@ impl Backups<'_> {
         let plan = prune::plan(&self.catalog(store).await?, &self.vault.keep, Timestamp::now());
         let leftovers = PrunePlan { remove: Vec::new(), ..plan };
         Ok(prune::carry_out(store, &self.vault.cluster, &leftovers).await?)
+    }
+}
+
+/// The ledger with its keys is part of what must survive; without recipients it would lie open.
+pub(crate) fn sealed_ledger(home: &Home, known: &Ledger, vault: &Vault, teller: &dyn Teller) -> Option<Bytes> {
+    let recipients = &vault.settings.recipients;
+    if recipients.is_empty() {
+        return None;
+    }
+    let history = History::new(home.history(&vault.cluster)).newest(HISTORY).unwrap_or_default();
+    // A controller that runs for long has known an older one.
+    let ledger = note::ledger_of_now(home, known);
+    match export(&ledger, &history, &SealFor::Recipients(recipients.clone())) {
+        Ok(sealed) => Some(sealed.into()),
+        Err(error) => {
+            teller.say(&format!("warning: the ledger was not stored with this backup: {}", with_causes(&error)));
+            None
+        }
     }
 }
 

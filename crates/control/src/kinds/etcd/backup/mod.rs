@@ -3,16 +3,17 @@
 //! goes to a machine, and the ledger's lock is never taken: a backup disturbs nobody who changes the cluster meanwhile.
 
 mod create;
-mod note;
+pub(crate) mod note;
 mod programs;
 mod restore;
 pub mod signing;
 mod source;
-mod vault;
+pub(crate) mod vault;
 mod watch;
 
 use std::path::PathBuf;
 
+pub(crate) use create::sealed_ledger;
 pub use create::{Backups, Created, Doing, Teller, prove, prove_beside};
 pub use note::{BackupStatus, Confirmed, confirm, standing};
 pub use quorate_backup as store;
@@ -49,6 +50,14 @@ pub enum BackupError {
     Second { source: std::sync::Arc<BackupError> },
     #[error("the credentials file {} cannot be used: {why}", path.display())]
     Credentials { path: PathBuf, why: String },
+    #[error("the variable {name} is not set, and the spec says that the keys of the store are in the environment")]
+    NoVariable { name: &'static str },
+    #[error("no member of cluster {cluster} is the primary, so no backup can be taken: `quorate status` says more")]
+    NoPrimary { cluster: String },
+    #[error("{member} cannot {what}: {why}")]
+    Job { member: String, what: &'static str, why: String },
+    #[error("the agent of {member} cannot be asked")]
+    Agent { member: String, source: quorate_agent::client::ClientError },
     #[error("no member of cluster {cluster} can be read: it is {summary}")]
     NobodyToRead { cluster: String, summary: String },
     #[error("another `quorate backup watch` records cluster {cluster} already")]

@@ -54,7 +54,7 @@ fn unsigned(revision: i64) -> u64 {
 }
 
 /// Notes it in the ledger, unless another controller holds that for long. Returns whether it was done.
-pub(super) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
+pub(crate) async fn write(home: &Home, ledger: &Ledger, record: Option<&BackupRecord>) -> Result<bool, LedgerError> {
     let store = home.store(ledger.spec.name.as_str());
     let until = tokio::time::Instant::now() + PATIENCE;
     loop {
@@ -79,7 +79,7 @@ fn write_at_once(store: &Store, ledger: &Ledger, record: Option<&BackupRecord>) 
 }
 
 /// The ledger as it is now; as it was known, where it cannot be read or has become that of another cluster.
-pub(super) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
+pub(crate) fn ledger_of_now(home: &Home, known: &Ledger) -> Ledger {
     let read = home.store(known.spec.name.as_str()).read();
     let same = |now: &Ledger| now.cluster_id == known.cluster_id;
     read.ok().flatten().filter(same).unwrap_or_else(|| known.clone())

@@ -9,6 +9,7 @@ use jiff::SignedDuration;
 use quorate_backup::catalog::Catalog;
 use quorate_backup::settings::{Credentials, Patience, Place, S3Place, Settings};
 use quorate_backup::{Store, Trust};
+use quorate_core::Secret;
 use quorate_core::spec::{self, BackupSettings, ClusterSpec, Destination, Keep, S3Destination, StoreKeys};
 
 use super::BackupError;
@@ -120,12 +121,30 @@ pub(super) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
         credentials: match &s3.credentials {
             spec::Credentials::Environment => Credentials::Environment,
             spec::Credentials::MachineRole => Credentials::MachineRole,
-            spec::Credentials::File(path) => credentials(path)?,
+            spec::Credentials::File(path) => {
+                let StoreKeys { access_key_id, secret_access_key, session_token } = read_keys(path)?;
+                Credentials::Keys { access_key_id, secret_access_key, session_token }
+            }
         },
     })
 }
 
-fn credentials(path: &Path) -> Result<Credentials, BackupError> {
+/// The keys themselves, for machines that store their own backups; none where each machine has its role.
+pub(crate) fn keys(credentials: &spec::Credentials) -> Result<Option<StoreKeys>, BackupError> {
+    let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let needed = |name: &'static str| variable(name).ok_or(BackupError::NoVariable { name });
+    match credentials {
+        spec::Credentials::MachineRole => Ok(None),
+        spec::Credentials::File(path) => read_keys(path).map(Some),
+        spec::Credentials::Environment => Ok(Some(StoreKeys {
+            access_key_id: needed("AWS_ACCESS_KEY_ID")?,
+            secret_access_key: Secret::new(needed("AWS_SECRET_ACCESS_KEY")?),
+            session_token: variable("AWS_SESSION_TOKEN").map(Secret::new),
+        })),
+    }
+}
+
+fn read_keys(path: &Path) -> Result<StoreKeys, BackupError> {
     let unusable = |why: String| BackupError::Credentials { path: path.to_owned(), why };
     let mode = fs::metadata(path).map_err(|error| unusable(error.to_string()))?.permissions().mode();
     if mode & 0o077 != 0 {
@@ -135,9 +154,7 @@ fn credentials(path: &Path) -> Result<Credentials, BackupError> {
         )));
     }
     let text = fs::read_to_string(path).map_err(|error| unusable(error.to_string()))?;
-    let keys: StoreKeys = text.parse().map_err(|error: spec::Malformed| unusable(error.to_string()))?;
-    let StoreKeys { access_key_id, secret_access_key, session_token } = keys;
-    Ok(Credentials::Keys { access_key_id, secret_access_key, session_token })
+    text.parse().map_err(|error: spec::Malformed| unusable(error.to_string()))
 }
 
 #[cfg(test)]
@@ -155,20 +172,18 @@ mod tests {
     fn a_credentials_file_is_for_its_owner_alone() {
         let text = "access_key_id=one\nsecret_access_key=hunter2\n";
         let open = file(text, 0o640);
-        let told = credentials(open.path()).unwrap_err().to_string();
+        let told = read_keys(open.path()).unwrap_err().to_string();
         assert!(told.contains("its mode is 640") && !told.contains("hunter2"), "{told}");
         let closed = file(text, 0o600);
-        assert!(
-            matches!(credentials(closed.path()).unwrap(), Credentials::Keys { access_key_id, .. } if access_key_id == "one")
-        );
+        assert_eq!(read_keys(closed.path()).unwrap().access_key_id, "one");
     }
 
     #[test]
     fn what_is_wrong_in_a_credentials_file_is_told_without_its_secrets() {
         let wrong = file("access_key_id=one\nhunter2\n", 0o600);
-        let told = credentials(wrong.path()).unwrap_err().to_string();
+        let told = read_keys(wrong.path()).unwrap_err().to_string();
         assert!(told.contains("line 2") && !told.contains("hunter2"), "{told}");
-        let told = credentials(Path::new("/nonexistent/keys")).unwrap_err().to_string();
+        let told = read_keys(Path::new("/nonexistent/keys")).unwrap_err().to_string();
         assert!(told.contains("/nonexistent/keys"), "{told}");
     }
 }

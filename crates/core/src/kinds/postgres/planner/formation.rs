@@ -5,12 +5,16 @@
 
 use std::collections::BTreeMap;
 
+use super::restore;
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{Formation, Known, PostgresFacts, Role};
 use crate::model::{BinarySeen, DataSeen, Facts, MemberName, ServiceState, Stamp};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
+    if restore::decide(view, decision) {
+        return;
+    }
     match &view.desired.postgres().formation {
         Formation::Unformed => begin(view, decision),
         Formation::Forming { token, first, members } => form(view, decision, token, first, members),
@@ -21,12 +25,12 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
 /// Why a machine cannot run what its configuration names.
 pub(crate) fn refused_config(member: &MemberName, facts: &Facts) -> Option<UnsafeBecause> {
     let found = postgres(facts)?;
-    [&found.postgres, &found.patroni].into_iter().find_map(|program| match program {
+    [&found.postgres, &found.patroni, &found.pgbackrest].into_iter().find_map(|program| match program {
         BinarySeen::Missing { why } => Some(UnsafeBecause::NotReady {
             member: member.clone(),
             why: why.clone(),
             remedy: String::from(
-                "install PostgreSQL and Patroni on the machine, or name them in `postgres.programs` and `postgres.patroni.program`",
+                "install PostgreSQL, Patroni and, for backups, pgBackRest on the machine, or name them in `postgres.programs` and `postgres.patroni.program`",
             ),
         }),
         BinarySeen::Unasked | BinarySeen::Version(_) => None,
@@ -34,7 +38,11 @@ pub(crate) fn refused_config(member: &MemberName, facts: &Facts) -> Option<Unsaf
 }
 
 /// What a member reports once it has its configuration and its certificates.
-fn ready<'a>(view: &View<'a>, decision: &Decision, member: &MemberName) -> Option<(&'a Facts, &'a PostgresFacts)> {
+pub(super) fn ready<'a>(
+    view: &View<'a>,
+    decision: &Decision,
+    member: &MemberName,
+) -> Option<(&'a Facts, &'a PostgresFacts)> {
     let facts = view.seen.facts(member)?;
     let wish = view.desired.members.get(member)?;
     let in_place = facts.node_config.as_ref().is_some_and(|(_, digest)| *digest == wish.digest);
@@ -113,6 +121,9 @@ fn form(
         let why = format!("{first} has another machine than when the bootstrap began; no client has written yet");
         return decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
     }
+    if restore::put(view, decision, token, first, found) {
+        return;
+    }
     let stamp = stamp(view, first, token);
     match (&found.data, &found.service) {
         (DataSeen::Stamped(there), ServiceState::Stopped) if *there == stamp => start(decision, first, found),
@@ -148,6 +159,9 @@ fn record_initialized(view: &View<'_>, decision: &mut Decision, first: &MemberNa
 fn keep(view: &View<'_>, decision: &mut Decision, token: &str) {
     for member in view.desired.members.keys() {
         let Some((facts, found)) = ready(view, decision, member) else { continue };
+        if restore::set_aside(view, decision, member, found) {
+            continue;
+        }
         let stamp = stamp(view, member, token);
         match (&found.data, &found.service) {
             (_, ServiceState::Running { .. }) if view.is_well(member) => {}
@@ -245,7 +259,7 @@ pub(super) fn stamp(view: &View<'_>, member: &MemberName, token: &str) -> Stamp 
     }
 }
 
-fn known(view: &View<'_>, member: &MemberName, facts: &Facts) -> Known {
+pub(super) fn known(view: &View<'_>, member: &MemberName, facts: &Facts) -> Known {
     let machine = view.seen.machines.get().and_then(|machines| machines.get(member));
     Known { machine_id: facts.machine_id.clone(), address: machine.and_then(|machine| machine.address) }
 }

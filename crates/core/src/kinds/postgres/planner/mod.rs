@@ -3,7 +3,9 @@
 pub(crate) mod catalog;
 pub(crate) mod formation;
 pub(crate) mod membership;
+pub(crate) mod repository;
 pub(crate) mod restart;
+mod restore;
 
 use crate::planner::{self, Decision, UnsafeBecause, View};
 
@@ -20,6 +22,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     if as_formed {
         catalog::decide(view, decision);
         restart::decide(view, decision);
+        repository::decide(view, decision);
     }
     membership::shrink(view, decision);
     planner::machines::remove_leftover(view, decision);

@@ -1,0 +1,159 @@
+//! Work on backups that can take hours. It is begun by one request and looked at by others, so a controller that goes away ends nothing. One
+//! at a time.
+
+use std::sync::Arc;
+use std::sync::Mutex;
+
+use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind, BackupTaken, Mark};
+use serde::{Deserialize, Serialize};
+
+use crate::agent::Agent;
+use crate::api::Refusal;
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobRequest {
+    /// Begins it, unless the one with this id was begun before.
+    Begin {
+        id: String,
+        job: Job,
+    },
+    Look {
+        id: String,
+    },
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Job {
+    /// Writes a row into the primary, by which a restored backup is known.
+    Mark,
+    /// Has all of the log stored that was written until now.
+    StoreLog,
+    BackUp {
+        kind: BackupKind,
+        /// pgBackRest's number of the store.
+        repository: u8,
+    },
+    /// Restores a backup into a temporary PostgreSQL and looks at all of it.
+    Verify { label: String, mark: Mark, bytes: u64 },
+    /// Removes a backup, those that rest on it, and the log that only they need.
+    Expire { label: String, repository: u8 },
+}
+
+impl Job {
+    fn name(&self) -> String {
+        match self {
+            Job::Mark => String::from("mark the data"),
+            Job::StoreLog => String::from("store the log"),
+            Job::BackUp { kind, .. } => format!("take a backup ({kind})"),
+            Job::Verify { label, .. } => format!("verify backup {label}"),
+            Job::Expire { label, .. } => format!("remove backup {label}"),
+        }
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct JobAnswer {
+    pub doing: String,
+    /// Absent while it is under way.
+    pub outcome: Option<JobOutcome>,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum JobOutcome {
+    Marked(Mark),
+    LogStored,
+    BackedUp(Box<BackupTaken>),
+    /// What was found, or what is wrong with the backup.
+    Verified(Result<BackupChecked, String>),
+    Expired,
+    /// It could not be done. Of a verification: which says nothing about the backup.
+    Failed {
+        why: String,
+    },
+}
+
+/// The last one that was begun.
+#[derive(Default)]
+pub(crate) struct Jobs(Mutex<Option<Begun>>);
+
+struct Begun {
+    id: String,
+    name: String,
+    doing: String,
+    outcome: Option<JobOutcome>,
+}
+
+impl Jobs {
+    /// What the one with this id has come to.
+    fn look(&self, id: &str) -> Option<JobAnswer> {
+        let begun = self.0.lock().expect("no holder panics");
+        let begun = begun.as_ref().filter(|begun| begun.id == id)?;
+        Some(JobAnswer { doing: begun.doing.clone(), outcome: begun.outcome.clone() })
+    }
+
+    fn begin(&self, id: &str, job: &Job) -> Result<(), Refusal> {
+        let mut begun = self.0.lock().expect("no holder panics");
+        if let Some(Begun { name, outcome: None, .. }) = &*begun {
+            return Err(Refusal::failed(format!("this machine is at work already: {name}")));
+        }
+        *begun = Some(Begun { id: id.to_owned(), name: job.name(), doing: job.name(), outcome: None });
+        Ok(())
+    }
+
+    pub(super) fn doing(&self, what: impl Into<String>) {
+        if let Some(begun) = self.0.lock().expect("no holder panics").as_mut() {
+            begun.doing = what.into();
+        }
+    }
+
+    fn end(&self, outcome: JobOutcome) {
+        if let Some(begun) = self.0.lock().expect("no holder panics").as_mut() {
+            begun.outcome = Some(outcome);
+        }
+    }
+}
+
+impl Agent {
+    pub(crate) async fn job(self: &Arc<Self>, request: JobRequest) -> Result<JobAnswer, Refusal> {
+        let (id, job) = match request {
+            JobRequest::Begin { id, job } => (id, Some(job)),
+            JobRequest::Look { id } => (id, None),
+        };
+        let jobs = &self.postgres.jobs;
+        if let Some(answer) = jobs.look(&id) {
+            return Ok(answer);
+        }
+        let Some(job) = job else {
+            return Err(Refusal::failed("the agent was restarted meanwhile; whether the work was done is not known"));
+        };
+        jobs.begin(&id, &job)?;
+        tracing::info!(job = job.name(), "begins");
+        let agent = self.clone();
+        tokio::spawn(async move {
+            let name = job.name();
+            let outcome = agent.carry_out(job).await.unwrap_or_else(|why| JobOutcome::Failed { why: why.to_string() });
+            tracing::info!(job = name, failed = matches!(outcome, JobOutcome::Failed { .. }), "has ended");
+            agent.postgres.jobs.end(outcome);
+        });
+        jobs.look(&id).ok_or_else(|| Refusal::failed("another one was begun at the same time"))
+    }
+
+    async fn carry_out(self: &Arc<Self>, job: Job) -> Result<JobOutcome, Refusal> {
+        match job {
+            Job::Mark => self.mark().await.map(JobOutcome::Marked),
+            Job::StoreLog => self.store_log().await.map(|()| JobOutcome::LogStored),
+            Job::BackUp { kind, repository } => {
+                Ok(JobOutcome::BackedUp(Box::new(self.back_up(kind, repository).await?)))
+            }
+            Job::Verify { label, mark, bytes } => {
+                self.verify_backup(&label, mark, bytes).await.map(JobOutcome::Verified)
+            }
+            Job::Expire { label, repository } => {
+                self.expire_backup(&label, repository).await.map(|()| JobOutcome::Expired)
+            }
+        }
+    }
+}

@@ -1,0 +1,229 @@
+//! A restore of the cluster's data: first next to what is there, recovered and stopped; then put in its place by a rename. What was there is
+//! kept next to it until the next restore.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use quorate_core::kinds::postgres::{RestoreSeen, RestoreState, RestoreTarget, SUPERUSER};
+use quorate_core::model::{DataSeen, Stamp};
+
+use super::config::{PatroniConfig, dcs_trust};
+use super::temporary::Trouble;
+use super::tools::{identifier, literal};
+use super::{data, dcs};
+use crate::agent::Agent;
+use crate::api::Refusal;
+use crate::files::{self, Owner};
+use crate::layout::Layout;
+use crate::stamp::{self, check_own, describe};
+use crate::state::State;
+use crate::{AgentError, blocking};
+
+impl Agent {
+    /// Begins it, and answers at once: facts say how far it has come.
+    pub(super) async fn begin_restore(self: &Arc<Self>, stamp: Stamp, target: RestoreTarget) -> Result<(), Refusal> {
+        check_own(&self.state.get(), &stamp)?;
+        if let Some(seen) = self.restore_seen().await?.filter(|seen| seen.token == stamp.token)
+            && !matches!(seen.state, RestoreState::Failed { .. })
+        {
+            return Ok(());
+        }
+        self.pgbackrest()?;
+        self.note_restore(&stamp, RestoreState::Running { doing: format!("fetching backup {}", target.label) });
+        let agent = self.clone();
+        tokio::spawn(async move {
+            let state = match agent.restore_beside(&stamp, &target).await {
+                Ok(()) => RestoreState::Ready,
+                Err(Trouble::Backup(why)) => RestoreState::Failed { why },
+                Err(Trouble::Other(refusal)) => RestoreState::Failed { why: refusal.to_string() },
+            };
+            agent.note_restore(&stamp, state);
+        });
+        Ok(())
+    }
+
+    fn note_restore(&self, stamp: &Stamp, state: RestoreState) {
+        let seen = RestoreSeen { token: stamp.token.clone(), state };
+        *self.postgres.restoring.lock().expect("no holder panics") = Some(seen);
+    }
+
+    async fn restore_beside(&self, stamp: &Stamp, target: &RestoreTarget) -> Result<(), Trouble> {
+        let data = self.layout.postgres_restored();
+        let mark = self.layout.postgres_restored_stamp();
+        files::remove(&mark)?;
+        self.restore_files(&target.label, &data, target.bytes).await?;
+        let doing = String::from("recovering it in a temporary PostgreSQL");
+        self.note_restore(stamp, RestoreState::Running { doing });
+        let temporary = self.recover(&data, target).await?;
+        // The passwords of that time may be others than those of now.
+        let changed = temporary.sql("postgres", &passwords(&self.patroni_settings()?), super::catalog::CHANGING).await;
+        temporary.stop().await?;
+        changed?;
+        Ok(stamp::write(&mark, stamp)?)
+    }
+
+    /// What facts say of it. Restored data that is complete outlives the agent.
+    pub(super) async fn restore_seen(&self) -> Result<Option<RestoreSeen>, AgentError> {
+        if let Some(seen) = self.postgres.restoring.lock().expect("no holder panics").clone() {
+            return Ok(Some(seen));
+        }
+        let mark = self.layout.postgres_restored_stamp();
+        let stamp = blocking(move || stamp::read(&mark)).await?;
+        Ok(stamp.map(|stamp| RestoreSeen { token: stamp.token, state: RestoreState::Ready }))
+    }
+
+    /// The DCS comes first: what Patroni has noted there is of the data that goes.
+    pub(super) async fn put_restored(&self, was: DataSeen, stamp: Stamp) -> Result<(), Refusal> {
+        check_own(&self.state.get(), &stamp)?;
+        self.check_postgres_stopped().await?;
+        let found = self.look_at_postgres_data().await?;
+        if found == DataSeen::Stamped(stamp.clone()) {
+            // The answer to an earlier order was lost.
+            return Ok(());
+        }
+        if found != was {
+            return Err(Refusal::not_as_expected(describe(&was), describe(&found)));
+        }
+        let ready = self.restore_seen().await?.filter(|seen| seen.token == stamp.token);
+        if ready.map(|seen| seen.state) != Some(RestoreState::Ready) {
+            return Err(Refusal::failed("there is no restored data for this bootstrap"));
+        }
+        let restored = self.layout.postgres_restored();
+        let system_id = data::system_id_in(&restored).ok_or_else(|| Refusal::failed("the restored data is damaged"))?;
+        let state = self.state.get();
+        let trust = state.node_config.as_ref().and_then(|in_place| dcs_trust(&in_place.config));
+        dcs::forget(&self.patroni_settings()?, trust, &system_id).await?;
+        self.check_still_obeyed()?;
+        let (layout, owner) = (self.layout.clone(), self.patroni().await?.owner()?);
+        blocking(move || exchange(&layout, &stamp, owner)).await?;
+        *self.postgres.restoring.lock().expect("no holder panics") = None;
+        let forget = |state: &mut State| (state.postgres.last_started, state.postgres.cloning) = (None, false);
+        Ok(self.state.update(forget).await?)
+    }
+
+    /// Puts data aside that a restore has replaced.
+    pub(super) async fn set_aside(&self, stamp: Stamp) -> Result<(), Refusal> {
+        self.check_postgres_stopped().await?;
+        let found = self.look_at_postgres_data().await?;
+        let remembered = self.state.get().postgres.last_started.as_ref().is_some_and(|last| *last != stamp);
+        match &found {
+            DataSeen::Stamped(there) if *there == stamp => {}
+            // The answer to an earlier order was lost.
+            DataSeen::Empty if !remembered => {}
+            _ => return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
+        }
+        self.check_still_obeyed()?;
+        let layout = self.layout.clone();
+        blocking(move || {
+            keep(&layout)?;
+            files::remove(&layout.postgres_stamp())
+        })
+        .await?;
+        let forget = |state: &mut State| (state.postgres.last_started, state.postgres.cloning) = (None, false);
+        Ok(self.state.update(forget).await?)
+    }
+}
+
+/// A crash in between leaves no data, and the order can be given again.
+fn exchange(layout: &Layout, stamp: &Stamp, owner: Option<Owner>) -> Result<(), AgentError> {
+    let restored = layout.postgres_restored();
+    let_be_archived(&restored.join("pg_wal"), owner)?;
+    keep(layout)?;
+    stamp::write(&layout.postgres_stamp(), stamp)?;
+    fs::rename(&restored, layout.postgres_data()).map_err(AgentError::file("put in place", &restored))?;
+    files::remove(&layout.postgres_restored_stamp())?;
+    files::make_durable(&layout.postgres_home())
+}
+
+/// Moves the data of now aside. What was there from before is removed.
+fn keep(layout: &Layout) -> Result<(), AgentError> {
+    if data::is_bare(layout)? {
+        return files::remove_dir(&layout.postgres_data());
+    }
+    let (there, kept) = (layout.postgres_data(), layout.postgres_replaced());
+    files::remove_dir(&kept)?;
+    fs::rename(&there, &kept).map_err(AgentError::file("put aside", &there))
+}
+
+/// The temporary PostgreSQL stored nothing of the timeline that it began. Its history, and what it has finished, must not be missing from
+/// the repository: without the history nobody finds the way from the backup to what is written from now on.
+fn let_be_archived(wal: &Path, owner: Option<Owner>) -> Result<(), AgentError> {
+    let entries = fs::read_dir(wal).map_err(AgentError::file("list", wal))?;
+    let names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    for name in to_archive(&names) {
+        let done = wal.join("archive_status").join(format!("{name}.done"));
+        let ready = wal.join("archive_status").join(format!("{name}.ready"));
+        if !done.exists() && !ready.exists() {
+            files::write(&ready, b"", files::PRIVATE, owner)?;
+        }
+    }
+    Ok(())
+}
+
+/// The history of the newest timeline, and its pieces but the last, which is still written to.
+fn to_archive(names: &[String]) -> Vec<&String> {
+    let is_piece = |name: &&String| name.len() == 24 && name.bytes().all(|digit| digit.is_ascii_hexdigit());
+    let Some(newest) = names.iter().filter(is_piece).map(|name| &name[..8]).max() else { return Vec::new() };
+    let mut pieces: Vec<&String> = names.iter().filter(is_piece).filter(|name| name.starts_with(newest)).collect();
+    pieces.sort();
+    pieces.pop();
+    let history = format!("{newest}.history");
+    pieces.into_iter().chain(names.iter().filter(|name| **name == history)).collect()
+}
+
+fn passwords(settings: &PatroniConfig) -> String {
+    let logins = settings.logins();
+    let roles = [&logins.superuser, &logins.replication, &logins.rewind];
+    let change =
+        |user: &str, password: &str| format!("ALTER ROLE {} LOGIN PASSWORD {};\n", identifier(user), literal(password));
+    // A statement that fails must not be logged: it has a password in it.
+    let quiet = String::from("SET log_statement = 'none';\nSET log_min_error_statement = 'panic';\n");
+    debug_assert_eq!(logins.superuser.username, SUPERUSER);
+    quiet + &roles.map(|login| change(&login.username, login.password.expose())).concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_newest_timeline_has_finished_is_to_be_archived() {
+        let names: Vec<String> = [
+            "000000010000000000000007",
+            "000000020000000000000007",
+            "000000020000000000000008",
+            "00000002.history",
+            "00000001.history",
+            "archive_status",
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        let told: Vec<&str> = to_archive(&names).into_iter().map(String::as_str).collect();
+        assert_eq!(told, ["000000020000000000000007", "00000002.history"]);
+        assert!(to_archive(&[]).is_empty());
+    }
+
+    #[test]
+    fn what_was_there_is_kept_and_a_crash_in_between_loses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let layout = Layout::new(dir.path()).unwrap();
+        let stamp =
+            Stamp { cluster_id: String::from("c"), token: String::from("two"), member: "pg-1".into(), incarnation: 1 };
+        let fill = |directory: &Path, word: &str| {
+            fs::create_dir_all(directory.join("global")).unwrap();
+            fs::create_dir_all(directory.join("pg_wal/archive_status")).unwrap();
+            fs::write(directory.join("global/pg_control"), word.repeat(8)).unwrap();
+        };
+        fill(&layout.postgres_data(), "o");
+        fill(&layout.postgres_restored(), "n");
+        // A crash after the first rename.
+        keep(&layout).unwrap();
+        assert!(data::is_bare(&layout).unwrap());
+        exchange(&layout, &stamp, None).unwrap();
+        let read = |directory: &Path| fs::read_to_string(directory.join("global/pg_control")).unwrap();
+        assert_eq!(read(&layout.postgres_data()), "nnnnnnnn");
+        assert_eq!(read(&layout.postgres_replaced()), "oooooooo", "an empty directory does not replace what was kept");
+        assert_eq!(data::look(&layout).unwrap(), DataSeen::Stamped(stamp));
+    }
+}

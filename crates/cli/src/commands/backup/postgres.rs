@@ -1,0 +1,274 @@
+//! `quorate backup` for clusters of PostgreSQL. pgBackRest takes the backups; the verbs are those of etcd's.
+
+use jiff::Timestamp;
+use quorate_backup::postgres::{Catalog, Listed, Manifest};
+use quorate_control::kinds::etcd::backup::Vault;
+use quorate_control::kinds::etcd::backup::signing::with_key;
+use quorate_control::kinds::postgres::backup::{Backups, Created, Watching, catalog_of, watch};
+use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind};
+use quorate_core::model::Ledger;
+use quorate_core::text::plural;
+use serde::Serialize;
+
+use super::{Context, Subject, refuse_another_signer, tend, who_signs};
+use crate::cli::{self, Format};
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load;
+use crate::output::backup::shown;
+use crate::output::page::{Page, Style};
+use crate::output::working::Working;
+use crate::output::{self, size, table};
+
+pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
+    match verb {
+        cli::Backup::Create(options) => create(context, options).await,
+        cli::Backup::List(options) => list(context, options).await,
+        cli::Backup::Verify(options) => verify(context, options).await,
+        cli::Backup::Prune(options) => prune(context, options).await,
+        cli::Backup::Watch(options) => stay(context, options).await,
+        cli::Backup::Rekey(_) => Err(Error::refused(
+            "backups of PostgreSQL are encrypted with a key in the ledger, not to the recipients themselves",
+            "`quorate backup create` stores the ledger for the recipients of now with the next backup",
+        )),
+        cli::Backup::Export(_) => Err(Error::refused(
+            "a backup of PostgreSQL is in pgBackRest's own format",
+            "`pgbackrest restore` on a member reads it",
+        )),
+    }
+}
+
+/// For people and for scripts.
+#[derive(Serialize)]
+struct Told<'a> {
+    #[serde(flatten)]
+    manifest: &'a Manifest,
+    verified_at: Option<Timestamp>,
+}
+
+impl<'a> Told<'a> {
+    fn new(manifest: &'a Manifest) -> Self {
+        Told { manifest, verified_at: manifest.verified_at() }
+    }
+}
+
+async fn ledger_of(context: &Context, name: &str) -> Result<Ledger, Error> {
+    let known = load::ledger(&context.home, name)?;
+    let is_new = known.backup_signing.is_none();
+    let ledger = with_key(&context.home, known).await?;
+    refuse_another_signer(&ledger)?;
+    if is_new {
+        output::talk(&who_signs(&ledger));
+    }
+    Ok(ledger)
+}
+
+async fn create(context: &Context, options: cli::BackupCreate) -> Result<Exit, Error> {
+    let ledger = ledger_of(context, &options.name).await?;
+    let vault = Vault::open(&ledger.spec)?;
+    if vault.settings.recipients.is_empty() {
+        output::talk(NOT_ENCRYPTED);
+    }
+    let working = Working::new();
+    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    let kind = match (options.incremental, options.differential) {
+        (true, _) => BackupKind::Incremental,
+        (_, true) => BackupKind::Differential,
+        _ => BackupKind::Full,
+    };
+    let Created { manifest, not_verified, not_copied, noted } = backups.create(kind, !options.no_verify).await?;
+    drop(working);
+    match options.output.format {
+        Format::Json => output::print_json(&Told::new(&manifest))?,
+        Format::Text => {
+            let text = format!("{}{}", taken(&manifest, vault.first.place()), proof(&manifest));
+            output::show(&Page::written(&text))?;
+        }
+    }
+    if !noted {
+        output::talk(
+            "warning: another controller holds the ledger, so `quorate status` does not show this backup yet\n",
+        );
+    }
+    if manifest.verified.last().is_some_and(|last| last.outcome.is_err()) {
+        return Ok(Exit::Damaged);
+    }
+    let mut wrong = not_verified.into_iter().chain(not_copied).map(Error::from);
+    let Some(first) = wrong.next() else { return Ok(Exit::Done) };
+    if let Some(second) = wrong.next() {
+        output::talk(&second.render(None));
+    }
+    Err(first)
+}
+
+fn taken(manifest: &Manifest, place: &str) -> String {
+    let taken = &manifest.taken;
+    format!(
+        "backup {} ({}): log up to {}, {} stored of {}, from {} (PostgreSQL {}), {}, in {place}\n",
+        taken.label,
+        taken.kind,
+        taken.last_lsn,
+        size(taken.stored_bytes),
+        size(taken.bytes),
+        manifest.from_member,
+        taken.postgres_version,
+        if manifest.encrypted { "encrypted" } else { "NOT ENCRYPTED" },
+    )
+}
+
+/// What its last verification found, in one line.
+fn proof(manifest: &Manifest) -> String {
+    let label = manifest.label();
+    let Some(last) = manifest.verified.last() else { return format!("{label} is not verified\n") };
+    match &last.outcome {
+        Err(why) => format!("{label} is NOT good: {why}\n"),
+        Ok(BackupChecked { rows: _, databases, tables, amcheck, blocks, postgres_version }) => {
+            let looked = if *amcheck { "pg_amcheck found all tables and indexes sound, " } else { "" };
+            format!(
+                "{label} is good: PostgreSQL {postgres_version} on {} restored {} with {}; {looked}{} have the right checksum\n",
+                last.on_member,
+                plural(*databases, "database"),
+                plural(*tables, "table"),
+                plural(*blocks, "block"),
+            )
+        }
+    }
+}
+
+async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let (name, vault) = (subject.spec.name.as_str(), subject.vault()?);
+    let mut catalogs = Vec::new();
+    for store in vault.stores() {
+        let catalog = catalog_of(store, name, subject.cluster_id(), &subject.trust(true)).await?;
+        catalogs.push((store.place().to_owned(), catalog));
+    }
+    match options.output.format {
+        Format::Json => {
+            let all = catalogs.iter().flat_map(|(_, catalog)| &catalog.backups);
+            output::print_json(&all.map(|listed| Told::new(&listed.manifest)).collect::<Vec<_>>())?;
+        }
+        Format::Text
+            if catalogs.iter().all(|(_, catalog)| catalog.backups.is_empty() && catalog.strange.is_empty()) =>
+        {
+            let make = context.command(&format!("backup create {name}"));
+            output::talk(&format!("there is no backup of {name} yet; `{make}` takes one\n"));
+        }
+        Format::Text => output::show(&table_of(&catalogs))?,
+    }
+    Ok(Exit::Done)
+}
+
+/// Columns that a narrow terminal does without, the least needed first.
+const DROPPED: [usize; 3] = [3, 4, 2];
+
+fn table_of(catalogs: &[(String, Catalog)]) -> Page {
+    let head = ["ID", "KIND", "SIZE", "STORED", "LOG UP TO", "SIGNED", "VERIFIED"];
+    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
+    rows.extend(catalogs.iter().flat_map(|(_, catalog)| &catalog.backups).map(row));
+    let mut page = table::page(&rows, &DROPPED, output::terminal::of_stdout());
+    let places: Vec<&str> = catalogs.iter().map(|(place, _)| place.as_str()).collect();
+    page.plain(2, &format!("stored in {}", places.join(" and ")));
+    for strange in catalogs.iter().flat_map(|(_, catalog)| &catalog.strange) {
+        page.line(2, [(Style::Red, "not of this cluster: "), (Style::Plain, strange)]);
+    }
+    page
+}
+
+fn row(listed: &Listed) -> Vec<table::Cell> {
+    let plain = |text: String| (Style::Plain, text);
+    let taken = &listed.manifest.taken;
+    let failed = listed.manifest.verified.last().is_some_and(|last| last.outcome.is_err());
+    let verified = match listed.manifest.verified_at() {
+        Some(at) => (Style::Green, shown(at)),
+        None if failed => (Style::Red, String::from("failed")),
+        None => (Style::Yellow, String::from("no")),
+    };
+    let signed = if listed.is_signed { plain(String::from("yes")) } else { (Style::Yellow, String::from("NO")) };
+    vec![
+        (Style::Bold, taken.label.clone()),
+        plain(taken.kind.to_string()),
+        plain(size(taken.bytes)),
+        plain(size(taken.stored_bytes)),
+        plain(taken.last_lsn.clone()),
+        signed,
+        verified,
+    ]
+}
+
+async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let ledger = ledger_of(context, subject.spec.name.as_str()).await?;
+    let vault = Vault::open(&ledger.spec)?;
+    let working = Working::new();
+    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    let catalog = backups.catalog(&vault.first).await?;
+    let all = catalog.backups.iter().map(|listed| listed.manifest.label().to_owned());
+    let labels: Vec<String> = match (&options.id, options.all) {
+        (Some(label), _) => vec![label.clone()],
+        (None, true) => all.collect(),
+        (None, false) => all.last().into_iter().collect(),
+    };
+    if labels.is_empty() {
+        let make = context.command(&format!("backup create {}", ledger.spec.name));
+        return Err(Error::refused(
+            format!("there is no backup of {}", ledger.spec.name),
+            format!("`{make}` makes one"),
+        ));
+    }
+    let mut verified = Vec::new();
+    for label in labels {
+        verified.push(backups.verify(&label).await?);
+    }
+    drop(working);
+    match options.output.format {
+        Format::Json => output::print_json(&verified.iter().map(Told::new).collect::<Vec<_>>())?,
+        Format::Text => output::show(&Page::written(&verified.iter().map(proof).collect::<String>()))?,
+    }
+    let good = verified.iter().all(|manifest| manifest.verified_at().is_some());
+    Ok(if good { Exit::Done } else { Exit::Damaged })
+}
+
+async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Error> {
+    let subject = Subject::find(context, &options.of)?;
+    let ledger = ledger_of(context, subject.spec.name.as_str()).await?;
+    let vault = Vault::open(&ledger.spec)?;
+    let working = Working::new();
+    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    vault.second()?;
+    let mut plans = Vec::new();
+    for (repository, store) in (1..).zip(vault.stores()) {
+        plans.push((repository, store, backups.catalog(store).await?.to_remove(&vault.keep)));
+    }
+    let going: Vec<&String> = plans.iter().flat_map(|(.., going)| going).collect();
+    match options.output.format {
+        Format::Json => output::print_json(&going)?,
+        Format::Text if going.is_empty() => output::talk("no backup has to be deleted\n"),
+        Format::Text => {
+            let listed: String = going.iter().map(|label| format!("delete {label}, and what rests on it\n")).collect();
+            output::show(&Page::written(&listed))?;
+        }
+    }
+    if options.dry_run || going.is_empty() {
+        return Ok(Exit::Done);
+    }
+    tend::agree(options.yes, going.len())?;
+    for (repository, store, going) in &plans {
+        backups.remove(store, *repository, going).await?;
+    }
+    backups.note().await?;
+    Ok(Exit::Done)
+}
+
+async fn stay(context: &Context, options: cli::BackupWatch) -> Result<Exit, Error> {
+    ledger_of(context, &options.name).await?;
+    let working = Working::log();
+    let watching = Watching { home: &context.home, cluster: &options.name, prune: options.prune, teller: &working };
+    watch(&watching, super::watch::stopped_by_signals()?).await?;
+    Ok(Exit::Done)
+}
+
+const NOT_ENCRYPTED: &str = "\
+warning: these backups are NOT ENCRYPTED: anyone who can read the store can read all data; the ledger with its CA keys is therefore not stored with them, and cannot be restored from there
+  hint: `age-keygen -o operator.key` makes a key; put its public key under `backup.recipients` in the spec
+";

@@ -1,0 +1,158 @@
+//! `quorate restore` for clusters of PostgreSQL: a backup, and the log on top of it up to a point.
+
+use std::fmt::Write as _;
+
+use quorate_control::kinds::postgres::backup::restore::{self, Restore, Source, Wanted};
+use quorate_control::kinds::postgres::dcs;
+use quorate_control::verbs::restore::check;
+use quorate_core::kinds::postgres::Until;
+use quorate_core::text::with_causes;
+
+use super::super::backup::which;
+use super::super::ledger::what_is_taken_over;
+use super::super::{Context, agree_by_name, conclude, refused, run_loop};
+use super::identity;
+use crate::cli;
+use crate::error::Error;
+use crate::exit::Exit;
+use crate::load::{self, Cluster};
+use crate::output::working::Working;
+use crate::output::{self, backup::shown, size};
+
+pub async fn run(context: &Context, cluster: Cluster, options: cli::Restore) -> Result<Exit, Error> {
+    let name = cluster.spec.name.to_string();
+    let known = load::remembered(&context.home, &name)?;
+    check(known.as_ref()).map_err(|error| context.error(error))?;
+    if options.abandon {
+        return abandon(context, &cluster).await;
+    }
+    if !dcs::is_ready(&context.home, &cluster.spec) {
+        let etcd = cluster.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()).unwrap_or_default();
+        return Err(Error::refused(
+            format!("the etcd cluster {etcd} does not serve Patroni yet, and a restore needs it"),
+            format!("bring it up first: `quorate apply FILE --cluster {etcd}`; Patroni's state in it is made again"),
+        ));
+    }
+    let source = source(&options)?;
+    let working = Working::new();
+    let prepared = Restore::prepare(&context.home, &cluster, known, &source, &working).await;
+    drop(working);
+    let restore = prepared.map_err(|error| context.error(error))?;
+    let shown = what_happens(&cluster, &restore);
+    let request = restore.request(shown.clone(), options.now);
+    let plan = request.plan(&context.home, &cluster).await?;
+    output::talk(&format!("{shown}\n"));
+    if !plan.end.blocked.is_empty() && plan.steps.is_empty() {
+        return Ok(refused(&name, &plan.end.blocked));
+    }
+    context.show_plan(&name, &plan)?;
+    if options.dry_run {
+        output::talk("nothing was changed\n");
+        return Ok(Exit::Done);
+    }
+    agree_by_name(options.yes, &name, "restore")?;
+    restore.take_over(&context.home, &name)?;
+    let outcome =
+        run_loop(context, &cluster.spec, &cluster.brought, "restore", |ledger: &mut _| request.note(ledger)).await?;
+    let exit = conclude(context, outcome)?;
+    if exit == Exit::Done {
+        let create = context.command(&format!("backup create {name}"));
+        output::talk(&format!("next: take a backup with `{create}`\n"));
+    }
+    Ok(exit)
+}
+
+async fn abandon(context: &Context, cluster: &Cluster) -> Result<Exit, Error> {
+    let mut is_given_up = false;
+    let change = |ledger: &mut _| is_given_up = restore::abandon(ledger);
+    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "restore", change).await?;
+    let exit = conclude(context, outcome)?;
+    if !is_given_up {
+        output::talk("there is no restore that could be given up\n");
+    }
+    Ok(exit)
+}
+
+fn source(options: &cli::Restore) -> Result<Source, Error> {
+    let cli::RestoreWhat { at, revision, backup, snapshot, lsn, xid } = &options.what;
+    if revision.is_some() || snapshot.is_some() {
+        let hint = "use --at, --backup, --lsn or --xid";
+        return Err(Error::refused("--revision and --snapshot are for clusters of etcd", hint));
+    }
+    let wanted = match (at, lsn, xid, backup) {
+        (Some(at), ..) => Wanted::At(*at),
+        (_, Some(lsn), ..) => Wanted::Lsn(place(lsn)?, backup.clone()),
+        (_, _, Some(xid), _) => Wanted::Xid(*xid, backup.clone()),
+        (.., Some(label)) => Wanted::Backup(label.clone()),
+        _ => Wanted::Newest,
+    };
+    Ok(Source {
+        wanted,
+        timeline: options.timeline,
+        store: which(options.second.second),
+        signed_by: options.trusted.signed_by.clone(),
+        unsigned: options.trusted.unsigned,
+        identity: identity(&options.identity)?,
+    })
+}
+
+fn place(text: &str) -> Result<String, Error> {
+    let is_hex = |part: &str| (1..=8).contains(&part.len()) && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+    match text.split_once('/') {
+        Some((high, low)) if is_hex(high) && is_hex(low) => Ok(text.to_owned()),
+        _ => Err(Error::refused(format!("`{text}` is not a place in the log"), "they look like 0/3000050")),
+    }
+}
+
+/// What the operator confirms.
+fn what_happens(cluster: &Cluster, restore: &Restore) -> String {
+    let (name, taken) = (&cluster.spec.name, &restore.manifest.taken);
+    let mut text = format!("restoring cluster {name} from {}\n", restore.source());
+    let _ = writeln!(
+        text,
+        "  taken {} from {} (PostgreSQL {}), {}, log up to {}",
+        shown(taken.began),
+        restore.manifest.from_member,
+        taken.postgres_version,
+        size(taken.bytes),
+        taken.last_lsn
+    );
+    match restore.manifest.verified_at() {
+        Some(at) => {
+            let _ = writeln!(text, "  verified {}", shown(at));
+        }
+        None => text.push_str("  note: this backup was never verified\n"),
+    }
+    if !restore.is_signed {
+        text.push_str("  WARNING: anyone who can write to the store could have made this backup\n");
+    }
+    if let Some(exported) = &restore.imported {
+        let version = exported.ledger.version;
+        let _ =
+            writeln!(text, "  no local state for {name}: its ledger (version {version}) comes from next to the backup");
+        text.push_str(&what_is_taken_over(&exported.ledger));
+    } else if restore.known.is_none() {
+        let _ =
+            writeln!(text, "  no local state for {name} and no ledger to restore: it gets new CAs, keys and passwords");
+    }
+    if let Some(error) = &restore.log_not_stored {
+        let _ = writeln!(text, "  note: what was written last may be missing from the store: {}", with_causes(error));
+    }
+    text.push_str("what is lost:\n");
+    text.push_str(&match &restore.target.until {
+        Until::End => String::from("  - commits whose log was not stored yet\n"),
+        Until::Backup => format!("  - everything committed after {}\n", shown(taken.ended)),
+        Until::Time(time) => format!("  - everything committed after {time}\n"),
+        Until::Lsn(lsn) => format!("  - everything after {lsn} in the log\n"),
+        Until::Xid(xid) => format!("  - everything committed after transaction {xid}\n"),
+    });
+    text.push_str(WHAT_ELSE);
+    text
+}
+
+const WHAT_ELSE: &str = "\
+what else to know:
+  - the cluster serves until the restored data is ready on one member; then all members stop, and begin again with it
+  - the data of now is kept next to it on each machine, in `data.replaced`, until the next restore
+  - users and databases are those of that time; passwords are those of now
+";

@@ -1,0 +1,127 @@
+//! A restore: one member restores the backup next to its data and recovers it to where the operator wants, while the cluster still serves.
+//! Only then are all members stopped, and the restored data becomes the first data of a new bootstrap, which the others clone. What was
+//! there is kept next to it.
+
+use std::collections::BTreeMap;
+
+use super::formation::{known, ready, stamp};
+use crate::kinds::postgres::safety::{self, postgres};
+use crate::kinds::postgres::{PostgresFacts, RestoreSeen, RestoreState, RestoreWish};
+use crate::model::{DataSeen, MemberName, ServiceState};
+use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
+
+/// Until the bootstrap with the restored data begins. Says whether there is such a restore.
+pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
+    let wish = view.desired.postgres();
+    let Some(restore) = wish.restore.as_ref().filter(|restore| wish.formation.token() != Some(&restore.token)) else {
+        return false;
+    };
+    let Some(first) = chosen(view, decision, restore) else { return true };
+    match prepared(view, &first, restore) {
+        Some(RestoreState::Ready) => stop_all(view, decision, first, restore),
+        Some(RestoreState::Running { doing }) => {
+            decision.wait(WaitingFor::Restore { member: first, doing: doing.clone() });
+        }
+        Some(RestoreState::Failed { why }) => {
+            decision.block(UnsafeBecause::RestoreFailed { member: first, why: why.clone() });
+        }
+        None => {
+            let stamp = stamp(view, &first, &restore.token);
+            let why = format!("{} is to replace all data; nothing else is touched until it is ready", restore.source);
+            decision.step(Action::RestoreBackup { member: first, stamp, target: restore.target.clone() }, why);
+        }
+    }
+    true
+}
+
+/// Where the backup is restored: where that was begun; else on a replica, which has the least to do; else where nothing is in the way.
+fn chosen(view: &View<'_>, decision: &Decision, restore: &RestoreWish) -> Option<MemberName> {
+    let members = || view.desired.members.keys();
+    let begun = members().find(|member| prepared(view, member, restore).is_some());
+    let able = || members().filter(|member| ready(view, decision, member).is_some());
+    let replica = || able().find(|member| view.is_well(member) && !safety::leads(view, member));
+    begun.or_else(replica).or_else(|| able().next()).cloned()
+}
+
+fn prepared<'a>(view: &View<'a>, member: &MemberName, restore: &RestoreWish) -> Option<&'a RestoreState> {
+    let RestoreSeen { token, state } = view.seen.facts(member).and_then(postgres)?.restored.as_ref()?;
+    (*token == restore.token).then_some(state)
+}
+
+/// Nobody may run on the old data when a member begins with the restored. Replicas come first, so nobody takes over meanwhile.
+fn stop_all(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &RestoreWish) {
+    let machines = view.seen.machines.get();
+    let exists = |member: &&MemberName| machines.is_none_or(|machines| machines.contains_key(*member));
+    let mut all: Vec<(bool, &MemberName)> =
+        view.desired.all_joined().filter(exists).map(|member| (safety::leads(view, member), member)).collect();
+    all.sort();
+    let mut is_stopped = true;
+    for (_, member) in all {
+        match view.seen.facts(member).and_then(postgres).map(|found| &found.service) {
+            Some(ServiceState::Stopped) => continue,
+            Some(_) if is_stopped => {
+                let why = format!("the restored data on {first} is ready, and all members begin again with it");
+                decision.step(Action::StopPatroni { member: member.clone() }, why);
+            }
+            Some(_) => {}
+            None => {
+                let why = String::from("whether PostgreSQL runs there must be known before other data takes its place");
+                decision.wait(WaitingFor::Agent { member: member.clone(), why });
+            }
+        }
+        is_stopped = false;
+    }
+    let Some((facts, _)) = ready(view, decision, &first) else { return };
+    if is_stopped {
+        let members = BTreeMap::from([(first.clone(), known(view, &first, facts))]);
+        let why = format!("the restored data on {first} is ready and no member runs; the others clone it");
+        decision.step(Action::RecordInitializing { token: restore.token.clone(), first, members }, why);
+    }
+}
+
+/// In a bootstrap that begins with restored data: puts it in place. Says whether this is such a bootstrap.
+pub(super) fn put(
+    view: &View<'_>,
+    decision: &mut Decision,
+    token: &str,
+    first: &MemberName,
+    found: &PostgresFacts,
+) -> bool {
+    let Some(restore) = view.desired.postgres().restore.as_ref().filter(|restore| restore.token == token) else {
+        return false;
+    };
+    let stamp = stamp(view, first, token);
+    if found.data == DataSeen::Stamped(stamp.clone()) {
+        return false;
+    }
+    match prepared(view, first, restore) {
+        Some(RestoreState::Ready) if found.service == ServiceState::Stopped => {
+            let was = found.data.clone();
+            let why = format!("all members begin again with {}", restore.source);
+            let action = Action::PutRestored { member: first.clone(), was: was.clone(), stamp };
+            decision.step_expecting(action, why, Precondition::Data(was));
+        }
+        _ => {
+            let why = format!("{first} has lost the restored data; no client has written to it");
+            decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+        }
+    }
+    true
+}
+
+/// A member that still has what a restore has replaced: it stops, and its data is put aside. Says whether it was one.
+pub(super) fn set_aside(view: &View<'_>, decision: &mut Decision, member: &MemberName, found: &PostgresFacts) -> bool {
+    let DataSeen::Stamped(stamp) = &found.data else { return false };
+    if stamp.cluster_id != view.desired.cluster_id || !view.desired.postgres().replaced.contains(&stamp.token) {
+        return false;
+    }
+    let why = "a restore has replaced its data; it clones the restored data";
+    match found.service {
+        ServiceState::Stopped => {
+            let action = Action::SetAside { member: member.clone(), stamp: stamp.clone() };
+            decision.step_expecting(action, why, Precondition::Data(found.data.clone()));
+        }
+        _ => decision.step(Action::StopPatroni { member: member.clone() }, why),
+    }
+    true
+}
