@@ -90,7 +90,7 @@ fn refuse(context: &Context, reviewed: &Reviewed, differences: &str) -> Exit {
     Exit::Blocked
 }
 
-async fn run_confirmed(context: &Context, cluster: &Cluster, apply: &Apply) -> Result<Exit, Error> {
+pub(super) async fn run_confirmed(context: &Context, cluster: &Cluster, apply: &Apply) -> Result<Exit, Error> {
     let brought = settled(cluster);
     let outcome = run_loop(context, &cluster.spec, &brought, "apply", |ledger| {
         apply.note(ledger);

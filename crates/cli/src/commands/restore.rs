@@ -25,7 +25,7 @@ use crate::output::{self, backup::shown, size};
 pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error> {
     let cluster = load::one_cluster(&context.home, &options.target, options.cluster.as_deref())?;
     if cluster.spec.kind == Kind::Postgres {
-        return postgres::run(context, cluster, options).await;
+        return postgres::run(context, cluster.spec.name.as_str(), options).await;
     }
     let of_postgres = options.what.lsn.is_some() || options.what.xid.is_some() || options.timeline.is_some();
     if of_postgres || options.abandon {

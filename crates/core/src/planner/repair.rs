@@ -4,7 +4,7 @@
 use jiff::SignedDuration;
 
 use super::safety::{self, Absence};
-use super::{Action, Decision, View, WaitingFor, renewal};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor, renewal};
 use crate::model::{DesiredMember, MachineSeen, MemberName, Observation, PowerState, Seen};
 
 /// Why a member must have a new machine.
@@ -61,6 +61,56 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
             },
         }
     }
+}
+
+/// The data of all is replaced, so that a member whose machine is lost simply gets another.
+pub(crate) fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
+    let View { desired, seen, .. } = *view;
+    let Some(machines) = seen.machines.get() else { return };
+    for (member, wish) in &desired.members {
+        if decision.has_business_with(member) {
+            continue;
+        }
+        let Some(machine) = machines.get(member) else {
+            // A former machine would be taken for its successor, should it come back under the same number.
+            if desired.counts_on(member) {
+                replace_freely(decision, member, wish, format!("the machine of {member} is missing"));
+            } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
+                decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
+            }
+            continue;
+        };
+        if let (Some(pinned), Some(has)) = (wish.address, machine.address)
+            && pinned != has
+        {
+            let why = format!("the spec gives {member} the address {pinned}, and it has {has}");
+            replace_freely(decision, member, wish, why);
+            continue;
+        }
+        let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { continue };
+        // One that is still coming up has nothing to lose, and only the grace time distinguishes it from a dead one.
+        let claimed = wish.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
+        if !claimed && desired.grace.is_none() {
+            continue;
+        }
+        let what = format!("the machine of {member} does not answer: {why}");
+        match safety::judge_absence(view, member, &what) {
+            Ok(Absence::Dead(why)) => replace_freely(decision, member, wish, why),
+            Ok(Absence::Brief) => {}
+            Err(because) => decision.block(because),
+        }
+    }
+}
+
+fn holder_of_its_address(seen: &Observation, wish: &DesiredMember) -> Option<(MemberName, String)> {
+    let address = wish.address?;
+    let mut machines = seen.machines.get()?.iter();
+    machines.find(|(_, machine)| machine.address == Some(address)).map(|(by, _)| (by.clone(), address.to_string()))
+}
+
+fn replace_freely(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, why: String) {
+    let action = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
+    decision.step(action, format!("{why}; the data of all members is replaced, so nothing is lost"));
 }
 
 /// Gives the member another machine, if the others can do without the one it had.

@@ -4,10 +4,12 @@ use std::fmt::Write as _;
 
 use quorate_control::kinds::postgres::backup::restore::{self, Restore, Source, Wanted};
 use quorate_control::kinds::postgres::dcs;
+use quorate_control::verbs::apply::{Allowed, Apply};
 use quorate_control::verbs::restore::check;
 use quorate_core::kinds::postgres::Until;
 use quorate_core::text::with_causes;
 
+use super::super::apply::{run_confirmed, settled};
 use super::super::backup::which;
 use super::super::ledger::what_is_taken_over;
 use super::super::{Context, agree_by_name, conclude, refused, run_loop};
@@ -19,19 +21,12 @@ use crate::load::{self, Cluster};
 use crate::output::working::Working;
 use crate::output::{self, backup::shown, size};
 
-pub async fn run(context: &Context, cluster: Cluster, options: cli::Restore) -> Result<Exit, Error> {
-    let name = cluster.spec.name.to_string();
-    let known = load::remembered(&context.home, &name)?;
+pub async fn run(context: &Context, name: &str, options: cli::Restore) -> Result<Exit, Error> {
+    let (etcd, cluster) = clusters(context, name, &options)?;
+    let known = load::remembered(&context.home, name)?;
     check(known.as_ref()).map_err(|error| context.error(error))?;
     if options.abandon {
         return abandon(context, &cluster).await;
-    }
-    if !dcs::is_ready(&context.home, &cluster.spec) {
-        let etcd = cluster.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()).unwrap_or_default();
-        return Err(Error::refused(
-            format!("the etcd cluster {etcd} does not serve Patroni yet, and a restore needs it"),
-            format!("bring it up first: `quorate apply FILE --cluster {etcd}`; Patroni's state in it is made again"),
-        ));
     }
     let source = source(&options)?;
     let working = Working::new();
@@ -40,26 +35,78 @@ pub async fn run(context: &Context, cluster: Cluster, options: cli::Restore) -> 
     let restore = prepared.map_err(|error| context.error(error))?;
     let shown = what_happens(&cluster, &restore);
     let request = restore.request(shown.clone(), options.now);
+    let first = match &etcd {
+        Some(etcd) => Some(Etcd::prepare(context, etcd, options.now).await?),
+        None => None,
+    };
     let plan = request.plan(&context.home, &cluster).await?;
     output::talk(&format!("{shown}\n"));
     if !plan.end.blocked.is_empty() && plan.steps.is_empty() {
-        return Ok(refused(&name, &plan.end.blocked));
+        return Ok(refused(name, &plan.end.blocked));
     }
-    context.show_plan(&name, &plan)?;
+    context.show_plan(name, &plan)?;
     if options.dry_run {
         output::talk("nothing was changed\n");
         return Ok(Exit::Done);
     }
-    agree_by_name(options.yes, &name, "restore")?;
-    restore.take_over(&context.home, &name)?;
+    agree_by_name(options.yes, name, "restore")?;
+    if let Some(etcd) = first {
+        etcd.bring_up(context).await?;
+    }
+    restore.take_over(&context.home, name)?;
     let outcome =
-        run_loop(context, &cluster.spec, &cluster.brought, "restore", |ledger: &mut _| request.note(ledger)).await?;
+        run_loop(context, &cluster.spec, &settled(&cluster), "restore", |ledger: &mut _| request.note(ledger)).await?;
     let exit = conclude(context, outcome)?;
     if exit == Exit::Done {
         let create = context.command(&format!("backup create {name}"));
         output::talk(&format!("next: take a backup with `{create}`\n"));
     }
     Ok(exit)
+}
+
+/// The etcd cluster that Patroni keeps its state in, where it must be brought up first, and the cluster itself.
+fn clusters(context: &Context, name: &str, options: &cli::Restore) -> Result<(Option<Cluster>, Cluster), Error> {
+    let all = load::with_their_etcd(&context.home, load::clusters(&context.home, &options.target)?)?;
+    let (mut etcd, mut own) = (None, None);
+    let dcs = all.iter().find(|cluster| cluster.spec.name.as_str() == name);
+    let dcs = dcs.and_then(|cluster| cluster.spec.postgres.as_ref()).map(|postgres| postgres.dcs.cluster.to_string());
+    for cluster in all {
+        match cluster.spec.name.as_str() {
+            found if found == name => own = Some(cluster),
+            found if Some(found) == dcs.as_deref() => etcd = Some(cluster),
+            _ => {}
+        }
+    }
+    let own = own.ok_or_else(|| load::unknown(&context.home, name))?;
+    Ok((etcd.filter(|_| !dcs::is_ready(&context.home, &own.spec)), own))
+}
+
+struct Etcd<'a> {
+    cluster: &'a Cluster,
+    apply: Apply,
+}
+
+impl<'a> Etcd<'a> {
+    async fn prepare(context: &Context, cluster: &'a Cluster, now: bool) -> Result<Self, Error> {
+        let name = cluster.spec.name.as_str();
+        let known = load::remembered(&context.home, name)?;
+        context.refuse_if_being_destroyed(known.as_ref())?;
+        let allowed = Allowed { downtime: false, now, older_ledger: false };
+        let apply = Apply::prepare(&context.home, cluster, known.as_ref(), None, allowed).await?;
+        output::talk(&format!("etcd cluster {name} comes first; Patroni's state in it is made again\n"));
+        context.show_plan(name, &apply.plan(&context.home, cluster).await?)?;
+        Ok(Etcd { cluster, apply })
+    }
+
+    async fn bring_up(self, context: &Context) -> Result<(), Error> {
+        match run_confirmed(context, self.cluster, &self.apply).await? {
+            Exit::Done => Ok(()),
+            _ => Err(Error::refused(
+                format!("etcd cluster {} could not be brought up, so nothing is restored", self.cluster.spec.name),
+                "see above; then restore again",
+            )),
+        }
+    }
 }
 
 async fn abandon(context: &Context, cluster: &Cluster) -> Result<Exit, Error> {

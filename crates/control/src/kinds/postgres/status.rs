@@ -1,11 +1,12 @@
 //! The status of a cluster of PostgreSQL.
 
-use quorate_core::kinds::postgres::{CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role, desire};
+use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role, desire};
 use quorate_core::model::{CertificateUse, Exit, Ledger, MemberName, Observation, Power, ServiceState};
 use quorate_core::planner::Decision;
 use quorate_core::text::plural;
 use serde::Serialize;
 
+use crate::kinds::etcd::backup::{self, BackupStatus};
 use crate::kinds::etcd::status::{
     MemberStatus, Pending, Status, Verdict, ca_expires, known_members, machine_name, renew_by, unseen,
 };
@@ -76,7 +77,7 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
         requests: requests::open(ledger),
         renew_by: renew_by(ledger, seen),
         ca_expires: ca_expires(ledger),
-        backup: None,
+        backup: backup_status(ledger, seen, primary.map(|(name, _)| name)),
         postgres: Some(PostgresStatus {
             version: settings.map(|postgres| postgres.version.to_string()).unwrap_or_default(),
             primary: primary.map(|(name, _)| name.clone()),
@@ -85,6 +86,27 @@ pub(crate) fn summarize(ledger: &Ledger, seen: &Observation, decision: &Decision
             paused: primary.is_some_and(|(_, status)| status.paused),
         }),
     }
+}
+
+/// So long a finished piece of the log may wait.
+const LATE: u64 = 120;
+
+/// As the ledger knows it, and whether the log gets to the store: the disk of the primary fills up where it does not.
+fn backup_status(ledger: &Ledger, seen: &Observation, primary: Option<&MemberName>) -> Option<BackupStatus> {
+    let mut status = backup::standing(ledger, seen.now)?;
+    let facts = primary.and_then(|primary| seen.facts(primary)?.postgres.as_ref()?.archive.as_ref());
+    if let (Some(primary), Some(ArchiveSeen { waiting, waits_s })) = (primary, facts)
+        && *waits_s > LATE
+    {
+        status.problems.push(format!(
+            "{} of the log on {primary} {} not stored yet, the oldest for {waits_s} s: until the store takes it, its disk fills up; \
+             see `quorate logs {} {primary}`",
+            plural(*waiting, "piece"),
+            if *waiting == 1 { "is" } else { "are" },
+            ledger.spec.name
+        ));
+    }
+    Some(status)
 }
 
 fn summary(

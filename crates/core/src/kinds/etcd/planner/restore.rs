@@ -12,9 +12,8 @@ use crate::kinds::etcd::safety::{self, DataVerdict};
 use crate::kinds::etcd::versions::Path;
 use crate::kinds::etcd::{Formation, FormingMember, Restore};
 use crate::model::{AgentSeen, DataSeen, Desired, DesiredMember, Facts, MemberName, Observation, Seen, Stamp};
-use crate::planner::safety::{Absence, judge_absence};
 use crate::planner::{
-    Action, Decision, Precondition, Step, UnsafeBecause, View, certificates, config, enrolment, machines,
+    Action, Decision, Precondition, Step, UnsafeBecause, View, certificates, config, enrolment, machines, repair,
 };
 
 /// The formation that a restore has begun.
@@ -33,7 +32,7 @@ pub(crate) fn decide(view: &View<'_>, restore: &Restore, decision: &mut Decision
         return;
     }
     machines::decide(view, decision);
-    give_up_the_lost(view, decision);
+    repair::give_up_the_lost(view, decision);
     enrolment::decide(view, decision);
     certificates::decide(view, decision);
     let Some(begun) = begun else {
@@ -91,56 +90,6 @@ fn unsound(view: &View<'_>, restore: &Restore, begun: &Begun<'_>) -> Option<Stri
     safety::restore::lost_after_a_start(view, begun.token, begun.members.keys())
         .map(|member| format!("{member} does not hold the restored data, and others have started on theirs"))
         .or_else(|| broken(view, begun.token, begun.members))
-}
-
-/// The data of all is replaced, so that a member whose machine is lost simply gets another.
-fn give_up_the_lost(view: &View<'_>, decision: &mut Decision) {
-    let View { desired, seen, .. } = *view;
-    let Some(machines) = seen.machines.get() else { return };
-    for (member, wish) in &desired.members {
-        if decision.has_business_with(member) {
-            continue;
-        }
-        let Some(machine) = machines.get(member) else {
-            // A former machine would be taken for its successor, should it come back under the same number.
-            if desired.etcd.formation.counts_on(member) {
-                replace(decision, member, wish, format!("the machine of {member} is missing"));
-            } else if let Some((by, address)) = holder_of_its_address(seen, wish) {
-                decision.block(UnsafeBecause::AddressHeld { member: member.clone(), address, by });
-            }
-            continue;
-        };
-        if let (Some(pinned), Some(has)) = (wish.address, machine.address)
-            && pinned != has
-        {
-            let why = format!("the spec gives {member} the address {pinned}, and it has {has}");
-            replace(decision, member, wish, why);
-            continue;
-        }
-        let Some(Seen::Unreachable { why, .. }) = seen.agents.get(member) else { continue };
-        // One that is still coming up has nothing to lose, and only the grace time distinguishes it from a dead one.
-        let claimed = wish.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
-        if !claimed && desired.grace.is_none() {
-            continue;
-        }
-        let what = format!("the machine of {member} does not answer: {why}");
-        match judge_absence(view, member, &what) {
-            Ok(Absence::Dead(why)) => replace(decision, member, wish, why),
-            Ok(Absence::Brief) => {}
-            Err(because) => decision.block(because),
-        }
-    }
-}
-
-fn holder_of_its_address(seen: &Observation, wish: &DesiredMember) -> Option<(MemberName, String)> {
-    let address = wish.address?;
-    let mut machines = seen.machines.get()?.iter();
-    machines.find(|(_, machine)| machine.address == Some(address)).map(|(by, _)| (by.clone(), address.to_string()))
-}
-
-fn replace(decision: &mut Decision, member: &MemberName, wish: &DesiredMember, why: String) {
-    let action = Action::RecordReplacement { member: member.clone(), incarnation: wish.incarnation + 1 };
-    decision.step(action, format!("{why}; the data of all members is replaced, so nothing is lost"));
 }
 
 /// Brings the snapshot to every wanted member, and verifies it meanwhile. Then the restore is recorded.

@@ -12,7 +12,10 @@ use crate::planner::{self, Decision, UnsafeBecause, View};
 /// Asks each concern in turn. A refused concern does not stop the others.
 pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) {
     planner::machines::decide(view, decision);
-    planner::repair::decide(view, decision);
+    match view.desired.replaces_data() {
+        true => planner::repair::give_up_the_lost(view, decision),
+        false => planner::repair::decide(view, decision),
+    }
     planner::enrolment::decide(view, decision);
     if as_formed {
         planner::certificates::decide(view, decision);
