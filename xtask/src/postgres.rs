@@ -14,6 +14,8 @@ use crate::weed::python;
 
 /// One major version for everybody, that of Debian 12. Elsewhere it comes from the packages that PostgreSQL's own project makes.
 pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };
+/// For backups.
+pub const PGBACKREST: Need = Need::Command { name: "pgbackrest", package: "pgbackrest" };
 const PACKAGE: &str = "postgresql-15";
 const POSTGRES: &str = "/usr/lib/postgresql/15/bin/postgres";
 /// One version for everybody: what the tests say of Patroni's behaviour was seen with it.
@@ -31,7 +33,7 @@ pub fn run(lab: &Lab) -> Result<()> {
 
 /// The directory of Patroni's programs, for the PATH. What is missing is installed.
 pub fn ensure(lab: &Lab) -> Result<PathBuf> {
-    host::install_missing(&[SERVER])?;
+    host::install_missing(&[SERVER, PGBACKREST])?;
     let programs = lab.patroni().join(format!("{VERSION}-bin"));
     if is_whole(&programs) {
         return Ok(programs);

@@ -47,6 +47,7 @@ pub const NEEDS: [Need; 12] = [
     // For hosts that let nobody in as root.
     Need::Command { name: "sudo", package: "sudo" },
     postgres::SERVER,
+    postgres::PGBACKREST,
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use quorate_core::kinds::postgres::{Dcs, Formation, PatroniStatus, PostgresFacts, Role};
-use quorate_core::model::{DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::kinds::postgres::{
+    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Until,
+};
+use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
@@ -80,9 +82,32 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             };
             facts(scene, member).data = DataSeen::Stamped(stamp);
         }
+        ["holds", "the", "replaced", "data"] => {
+            let token = scene.ledger.postgres.replaced.first().expect("a restore has replaced data").clone();
+            let found = facts(scene, member);
+            let DataSeen::Stamped(stamp) = &mut found.data else { panic!("a member with data") };
+            stamp.token = token;
+        }
+        ["restores", "slowly"] => {
+            let restored = facts(scene, member).restored.as_mut().expect("a backup is being restored");
+            restored.state = RestoreState::Running { doing: String::from("fetching backup b1") };
+        }
+        ["cannot", "restore"] => {
+            let restored = facts(scene, member).restored.as_mut().expect("a backup is being restored");
+            restored.state = RestoreState::Failed { why: String::from("the log is missing") };
+        }
+        ["loses", "the", "restored", "data"] => facts(scene, member).restored = None,
         _ => return false,
     }
     true
+}
+
+/// The operator confirms that all data is replaced by this backup.
+pub fn restore(scene: &mut Scene, label: &str, consent: Consent) {
+    let target = RestoreTarget { label: label.to_owned(), until: Until::End, timeline: None, bytes: 1 };
+    let token = format!("shop-restored-{label}");
+    let source = format!("backup {label} with all log that was stored");
+    scene.ledger.postgres.restore = Some(RestoreWish { consent, token, target, source });
 }
 
 /// What Patroni reports on each machine.
@@ -118,6 +143,14 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
         Action::JoinPostgres { .. } => {
             assert!(formation.is_formed() && primaries == 1, "clones from nobody: {step:?}");
         }
+        Action::StopPatroni { member } if is_to_be_replaced(world, member) => {}
+        Action::PutRestored { stamp, .. } => {
+            assert!(roles.is_empty(), "somebody runs on the data of before: {step:?}");
+            assert_eq!(formation.token(), Some(stamp.token.as_str()), "{step:?}");
+        }
+        Action::SetAside { stamp, .. } => {
+            assert!(world.ledger.postgres.replaced.contains(&stamp.token), "nobody has confirmed it: {step:?}");
+        }
         Action::RestartPatroni { member } | Action::RestartPostgres { member } | Action::StopPatroni { member } => {
             assert!(!formation.is_formed() || others_stream(member), "two disturbances: {step:?}");
             let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
@@ -132,6 +165,17 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
         }
         _ => {}
     }
+}
+
+/// Whether the operator has confirmed that the data of this member is replaced, and what replaces it is there.
+fn is_to_be_replaced(world: &World, member: &MemberName) -> bool {
+    let record = &world.ledger.postgres;
+    let found = |machine: &SimMachine| machine.facts()?.postgres.clone();
+    let ready = world.machines.values().filter_map(found).filter_map(|found| found.restored);
+    let mut ready = ready.filter(|restored| restored.state == RestoreState::Ready);
+    let is_ready = ready.any(|restored| record.restore.as_ref().is_some_and(|wish| wish.token == restored.token));
+    let own = world.machines.get(member).and_then(found).map(|found| found.data);
+    is_ready || matches!(own, Some(DataSeen::Stamped(stamp)) if record.replaced.contains(&stamp.token))
 }
 
 /// What must hold where nothing is left to do.

@@ -268,6 +268,9 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             let of = requests::what_is_left(&scene.ledger, &scene.seen);
             scene.ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(), of });
         }
+        ["restores", label] if scene.spec.postgres.is_some() => {
+            crate::scene::postgres::restore(scene, label, consent())
+        }
         ["restores", snapshot] => scene.restore(snapshot),
         ["takes", "the", "restore", "back"] => scene.ledger.etcd.restore = None,
         ["replaces", member] => {

@@ -52,31 +52,30 @@ fn prepared<'a>(view: &View<'a>, member: &MemberName, restore: &RestoreWish) -> 
 fn stop_all(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &RestoreWish) {
     let machines = view.seen.machines.get();
     let exists = |member: &&MemberName| machines.is_none_or(|machines| machines.contains_key(*member));
-    let mut all: Vec<(bool, &MemberName)> =
-        view.desired.all_joined().filter(exists).map(|member| (safety::leads(view, member), member)).collect();
-    all.sort();
-    let mut is_stopped = true;
-    for (_, member) in all {
-        match view.seen.facts(member).and_then(postgres).map(|found| &found.service) {
-            Some(ServiceState::Stopped) => continue,
-            Some(_) if is_stopped => {
-                let why = format!("the restored data on {first} is ready, and all members begin again with it");
-                decision.step(Action::StopPatroni { member: member.clone() }, why);
-            }
-            Some(_) => {}
-            None => {
-                let why = String::from("whether PostgreSQL runs there must be known before other data takes its place");
-                decision.wait(WaitingFor::Agent { member: member.clone(), why });
-            }
+    let service = |member: &MemberName| view.seen.facts(member).and_then(postgres).map(|found| &found.service);
+    let all: Vec<&MemberName> = view.desired.all_joined().filter(exists).collect();
+    let unknown: Vec<&MemberName> = all.iter().copied().filter(|member| service(member).is_none()).collect();
+    for member in &unknown {
+        let why = String::from("whether PostgreSQL runs there must be known before all members stop");
+        decision.wait(WaitingFor::Agent { member: (*member).clone(), why });
+    }
+    let runs = |member: &&MemberName| service(member).is_some_and(|service| *service != ServiceState::Stopped);
+    let next = all.into_iter().filter(runs).min_by_key(|member| (safety::leads(view, member), *member));
+    match next {
+        _ if !unknown.is_empty() => {}
+        Some(member) => {
+            let why = format!("the restored data on {first} is ready, and all members begin again with it");
+            decision.step(Action::StopPatroni { member: member.clone() }, why);
         }
-        is_stopped = false;
+        None => begin(view, decision, first, restore),
     }
+}
+
+fn begin(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &RestoreWish) {
     let Some((facts, _)) = ready(view, decision, &first) else { return };
-    if is_stopped {
-        let members = BTreeMap::from([(first.clone(), known(view, &first, facts))]);
-        let why = format!("the restored data on {first} is ready and no member runs; the others clone it");
-        decision.step(Action::RecordInitializing { token: restore.token.clone(), first, members }, why);
-    }
+    let members = BTreeMap::from([(first.clone(), known(view, &first, facts))]);
+    let why = format!("the restored data on {first} is ready and no member runs; the others clone it");
+    decision.step(Action::RecordInitializing { token: restore.token.clone(), first, members }, why);
 }
 
 /// In a bootstrap that begins with restored data: puts it in place. Says whether this is such a bootstrap.

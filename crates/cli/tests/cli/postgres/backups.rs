@@ -1,0 +1,133 @@
+//! Backups of PostgreSQL: taken, proven, tampered with; points in time; and a cluster of which nothing is left but the store.
+
+use std::fs;
+use std::time::Duration;
+
+use super::{Shop, psql};
+use crate::backups::make_identity;
+use crate::common::{Sandbox, signal};
+
+/// How many points in time are gone back to. More take longer and show the same.
+const MOMENTS: &str = "QUORATE_TEST_MOMENTS";
+
+fn spec(recipient: &str, store: &str, signed_by: &str) -> String {
+    format!(
+        "quorate: 1
+clusters:
+  - name: shop
+    members: [{{name: pg-1}}, {{name: pg-2}}]
+    postgres:
+      version: 15
+      dcs: {{cluster: orders}}
+      users: [{{name: shop}}]
+      databases: [{{name: shop, owner: shop}}]
+      patroni: {{ttl: 20s, loop_wait: 1s, retry_timeout: 5s}}
+    backup:
+      to: {{directory: {store}}}
+      recipients: [{recipient}]
+      keep: {{last: 1, daily: 0, weekly: 0}}
+{signed_by}  - name: orders
+    members: [{{name: e-1}}]
+    etcd: {{version: {}, client_auth: password, grpc_gateway: true}}
+",
+        super::VERSION
+    )
+}
+
+#[test]
+fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
+    let sandbox = Sandbox::new(super::VERSION);
+    let recipient = make_identity(&sandbox, "operator.key");
+    let store = sandbox.dir().join("store");
+    let text = |signed_by: &str| spec(&recipient, &store.display().to_string(), signed_by);
+    sandbox.file("shop.yaml", &text(""));
+    let shop = Shop { sandbox };
+    shop.apply().ok();
+    let user = shop.env(&["--user", "shop"]);
+    psql(&user, "create table written (n bigint primary key, at timestamptz not null default clock_timestamp())").ok();
+    psql(&user, "insert into written select generate_series(1, 1000)").ok();
+
+    let taken = shop.sandbox.quorate(&["backup", "create", "shop", "--output", "json"]).ok().json();
+    let label = taken["taken"]["label"].as_str().expect("a label").to_owned();
+    assert_eq!(taken["verified"][0]["outcome"]["Ok"]["amcheck"], true, "{taken:#}");
+    assert!(taken["verified"][0]["outcome"]["Ok"]["blocks"].as_u64().is_some_and(|blocks| blocks > 1000));
+    assert_ne!(taken["verified"][0]["on_member"], taken["from_member"], "a replica has less to do");
+    let status = shop.status();
+    assert_eq!(status["backup"]["verified"]["id"], label.as_str(), "{status:#}");
+
+    // Nobody without the key reads what is stored, and nobody without the other key changes it unseen.
+    let list = store.join("shop/pgbackrest/backup/shop").join(&label).join("backup.manifest");
+    let genuine = fs::read(&list).unwrap();
+    assert!(!String::from_utf8_lossy(&genuine).contains("backup-label"), "it is encrypted");
+    fs::write(&list, [&genuine[..], b"x"].concat()).unwrap();
+    let told = shop.sandbox.quorate(&["backup", "verify", "shop"]);
+    assert_eq!((told.code, told.stdout.contains("it was changed")), (Some(9), true), "{told:?}");
+    let refused = shop.sandbox.quorate(&["restore", "shop", "--yes"]).fails();
+    assert!(refused.stderr.contains("it was changed"), "{}", refused.stderr);
+    fs::write(&list, &genuine).unwrap();
+    let manifests = store.join("shop/postgres");
+    let forged = manifests.join("20990101-000000F");
+    fs::create_dir(&forged).unwrap();
+    let manifest = fs::read_to_string(manifests.join(&label).join("manifest.json")).unwrap();
+    fs::write(forged.join("manifest.json"), manifest.replace(&label, "20990101-000000F")).unwrap();
+    let listed = shop.sandbox.quorate(&["backup", "list", "shop"]).ok().stdout;
+    assert!(listed.contains("not of this cluster") && listed.contains(&label), "{listed}");
+    fs::remove_dir_all(&forged).unwrap();
+
+    // Every point has exactly the rows that were committed by then.
+    let count: usize = std::env::var(MOMENTS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
+    let mut moments = Vec::new();
+    for n in 1..=count {
+        psql(&user, &format!("insert into written select generate_series({}, {})", 1000 + n * 100, 1050 + n * 100)).ok();
+        let now = psql(&user, "select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
+        let rows = psql(&user, "select count(*) from written").ok().stdout;
+        moments.push((now.ok().stdout.trim().to_owned(), rows));
+        // Commits have times of their own.
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    psql(&user, "delete from written").ok();
+    for (moment, rows) in moments.iter().rev() {
+        shop.sandbox.quorate(&["restore", "shop", "--at", moment, "--yes"]).ok();
+        assert_eq!(psql(&user, "select count(*) from written").ok().stdout, *rows, "at {moment}");
+    }
+    assert_eq!(shop.status()["verdict"], "healthy");
+
+    // A point that the log does not reach touches nothing.
+    let rows = psql(&user, "select count(*) from written").ok().stdout;
+    let future = shop.sandbox.quorate(&["restore", "shop", "--at", "2099-01-01T00:00:00Z", "--yes"]);
+    assert!(future.stderr.contains("ends before the point that was asked for"), "{future:?}");
+    assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
+    shop.sandbox.quorate(&["restore", "shop", "--abandon", "--yes"]).ok();
+    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+
+    // What rests on the last full backup, and a pruned one.
+    shop.sandbox.quorate(&["backup", "create", "shop", "--incremental", "--no-verify"]).ok();
+    let second = shop.sandbox.quorate(&["backup", "create", "shop", "--output", "json"]).ok().json();
+    shop.sandbox.quorate(&["backup", "prune", "shop", "--yes"]).ok();
+    let left: Vec<String> =
+        fs::read_dir(&manifests).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    assert_eq!(left, [second["taken"]["label"].as_str().unwrap()]);
+    let signer = second["signature"]["by"].as_str().expect("who signed it").to_owned();
+
+    // The last commits are stored with the log; then all machines, all that quorate keeps, and etcd are gone.
+    psql(&user, "insert into written select generate_series(5000, 5100)").ok();
+    let rows = psql(&user, "select count(*) from written").ok().stdout;
+    let superuser = shop.env(&[]);
+    let stored = psql(&superuser, "select pg_walfile_name(pg_switch_wal())").ok().stdout.trim().to_owned();
+    let archived = format!("select last_archived_wal >= '{stored}' from pg_stat_archiver");
+    crate::common::eventually("the log is stored", 60, || psql(&superuser, &archived).stdout == "t\n");
+    for (process, _) in shop.sandbox.processes() {
+        signal(process, "KILL");
+    }
+    crate::common::eventually("all have ended", 20, || shop.sandbox.processes().is_empty());
+    fs::remove_dir_all(shop.sandbox.home()).unwrap();
+    shop.sandbox.file("shop.yaml", &text(""));
+    let restore = ["restore", "shop.yaml", "--cluster", "shop", "--identity", "operator.key", "--yes"];
+    let unsigned = shop.sandbox.quorate(&restore).fails();
+    assert!(unsigned.stderr.contains("the key that signs the backups of shop is not known here"), "{}", unsigned.stderr);
+    shop.sandbox.file("shop.yaml", &text(&format!("      signed_by: {signer}\n")));
+    shop.sandbox.quorate(&restore).ok();
+    let user = shop.env(&["--user", "shop"]);
+    assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
+    assert_eq!(shop.status()["verdict"], "healthy");
+}
