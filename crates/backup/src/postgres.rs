@@ -149,7 +149,7 @@ impl Catalog {
             verified: listed.manifest.verified_at().is_some(),
         };
         let kept = retention::decide(&fulls().map(candidate).collect::<Vec<_>>(), keep);
-        let goes = fulls().filter(|listed| !kept.contains_key(&id(listed)));
+        let goes = fulls().filter(|listed| kept.get(&id(listed)).is_none_or(Vec::is_empty));
         goes.map(|listed| listed.manifest.label().to_owned()).collect()
     }
 }

@@ -54,6 +54,10 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     open.extend(recovery.map(|r| confirmed(Kind::Recover, "rebuild it from a survivor", &r.consent, recovering)));
     let restore = ledger.etcd.restore.iter();
     open.extend(restore.map(|r| confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, restoring)));
+    let restore = ledger.postgres.restore.iter();
+    open.extend(restore.map(|r| {
+        confirmed(Kind::Restore, &format!("restore {}", r.source), &r.consent, ledger.postgres.restore_has_begun())
+    }));
     let replaced = ledger.members.iter().filter(|(_, record)| record.renewing.is_some());
     open.extend(replaced.map(|(member, _)| Open {
         request: Kind::Replace,
@@ -90,7 +94,12 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
     let store = home.store(name);
     let done = store.amend(now, |ledger| match kind {
         Kind::Recover if !matches!(ledger.etcd.formation, Formation::Recovering { .. }) => ledger.etcd.recovery = None,
-        Kind::Restore if !matches!(ledger.etcd.formation, Formation::Restoring { .. }) => ledger.etcd.restore = None,
+        Kind::Restore => {
+            let restoring = matches!(ledger.etcd.formation, Formation::Restoring { .. });
+            ledger.etcd.restore = ledger.etcd.restore.take().filter(|_| restoring);
+            let begun = ledger.postgres.restore_has_begun();
+            ledger.postgres.restore = ledger.postgres.restore.take().filter(|_| begun);
+        }
         Kind::Reboot => {
             for record in ledger.members.values_mut() {
                 record.reboot = record.reboot.take().filter(|reboot| reboot.ordered.is_some());
@@ -98,7 +107,7 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
         }
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
-        Kind::Destroy | Kind::Replace | Kind::Recover | Kind::Restore => {}
+        Kind::Destroy | Kind::Replace | Kind::Recover => {}
     })?;
     match (done, store.read()?.and_then(|ledger| ledger.lock)) {
         (false, Some(lock)) => Err(LedgerError::Locked { holder: Box::new(lock) }),

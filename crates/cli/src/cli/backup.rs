@@ -185,9 +185,6 @@ pub struct Restore {
     /// Of PostgreSQL: follow this timeline instead of the newest
     #[arg(long, value_name = "N")]
     pub timeline: Option<u32>,
-    /// Of PostgreSQL: give up a restore that has not replaced any data yet
-    #[arg(long)]
-    pub abandon: bool,
     /// Prepare it and show what would be done, but change nothing
     #[arg(long)]
     pub dry_run: bool,

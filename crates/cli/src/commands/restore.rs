@@ -28,9 +28,9 @@ pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error
         return postgres::run(context, cluster.spec.name.as_str(), options).await;
     }
     let of_postgres = options.what.lsn.is_some() || options.what.xid.is_some() || options.timeline.is_some();
-    if of_postgres || options.abandon {
+    if of_postgres {
         let hint = "use --at, --revision, --backup or --snapshot";
-        return Err(Error::refused("--lsn, --xid, --timeline and --abandon are for clusters of PostgreSQL", hint));
+        return Err(Error::refused("--lsn, --xid and --timeline are for clusters of PostgreSQL", hint));
     }
     let name = cluster.spec.name.to_string();
     let known = load::remembered(&context.home, &name)?;

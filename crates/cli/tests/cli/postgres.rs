@@ -1,6 +1,8 @@
 //! Clusters of PostgreSQL under Patroni, on an etcd cluster of ours: created, changed under a writer, damaged, destroyed. No commit that was
 //! confirmed is lost.
 
+mod backups;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 use std::sync::Arc;

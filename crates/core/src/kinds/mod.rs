@@ -395,7 +395,7 @@ impl Ledger {
     pub(crate) fn drop_stale_requests_of_kind(&mut self, counts: impl Fn(&crate::model::Consent) -> bool) {
         match self.spec.kind {
             Kind::Etcd => self.etcd.drop_stale(counts),
-            Kind::Postgres => drop(counts),
+            Kind::Postgres => self.postgres.drop_stale(counts),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use quorate_control::kinds::postgres::backup::restore::{self, Restore, Source, Wanted};
+use quorate_control::kinds::postgres::backup::restore::{Restore, Source, Wanted};
 use quorate_control::kinds::postgres::dcs;
 use quorate_control::verbs::apply::{Allowed, Apply};
 use quorate_control::verbs::restore::check;
@@ -25,9 +25,6 @@ pub async fn run(context: &Context, name: &str, options: cli::Restore) -> Result
     let (etcd, cluster) = clusters(context, name, &options)?;
     let known = load::remembered(&context.home, name)?;
     check(known.as_ref()).map_err(|error| context.error(error))?;
-    if options.abandon {
-        return abandon(context, &cluster).await;
-    }
     let source = source(&options)?;
     let working = Working::new();
     let prepared = Restore::prepare(&context.home, &cluster, known, &source, &working).await;
@@ -107,17 +104,6 @@ impl<'a> Etcd<'a> {
             )),
         }
     }
-}
-
-async fn abandon(context: &Context, cluster: &Cluster) -> Result<Exit, Error> {
-    let mut is_given_up = false;
-    let change = |ledger: &mut _| is_given_up = restore::abandon(ledger);
-    let outcome = run_loop(context, &cluster.spec, &cluster.brought, "restore", change).await?;
-    let exit = conclude(context, outcome)?;
-    if !is_given_up {
-        output::talk("there is no restore that could be given up\n");
-    }
-    Ok(exit)
 }
 
 fn source(options: &cli::Restore) -> Result<Source, Error> {

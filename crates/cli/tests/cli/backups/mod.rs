@@ -2,6 +2,7 @@
 //! a common and the newest etcd, what is said of damage before anything is given up, and the way back when all is lost.
 
 mod backed;
+pub use backed::make_identity;
 mod bad_input;
 mod damage;
 mod elsewhere;

@@ -38,7 +38,7 @@ clusters:
 fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
-    let store = sandbox.dir().join("store");
+    let store = sandbox.path().join("store");
     let text = |signed_by: &str| spec(&recipient, &store.display().to_string(), signed_by);
     sandbox.file("shop.yaml", &text(""));
     let shop = Shop { sandbox };
@@ -78,8 +78,10 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let count: usize = std::env::var(MOMENTS).ok().and_then(|count| count.parse().ok()).unwrap_or(1);
     let mut moments = Vec::new();
     for n in 1..=count {
-        psql(&user, &format!("insert into written select generate_series({}, {})", 1000 + n * 100, 1050 + n * 100)).ok();
-        let now = psql(&user, "select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
+        psql(&user, &format!("insert into written select generate_series({}, {})", 1000 + n * 100, 1050 + n * 100))
+            .ok();
+        let now =
+            psql(&user, "select to_char(clock_timestamp() at time zone 'UTC', 'YYYY-MM-DD\"T\"HH24:MI:SS.US\"Z\"')");
         let rows = psql(&user, "select count(*) from written").ok().stdout;
         moments.push((now.ok().stdout.trim().to_owned(), rows));
         // Commits have times of their own.
@@ -97,7 +99,7 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let future = shop.sandbox.quorate(&["restore", "shop", "--at", "2099-01-01T00:00:00Z", "--yes"]);
     assert!(future.stderr.contains("ends before the point that was asked for"), "{future:?}");
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
-    shop.sandbox.quorate(&["restore", "shop", "--abandon", "--yes"]).ok();
+    shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
     assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
 
     // What rests on the last full backup, and a pruned one.
@@ -124,7 +126,11 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     shop.sandbox.file("shop.yaml", &text(""));
     let restore = ["restore", "shop.yaml", "--cluster", "shop", "--identity", "operator.key", "--yes"];
     let unsigned = shop.sandbox.quorate(&restore).fails();
-    assert!(unsigned.stderr.contains("the key that signs the backups of shop is not known here"), "{}", unsigned.stderr);
+    assert!(
+        unsigned.stderr.contains("the key that signs the backups of shop is not known here"),
+        "{}",
+        unsigned.stderr
+    );
     shop.sandbox.file("shop.yaml", &text(&format!("      signed_by: {signer}\n")));
     shop.sandbox.quorate(&restore).ok();
     let user = shop.env(&["--user", "shop"]);

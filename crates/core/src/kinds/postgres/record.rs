@@ -152,6 +152,17 @@ impl Record {
         *self == Record::default()
     }
 
+    /// A restore that has not begun counts for the situation in which it was confirmed.
+    pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
+        let begun = self.restore_has_begun();
+        self.restore = self.restore.take().filter(|restore| begun || counts(&restore.consent));
+    }
+
+    /// Whether the restored data may be in place already: then it can be completed and not withdrawn.
+    pub fn restore_has_begun(&self) -> bool {
+        self.restore.as_ref().is_some_and(|restore| self.formation.token() == Some(&restore.token))
+    }
+
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
     /// compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {

@@ -38,7 +38,7 @@ impl UnsafeBecause {
                 "add a member, or lower `postgres.synchronous.nodes`; or allow the interruption with `--allow-downtime`",
             ),
             UnsafeBecause::RestoreFailed { .. } => String::from(
-                "restore another backup or to another point with `quorate restore`, or give the restore up with `quorate restore NAME --abandon`",
+                "restore another backup or to another point with `quorate restore`, or withdraw it with `quorate requests NAME --withdraw restore`",
             ),
             UnsafeBecause::DcsUnusable { .. } => {
                 String::from("change the etcd cluster as described and apply it, then re-run")

@@ -174,13 +174,6 @@ async fn store_log(home: &Home, ledger: &Ledger, teller: &dyn Teller) -> Result<
     members.on_primary(Job::StoreLog, "store its log", teller).await.map(drop)
 }
 
-/// Gives up a restore that has not replaced anything yet.
-pub fn abandon(ledger: &mut Ledger) -> bool {
-    let token = ledger.postgres.formation.token();
-    let begun = ledger.postgres.restore.as_ref().is_some_and(|restore| Some(restore.token.as_str()) == token);
-    !begun && ledger.postgres.restore.take().is_some()
-}
-
 fn without_requests(ledger: &mut Ledger) {
     (ledger.postgres.restore, ledger.destroy, ledger.without_backup) = (None, None, None);
 }
