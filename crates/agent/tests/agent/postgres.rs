@@ -183,6 +183,7 @@ impl Member {
             patroni: None,
             locale: String::from("C.UTF-8"),
             config: Secret::new(patroni_config(dcs, name).to_string()),
+            backup: None,
         });
         let config = NodeConfig {
             files: vec![

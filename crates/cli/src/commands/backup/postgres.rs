@@ -203,11 +203,11 @@ async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, E
     let working = Working::new();
     let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
     let catalog = backups.catalog(&vault.first).await?;
-    let all = catalog.backups.iter().map(|listed| listed.manifest.label().to_owned());
+    let mut all = catalog.backups.iter().map(|listed| listed.manifest.label().to_owned());
     let labels: Vec<String> = match (&options.id, options.all) {
         (Some(label), _) => vec![label.clone()],
         (None, true) => all.collect(),
-        (None, false) => all.last().into_iter().collect(),
+        (None, false) => all.next_back().into_iter().collect(),
     };
     if labels.is_empty() {
         let make = context.command(&format!("backup create {}", ledger.spec.name));
