@@ -24,9 +24,6 @@ pub fn build(release: bool) -> Result<PathBuf> {
     cargo.args(["build", "--locked", "--package", "quorate", "--target", &target]);
     if release {
         cargo.arg("--release");
-        // Tables for unwinding would be a tenth of it. A release does not unwind: a panic aborts.
-        let variable = format!("CARGO_TARGET_{}_RUSTFLAGS", target.replace('-', "_").to_uppercase());
-        cargo.env(variable, "-Cforce-unwind-tables=no");
     } else {
         // Tables for debuggers would be most of it.
         cargo.env("CARGO_PROFILE_DEV_STRIP", "symbols");
