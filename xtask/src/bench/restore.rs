@@ -48,11 +48,12 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     host::read(filled.quorate().args(["backup", "create", CLUSTER]))?;
     let backup = only_backup(&filled)?;
     filled.save_by_hand(BY_HAND)?;
+    let signer = signer(&filled)?;
     filled.ground.destroy()?;
     let (mut quorate, mut by_hand) = (Samples::default(), Samples::default());
     for pair in 1..=options.pairs {
         let hand = sample_by_hand(&filled)?;
-        let time = sample_quorate(&filled, &backup, keys)?;
+        let time = sample_quorate(&filled, &backup, &signer, keys)?;
         let [fetch, restore, start] = [hand.fetch, hand.restore, hand.start].map(seconds);
         let whole = seconds(hand.time());
         let pairs = options.pairs;
@@ -74,10 +75,18 @@ fn only_backup(filled: &Filled<'_>) -> Result<String> {
     Ok(found.remove(0))
 }
 
-fn sample_quorate(filled: &Filled<'_>, backup: &str, keys: u64) -> Result<Duration> {
+/// The key that signs the backups. Only the ledger knows it, which is lost before the restore.
+fn signer(filled: &Filled<'_>) -> Result<String> {
+    let printed = host::read(filled.quorate().args(["backup", "list", CLUSTER]))?;
+    let key = printed.split_whitespace().find(|word| word.starts_with("ed25519:"));
+    Ok(key.context("`quorate backup list` names no key that signs backups")?.to_owned())
+}
+
+fn sample_quorate(filled: &Filled<'_>, backup: &str, signer: &str, keys: u64) -> Result<Duration> {
     let begun = Instant::now();
     let mut restore = filled.quorate();
     restore.arg("restore").arg(filled.spec()).args(["--backup", backup, "--yes", "--identity"]).arg(filled.identity());
+    restore.args(["--signed-by", signer]);
     host::read(&mut restore)?;
     let time = begun.elapsed();
     let found = filled.count()?;
