@@ -7,8 +7,10 @@
 
 mod cells;
 mod ground;
+mod postgres;
 mod rehearsal;
 
+use std::fmt::Display;
 use std::path::Path;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -18,8 +20,7 @@ use anyhow::{Result, bail};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
-use cells::Cell;
-use ground::Ground;
+use ground::{Ground, Place};
 use rehearsal::Verdict;
 
 /// Next to each other: more would be judged by how slow the host is.
@@ -29,8 +30,30 @@ const MOST_AGAIN: usize = 3;
 
 pub const NEEDS: [Need; 1] = [Need::Command { name: "ip", package: "iproute2" }];
 
+/// A cell of either kind of cluster.
+trait Rehearsal: Display + Copy + Send + Sync {
+    /// Whether it is one of the fixed set.
+    fn is_quick(&self) -> bool;
+
+    fn rehearse(&self, place: &Place) -> Result<Verdict>;
+
+    /// The name as a path can hold it.
+    fn file_name(&self) -> String {
+        self.to_string().replace(" × ", "-")
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Etcd,
+    Postgres,
+}
+
 #[derive(clap::Args)]
 pub struct Options {
+    /// Which kind of cluster
+    #[arg(long, value_enum, default_value = "etcd")]
+    kind: Kind,
     /// Only the fixed set that must pass before a change is taken in
     #[arg(long)]
     quick: bool,
@@ -43,14 +66,25 @@ pub struct Options {
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let cells = chosen(options)?;
+    match options.kind {
+        Kind::Etcd => run_cells(lab, options, cells::all()),
+        Kind::Postgres => run_cells(lab, options, postgres::all()),
+    }
+}
+
+fn run_cells<C: Rehearsal>(lab: &Lab, options: &Options, all: Vec<C>) -> Result<()> {
+    let cells = chosen(options, all)?;
     if options.list {
         cells.iter().for_each(|cell| println!("{cell}"));
         return Ok(());
     }
     host::install_missing(&NEEDS)?;
     etcd::ensure(lab, false)?;
-    let ground = Ground::prepare(lab)?;
+    let patroni = match options.kind {
+        Kind::Etcd => None,
+        Kind::Postgres => Some(crate::postgres::ensure(lab)?),
+    };
+    let ground = Ground::prepare(lab, patroni)?;
     let began = Instant::now();
     let mut total = rehearse_all(&ground, &cells, WORKERS);
     let again = total.deserve_another();
@@ -65,36 +99,47 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     }
 }
 
-fn chosen(options: &Options) -> Result<Vec<Cell>> {
+fn chosen<C: Rehearsal>(options: &Options, all: Vec<C>) -> Result<Vec<C>> {
     if options.cells.is_empty() {
-        return Ok(cells::all().into_iter().filter(|cell| cell.quick || !options.quick).collect());
+        return Ok(all.into_iter().filter(|cell| cell.is_quick() || !options.quick).collect());
     }
-    let find = |name: &String| match cells::named(name) {
+    let find = |name: &String| match named(&all, name) {
         Some(cell) => Ok(cell),
         None => bail!("there is no cell `{name}`\n\nhint: `cargo xtask drill --list` names them"),
     };
     options.cells.iter().map(find).collect()
 }
 
-#[derive(Default)]
-struct Total {
+/// The cell of this name, with `×` or, as it is easier to type, `x` between change and fault.
+fn named<C: Rehearsal>(all: &[C], name: &str) -> Option<C> {
+    let name = name.replace(" x ", " × ");
+    all.iter().find(|cell| cell.to_string() == name).copied()
+}
+
+struct Total<C> {
     passed: usize,
-    failed: Vec<Failure>,
+    failed: Vec<Failure<C>>,
     operations: u64,
     writes: u64,
 }
 
-struct Failure {
-    cell: Cell,
+struct Failure<C> {
+    cell: C,
     violated: bool,
 }
 
-impl Total {
+impl<C> Default for Total<C> {
+    fn default() -> Self {
+        Total { passed: 0, failed: Vec::new(), operations: 0, writes: 0 }
+    }
+}
+
+impl<C: Rehearsal> Total<C> {
     fn cells(&self) -> usize {
         self.passed + self.failed.len()
     }
 
-    fn add(&mut self, cell: &Cell, verdict: &Verdict) {
+    fn add(&mut self, cell: &C, verdict: &Verdict) {
         match verdict.problem {
             None => self.passed += 1,
             Some(_) => self.failed.push(Failure { cell: *cell, violated: verdict.violated }),
@@ -103,7 +148,7 @@ impl Total {
         self.writes += verdict.writes;
     }
 
-    fn deserve_another(&self) -> Vec<Cell> {
+    fn deserve_another(&self) -> Vec<C> {
         if self.failed.len() > MOST_AGAIN || self.failed.iter().any(|failure| failure.violated) {
             return Vec::new();
         }
@@ -111,7 +156,7 @@ impl Total {
     }
 
     /// What failed was rehearsed again, and this is how that went.
-    fn replace_failures(&mut self, again: Total) {
+    fn replace_failures(&mut self, again: Total<C>) {
         let Total { passed, failed, operations, writes } = again;
         self.passed += passed;
         self.failed = failed;
@@ -132,7 +177,7 @@ impl Total {
     }
 }
 
-fn rehearse_all(ground: &Ground, cells: &[Cell], workers: usize) -> Total {
+fn rehearse_all<C: Rehearsal>(ground: &Ground, cells: &[C], workers: usize) -> Total<C> {
     let width = cells.iter().map(|cell| cell.to_string().chars().count()).max().unwrap_or_default();
     let (queue, total) = (Mutex::new(cells.iter()), Mutex::new(Total::default()));
     let work = || {
@@ -148,11 +193,11 @@ fn rehearse_all(ground: &Ground, cells: &[Cell], workers: usize) -> Total {
 }
 
 /// The lock is held for no longer than it takes to look.
-fn next<'a>(queue: &Mutex<std::slice::Iter<'a, Cell>>) -> Option<&'a Cell> {
+fn next<'a, C>(queue: &Mutex<std::slice::Iter<'a, C>>) -> Option<&'a C> {
     queue.lock().expect("no holder panics").next()
 }
 
-fn line(cell: &Cell, width: usize, verdict: &Verdict, took: Duration, kept: &Path) -> String {
+fn line<C: Rehearsal>(cell: &C, width: usize, verdict: &Verdict, took: Duration, kept: &Path) -> String {
     let Verdict { problem, operations, gap, .. } = verdict;
     let word = if problem.is_none() { "passed" } else { "FAILED" };
     let gap = gap.map_or_else(|| String::from("     -"), |gap| format!("{gap:5.2} s"));
@@ -180,7 +225,7 @@ mod tests {
 
     #[test]
     fn totals_count_what_failed_too() {
-        let cell = cells::named("settings x calm").unwrap();
+        let cell = named(&cells::all(), "settings x calm").unwrap();
         let mut total = Total::default();
         total.add(&cell, &verdict(None, false));
         total.add(&cell, &verdict(Some("it was slow"), false));
@@ -197,7 +242,7 @@ mod tests {
 
     #[test]
     fn what_clients_never_may_see_gets_no_second_chance() {
-        let cell = cells::named("settings x calm").unwrap();
+        let cell = named(&cells::all(), "settings x calm").unwrap();
         let mut total = Total::default();
         total.add(&cell, &verdict(Some("it was slow"), false));
         total.add(&cell, &verdict(Some("a write was lost"), true));
@@ -209,7 +254,7 @@ mod tests {
 
     #[test]
     fn a_line_says_what_is_wrong_and_where_to_look() {
-        let cell = cells::named("replace-leader x kill-controller").unwrap();
+        let cell = named(&cells::all(), "replace-leader x kill-controller").unwrap();
         let verdict = Verdict { gap: None, ..verdict(Some("one\ntwo"), false) };
         let told = line(&cell, 10, &verdict, Duration::from_secs(2), Path::new("/kept"));
         let lines: Vec<&str> = told.lines().map(str::trim).collect();

@@ -8,8 +8,7 @@ use rustix::process::Signal;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, Command};
 
-use super::history::{Mark, MarkKind, Moment};
-use super::workload::Clock;
+use super::mark::{Clock, Mark, MarkKind, Moment};
 use quorate_agent::process::Process;
 use quorate_control::home::Home;
 
@@ -48,6 +47,13 @@ impl Progress {
         let Progress::Done(step) = self else { return None };
         let (_, started) = step.split_once("start etcd on ")?;
         started.strip_suffix(" as a learner")
+    }
+
+    /// The member of PostgreSQL whose data was just begun to be cloned.
+    pub fn started_clone(&self) -> Option<&str> {
+        let Progress::Done(step) = self else { return None };
+        let (_, cloned) = step.split_once("clone the data to ")?;
+        Some(cloned.split(" and ").next().unwrap_or(cloned))
     }
 }
 

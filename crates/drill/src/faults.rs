@@ -14,8 +14,11 @@ use quorate_agent::process::Process;
 use quorate_control::home::Home;
 use quorate_providers::{ProviderError, netns};
 
-/// How long faults last that end by themselves.
+/// How long a controller is stopped for.
 pub const LASTS: Duration = Duration::from_secs(5);
+/// What is slow is paused for so long, and then runs for so long.
+const PAUSED: Duration = Duration::from_millis(400);
+const RUNS: Duration = Duration::from_millis(100);
 /// Between the copy of a data directory and the day it comes back.
 const AGES: Duration = Duration::from_secs(3);
 /// How long it may take until etcd needs more room than it has set aside.
@@ -26,12 +29,16 @@ const DELAY: u32 = 100;
 /// What happens to a machine, or to the controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
-    /// etcd gets SIGKILL.
+    /// etcd, or PostgreSQL, gets SIGKILL.
     Kill,
+    /// Patroni gets SIGKILL.
+    KillPatroni,
     /// etcd gets SIGTERM.
     Terminate,
-    /// etcd gets SIGSTOP, and SIGCONT after a while.
+    /// All but the agent get SIGSTOP, and SIGCONT after a while.
     Stop,
+    /// All but the agent are paused and resumed in turn for a while.
+    Slow,
     /// Every process ends at once, and the machine is off.
     PowerCut,
     /// The power fails, and the data is gone when it comes back.
@@ -52,11 +59,11 @@ pub enum Fault {
 
 #[derive(Debug, thiserror::Error)]
 pub enum FaultError {
-    #[error("etcd does not run on {member}")]
-    NotRunning { member: MemberName },
+    #[error("{what} does not run on {member}")]
+    NotRunning { member: MemberName, what: &'static str },
     #[error("the fault cannot be made on {member}: {what}")]
     Io { member: MemberName, what: &'static str, source: io::Error },
-    #[error("the disk of {member} was full for {} seconds, and etcd had no need of it", FILLING.as_secs())]
+    #[error("the disk of {member} was full for {} seconds, and nothing was written to it", FILLING.as_secs())]
     NotFelt { member: MemberName },
     #[error(transparent)]
     Provider(#[from] ProviderError),
@@ -79,7 +86,8 @@ pub struct Harm {
 
 #[derive(Debug)]
 enum Undo {
-    Continue(Process),
+    Continue(Vec<Process>),
+    KeepUp(tokio::task::JoinHandle<()>),
     Remove(PathBuf),
     Reconnect { home: Home, cluster: String, member: MemberName },
 }
@@ -88,7 +96,8 @@ impl Drop for Harm {
     fn drop(&mut self) {
         for undo in self.undo.drain(..).rev() {
             match undo {
-                Undo::Continue(process) => process.signal(Signal::CONT),
+                Undo::Continue(processes) => processes.iter().for_each(|process| process.signal(Signal::CONT)),
+                Undo::KeepUp(slowing) => slowing.abort(),
                 Undo::Remove(path) if path.is_dir() => drop(fs::remove_dir_all(path)),
                 Undo::Remove(path) => drop(fs::remove_file(path)),
                 Undo::Reconnect { home, cluster, member } => drop(netns::heal(&home.machines(), &cluster, &member)),
@@ -99,11 +108,13 @@ impl Drop for Harm {
 
 impl Fault {
     /// In words, for a mark on the timeline.
-    pub fn text(self, on: &str) -> String {
+    pub fn text(self, on: &str, program: &str) -> String {
         match self {
-            Fault::Kill => format!("etcd killed on {on}"),
-            Fault::Terminate => format!("etcd terminated on {on}"),
-            Fault::Stop => format!("etcd stopped on {on}"),
+            Fault::Kill => format!("{program} killed on {on}"),
+            Fault::KillPatroni => format!("Patroni killed on {on}"),
+            Fault::Terminate => format!("{program} terminated on {on}"),
+            Fault::Stop => format!("{program} stopped on {on}"),
+            Fault::Slow => format!("{program} slowed down on {on}"),
             Fault::PowerCut => format!("power cut on {on}"),
             Fault::Wipe => format!("disk wiped on {on}"),
             Fault::OldData => format!("old data put back on {on}"),
@@ -121,11 +132,14 @@ impl Fault {
             return Ok(None);
         }
         let member = || machine.member.clone();
-        let etcd = machine.etcd().ok_or_else(|| FaultError::NotRunning { member: member() })?;
+        let service = machine.service();
+        if service.is_empty() {
+            return Err(FaultError::NotRunning { member: member(), what: machine.program() });
+        }
         let copy = copy_of(machine);
         let harm = Harm { undo: vec![Undo::Remove(copy.clone())] };
         let failed = |source| FaultError::Io { member: member(), what: "its data cannot be copied", source };
-        copy_while_stopped(machine, &copy, etcd).map_err(failed)?;
+        copy_while_stopped(machine, &copy, service).map_err(failed)?;
         tokio::time::sleep(AGES).await;
         Ok(Some(harm))
     }
@@ -135,15 +149,22 @@ impl Fault {
         let Place { home, cluster, machine } = place;
         let member = &machine.member;
         let failed = |what| move |source| FaultError::Io { member: member.clone(), what, source };
-        let etcd = || machine.etcd().ok_or_else(|| FaultError::NotRunning { member: member.clone() });
+        let not_running = |what| move || FaultError::NotRunning { member: member.clone(), what };
+        let server = || machine.server().ok_or_else(not_running(machine.program()));
         let mut harm = Harm { undo: Vec::new() };
         match self {
-            Fault::Kill => etcd()?.signal(Signal::KILL),
-            Fault::Terminate => etcd()?.signal(Signal::TERM),
+            Fault::Kill => server()?.signal(Signal::KILL),
+            Fault::KillPatroni => machine.patroni().ok_or_else(not_running("Patroni"))?.signal(Signal::KILL),
+            Fault::Terminate => server()?.signal(Signal::TERM),
             Fault::Stop => {
-                let process = etcd()?;
-                harm.undo.push(Undo::Continue(process));
-                process.signal(Signal::STOP);
+                server()?;
+                harm.undo.push(Undo::Continue(stop_all(machine)));
+            }
+            Fault::Slow => {
+                server()?;
+                // Undone in reverse: first nothing is paused any more, then all is resumed.
+                harm.undo.push(Undo::Continue(machine.service()));
+                harm.undo.push(Undo::KeepUp(tokio::spawn(slow_down(machine.clone()))));
             }
             Fault::PowerCut => machine.cut_power().map_err(failed("the power cannot be cut"))?,
             Fault::Wipe => {
@@ -162,7 +183,7 @@ impl Fault {
             Fault::FullDisk => {
                 let filler = filler_of(machine);
                 harm.undo.push(Undo::Remove(filler.clone()));
-                let process = etcd()?;
+                let process = server()?;
                 fill(&filler).map_err(failed("its disk cannot be filled"))?;
                 felt(process).await.ok_or_else(|| FaultError::NotFelt { member: member.clone() })?;
             }
@@ -181,7 +202,7 @@ impl Fault {
 
     /// Whether it lasts for a while, and can be undone.
     pub fn lasts(self) -> bool {
-        matches!(self, Fault::Stop | Fault::FullDisk | Fault::Partition | Fault::Delay)
+        matches!(self, Fault::Stop | Fault::Slow | Fault::FullDisk | Fault::Partition | Fault::Delay)
     }
 
     /// Whether it is over at once, and leaves the cluster something to deal with.
@@ -205,7 +226,7 @@ pub fn undo_leftovers(place: Place<'_>) -> Result<(), FaultError> {
     let Place { home, cluster, machine } = place;
     let member = machine.member.clone();
     let mut undo = vec![Undo::Remove(copy_of(machine)), Undo::Remove(filler_of(machine))];
-    undo.extend(machine.etcd().map(Undo::Continue));
+    undo.push(Undo::Continue(machine.service()));
     undo.push(Undo::Reconnect { home: home.clone(), cluster: cluster.to_owned(), member: machine.exact_name() });
     drop(Harm { undo });
     disk::take_out(machine).map_err(|source| FaultError::Io {
@@ -223,17 +244,39 @@ fn copy_of(machine: &Machine) -> PathBuf {
     machine.directory().join("drill.old")
 }
 
-/// Nothing is written while etcd is stopped, so the copy is what a power cut would have left.
-fn copy_while_stopped(machine: &Machine, copy: &std::path::Path, etcd: Process) -> io::Result<()> {
-    etcd.signal(Signal::STOP);
-    let _continues = Harm { undo: vec![Undo::Continue(etcd)] };
+/// Nothing is written while all is stopped, so the copy is what a power cut would have left.
+fn copy_while_stopped(machine: &Machine, copy: &std::path::Path, service: Vec<Process>) -> io::Result<()> {
+    service.iter().for_each(|process| process.signal(Signal::STOP));
+    let _continues = Harm { undo: vec![Undo::Continue(service)] };
     copy_tree(&machine.data(), copy)
 }
 
-/// Waits until etcd could not write any more, and has ended.
-async fn felt(etcd: Process) -> Option<()> {
+/// Stops every process of the service, also those that others of them start meanwhile.
+fn stop_all(machine: &Machine) -> Vec<Process> {
+    let mut stopped: Vec<Process> = Vec::new();
+    loop {
+        let running: Vec<Process> = machine.service().into_iter().filter(|found| !stopped.contains(found)).collect();
+        if running.is_empty() {
+            return stopped;
+        }
+        running.iter().for_each(|process| process.signal(Signal::STOP));
+        stopped.extend(running);
+    }
+}
+
+async fn slow_down(machine: Machine) {
+    loop {
+        let paused = Harm { undo: vec![Undo::Continue(stop_all(&machine))] };
+        tokio::time::sleep(PAUSED).await;
+        drop(paused);
+        tokio::time::sleep(RUNS).await;
+    }
+}
+
+/// Waits until the server could not write any more, and has ended.
+async fn felt(server: Process) -> Option<()> {
     let deadline = Instant::now() + FILLING;
-    while etcd.is_alive() {
+    while server.is_alive() {
         if Instant::now() > deadline {
             return None;
         }
@@ -286,7 +329,7 @@ mod tests {
         let process = Process::of(child.id()).unwrap();
         process.signal(Signal::STOP);
         assert!(until("T"));
-        drop(Harm { undo: vec![Undo::Continue(process)] });
+        drop(Harm { undo: vec![Undo::Continue(vec![process])] });
         assert!(until("SR"));
         child.kill().unwrap();
         child.wait().unwrap();

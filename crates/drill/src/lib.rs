@@ -6,52 +6,49 @@
 //! settle: is all as it should be? ─┘
 //! ```
 //! The faults strike machines of the local provider, from outside, as the world would. Whatever the drill does to a cluster is undone when
-//! it ends, is interrupted or panics; what a drill leaves that is itself killed, the next one undoes.
+//! it ends, is interrupted or panics; what a drill leaves that is itself killed, the next one undoes. Workload, history and checker of each
+//! kind of cluster are in its room below `kinds`.
 
-pub mod check;
 mod command;
 mod disk;
 mod faults;
-pub mod history;
+pub mod kinds;
 mod machine;
+pub mod mark;
 pub mod measure;
+pub mod record;
 pub mod report;
 pub mod scenario;
 mod settle;
 mod stage;
-pub mod workload;
+pub mod traffic;
 
 use std::collections::BTreeSet;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use quorate_core::kinds::etcd::Formation;
-use quorate_core::kinds::etcd::pod::RunAs;
 use quorate_core::model::Ledger;
-use quorate_etcd::Login;
+use quorate_core::spec::Kind;
 use serde::Serialize;
 
-use check::{Findings, Least, Settled, Violation};
 use command::Program;
-use faults::Fault;
-use history::{Head, History, Mark, Operation, Outcome};
-use machine::{Machine, machines};
-use measure::Measures;
+use machine::Machine;
+use mark::{Mark, Moment};
+use measure::{Answer, Measures};
 use quorate_control::brought::BroughtFiles;
 use quorate_control::home::Home;
-use quorate_control::kinds::etcd::clients::{self, ClientError, Environment};
+use quorate_control::kinds::etcd::clients::ClientError;
 use quorate_control::ledger::LedgerError;
 use quorate_providers::ProviderError;
+use record::Record;
 use scenario::{Downtime, Scenario, Target};
 pub use settle::Check;
-use stage::Stage;
-use workload::{Access, Endpoints, Load, Workload, WorkloadError};
+use traffic::{Load, WorkloadError};
 
 /// Traffic before the fault, to compare with, and after all is well again.
 const BEFORE: Duration = Duration::from_secs(3);
 const AFTER: Duration = Duration::from_secs(2);
-/// etcd sets room aside for what it will write, so a full disk is felt only after that much was written.
-const LARGE_VALUE: usize = 32 << 10;
 /// How long a cluster may take to settle.
 const SETTLING: Duration = Duration::from_secs(120);
 
@@ -82,7 +79,9 @@ pub enum DrillError {
     #[error("quorate cannot be run")]
     Program(#[source] io::Error),
     #[error("{} cannot be read", path.display())]
-    File { path: std::path::PathBuf, source: io::Error },
+    File { path: PathBuf, source: io::Error },
+    #[error("the certificates of clients cannot be used: {why}")]
+    Certificates { why: String },
     #[error("the change that was given did nothing, so nothing could happen during it: {why}")]
     NoChange { why: String },
     #[error("the cluster has not converged before the drill begins: {why}")]
@@ -95,8 +94,6 @@ pub struct Options {
     /// The shortest duration of the traffic.
     pub least: Duration,
     pub load: Load,
-    /// Without which a verdict means nothing.
-    pub traffic: Least,
     /// What happens before the change begins, with the clients at work.
     pub first: Option<Scenario>,
     /// A command of quorate that is run meanwhile: the change during which the fault strikes.
@@ -111,60 +108,65 @@ impl Options {
 }
 
 /// The cluster that is rehearsed with.
+#[derive(Clone)]
 pub(crate) struct Site {
     home: Home,
     cluster: String,
+    kind: Kind,
     program: Program,
-    access: Access,
 }
 
 impl Site {
-    async fn new(home: &Home, ledger: &Ledger, brought: &BroughtFiles) -> Result<Self, DrillError> {
-        let cluster = ledger.spec.name.to_string();
-        if !matches!(ledger.etcd.formation, Formation::Formed { .. }) {
-            return Err(DrillError::NotFormed(cluster));
-        }
-        let access = access(&clients::environment(home, ledger, brought).await?)?;
-        let program = Program::current(home).map_err(DrillError::Program)?;
-        Ok(Site { home: home.clone(), cluster, program, access })
-    }
-
-    fn endpoints(&self) -> Endpoints {
-        let of = |machines: Vec<Machine>| machines.iter().map(Machine::endpoint).collect();
-        let (home, cluster) = (self.home.clone(), self.cluster.clone());
-        let (same_home, same_cluster) = (home.clone(), cluster.clone());
-        Endpoints {
-            all: Box::new(move || of(machines(&home, &cluster))),
-            wished: Box::new(move || of(wished_machines(&same_home, &same_cluster).unwrap_or_default())),
-        }
-    }
-
     /// As it is now: a change may have come meanwhile.
     fn ledger(&self) -> Result<Ledger, DrillError> {
         let ledger = self.home.store(&self.cluster).read()?;
         ledger.ok_or_else(|| DrillError::NotFormed(self.cluster.clone()))
     }
+
+    /// The newest machine of every member, in the order of their names.
+    fn machines(&self) -> Vec<Machine> {
+        machine::machines(&self.home, &self.cluster, self.kind)
+    }
+
+    /// Former machines too.
+    fn every_machine(&self) -> Vec<Machine> {
+        machine::every_machine(&self.home, &self.cluster, self.kind)
+    }
+
+    /// The machines of the members that the spec has now.
+    fn wished_machines(&self) -> Result<Vec<Machine>, LedgerError> {
+        let ledger = self.home.store(&self.cluster).read()?;
+        let members = ledger.into_iter().flat_map(|l| l.spec.members);
+        let wished: BTreeSet<String> = members.map(|m| m.name.to_string()).collect();
+        Ok(self.machines().into_iter().filter(|m| wished.contains(m.member.as_str())).collect())
+    }
 }
 
-/// The machines of the members that the spec has now.
-fn wished_machines(home: &Home, cluster: &str) -> Result<Vec<Machine>, LedgerError> {
-    let ledger = home.store(cluster).read()?;
-    let members = ledger.into_iter().flat_map(|l| l.spec.members);
-    let wished: BTreeSet<String> = members.map(|m| m.name.to_string()).collect();
-    Ok(machines(home, cluster).into_iter().filter(|m| wished.contains(m.member.as_str())).collect())
+fn read(path: &Path) -> Result<String, DrillError> {
+    std::fs::read_to_string(path).map_err(|source| DrillError::File { path: path.to_owned(), source })
 }
 
-fn access(environment: &Environment) -> Result<Access, DrillError> {
-    let read = |path: &std::path::PathBuf| {
-        std::fs::read_to_string(path).map_err(|source| DrillError::File { path: path.clone(), source })
-    };
-    let identity = match &environment.certificate {
-        Some((certificate, key)) => Some((read(certificate)?, read(key)?)),
-        None => None,
-    };
-    let login = environment.password.as_ref();
-    let login = login.map(|p| Login { user: String::from("root"), password: p.expose().to_owned() });
-    Ok(Access { ca: read(&environment.ca)?, identity, login, dial: environment.dial.clone() })
+/// A broken promise.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct Violation {
+    pub rule: String,
+    /// Names the operations and their moments.
+    pub text: String,
+}
+
+impl Violation {
+    /// A rule has the same name in JSON as its kind's checker gives it.
+    fn new(rule: &impl Serialize, text: &str) -> Self {
+        let rule = serde_json::to_value(rule).ok().and_then(|name| name.as_str().map(str::to_owned));
+        Violation { rule: rule.unwrap_or_default(), text: text.to_owned() }
+    }
+}
+
+/// Writes without an answer that happened, and that did not.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct Settled {
+    pub happened: usize,
+    pub did_not_happen: usize,
 }
 
 /// What came of one scenario.
@@ -180,7 +182,7 @@ pub struct Verdict {
     pub problems: Vec<String>,
     pub violations: Vec<Violation>,
     pub checks: Vec<Check>,
-    /// Writes without an answer, settled by the watches.
+    /// Writes without an answer: whether they happened was found out later.
     pub unanswered_writes: Settled,
     /// Acknowledged writes that a restore took back, as it was asked to; none where nothing was restored.
     pub taken_back_writes: Option<usize>,
@@ -205,11 +207,24 @@ pub async fn run(
     scenario: Scenario,
     options: &Options,
     tell: &dyn Fn(&str),
-) -> Result<(Verdict, History), DrillError> {
-    if ledger.spec.etcd.run_as == RunAs::StaticPod {
-        let needs = "etcd as a service (`run_as: service`): what a kubelet runs is outside of the machine that the drill damages";
-        return Err(DrillError::Needs { scenario: scenario.name, needs });
+) -> Result<(Verdict, Record), DrillError> {
+    can_be_rehearsed(ledger, scenario, options)?;
+    let (cluster, kind) = (ledger.spec.name.to_string(), ledger.spec.kind);
+    let program = Program::current(home).map_err(DrillError::Program)?;
+    let site = Site { home: home.clone(), cluster, kind, program };
+    match kind {
+        Kind::Etcd => {
+            let (verdict, history) = kinds::etcd::run(&site, ledger, brought, scenario, options, tell).await?;
+            Ok((verdict, Record::Etcd(history)))
+        }
+        Kind::Postgres => {
+            let (verdict, history) = kinds::postgres::run(&site, ledger, scenario, options, tell).await?;
+            Ok((verdict, Record::Postgres(history)))
+        }
     }
+}
+
+fn can_be_rehearsed(ledger: &Ledger, scenario: Scenario, options: &Options) -> Result<(), DrillError> {
     let has_netns = ledger.spec.provider.settings().is_isolated();
     match scenario.needs() {
         Some(needs) if scenario.fault.is_some_and(|f| f.needs_netns()) && !has_netns => {
@@ -223,45 +238,37 @@ pub async fn run(
         }
         _ => {}
     }
-    if let Some(first) = options.first
-        && (first.target == Target::Learner || !first.fault.is_some_and(|f| f.can_be_first()))
-    {
-        return Err(DrillError::CannotBeFirst { scenario: first.name });
+    match options.first {
+        Some(first) if first.target == Target::Learner || !first.fault.is_some_and(|f| f.can_be_first()) => {
+            Err(DrillError::CannotBeFirst { scenario: first.name })
+        }
+        _ => Ok(()),
     }
-    let site = Site::new(home, ledger, brought).await?;
-    let mut stage = Stage::set(&site, scenario, options, tell).await?;
-    let voters = ledger.spec.members.len();
-    let downtime = |scenario: Scenario| match options.restores() {
-        true => Downtime::Outage,
-        false => scenario.downtime(voters, !options.during.is_empty()),
-    };
-    let head = Head {
-        cluster: site.cluster.clone(),
-        etcd_version: ledger.spec.etcd.version.to_string(),
-        scenario: scenario.name.to_owned(),
-        downtime: downtime(scenario).max(options.first.map_or_else(Downtime::default, downtime)),
-        ..Head::default()
-    };
-    let mut load = options.load;
-    if scenario.fault == Some(Fault::FullDisk) {
-        load.value_size = load.value_size.max(LARGE_VALUE);
-    }
-    let mut workload = Workload::start(head, site.access.clone(), load, site.endpoints())?;
-    stage.play(&mut workload).await?;
-    let mut checks = stage.settle(&mut workload).await?;
-    stage.play_on(&workload, options.least).await;
-    let mut history = workload.finish()?;
-    history.head.taken_back = stage.taken_back();
-    checks.extend(stage.clear().await);
-    Ok((judge(&history, checks, &options.traffic), history))
 }
 
-/// From what was recorded to a verdict. The checks are those of the cluster itself, which a history does not hold.
-pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict {
-    let downtime = history.head.downtime;
-    let Findings { violations, too_little, settled } = check::check(history, traffic);
-    let measures = measure::measure(history);
-    let mut problems: Vec<String> = violations.iter().map(|v| format!("{}: {}", v.rule, v.text)).collect();
+/// What the checker of a kind has found in a history.
+struct Judged<'a> {
+    scenario: &'a str,
+    kind: Kind,
+    downtime: Downtime,
+    /// Broken promises, each with the words for it.
+    broken: Vec<(String, Violation)>,
+    too_little: Vec<String>,
+    settled: Settled,
+    taken_back_writes: Option<usize>,
+    checks: Vec<Check>,
+    /// What holds of all operations if nothing is broken.
+    held: String,
+    answers: Vec<Answer>,
+    delays: Vec<(Moment, Moment)>,
+    marks: &'a [Mark],
+}
+
+/// The verdict.
+fn conclude(judged: Judged<'_>) -> Verdict {
+    let Judged { downtime, broken, too_little, settled, taken_back_writes, checks, marks, .. } = judged;
+    let measures = measure::measure(&judged.answers, &judged.delays);
+    let mut problems: Vec<String> = broken.iter().map(|(rule, v)| format!("{rule}: {}", v.text)).collect();
     let missed = checks.iter().filter(|c| !c.passed);
     problems.extend(missed.map(|c| format!("not so in the end: {}: {}", c.check, c.found)));
     if let (Some(gap), Some(most)) = (measures.longest_write_gap, downtime.longest_gap())
@@ -276,15 +283,11 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         (true, false) => Ending::NotEnoughTraffic,
         (true, true) => Ending::Passed,
     };
-    let taken_back_writes = taken_back_writes(history);
-    let lost = match taken_back_writes {
-        None => String::from("no acknowledged write was lost"),
-        Some(count) => format!("no acknowledged write was lost but the {count} after the backup"),
-    };
     let answered: usize = measures.operations.values().map(|c| c.answered).sum();
     let summary = match result {
         Ending::Passed => format!(
-            "passed: {answered} operations are linearizable and {lost}; writes paused for {:.2} s at most",
+            "passed: {answered} operations {}; writes paused for {:.2} s at most",
+            judged.held,
             measures.longest_write_gap.map_or(0.0, measure::Gap::seconds)
         ),
         Ending::Failed if problems.len() == 1 => format!("failed: {}", problems[0]),
@@ -295,23 +298,17 @@ pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict 
         problems = too_little;
     }
     Verdict {
-        scenario: history.head.scenario.clone(),
-        does: Scenario::named(&history.head.scenario).map(|s| s.does()).unwrap_or_default(),
+        scenario: judged.scenario.to_owned(),
+        does: Scenario::named(judged.kind, judged.scenario).map(|s| s.does()).unwrap_or_default(),
         result,
         summary,
         downtime_expected: downtime.text(),
         problems,
-        violations,
+        violations: broken.into_iter().map(|(_, violation)| violation).collect(),
         checks,
         unanswered_writes: settled,
         taken_back_writes,
         measures,
-        marks: history.marks.clone(),
+        marks: marks.to_vec(),
     }
-}
-
-fn taken_back_writes(history: &History) -> Option<usize> {
-    let taken = history.head.taken_back?;
-    let is_taken = |o: &&Operation| matches!(o.outcome, Outcome::Written { revision } if taken.takes(revision));
-    Some(history.operations.iter().filter(is_taken).count())
 }

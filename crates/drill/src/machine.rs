@@ -8,9 +8,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use quorate_agent::process::Process;
+use quorate_agent::process::{self, Process};
 use quorate_control::home::Home;
 use quorate_core::model::{CLIENT_PORT, MemberName, Stamp, https_url};
+use quorate_core::spec::Kind;
 use quorate_providers::mark::{self, Mark};
 use rustix::process::Signal;
 
@@ -21,6 +22,7 @@ const BLOCK: usize = 4096;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Machine {
+    pub kind: Kind,
     pub member: MemberName,
     /// Distinguishes it from its successor, which is of the same member.
     pub incarnation: u64,
@@ -41,16 +43,21 @@ fn marked(home: &Home, cluster: &str) -> Vec<(PathBuf, Mark)> {
 }
 
 /// The newest machine of every member, in the order of their names.
-pub fn machines(home: &Home, cluster: &str) -> Vec<Machine> {
-    let mut found = every_machine(home, cluster);
+pub fn machines(home: &Home, cluster: &str, kind: Kind) -> Vec<Machine> {
+    let mut found = every_machine(home, cluster, kind);
     found.dedup_by(|later, kept| later.member == kept.member);
     found
 }
 
 /// Former machines too, which may lead and vote until they are removed; those of one member from the newest on.
-pub fn every_machine(home: &Home, cluster: &str) -> Vec<Machine> {
-    let machine =
-        |(directory, Mark { member, incarnation, address, .. })| Machine { member, incarnation, address, directory };
+pub fn every_machine(home: &Home, cluster: &str, kind: Kind) -> Vec<Machine> {
+    let machine = |(directory, Mark { member, incarnation, address, .. })| Machine {
+        kind,
+        member,
+        incarnation,
+        address,
+        directory,
+    };
     let mut found: Vec<Machine> = marked(home, cluster).into_iter().map(machine).collect();
     found.sort_by(|a, b| (&a.member, b.incarnation).cmp(&(&b.member, a.incarnation)));
     found
@@ -75,12 +82,27 @@ impl Machine {
         mark::data_directory(&self.directory)
     }
 
+    /// All that belongs to the data of etcd or PostgreSQL.
     pub fn data(&self) -> PathBuf {
-        self.disk().join("etcd")
+        self.disk().join(match self.kind {
+            Kind::Etcd => "etcd",
+            Kind::Postgres => "postgresql",
+        })
+    }
+
+    /// What serves clients on it.
+    pub fn program(&self) -> &'static str {
+        match self.kind {
+            Kind::Etcd => "etcd",
+            Kind::Postgres => "PostgreSQL",
+        }
     }
 
     fn stamp_file(&self) -> PathBuf {
-        self.disk().join("etcd.stamp")
+        match self.kind {
+            Kind::Etcd => self.disk().join("etcd.stamp"),
+            Kind::Postgres => self.data().join("data.stamp"),
+        }
     }
 
     /// Which formation its data belongs to.
@@ -92,12 +114,48 @@ impl Machine {
         mark::processes_of(&self.directory)
     }
 
-    /// The process of etcd, if it runs.
-    pub fn etcd(&self) -> Option<Process> {
-        self.processes().into_iter().find(|p| !p.is_called_with("agent"))
+    /// Every process but the agent's: etcd, or Patroni and all of PostgreSQL. PostgreSQL's own children write what they do over their
+    /// environment, so they are known by their parent.
+    pub fn service(&self) -> Vec<Process> {
+        let mut found: Vec<Process> = self.processes().into_iter().filter(|p| !p.is_called_with("agent")).collect();
+        if self.kind == Kind::Etcd {
+            return found;
+        }
+        let parents: Vec<(u32, u32)> = process::pids().filter_map(|pid| Some((pid, parent(pid)?))).collect();
+        let mut at = 0;
+        while let Some(known) = found.get(at).copied() {
+            let children =
+                parents.iter().filter(|(_, parent)| *parent == known.pid).filter_map(|(pid, _)| Process::of(*pid));
+            let new: Vec<Process> = children.filter(|child| !found.contains(child)).collect();
+            found.extend(new);
+            at += 1;
+        }
+        found
     }
 
-    /// Ends everything on the machine at once, as when the power fails. The agent first, lest it start etcd again.
+    /// The process that serves clients, if it runs: etcd, or the first of PostgreSQL's.
+    pub fn server(&self) -> Option<Process> {
+        match self.kind {
+            Kind::Etcd => self.service().into_iter().next(),
+            Kind::Postgres => {
+                let noted = fs::read_to_string(self.data().join("data/postmaster.pid")).ok()?;
+                let pid: u32 = noted.lines().next()?.trim().parse().ok()?;
+                self.service().into_iter().find(|process| process.pid == pid)
+            }
+        }
+    }
+
+    /// The process of Patroni, if it runs.
+    pub fn patroni(&self) -> Option<Process> {
+        let is_patroni = |process: &Process| {
+            let line = fs::read(format!("/proc/{}/cmdline", process.pid)).unwrap_or_default();
+            let mut words = line.split(|byte| *byte == 0);
+            words.any(|word| Path::new(&*String::from_utf8_lossy(word)).file_name().is_some_and(|n| n == "patroni"))
+        };
+        self.service().into_iter().find(is_patroni)
+    }
+
+    /// Ends everything on the machine at once, as when the power fails. The agent first, lest it start the rest again.
     pub fn cut_power(&self) -> io::Result<()> {
         let deadline = Instant::now() + DEATH;
         loop {
@@ -128,6 +186,12 @@ impl Machine {
             _ => Ok(()),
         }
     }
+}
+
+/// `PID (NAME) STATE PARENT …`, where the name may hold anything.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
 }
 
 /// Copies a directory with all that is in it. Links, modes and holes are kept, and no room is set aside in advance: etcd makes its
@@ -186,12 +250,12 @@ mod tests {
     fn the_newest_machine_of_each_member_counts_and_drafts_do_not() {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::new(directory.path());
-        assert_eq!(machines(&home, "demo"), []);
+        assert_eq!(machines(&home, "demo", Kind::Etcd), []);
         mark(&home, "etcd-2", "etcd-2", 1, "127.0.0.2");
         mark(&home, "etcd-1", "etcd-1", 1, "127.0.0.1");
         mark(&home, "etcd-2.2", "etcd-2", 2, "127.0.0.22");
         mark(&home, ".3.new", "etcd-3", 1, "127.0.0.3");
-        let endpoints: Vec<String> = machines(&home, "demo").iter().map(Machine::endpoint).collect();
+        let endpoints: Vec<String> = machines(&home, "demo", Kind::Etcd).iter().map(Machine::endpoint).collect();
         assert_eq!(endpoints, ["https://127.0.0.1:2379", "https://127.0.0.22:2379"]);
     }
 
@@ -200,14 +264,22 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let home = Home::new(directory.path());
         mark(&home, "etcd-2", "etcd-2", 1, "127.0.0.2");
-        let struck = machines(&home, "demo").remove(0);
+        let struck = machines(&home, "demo", Kind::Etcd).remove(0);
         // Also where the successor has its address, as a pinned one does.
         mark(&home, "etcd-2.2", "etcd-2", 2, "127.0.0.2");
-        let successor = machines(&home, "demo").remove(0);
+        let successor = machines(&home, "demo", Kind::Etcd).remove(0);
         assert_ne!(struck, successor);
-        assert_eq!(every_machine(&home, "demo"), [successor.clone(), struck.clone()]);
+        assert_eq!(every_machine(&home, "demo", Kind::Etcd), [successor.clone(), struck.clone()]);
         let names = [&struck, &successor].map(|machine| machine.exact_name().to_string());
         assert_eq!(names, ["etcd-2.1", "etcd-2.2"]);
+    }
+
+    #[test]
+    fn the_parent_of_a_process_is_known() {
+        let mut child = std::process::Command::new("sleep").arg("30").spawn().unwrap();
+        assert_eq!(parent(child.id()), Some(std::process::id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
     }
 
     #[test]

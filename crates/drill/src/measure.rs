@@ -4,14 +4,48 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use super::history::{History, Kind, Moment, Operation, Outcome, WatchRecord, Watched};
+use super::mark::Moment;
+
+/// A kind of operation, as it is counted.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct OperationKind {
+    /// Its place among the kinds.
+    pub order: u8,
+    /// In JSON.
+    pub key: &'static str,
+    /// For people.
+    pub name: &'static str,
+}
+
+impl Serialize for OperationKind {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.key)
+    }
+}
+
+/// An operation that has ended, with an answer or without.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Answer {
+    pub kind: OperationKind,
+    pub ended: Moment,
+    pub came: Came,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Came {
+    /// A write was acknowledged.
+    Write,
+    /// What a read found, or that a write was refused.
+    Other,
+    Nothing,
+}
 
 const SECOND: Moment = 1_000_000;
 
 #[derive(Clone, PartialEq, Debug, Default, Serialize)]
 pub struct Measures {
     pub seconds: f64,
-    pub operations: BTreeMap<Kind, Count>,
+    pub operations: BTreeMap<OperationKind, Count>,
     /// Answered operations per second, over the whole run.
     pub throughput: f64,
     pub per_second: Vec<Slice>,
@@ -54,37 +88,35 @@ pub struct WatchDelay {
     pub longest: f64,
 }
 
-/// The operations of the run. The client after the last only marks the end.
-fn traffic_of(history: &History) -> impl Iterator<Item = &Operation> {
-    history.operations.iter().filter(|o| o.client <= history.head.clients)
-}
-
 /// The run in slices of so many microseconds.
-pub fn slices(history: &History, width: Moment) -> Vec<Slice> {
+pub fn slices(answers: &[Answer], width: Moment) -> Vec<Slice> {
     let slot = |moment: Moment| usize::try_from(moment / width).unwrap_or(0);
-    let end = traffic_of(history).map(|o| o.ended).max().unwrap_or(0);
-    let mut slices = vec![Slice::default(); slot(end) + 1];
-    for operation in traffic_of(history) {
-        let slice = &mut slices[slot(operation.ended)];
-        match operation.outcome {
-            Outcome::Unknown { .. } => slice.unanswered += 1,
-            Outcome::Written { .. } => slice.writes += 1,
-            Outcome::Read { .. } | Outcome::Renewed { .. } => slice.others += 1,
+    let mut slices = vec![Slice::default(); slot(end_of(answers)) + 1];
+    for answer in answers {
+        let slice = &mut slices[slot(answer.ended)];
+        match answer.came {
+            Came::Nothing => slice.unanswered += 1,
+            Came::Write => slice.writes += 1,
+            Came::Other => slice.others += 1,
         }
     }
     slices
 }
 
-pub fn measure(history: &History) -> Measures {
-    let traffic = || traffic_of(history);
-    let end = traffic().map(|o| o.ended).max().unwrap_or(0);
+fn end_of(answers: &[Answer]) -> Moment {
+    answers.iter().map(|answer| answer.ended).max().unwrap_or(0)
+}
+
+/// From the answers, and from when each write showed elsewhere and how long that took.
+pub fn measure(answers: &[Answer], delays: &[(Moment, Moment)]) -> Measures {
+    let end = end_of(answers);
     let seconds = end as f64 / SECOND as f64;
-    let mut operations: BTreeMap<Kind, Count> = BTreeMap::new();
-    for operation in traffic() {
-        let count = operations.entry(operation.call.kind()).or_default();
-        match operation.outcome {
-            Outcome::Unknown { .. } => count.unanswered += 1,
-            _ => count.answered += 1,
+    let mut operations: BTreeMap<OperationKind, Count> = BTreeMap::new();
+    for answer in answers {
+        let count = operations.entry(answer.kind).or_default();
+        match answer.came {
+            Came::Nothing => count.unanswered += 1,
+            Came::Write | Came::Other => count.answered += 1,
         }
     }
     let answered: usize = operations.values().map(|c| c.answered).sum();
@@ -92,38 +124,24 @@ pub fn measure(history: &History) -> Measures {
         seconds,
         operations,
         throughput: if end == 0 { 0.0 } else { answered as f64 / seconds },
-        per_second: slices(history, SECOND),
-        longest_write_gap: longest_gap(traffic(), end),
-        watch_delay: watch_delay(history),
+        per_second: slices(answers, SECOND),
+        longest_write_gap: longest_gap(answers, end),
+        watch_delay: watch_delay(delays),
     }
 }
 
 /// The longest time between two acknowledged writes, or from the last to the end.
-fn longest_gap<'a>(traffic: impl Iterator<Item = &'a Operation>, end: Moment) -> Option<Gap> {
-    let written = |o: &Operation| matches!(o.outcome, Outcome::Written { .. }).then_some(o.ended);
-    let mut moments: Vec<Moment> = traffic.filter_map(written).chain([end]).collect();
+fn longest_gap(answers: &[Answer], end: Moment) -> Option<Gap> {
+    let written = answers.iter().filter(|answer| answer.came == Came::Write).map(|answer| answer.ended);
+    let mut moments: Vec<Moment> = written.chain([end]).collect();
     moments.sort_unstable();
     let longest = moments.windows(2).max_by_key(|pair| pair[1] - pair[0])?;
     let seconds = |moment: Moment| moment as f64 / SECOND as f64;
     Some(Gap { from: seconds(longest[0]), to: seconds(longest[1]) })
 }
 
-/// For each acknowledged write that a watch showed: when, and how long after its answer.
-pub fn watch_delays(history: &History) -> Vec<(Moment, Moment)> {
-    let written = |o: &Operation| match o.outcome {
-        Outcome::Written { revision } => Some((revision, o.ended)),
-        _ => None,
-    };
-    let answers: BTreeMap<i64, Moment> = history.operations.iter().filter_map(written).collect();
-    let delay = |w: &WatchRecord| match w.what {
-        Watched::Saw { revision, .. } => answers.get(&revision).map(|answered| (w.at, w.at.saturating_sub(*answered))),
-        _ => None,
-    };
-    history.watches.iter().filter_map(delay).collect()
-}
-
-fn watch_delay(history: &History) -> WatchDelay {
-    let mut delays: Vec<Moment> = watch_delays(history).into_iter().map(|(_, delay)| delay).collect();
+fn watch_delay(delays: &[(Moment, Moment)]) -> WatchDelay {
+    let mut delays: Vec<Moment> = delays.iter().map(|(_, delay)| *delay).collect();
     delays.sort_unstable();
     let seconds = |at: usize| delays.get(at).map_or(0.0, |d| *d as f64 / SECOND as f64);
     WatchDelay { median: seconds(delays.len() / 2), longest: seconds(delays.len().saturating_sub(1)) }
@@ -132,34 +150,28 @@ fn watch_delay(history: &History) -> WatchDelay {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Call, Head};
 
-    fn put(client: u32, ended: Moment, outcome: Outcome) -> Operation {
-        let call = Call::Put { key: String::from("k"), value: ended.to_string(), lease: None };
-        Operation { id: ended, client, endpoint: String::new(), call, called: 0, ended, outcome }
+    const KIND: OperationKind = OperationKind { order: 0, key: "put", name: "put" };
+
+    fn ended(ended: Moment, came: Came) -> Answer {
+        Answer { kind: KIND, ended, came }
     }
 
     #[test]
     fn the_longest_gap_and_the_seconds_are_found() {
-        let written = |ended| put(0, ended, Outcome::Written { revision: 1 });
-        let lost = put(0, 2_100_000, Outcome::Unknown { why: String::new() });
-        // The mark of the end is not traffic.
-        let mark = put(2, 9_000_000, Outcome::Written { revision: 9 });
-        let operations = vec![written(100_000), written(1_900_000), lost, written(2_000_000), mark];
-        let history = History { head: Head { clients: 1, ..Head::default() }, operations, ..History::default() };
-        let measures = measure(&history);
+        let written = |moment| ended(moment, Came::Write);
+        let lost = ended(2_100_000, Came::Nothing);
+        let measures = measure(&[written(100_000), written(1_900_000), lost, written(2_000_000)], &[]);
         assert_eq!(measures.longest_write_gap, Some(Gap { from: 0.1, to: 1.9 }));
         assert_eq!(measures.per_second.iter().map(|s| s.writes).collect::<Vec<_>>(), [1, 1, 1]);
         assert_eq!(measures.per_second[2].unanswered, 1);
-        assert_eq!(measures.operations[&Kind::Put], Count { answered: 3, unanswered: 1 });
+        assert_eq!(measures.operations[&KIND], Count { answered: 3, unanswered: 1 });
     }
 
     #[test]
     fn writes_that_never_come_back_are_a_gap_to_the_end() {
-        let read = Outcome::Read { revision: 1, found: None };
-        let operations = vec![put(0, 1_000_000, Outcome::Written { revision: 1 }), put(0, 8_000_000, read)];
-        let history = History { operations, ..History::default() };
-        assert_eq!(measure(&history).longest_write_gap, Some(Gap { from: 1.0, to: 8.0 }));
-        assert_eq!(measure(&History::default()).longest_write_gap, None);
+        let measures = measure(&[ended(1_000_000, Came::Write), ended(8_000_000, Came::Other)], &[]);
+        assert_eq!(measures.longest_write_gap, Some(Gap { from: 1.0, to: 8.0 }));
+        assert_eq!(measure(&[], &[]).longest_write_gap, None);
     }
 }

@@ -1,13 +1,16 @@
-//! The scenarios that a drill knows: a fault, where it strikes, and whether clients may notice.
+//! The scenarios that a drill knows: a fault, where it strikes, and whether clients may notice. Those of each kind are listed in its room.
 
 use std::time::Duration;
 
+use quorate_core::spec::Kind;
 use serde::{Deserialize, Serialize};
 
 use super::faults::Fault;
+use super::kinds::{etcd, postgres};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Scenario {
+    pub kind: Kind,
     pub name: &'static str,
     pub fault: Option<Fault>,
     pub target: Target,
@@ -15,12 +18,22 @@ pub struct Scenario {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Target {
+    /// The leader of etcd, the primary of PostgreSQL.
     Leader,
+    /// A follower of etcd, a replica of PostgreSQL.
     Follower,
-    /// There is one only while a change is under way.
+    /// The standby of PostgreSQL that commits wait for.
+    Synchronous,
+    /// A member that is being added: a learner of etcd, a clone of PostgreSQL. There is one only while a change is under way.
     Learner,
     /// Everyone but the leader, at once.
     Majority,
+    /// Everyone, at once.
+    All,
+    /// Every member of the etcd cluster that PostgreSQL's Patroni uses, at once.
+    Dcs,
+    /// A majority of them.
+    DcsMajority,
     /// `quorate apply` itself.
     Controller,
     /// Etcd's list of members.
@@ -36,6 +49,10 @@ pub enum Downtime {
     None,
     /// Writes stand still while a leader is elected.
     Election,
+    /// Writes stand still while PostgreSQL restarts, hands over, or gets another synchronous standby.
+    Switchover,
+    /// Writes stand still until Patroni's lease has run out and a standby has taken over.
+    Failover,
     /// The cluster cannot bridge the fault.
     Outage,
 }
@@ -46,6 +63,8 @@ impl Downtime {
         match self {
             Downtime::None => Some(Duration::from_secs(3)),
             Downtime::Election => Some(Duration::from_secs(10)),
+            Downtime::Switchover => Some(Duration::from_secs(20)),
+            Downtime::Failover => Some(Duration::from_secs(70)),
             Downtime::Outage => None,
         }
     }
@@ -54,77 +73,76 @@ impl Downtime {
         match self {
             Downtime::None => "none",
             Downtime::Election => "seconds, while a leader is elected",
+            Downtime::Switchover => "seconds, while PostgreSQL restarts or hands over",
+            Downtime::Failover => "until Patroni's lease (`ttl`) has run out and a standby has taken over",
             Downtime::Outage => "until the member is back: the cluster cannot bridge it",
         }
     }
 }
 
-const fn on(name: &'static str, fault: Fault, target: Target) -> Scenario {
-    Scenario { name, fault: Some(fault), target }
+/// Every scenario of a kind.
+pub fn scenarios(kind: Kind) -> &'static [Scenario] {
+    match kind {
+        Kind::Etcd => etcd::SCENARIOS,
+        Kind::Postgres => postgres::SCENARIOS,
+    }
 }
 
-pub const SCENARIOS: &[Scenario] = &[
-    Scenario { name: "calm", fault: None, target: Target::Follower },
-    on("kill-leader", Fault::Kill, Target::Leader),
-    on("kill-follower", Fault::Kill, Target::Follower),
-    on("kill-learner", Fault::Kill, Target::Learner),
-    on("kill-controller", Fault::Kill, Target::Controller),
-    on("term-leader", Fault::Terminate, Target::Leader),
-    on("term-follower", Fault::Terminate, Target::Follower),
-    on("term-learner", Fault::Terminate, Target::Learner),
-    on("stop-leader", Fault::Stop, Target::Leader),
-    on("stop-follower", Fault::Stop, Target::Follower),
-    on("stop-learner", Fault::Stop, Target::Learner),
-    on("stop-controller", Fault::Stop, Target::Controller),
-    on("power-cut-leader", Fault::PowerCut, Target::Leader),
-    on("power-cut-follower", Fault::PowerCut, Target::Follower),
-    on("power-cut-learner", Fault::PowerCut, Target::Learner),
-    on("wipe-leader", Fault::Wipe, Target::Leader),
-    on("wipe-follower", Fault::Wipe, Target::Follower),
-    on("wipe-learner", Fault::Wipe, Target::Learner),
-    on("old-data-leader", Fault::OldData, Target::Leader),
-    on("old-data-follower", Fault::OldData, Target::Follower),
-    on("lose-leader", Fault::Lose, Target::Leader),
-    on("lose-follower", Fault::Lose, Target::Follower),
-    on("lose-majority", Fault::Lose, Target::Majority),
-    on("ghost-learner", Fault::Ghost, Target::Membership),
-    on("full-disk-leader", Fault::FullDisk, Target::Leader),
-    on("full-disk-follower", Fault::FullDisk, Target::Follower),
-    on("partition-leader", Fault::Partition, Target::Leader),
-    on("partition-follower", Fault::Partition, Target::Follower),
-    on("partition-learner", Fault::Partition, Target::Learner),
-    on("delay-leader", Fault::Delay, Target::Leader),
-    on("delay-follower", Fault::Delay, Target::Follower),
-    on("delay-learner", Fault::Delay, Target::Learner),
-];
-
 /// What is rehearsed when nothing is named: all of it harmless to a cluster of three.
-pub const DEFAULT: [&str; 4] = ["kill-follower", "term-leader", "kill-leader", "stop-follower"];
+pub fn harmless(kind: Kind) -> &'static [&'static str] {
+    match kind {
+        Kind::Etcd => &["kill-follower", "term-leader", "kill-leader", "stop-follower"],
+        Kind::Postgres => &["kill-replica", "kill-patroni-primary", "kill-primary"],
+    }
+}
 
 impl Scenario {
-    pub fn named(name: &str) -> Option<Scenario> {
-        SCENARIOS.iter().find(|s| s.name == name).copied()
+    pub fn named(kind: Kind, name: &str) -> Option<Scenario> {
+        scenarios(kind).iter().find(|s| s.name == name).copied()
+    }
+
+    fn target_text(&self) -> &'static str {
+        match (self.target, self.kind) {
+            (Target::Leader, Kind::Etcd) => "the leader",
+            (Target::Leader, Kind::Postgres) => "the primary",
+            (Target::Follower, Kind::Etcd) => "a follower",
+            (Target::Follower, Kind::Postgres) => "a replica",
+            (Target::Synchronous, _) => "the synchronous standby",
+            (Target::Learner, Kind::Etcd) => "a learner",
+            (Target::Learner, Kind::Postgres) => "a member that is being cloned",
+            (Target::Majority, _) => "every member but the leader",
+            (Target::All, _) => "every member",
+            (Target::Dcs, _) => "every member of the etcd cluster",
+            (Target::DcsMajority, _) => "a majority of the etcd cluster",
+            (Target::Controller, _) => "the controller",
+            (Target::Membership, _) => "the membership",
+        }
+    }
+
+    /// What runs on the machines that it strikes.
+    fn program(&self) -> &'static str {
+        match (self.target, self.kind) {
+            (Target::Dcs | Target::DcsMajority, _) | (_, Kind::Etcd) => "etcd",
+            (_, Kind::Postgres) => "PostgreSQL",
+        }
     }
 
     pub fn does(&self) -> String {
-        let target = match self.target {
-            Target::Leader => "the leader",
-            Target::Follower => "a follower",
-            Target::Learner => "a learner",
-            Target::Majority => "every member but the leader",
-            Target::Controller => "the controller",
-            Target::Membership => "the membership",
-        };
+        let (target, program) = (self.target_text(), self.program());
+        let all = if program == "etcd" { "agent and etcd" } else { "agent, Patroni and PostgreSQL" };
         match (self.fault, self.target) {
             (None, _) => String::from("nothing fails: only the traffic, and the change that is given"),
             (Some(Fault::Kill), Target::Controller) => {
                 String::from("the controller is killed before and after each step, and run again")
             }
             (Some(_), Target::Controller) => String::from("the controller is stopped for a while in its first step"),
-            (Some(Fault::Kill), _) => format!("{target}'s etcd is killed"),
-            (Some(Fault::Terminate), _) => format!("SIGTERM to {target}'s etcd"),
-            (Some(Fault::Stop), _) => format!("{target}'s etcd is paused, then resumed"),
-            (Some(Fault::PowerCut), _) => format!("the power of {target} fails: agent and etcd end at once"),
+            (Some(Fault::Kill), _) => format!("{program} of {target} is killed"),
+            (Some(Fault::KillPatroni), _) => format!("Patroni of {target} is killed; PostgreSQL continues"),
+            (Some(Fault::Terminate), _) => format!("SIGTERM to {program} of {target}"),
+            (Some(Fault::Stop), _) if program == "etcd" => format!("etcd of {target} is paused, then resumed"),
+            (Some(Fault::Stop), _) => format!("Patroni and PostgreSQL of {target} are paused, then resumed"),
+            (Some(Fault::Slow), _) => format!("Patroni and PostgreSQL of {target} run a fifth of the time for a while"),
+            (Some(Fault::PowerCut), _) => format!("the power of {target} fails: {all} end at once"),
             (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is lost"),
             (Some(Fault::OldData), _) => {
                 format!("the power of {target} fails, and its data is an older copy afterwards")
@@ -150,11 +168,24 @@ impl Scenario {
         }
     }
 
-    /// What clients of a cluster with so many voters may notice. A change moves the leader, if nothing else does.
-    pub fn downtime(&self, voters: usize, during_change: bool) -> Downtime {
+    /// How long the fault goes on, if it ends by itself.
+    pub fn lasts(&self) -> Duration {
+        match (self.kind, self.fault, self.target) {
+            (_, None, _) => Duration::ZERO,
+            (_, Some(fault), _) if !fault.lasts() => Duration::ZERO,
+            (Kind::Etcd, ..) => Duration::from_secs(5),
+            (Kind::Postgres, _, target) => postgres::lasts(target),
+        }
+    }
+
+    /// What clients of a cluster with so many members may notice. A change moves the leader, if nothing else does.
+    pub fn downtime(&self, members: usize, during_change: bool) -> Downtime {
+        if self.kind == Kind::Postgres {
+            return postgres::downtime(self, members, during_change);
+        }
         match (self.fault, self.target) {
             (_, Target::Majority) => Downtime::Outage,
-            _ if voters < 3 && (self.fault.is_some() || during_change) => Downtime::Outage,
+            _ if members < 3 && (self.fault.is_some() || during_change) => Downtime::Outage,
             (Some(_), Target::Leader) => Downtime::Election,
             _ if during_change => Downtime::Election,
             _ => Downtime::None,
@@ -170,17 +201,19 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_the_default_ones_exist() {
-        let names: BTreeSet<&str> = SCENARIOS.iter().map(|s| s.name).collect();
-        assert_eq!(names.len(), SCENARIOS.len());
-        assert!(DEFAULT.iter().all(|name| names.contains(name)));
+        for kind in [Kind::Etcd, Kind::Postgres] {
+            let names: BTreeSet<&str> = scenarios(kind).iter().map(|s| s.name).collect();
+            assert_eq!(names.len(), scenarios(kind).len());
+            assert!(harmless(kind).iter().all(|name| names.contains(name)));
+        }
     }
 
     #[test]
     fn downtime_is_expected_of_leaders_and_of_small_clusters() {
-        let downtime = |name: &str, voters| Scenario::named(name).unwrap().downtime(voters, false);
+        let downtime = |name: &str, voters| Scenario::named(Kind::Etcd, name).unwrap().downtime(voters, false);
         assert_eq!(downtime("kill-follower", 3), Downtime::None);
         assert_eq!(downtime("kill-leader", 3), Downtime::Election);
         assert_eq!(downtime("kill-follower", 2), Downtime::Outage);
-        assert_eq!(Scenario::named("calm").unwrap().downtime(3, true), Downtime::Election);
+        assert_eq!(Scenario::named(Kind::Etcd, "calm").unwrap().downtime(3, true), Downtime::Election);
     }
 }

@@ -1,14 +1,10 @@
-//! What must be so when a cluster has settled after a fault: one formation, the members of the spec and no other, nothing left behind,
-//! the same data everywhere, and a controller that finds nothing to do.
+//! What must be so when a cluster of any kind has settled after a fault.
 
-use std::collections::BTreeSet;
-
-use quorate_core::kinds::etcd::Formation;
-use quorate_etcd::{Client, Error};
+use quorate_core::model::Stamp;
 use serde::Serialize;
 
-use super::machine::{directories, machines};
-use super::{Site, wished_machines};
+use super::Site;
+use super::machine::directories;
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct Check {
@@ -19,7 +15,7 @@ pub struct Check {
 }
 
 impl Check {
-    fn of(check: &'static str, result: Result<String, String>) -> Self {
+    pub(super) fn of(check: &'static str, result: Result<String, String>) -> Self {
         let (passed, found) = match result {
             Ok(found) => (true, found),
             Err(found) => (false, found),
@@ -28,34 +24,11 @@ impl Check {
     }
 }
 
-/// Looks once.
-pub(super) async fn checks(site: &Site) -> Vec<Check> {
-    let clients = clients(site);
-    vec![
-        Check::of("one bootstrap", one_formation(site)),
-        Check::of("members as in the spec", members(site, &clients).await),
-        Check::of("no machine left over", no_machine_left(site)),
-        Check::of("no alarm", alarms(&clients).await),
-        Check::of("equal hashes", hashes(&clients).await),
-        Check::of("nothing left to do", nothing_to_do(site).await),
-    ]
-}
-
-fn clients(site: &Site) -> Vec<(String, Client)> {
-    let machines = wished_machines(&site.home, &site.cluster).unwrap_or_default().into_iter();
-    let client = |endpoint: String| site.access.client(&endpoint).ok();
-    machines.filter_map(|m| Some((m.member.to_string(), client(m.endpoint())?))).collect()
-}
-
-/// Every data directory bears the stamp of the formation that the ledger has.
-fn one_formation(site: &Site) -> Result<String, String> {
-    let ledger = site.ledger().map_err(|e| e.to_string())?;
-    let Formation::Formed { token, .. } = &ledger.etcd.formation else {
-        return Err(String::from("it is not bootstrapped"));
-    };
-    for machine in machines(&site.home, &site.cluster) {
+/// Every data directory bears the stamp of this bootstrap.
+pub(super) fn one_formation(site: &Site, cluster_id: &str, token: &str) -> Result<String, String> {
+    for machine in site.machines() {
         match machine.stamp() {
-            Some(stamp) if stamp.token == *token && stamp.cluster_id == ledger.cluster_id => {}
+            Some(Stamp { token: found, cluster_id: of, .. }) if found == token && of == cluster_id => {}
             Some(stamp) => return Err(format!("{} is of bootstrap {}, not {token}", machine.member, stamp.token)),
             None => return Err(format!("the data of {} has no stamp", machine.member)),
         }
@@ -63,82 +36,17 @@ fn one_formation(site: &Site) -> Result<String, String> {
     Ok(format!("all are of {token}"))
 }
 
-/// etcd's own list is that of the spec, and all are voters.
-async fn members(site: &Site, clients: &[(String, Client)]) -> Result<String, String> {
-    let ledger = site.ledger().map_err(|e| e.to_string())?;
-    let wanted: BTreeSet<String> = ledger.spec.members.iter().map(|m| m.name.to_string()).collect();
-    let listed = first_answer(clients, async |client| client.members(true).await).await?;
-    let learners: Vec<&str> = listed.iter().filter(|m| m.is_learner).map(|m| m.name.as_str()).collect();
-    if !learners.is_empty() {
-        return Err(format!("a learner is left: {}", learners.join(", ")));
-    }
-    let found: BTreeSet<String> = listed.iter().map(|m| m.name.clone()).collect();
-    if found != wanted || listed.len() != wanted.len() {
-        let (found, wanted) = (text(&found), text(&wanted));
-        return Err(format!("etcd has {} members, {found}; the spec has {wanted}", listed.len()));
-    }
-    Ok(format!("{}, all voters", text(&found)))
-}
-
 /// Every machine is one of a member, and its newest.
-fn no_machine_left(site: &Site) -> Result<String, String> {
-    let wished = wished_machines(&site.home, &site.cluster).map_err(|e| e.to_string())?;
+pub(super) fn no_machine_left(site: &Site) -> Result<String, String> {
+    let wished = site.wished_machines().map_err(|e| e.to_string())?;
     let all = directories(&site.home, &site.cluster);
     let unwished = all.iter().filter(|directory| wished.iter().all(|machine| machine.directory() != **directory));
     let left: Vec<&str> = unwished.filter_map(|directory| directory.file_name()?.to_str()).collect();
     if left.is_empty() { Ok(format!("{} machines", all.len())) } else { Err(format!("left over: {}", left.join(", "))) }
 }
 
-fn text(names: &BTreeSet<String>) -> String {
-    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
-}
-
-async fn alarms(clients: &[(String, Client)]) -> Result<String, String> {
-    let alarms = first_answer(clients, async |client| client.alarms().await).await?;
-    match alarms.first() {
-        None => Ok(String::from("none")),
-        Some(alarm) => Err(format!("{:?} of member {:x}", alarm.kind, alarm.member_id)),
-    }
-}
-
-async fn first_answer<T>(
-    clients: &[(String, Client)],
-    ask: impl AsyncFn(&Client) -> Result<T, Error>,
-) -> Result<T, String> {
-    let mut last = String::from("there is no member");
-    for (member, client) in clients {
-        match ask(client).await {
-            Ok(answer) => return Ok(answer),
-            Err(error) => last = format!("{member}: {error}"),
-        }
-    }
-    Err(last)
-}
-
-/// Hashes tell only at the same revision, and when all have compacted to the same.
-async fn hashes(clients: &[(String, Client)]) -> Result<String, String> {
-    let mut revisions = Vec::new();
-    for (member, client) in clients {
-        revisions.push(client.status().await.map_err(|e| format!("{member}: {e}"))?.revision);
-    }
-    let Some(revision) = revisions.into_iter().min() else { return Err(String::from("there is no member")) };
-    let mut hashes = Vec::new();
-    for (member, client) in clients {
-        let hash = client.hash_kv(revision).await.map_err(|e| format!("{member}: {e}"))?;
-        hashes.push((member.as_str(), hash));
-    }
-    let (_, first) = hashes[0];
-    match hashes.iter().find(|(_, hash)| (hash.hash, hash.compact_revision) != (first.hash, first.compact_revision)) {
-        None => Ok(format!("{:08x} at revision {revision} on all {}", first.hash, hashes.len())),
-        Some((member, hash)) => Err(format!(
-            "{member} has {:08x} at revision {revision} (compacted at {}), {} has {:08x} (compacted at {})",
-            hash.hash, hash.compact_revision, hashes[0].0, first.hash, first.compact_revision
-        )),
-    }
-}
-
 /// A new controller looks, and is content.
-async fn nothing_to_do(site: &Site) -> Result<String, String> {
+pub(super) async fn nothing_to_do(site: &Site) -> Result<String, String> {
     let output = site.program.output(&["plan", &site.cluster, "--output", "json"]).await.map_err(|e| e.to_string())?;
     let plan: serde_json::Value = serde_json::from_slice(&output.stdout)
         .map_err(|_| format!("`quorate plan` failed: {}", String::from_utf8_lossy(&output.stderr).trim()))?;

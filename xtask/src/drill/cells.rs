@@ -2,6 +2,12 @@
 
 use std::fmt;
 
+use anyhow::Result;
+
+use super::Rehearsal;
+use super::ground::Place;
+use super::rehearsal::{self, Verdict};
+
 /// A change of a living cluster, each a row of the table in docs/changes.md.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Change {
@@ -161,10 +167,14 @@ pub fn all() -> Vec<Cell> {
     ROWS.iter().flat_map(cells).collect()
 }
 
-/// The cell of this name, with `×` or, as it is easier to type, `x` between change and fault.
-pub fn named(name: &str) -> Option<Cell> {
-    let name = name.replace(" x ", " × ");
-    all().into_iter().find(|cell| cell.to_string() == name)
+impl Rehearsal for Cell {
+    fn is_quick(&self) -> bool {
+        self.quick
+    }
+
+    fn rehearse(&self, place: &Place) -> Result<Verdict> {
+        rehearsal::rehearse(place, self)
+    }
 }
 
 impl Cell {
@@ -179,10 +189,6 @@ impl Cell {
 
     pub fn needs_namespaces(&self) -> bool {
         self.fault.starts_with("partition-") || self.fault.starts_with("delay-")
-    }
-
-    pub fn needs_root(&self) -> bool {
-        self.needs_namespaces() || self.fault.starts_with("full-disk-")
     }
 
     pub fn downtime(&self) -> Downtime {
@@ -203,11 +209,6 @@ impl Cell {
     /// Its place among all cells.
     pub fn number(&self) -> usize {
         all().iter().position(|cell| cell == self).unwrap_or_default()
-    }
-
-    /// The name as a path can hold it.
-    pub fn file_name(&self) -> String {
-        self.to_string().replace(" × ", "-")
     }
 }
 
@@ -253,6 +254,7 @@ impl fmt::Display for Role {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::named;
     use super::*;
 
     #[test]
@@ -278,11 +280,11 @@ mod tests {
 
     #[test]
     fn names_are_unique_and_found() {
-        let names: BTreeSet<String> = all().iter().map(Cell::file_name).collect();
+        let names: BTreeSet<String> = all().iter().map(Rehearsal::file_name).collect();
         assert_eq!(names.len(), all().len());
-        assert!(all().into_iter().all(|cell| named(&cell.to_string()) == Some(cell)));
-        assert_eq!(named("upgrade-3.5-3.6 x calm").unwrap().change, UPGRADE);
-        assert_eq!(named("earthquake x calm"), None);
+        assert!(all().into_iter().all(|cell| named(&all(), &cell.to_string()) == Some(cell)));
+        assert_eq!(named(&all(), "upgrade-3.5-3.6 x calm").unwrap().change, UPGRADE);
+        assert_eq!(named(&all(), "earthquake x calm"), None);
     }
 
     #[test]

@@ -10,15 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::cells::Cell;
-use super::rehearsal::{self, Verdict};
+use super::Rehearsal;
+use super::rehearsal::Verdict;
 use crate::lab::{self, Lab, Version};
 use crate::test::build;
 
 /// The name of every cell's cluster.
 pub const CLUSTER: &str = "c";
+/// The name of the etcd cluster below one of PostgreSQL.
+pub const DCS: &str = "d";
 /// How long one command may take. A drill ends by itself long before, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(300);
+const PATIENCE: Duration = Duration::from_secs(480);
 /// How long a command that is asked to end may take to undo what it did.
 const ENDING: Duration = Duration::from_secs(30);
 const LOOK: Duration = Duration::from_millis(50);
@@ -26,13 +28,15 @@ const LOOK: Duration = Duration::from_millis(50);
 pub struct Ground<'a> {
     lab: &'a Lab,
     program: PathBuf,
+    /// The directory of Patroni's programs, if the clusters need them.
+    patroni: Option<PathBuf>,
     directory: PathBuf,
     kept: PathBuf,
     _lock: File,
 }
 
 impl<'a> Ground<'a> {
-    pub fn prepare(lab: &'a Lab) -> Result<Self> {
+    pub fn prepare(lab: &'a Lab, patroni: Option<PathBuf>) -> Result<Self> {
         eprintln!("building quorate");
         let built = build::programs()?.join("quorate");
         let directory = lab.root().join("drill");
@@ -44,7 +48,8 @@ impl<'a> Ground<'a> {
             lock.lock().with_context(|| format!("cannot lock {}", path.display()))?;
         }
         let program = directory.join("quorate");
-        let ground = Ground { lab, program, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
+        let ground =
+            Ground { lab, program, patroni, directory, kept: lab::workspace()?.join("target/drill"), _lock: lock };
         ground.clear()?;
         // A copy, so that a build that continues meanwhile changes nothing.
         fs::copy(&built, &ground.program).with_context(|| format!("cannot copy {}", built.display()))?;
@@ -56,9 +61,9 @@ impl<'a> Ground<'a> {
         self.kept.clone()
     }
 
-    pub fn rehearse(&self, cell: &Cell) -> Verdict {
+    pub fn rehearse(&self, cell: &impl Rehearsal) -> Verdict {
         let place = self.place(&cell.file_name());
-        let verdict = rehearsal::rehearse(&place, cell).unwrap_or_else(|error| Verdict::failed(format!("{error:#}")));
+        let verdict = cell.rehearse(&place).unwrap_or_else(|error| Verdict::failed(format!("{error:#}")));
         let kept = self.kept.join(cell.file_name());
         let done = match verdict.problem {
             None => remove(&kept),
@@ -71,7 +76,8 @@ impl<'a> Ground<'a> {
     }
 
     fn place(&self, name: &str) -> Place<'_> {
-        Place { lab: self.lab, program: &self.program, directory: self.directory.join(name) }
+        let patroni = self.patroni.as_deref();
+        Place { lab: self.lab, program: &self.program, patroni, directory: self.directory.join(name) }
     }
 
     fn clear(&self) -> Result<()> {
@@ -87,6 +93,7 @@ impl<'a> Ground<'a> {
 pub struct Place<'a> {
     lab: &'a Lab,
     program: &'a Path,
+    patroni: Option<&'a Path>,
     directory: PathBuf,
 }
 
@@ -123,6 +130,10 @@ impl Place<'_> {
         let mut command = Command::new(self.program);
         command.args(arguments).env("QUORATE_HOME", self.home()).current_dir(&self.directory);
         command.stdin(Stdio::null()).stdout(file("out")?).stderr(file("err")?);
+        if let Some(patroni) = self.patroni {
+            let path = std::env::var("PATH").unwrap_or_default();
+            command.env("PATH", format!("{}:{path}", patroni.display()));
+        }
         let mut child = command.spawn().context("cannot start quorate")?;
         if let Some(status) = wait(&mut child, PATIENCE)? {
             return Ok(status);
@@ -164,11 +175,17 @@ impl Place<'_> {
         remove(&self.directory)
     }
 
+    /// A cluster of PostgreSQL before the etcd cluster below it.
     fn destroyed(&self) -> Result<bool> {
-        let machines = self.home().join("machines").join(CLUSTER);
-        let gone = || fs::read_dir(&machines).map_or(true, |mut entries| entries.next().is_none());
-        let status = self.quorate("destroy", &["destroy", CLUSTER, "--yes", "--without-backup"])?;
-        Ok(status.success() || gone())
+        let mut all = true;
+        for cluster in [CLUSTER, DCS] {
+            let machines = self.home().join("machines").join(cluster);
+            let gone = || fs::read_dir(&machines).map_or(true, |mut entries| entries.next().is_none());
+            all &= gone()
+                || self.quorate("destroy", &["destroy", cluster, "--yes", "--without-backup"])?.success()
+                || gone();
+        }
+        Ok(all)
     }
 
     /// Ends every process that was started in this home.

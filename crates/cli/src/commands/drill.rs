@@ -7,11 +7,11 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use quorate_core::model::Ledger;
-use quorate_drill::check::Least;
-use quorate_drill::history::History;
+use quorate_core::spec::Kind;
+use quorate_drill::record::Record;
 use quorate_drill::report;
-use quorate_drill::scenario::{DEFAULT, SCENARIOS, Scenario};
-use quorate_drill::workload::Load;
+use quorate_drill::scenario::{Scenario, harmless, scenarios};
+use quorate_drill::traffic::Load;
 use quorate_drill::{self as drill, Ending, Options, Verdict};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -37,19 +37,20 @@ pub async fn run(context: &Context, options: cli::Drill) -> Result<Exit, Error> 
         return judge_again(file, &options);
     }
     if options.scenarios == ["list"] {
-        return list(options.output.format);
+        return list(context, &options);
     }
-    let scenarios = chosen(&options.scenarios)?;
-    let first = options.first.as_deref().map(scenario_named).transpose()?;
     let Some(name) = &options.name else {
         return Err(Error::refused("no cluster was named", "name one: `quorate drill NAME`"));
     };
+    let ledger = load::ledger(&context.home, name)?;
+    let kind = ledger.spec.kind;
+    let scenarios = chosen(kind, &options.scenarios)?;
+    let first = options.first.as_deref().map(|name| scenario_named(kind, name)).transpose()?;
     if options.during.is_some() && scenarios.len() > 1 {
         let what = "a change happens once, so only one scenario can be rehearsed during it";
         return Err(Error::refused(what, "name one with --scenario; `calm` is the change alone"));
     }
     refuse_another_backup(&options)?;
-    let ledger = load::etcd_ledger(&context.home, name)?;
     context.refuse_if_being_destroyed(Some(&ledger))?;
     agree(name, &scenarios, &options)?;
     // Before anything is disturbed: a file that cannot be written is better known now.
@@ -84,16 +85,15 @@ async fn rehearse(
     scenario: Scenario,
     first: Option<Scenario>,
     options: &cli::Drill,
-) -> Result<(Verdict, History), Error> {
+) -> Result<(Verdict, Record), Error> {
     // The scenario before may have changed it.
-    let ledger: Ledger = load::etcd_ledger(&context.home, name)?;
+    let ledger: Ledger = load::ledger(&context.home, name)?;
     let brought = load::brought_files(&ledger)?;
     let seed = options.seed.unwrap_or_else(|| Timestamp::now().as_microsecond().unsigned_abs() % 1_000_000);
     let pause = Duration::from_millis(options.pause);
     let how = Options {
         least: Duration::from_secs(options.seconds),
         load: Load { clients: options.clients, pause, seed, ..Load::default() },
-        traffic: Least::default(),
         first,
         during: during(options),
     };
@@ -142,43 +142,60 @@ fn interrupted(context: &Context, name: &str) -> Error {
     Error::refused("the drill was interrupted, and its fault was undone", format!("`{apply}` starts what is still off"))
 }
 
-fn chosen(names: &[String]) -> Result<Vec<Scenario>, Error> {
-    let names: Vec<&str> = if names.is_empty() { DEFAULT.to_vec() } else { names.iter().map(String::as_str).collect() };
-    names.into_iter().map(scenario_named).collect()
+fn chosen(kind: Kind, names: &[String]) -> Result<Vec<Scenario>, Error> {
+    let names: Vec<&str> = match names {
+        [] => harmless(kind).to_vec(),
+        names => names.iter().map(String::as_str).collect(),
+    };
+    names.into_iter().map(|name| scenario_named(kind, name)).collect()
 }
 
-fn scenario_named(name: &str) -> Result<Scenario, Error> {
+fn scenario_named(kind: Kind, name: &str) -> Result<Scenario, Error> {
     let unknown = || Error::refused(format!("there is no scenario `{name}`"), "`quorate drill --scenario list`");
-    Scenario::named(name).ok_or_else(unknown)
+    Scenario::named(kind, name).ok_or_else(unknown)
 }
 
 #[derive(Serialize)]
 struct Listed {
+    kind: Kind,
     name: &'static str,
     downtime: &'static str,
     needs: Option<&'static str>,
     does: String,
 }
 
-fn list(format: Format) -> Result<Exit, Error> {
-    if format == Format::Json {
+/// The scenarios of the cluster's kind, or of all kinds.
+fn list(context: &Context, options: &cli::Drill) -> Result<Exit, Error> {
+    let kinds = match &options.name {
+        Some(name) => vec![load::ledger(&context.home, name)?.spec.kind],
+        None => vec![Kind::Etcd, Kind::Postgres],
+    };
+    if options.output.format == Format::Json {
         let listed = |scenario: &Scenario| Listed {
+            kind: scenario.kind,
             name: scenario.name,
             downtime: scenario.downtime(3, false).text(),
             needs: scenario.needs(),
             does: scenario.does(),
         };
-        output::print_json(&SCENARIOS.iter().map(listed).collect::<Vec<_>>())?;
+        output::print_json(&kinds.iter().flat_map(|kind| scenarios(*kind)).map(listed).collect::<Vec<_>>())?;
         return Ok(Exit::Done);
     }
     let mut page = Page::new();
-    let width = SCENARIOS.iter().map(|scenario| scenario.name.len()).max().unwrap_or(0);
-    for scenario in SCENARIOS {
-        let (name, does) = (format!("{:width$}  ", scenario.name), scenario.does());
-        page.line(width + 2, [(Style::Bold, name.as_str()), (Style::Plain, &does)]);
-        let needs = scenario.needs().map(|needs| format!("; needs {needs}")).unwrap_or_default();
-        let more = format!("{:width$}  downtime: {}{needs}", "", scenario.downtime(3, false).text());
-        page.line(width + 2, [(Style::Dim, more.as_str())]);
+    for kind in kinds {
+        let title = match kind {
+            Kind::Etcd => "etcd",
+            Kind::Postgres => "PostgreSQL",
+        };
+        page.line(0, [(Style::Plain, title)]);
+        let width = scenarios(kind).iter().map(|scenario| scenario.name.len()).max().unwrap_or(0);
+        for scenario in scenarios(kind) {
+            let (name, does) = (format!("  {:width$}  ", scenario.name), scenario.does());
+            page.line(width + 4, [(Style::Bold, name.as_str()), (Style::Plain, &does)]);
+            let needs = scenario.needs().map(|needs| format!("; needs {needs}")).unwrap_or_default();
+            let more = format!("  {:width$}  downtime: {}{needs}", "", scenario.downtime(3, false).text());
+            page.line(width + 4, [(Style::Dim, more.as_str())]);
+        }
     }
     output::show(&page)?;
     Ok(Exit::Done)
@@ -208,9 +225,8 @@ fn create(path: &Path) -> Result<BufWriter<File>, Error> {
 /// The checker's word on what was recorded earlier.
 fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
     let opened = File::open(file).map_err(Error::file("read", file))?;
-    let histories = History::read(BufReader::new(opened)).map_err(Error::file("read", file))?;
-    let judged = |history: History| (drill::judge(&history, Vec::new(), &Least::default()), history);
-    let runs: Vec<_> = histories.into_iter().map(judged).collect();
+    let records = Record::read(BufReader::new(opened)).map_err(Error::file("read", file))?;
+    let runs: Vec<_> = records.into_iter().map(|record| (record.judge(Vec::new()), record)).collect();
     let Some((_, first)) = runs.first() else {
         return Err(Error::refused(format!("{} holds no drill", file.display()), "give what --history wrote"));
     };
@@ -218,10 +234,10 @@ fn judge_again(file: &Path, options: &cli::Drill) -> Result<Exit, Error> {
         let told: Vec<String> = runs.iter().map(|(verdict, _)| report::text(verdict)).collect();
         output::print(&told.concat())?;
     }
-    conclude(&first.head.cluster, &runs, options)
+    conclude(&first.about().cluster, &runs, options)
 }
 
-fn conclude(cluster: &str, runs: &[(Verdict, History)], options: &cli::Drill) -> Result<Exit, Error> {
+fn conclude(cluster: &str, runs: &[(Verdict, Record)], options: &cli::Drill) -> Result<Exit, Error> {
     let verdicts: Vec<&Verdict> = runs.iter().map(|(verdict, _)| verdict).collect();
     let passed = verdicts.iter().all(|v| v.result == Ending::Passed);
     if let Some(path) = &options.report {

@@ -35,6 +35,7 @@ mod peer_port;
 mod plans;
 mod point_in_time;
 mod postgres;
+mod postgres_drill;
 mod refusals;
 mod renewal;
 mod restore_clients;

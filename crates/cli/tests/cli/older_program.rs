@@ -11,10 +11,12 @@ use std::time::Duration;
 use quorate_agent::dial::Dial;
 use quorate_core::model::PROTOCOL;
 use quorate_core::text::hex;
-use quorate_drill::check::Least;
-use quorate_drill::history::Head;
-use quorate_drill::workload::{Access, Endpoints, Load, Workload};
-use quorate_drill::{Ending, judge};
+use quorate_drill::Ending;
+use quorate_drill::kinds::etcd::check::Least;
+use quorate_drill::kinds::etcd::history::{Head, History};
+use quorate_drill::kinds::etcd::judge;
+use quorate_drill::kinds::etcd::workload::{Access, Endpoints, start};
+use quorate_drill::traffic::{Load, Workload};
 use quorate_pki::Sha256;
 use serde_json::Value;
 
@@ -45,7 +47,7 @@ fn state(trio: &Trio, member: &str) -> PathBuf {
 }
 
 /// The drill's clients at work on all members.
-fn workload(trio: &Trio) -> Workload {
+fn workload(trio: &Trio) -> Workload<History> {
     let environment = trio.sandbox.environment(NAME);
     let file = |name: &str| fs::read_to_string(&environment[name]).expect("a file of `quorate env`");
     let access = Access {
@@ -58,7 +60,7 @@ fn workload(trio: &Trio) -> Workload {
         MEMBERS.iter().map(|member| format!("https://{}:2379", trio.address(member))).collect();
     let (all, wished) = (endpoints.clone(), endpoints);
     let endpoints = Endpoints { all: Box::new(move || all.clone()), wished: Box::new(move || wished.clone()) };
-    Workload::start(Head::default(), access, Load::default(), endpoints).expect("a workload")
+    start(Head::default(), access, Load::default(), endpoints).expect("a workload")
 }
 
 /// The agents of one machine: more than one while a program is on trial.
@@ -142,7 +144,7 @@ fn a_cluster_of_an_older_program_is_upgraded_under_load_whatever_is_killed_meanw
     assert_eq!(etcds(&trio), before, "an etcd was restarted");
     assert_eq!(protocols(&trio), [PROTOCOL; 3]);
     eventually("no guardian is left", 10, || trio.sandbox.agents().len() == 3);
-    let verdict = judge(&load.finish().expect("a history"), Vec::new(), &Least::default());
+    let verdict = judge(&load.finish().expect("a history").0, Vec::new(), &Least::default());
     assert_eq!(verdict.result, Ending::Passed, "{}", verdict.summary);
     println!("{}", verdict.summary);
     trio.assert_settled();

@@ -3,7 +3,8 @@
 use std::fmt::Write;
 
 use super::{tally, timeline};
-use crate::history::{History, MarkKind};
+use crate::mark::MarkKind;
+use crate::record::Record;
 use crate::{Ending, Verdict};
 
 /// One broken promise often shows in hundreds of operations.
@@ -12,17 +13,17 @@ const MOST_PROBLEMS: usize = 50;
 const STYLE: &str = include_str!("style.css");
 
 /// The report of a drill: what was rehearsed, and what was recorded meanwhile.
-pub fn page(runs: &[(Verdict, History)]) -> String {
+pub fn page(runs: &[(Verdict, Record)]) -> String {
     let mut body = String::new();
-    let head = runs.first().map(|(_, history)| history.head.clone()).unwrap_or_default();
+    let head = runs.first().map(|(_, record)| record.about()).unwrap_or_default();
     let cluster = escape(&head.cluster);
     let began = head.began.strftime("%Y-%m-%d %H:%M UTC").to_string();
     let whole = runs.iter().map(|(v, _)| v.result).fold(Ending::Passed, worse);
     let _ = write!(
         body,
-        "<header class=\"{}\">\n<p class=\"eyebrow\">Drill of cluster <strong>{cluster}</strong> · etcd {} · {}</p>\n<h1>{}</h1>\n",
+        "<header class=\"{}\">\n<p class=\"eyebrow\">Drill of cluster <strong>{cluster}</strong> · {} · {}</p>\n<h1>{}</h1>\n",
         class(whole),
-        escape(&head.etcd_version),
+        escape(&head.program),
         escape(&began),
         sentence(&tally(runs.iter().map(|(v, _)| v)))
     );
@@ -30,8 +31,8 @@ pub fn page(runs: &[(Verdict, History)]) -> String {
         body.push_str(&overview(runs));
     }
     body.push_str("</header>\n");
-    for (verdict, history) in runs {
-        body.push_str(&section(verdict, history));
+    for (verdict, record) in runs {
+        body.push_str(&section(verdict, record));
     }
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
@@ -64,7 +65,7 @@ fn word(ending: Ending) -> &'static str {
     }
 }
 
-fn overview(runs: &[(Verdict, History)]) -> String {
+fn overview(runs: &[(Verdict, Record)]) -> String {
     let mut html = String::from(
         "<table><thead><tr><th>Scenario</th><th>Verdict</th><th>What happened</th><th class=\"n\">Longest write gap</th>\
          <th class=\"n\">Operations</th></tr></thead><tbody>\n",
@@ -89,21 +90,21 @@ fn answered(verdict: &Verdict) -> usize {
     verdict.measures.operations.values().map(|c| c.answered).sum()
 }
 
-fn section(verdict: &Verdict, history: &History) -> String {
+fn section(verdict: &Verdict, record: &Record) -> String {
+    let about = record.about();
     let mut html = format!(
-        "<section id=\"{0}\" class=\"{1}\">\n<h2>{0} <span class=\"pill\">{2}</span></h2>\n<p class=\"does\">{3}. {5} clients and {6} watches, seed {7}.</p>\n<p class=\"verdict\">{4}.</p>\n",
+        "<section id=\"{0}\" class=\"{1}\">\n<h2>{0} <span class=\"pill\">{2}</span></h2>\n<p class=\"does\">{3}. {5}, seed {6}.</p>\n<p class=\"verdict\">{4}.</p>\n",
         escape(&verdict.scenario),
         class(verdict.result),
         word(verdict.result),
         sentence(&verdict.does),
         sentence(&verdict.summary),
-        history.head.clients,
-        history.head.watchers,
-        history.head.seed,
+        escape(&about.crew),
+        about.seed,
     );
     html.push_str(&problems(verdict));
-    html.push_str(&numbers(verdict));
-    let _ = write!(html, "<figure>\n{}</figure>\n", timeline::draw(history, &verdict.measures));
+    html.push_str(&numbers(verdict, record));
+    let _ = write!(html, "<figure>\n{}</figure>\n", timeline::draw(record, &verdict.measures));
     html.push_str("<div class=\"columns\">\n");
     html.push_str(&what_happened(verdict));
     html.push_str("<div>\n");
@@ -129,33 +130,31 @@ fn problems(verdict: &Verdict) -> String {
 }
 
 /// The figures that back the verdict.
-fn numbers(verdict: &Verdict) -> String {
+fn numbers(verdict: &Verdict, record: &Record) -> String {
     let measures = &verdict.measures;
     let (gap, moment) = measures.longest_write_gap.map_or((0.0, 0.0), |g| (g.seconds(), g.from));
     let settled = verdict.unanswered_writes;
-    let tiles = [
+    let mut tiles = vec![
         (
             "Longest write gap",
             format!("{gap:.2} s"),
             format!("at {moment:.1} s; expected: {}", verdict.downtime_expected),
         ),
         ("Answered operations", answered(verdict).to_string(), format!("{:.0} per second", measures.throughput)),
-        (
-            "Lost acknowledged writes",
-            lost(verdict).to_string(),
-            String::from("in the watches and in the end, through every endpoint"),
-        ),
+        ("Lost acknowledged writes", lost(verdict).to_string(), String::from("in the end, through every member")),
         (
             "Writes without an answer",
             (settled.happened + settled.did_not_happen).to_string(),
             format!("{} happened, {} did not", settled.happened, settled.did_not_happen),
         ),
-        (
+    ];
+    if record.watch_delays().is_some() {
+        tiles.push((
             "Watch delay",
             format!("{:.0} ms", measures.watch_delay.longest * 1e3),
             format!("at most; {:.1} ms in the median", measures.watch_delay.median * 1e3),
-        ),
-    ];
+        ));
+    }
     let mut html = String::from("<dl class=\"tiles\">\n");
     for (name, value, note) in tiles {
         let _ = writeln!(html, "<div><dt>{name}</dt><dd>{value}</dd><dd class=\"note\">{}</dd></div>", escape(&note));
@@ -165,7 +164,7 @@ fn numbers(verdict: &Verdict) -> String {
 }
 
 fn lost(verdict: &Verdict) -> usize {
-    verdict.violations.iter().filter(|v| v.rule == crate::check::Rule::Lost).count()
+    verdict.violations.iter().filter(|v| v.rule == "lost").count()
 }
 
 fn what_happened(verdict: &Verdict) -> String {
@@ -225,9 +224,7 @@ fn operations(verdict: &Verdict) -> String {
         let _ = writeln!(
             html,
             "<tr><td>{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>",
-            kind.name(),
-            count.answered,
-            count.unanswered
+            kind.name, count.answered, count.unanswered
         );
     }
     html.push_str("</tbody></table>\n");
@@ -248,7 +245,8 @@ pub(super) fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::history::{Head, Mark};
+    use crate::kinds::etcd::history::{Head, History};
+    use crate::mark::Mark;
 
     #[test]
     fn what_clusters_and_errors_are_called_cannot_break_the_page() {
@@ -260,8 +258,8 @@ mod tests {
     fn the_page_stands_alone() {
         let head = Head { cluster: String::from("a<b"), scenario: String::from("kill-leader"), ..Head::default() };
         let marks = vec![Mark { kind: MarkKind::Fault, text: String::from("etcd killed on <x>"), from: 1, to: 2 }];
-        let history = History { head, marks, ..History::default() };
-        let page = page(&[(crate::judge(&history, Vec::new(), &Default::default()), history)]);
+        let record = Record::Etcd(History { head, marks, ..History::default() });
+        let page = page(&[(record.judge(Vec::new()), record)]);
         assert!(page.contains("a&lt;b") && !page.contains("a<b") && !page.contains("<x>"));
         assert!(page.contains("<svg") && page.contains("✗ failed"));
         for foreign in ["http:", "https:", "<script", "url(", "@import"] {

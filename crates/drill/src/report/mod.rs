@@ -28,7 +28,7 @@ pub fn text(verdict: &Verdict) -> String {
     let mut line = |name: &str, words: String| {
         let _ = writeln!(text, "  {name:12} {words}");
     };
-    let kinds = measures.operations.iter().map(|(kind, count)| format!("{} {}", kind.name(), count.answered));
+    let kinds = measures.operations.iter().map(|(kind, count)| format!("{} {}", kind.name, count.answered));
     line("operations", kinds.collect::<Vec<_>>().join(", "));
     let unanswered: usize = measures.operations.values().map(|c| c.unanswered).sum();
     if unanswered > 0 {

@@ -4,8 +4,9 @@
 use std::fmt::Write;
 
 use super::html::escape;
-use crate::history::{History, Mark, MarkKind, Moment};
-use crate::measure::{Gap, Measures, slices, watch_delays};
+use crate::mark::{Mark, MarkKind, Moment};
+use crate::measure::{Answer, Gap, Measures, slices};
+use crate::record::Record;
 
 const WIDTH: f64 = 1080.0;
 const LEFT: f64 = 84.0;
@@ -27,19 +28,22 @@ struct Canvas {
     y: f64,
 }
 
-pub(super) fn draw(history: &History, measures: &Measures) -> String {
-    let end = history.marks.iter().map(|m| m.to).chain([(measures.seconds * 1e6) as Moment, 1]).max().unwrap_or(1);
+pub(super) fn draw(record: &Record, measures: &Measures) -> String {
+    let end = record.marks().iter().map(|m| m.to).chain([(measures.seconds * 1e6) as Moment, 1]).max().unwrap_or(1);
     let mut canvas = Canvas { svg: String::new(), end, y: 6.0 };
-    let of = |kind: MarkKind| history.marks.iter().filter(move |m| m.kind == kind).collect::<Vec<_>>();
+    let of = |kind: MarkKind| record.marks().iter().filter(move |m| m.kind == kind).collect::<Vec<_>>();
     let faults = of(MarkKind::Fault);
     if !faults.is_empty() {
         canvas.lanes("faults", "fault", &faults, 8);
     }
     let top = canvas.y;
     canvas.y += BETWEEN - 8.0;
-    canvas.throughput(history);
-    canvas.errors(history);
-    canvas.delays(history);
+    let answers = record.answers();
+    canvas.throughput(&answers);
+    canvas.errors(&answers);
+    if let Some(delays) = record.watch_delays() {
+        canvas.delays(&delays);
+    }
     let bottom = canvas.y;
     canvas.seconds_axis();
     canvas.overlay(top, bottom, &faults, measures.longest_write_gap);
@@ -55,7 +59,7 @@ pub(super) fn draw(history: &History, measures: &Measures) -> String {
     let height = canvas.y + 6.0;
     format!(
         "<svg class=\"timeline\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" aria-label=\"Timeline of scenario {}\">\n{}</svg>\n",
-        escape(&history.head.scenario),
+        escape(&record.about().scenario),
         canvas.svg
     )
 }
@@ -138,10 +142,10 @@ impl Canvas {
         height / highest
     }
 
-    fn throughput(&mut self, history: &History) {
+    fn throughput(&mut self, answers: &[Answer]) {
         let width = slice_width(self.end);
         let scale = 1e6 / width as f64;
-        let slices = slices(history, width);
+        let slices = slices(answers, width);
         let highest = slices.iter().map(|s| (s.writes + s.others) as f64 * scale).fold(0.0, f64::max);
         let unit = self.frame("answered operations per second", THROUGHPUT, highest, 4);
         let bottom = self.y + THROUGHPUT;
@@ -151,14 +155,14 @@ impl Canvas {
         let (all, writes) = (heights(|s| s.writes + s.others), heights(|s| s.writes));
         self.area("others", &all, width, bottom);
         self.area("writes", &writes, width, bottom);
-        self.legend(&[("writes", "writes"), ("others", "reads and refused swaps")], self.y - 16.0);
+        self.legend(&[("writes", "writes"), ("others", "reads and refused writes")], self.y - 16.0);
         self.y = bottom + BETWEEN;
     }
 
-    fn errors(&mut self, history: &History) {
+    fn errors(&mut self, answers: &[Answer]) {
         let width = slice_width(self.end);
         let scale = 1e6 / width as f64;
-        let slices = slices(history, width);
+        let slices = slices(answers, width);
         let highest = slices.iter().map(|s| s.unanswered as f64 * scale).fold(0.0, f64::max);
         let unit = self.frame("operations without an answer, per second", ERRORS, highest, 2);
         let bottom = self.y + ERRORS;
@@ -167,10 +171,10 @@ impl Canvas {
         self.y = bottom + BETWEEN;
     }
 
-    fn delays(&mut self, history: &History) {
+    fn delays(&mut self, delays: &[(Moment, Moment)]) {
         let width = slice_width(self.end);
         let mut longest = vec![0.0_f64; usize::try_from(self.end / width).unwrap_or(0) + 1];
-        for (at, delay) in watch_delays(history) {
+        for &(at, delay) in delays {
             if let Some(slot) = usize::try_from(at / width).ok().and_then(|slot| longest.get_mut(slot)) {
                 *slot = slot.max(delay as f64 / 1e3);
             }

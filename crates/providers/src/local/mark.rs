@@ -30,9 +30,17 @@ pub struct Mark {
     pub member: MemberName,
     pub incarnation: u64,
     pub address: IpAddr,
+    /// The id of the cluster whose network it is in, if that is not its own cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joins: Option<String>,
 }
 
 impl Mark {
+    /// The id of the cluster whose network it is in.
+    pub(super) fn network_id(&self) -> &str {
+        self.joins.as_ref().unwrap_or(&self.cluster_id)
+    }
+
     pub(super) fn network(&self) -> Network {
         if netns::Place::of(self).is_some() { Network::Netns } else { Network::Loopback }
     }

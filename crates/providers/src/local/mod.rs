@@ -72,6 +72,8 @@ pub struct Local {
     /// Where new machines go. What is there already is where its mark says.
     network: Network,
     range: netns::Range,
+    /// The cluster whose network the machines of this one must reach.
+    dcs: Option<String>,
 }
 
 impl Local {
@@ -83,7 +85,22 @@ impl Local {
             cluster_id: ledger.cluster_id.clone(),
             network: settings.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
+            dcs: ledger.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()),
         }
+    }
+
+    /// The id of the cluster whose network the machines of this one are in: where they are, or else where they must be.
+    fn network_id(&self) -> Result<String, ProviderError> {
+        let ours = self.marked()?.into_iter().map(|(_, mark)| mark).find(|mark| mark.cluster_id == self.cluster_id);
+        if let Some(mark) = ours {
+            return Ok(mark.network_id().to_owned());
+        }
+        let neighbours = match &self.dcs {
+            Some(dcs) => marked(&self.machines, dcs)?,
+            None => Vec::new(),
+        };
+        let isolated = neighbours.iter().find(|(_, mark)| mark.network() == Network::Netns);
+        Ok(isolated.map_or_else(|| self.cluster_id.clone(), |(_, mark)| mark.network_id().to_owned()))
     }
 
     /// Every machine of this cluster's name, with its mark.
@@ -117,7 +134,8 @@ impl Local {
             None => {}
         }
         // Nothing else of this process chooses one before the machine is there.
-        let address = self.address(new)?;
+        let network = self.network_id()?;
+        let address = self.address(new, &network)?;
         let MachineId { member, incarnation } = &new.id;
         let draft = self.drafts(new.fence).join(new.name);
         remove(&draft)?;
@@ -130,6 +148,7 @@ impl Local {
             member: member.clone(),
             incarnation: *incarnation,
             address,
+            joins: Some(network).filter(|network| *network != self.cluster_id && self.network == Network::Netns),
         };
         write_private(&draft.join(MARK_FILE), &mark)?;
         write_private(&draft.join("seed.json"), &new.seed(&self.cluster, &self.cluster_id, address))?;
@@ -147,20 +166,21 @@ impl Local {
     }
 
     /// The address of a new machine: the pinned one when it is free, else any that is.
-    fn address(&self, new: &NewMachine<'_>) -> Result<IpAddr, ProviderError> {
+    fn address(&self, new: &NewMachine<'_>, network: &str) -> Result<IpAddr, ProviderError> {
         let salt = format!("{}/{}/{}", self.cluster_id, new.id.member, new.id.incarnation);
         let mut known = Vec::new();
         for cluster in fs::read_dir(&self.machines).into_iter().flatten().flatten() {
             let marked = marked(&self.machines, &cluster.file_name().to_string_lossy())?;
             known.extend(marked.into_iter().map(|(_, mark)| mark));
         }
-        let ours: Vec<Mark> = known.iter().filter(|mark| mark.cluster_id == self.cluster_id).cloned().collect();
-        if ours.iter().any(|mark| mark.network() != self.network) {
+        let mut ours = known.iter().filter(|mark| mark.cluster_id == self.cluster_id);
+        if ours.any(|mark| mark.network() != self.network) {
             return Err(ProviderError::OtherNetwork);
         }
         if self.network == Network::Netns {
-            let range = ours.first().and_then(|mark| netns::Range::of(mark.address)).unwrap_or(self.range);
-            return range.choose(new.address, &salt, &ours);
+            let there: Vec<Mark> = known.into_iter().filter(|mark| mark.network_id() == network).collect();
+            let range = there.iter().find_map(|mark| netns::Range::of(mark.address)).unwrap_or(self.range);
+            return range.choose(new.address, &salt, &there);
         }
         let Some(pinned) = new.address else {
             return address::choose(&salt, &known.into_iter().map(|mark| mark.address).collect::<Vec<_>>());
@@ -326,7 +346,8 @@ impl Provider for Local {
 
     fn dial(&self, _: &MachineId, machine: &MachineSeen) -> Dial {
         match machine.address.and_then(netns::Range::of) {
-            Some(_) => Dial::Namespace(netns::hub(&machine.cluster_id)),
+            // Where the marks cannot be read, nothing is found there either.
+            Some(_) => Dial::Namespace(netns::hub(&self.network_id().unwrap_or_else(|_| machine.cluster_id.clone()))),
             None => Dial::Address,
         }
     }

@@ -1,5 +1,5 @@
 //! Hosts of their own for local machines: each is in a network namespace, and all of a cluster hang on one bridge, which is
-//! in a namespace too, the cluster's hub. Nothing is added to the host's own network, so nothing can leave by mistake.
+//! in a namespace too, the cluster's hub. A cluster of PostgreSQL hangs on the hub of its etcd cluster. Nothing is added to the host's own network, so nothing can leave by mistake.
 //!
 //! All names follow from a machine's mark: whatever an interrupted call left is found, and used or removed, by the next.
 //! From the hub the controller and clients reach every member, and there a member can be cut off or slowed down.
@@ -168,8 +168,13 @@ impl Place {
             IpAddr::V4(v4) => format!("port-{}", v4.octets()[3]),
             IpAddr::V6(v6) => format!("port-{:x}", v6.segments()[7]),
         };
-        let hub = hub(&mark.cluster_id);
-        Some(Place { own: format!("{hub}-{}.{}", mark.member, mark.incarnation), port, hub, address, range })
+        let hub = hub(mark.network_id());
+        let own = match &mark.joins {
+            None => format!("{hub}-{}.{}", mark.member, mark.incarnation),
+            // Members of two clusters can have the same name.
+            Some(_) => format!("{hub}-{}-{}.{}", mark.cluster_id, mark.member, mark.incarnation),
+        };
+        Some(Place { own, port, hub, address, range })
     }
 
     /// Of the member's newest machine, or of the former one that is named.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use jiff::SignedDuration;
+use quorate_agent::dial::Dial;
 use quorate_agent::private_directory;
 use quorate_core::Secret;
 use quorate_core::kinds::postgres::{CLIENT_PORT, SUPERUSER};
@@ -13,7 +14,7 @@ use quorate_pki::{KeyPair, LeafWish};
 use crate::home::Home;
 use crate::kinds::etcd::clients::{ClientError, keep_private, write_private};
 use crate::run::error::ControlError;
-use crate::run::observe::by_name;
+use crate::run::observe::{by_name, dial};
 use crate::secrets;
 use crate::sign::sign;
 
@@ -34,7 +35,7 @@ pub async fn environment(
         SUPERUSER => there(passwords.map(|known| &known.superuser))?,
         other => there(declared(ledger, other)?)?,
     };
-    let hosts = hosts(home, ledger).await?;
+    let (hosts, dial) = hosts(home, ledger).await?;
     if hosts.is_empty() {
         return Err(ClientError::NotThere(name.to_owned()));
     }
@@ -53,6 +54,9 @@ pub async fn environment(
         ("PGSSLROOTCERT", ca.display().to_string()),
         ("PGTARGETSESSIONATTRS", String::from("read-write")),
     ]);
+    if let Dial::Namespace(namespace) = dial {
+        variables.insert("QUORATE_NETNS", namespace);
+    }
     if user == SUPERUSER {
         let (certificate, key) = superuser_certificate(&directory, ledger)?;
         variables.insert("PGSSLCERT", certificate.display().to_string());
@@ -77,12 +81,15 @@ fn database(ledger: &Ledger, user: &str) -> String {
     owned.next().map_or_else(|| SUPERUSER.to_owned(), |database| database.name.to_string())
 }
 
-async fn hosts(home: &Home, ledger: &Ledger) -> Result<Vec<String>, ClientError> {
-    let machines = home.provider(ledger).machines().await.map_err(ControlError::from)?;
+/// The addresses of the members, and how this host connects to them.
+async fn hosts(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dial), ClientError> {
+    let provider = home.provider(ledger);
+    let machines = provider.machines().await.map_err(ControlError::from)?;
     let machines = by_name(ledger, machines.found);
     let address = |name: &MemberName| Some(machines.get(name)?.address?.to_string());
     let members = ledger.spec.members.iter().map(|member| MemberName::from(member.name.as_str()));
-    Ok(members.filter_map(|name| address(&name)).collect())
+    let way = machines.iter().next().map(|(name, machine)| dial(&*provider, name, machine)).unwrap_or_default();
+    Ok((members.filter_map(|name| address(&name)).collect(), way))
 }
 
 /// The superuser shows a certificate of the members' CA besides the password.

@@ -4,14 +4,17 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use quorate_agent::dial::Dial;
 use quorate_core::kinds::postgres::check::can_serve;
 use quorate_core::kinds::postgres::{Dcs, DcsUser, desire};
 use quorate_core::model::{CLIENT_PORT, Ledger};
 use quorate_core::spec::ClusterSpec;
 use quorate_core::text::with_causes;
-use quorate_etcd::{Client, ConnectOptions, KeyRange, Login};
+use quorate_etcd::{Client, ConnectOptions, KeyRange, Login, Sockets};
 
+use crate::brought::BroughtFiles;
 use crate::home::Home;
+use crate::kinds::etcd::clients::environment;
 
 const CONNECTING: Duration = Duration::from_secs(1);
 const ANSWERING: Duration = Duration::from_secs(5);
@@ -82,10 +85,13 @@ pub(crate) fn forget_gone(home: &Home, etcd: &mut Ledger) {
 pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
     let (Some(Ok(dcs)), Some(postgres)) = (look(home, spec), &spec.postgres) else { return Ok(()) };
     let key = desire::key(spec, postgres);
+    let dial = dial(home, postgres.dcs.cluster.as_str()).await;
     let mut last = String::from("it has no members");
     for host in &dcs.hosts {
         let mut options = ConnectOptions::new(format!("https://{host}"), &dcs.ca);
         options.login = Some(Login { user: dcs.user.clone(), password: dcs.password.expose().to_owned() });
+        let dial = dial.clone();
+        options.sockets = Some(Sockets::new(move |to| dial.socket(to)));
         options.connect_timeout = CONNECTING;
         options.request_timeout = ANSWERING;
         let cleared = match Client::connect(options) {
@@ -98,6 +104,13 @@ pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
         }
     }
     Err(format!("the keys below {key} are left in etcd cluster {}: {last}", postgres.dcs.cluster))
+}
+
+/// How this host connects to the members of the etcd cluster.
+async fn dial(home: &Home, name: &str) -> Dial {
+    let Ok(Some(etcd)) = home.store(name).read() else { return Dial::default() };
+    let known = environment(home, &etcd, &BroughtFiles::default()).await;
+    known.map(|known| known.dial).unwrap_or_default()
 }
 
 /// Whether the etcd cluster is ready for it.

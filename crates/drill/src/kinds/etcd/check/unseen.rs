@@ -4,7 +4,7 @@
 
 use super::changes::{Change, Changes};
 use super::condition;
-use crate::history::{Call, Found, History, Operation, Outcome};
+use crate::kinds::etcd::history::{Call, Found, History, Operation, Outcome};
 
 /// What somebody found, at some revision.
 struct Sight<'a> {

@@ -4,15 +4,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::io::{self, BufRead, Write};
+use std::io::{self, Write};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::scenario::Downtime;
-
-/// Microseconds since the run began, by a clock that never goes back.
-pub type Moment = u64;
+use crate::mark::{Mark, Moment, seconds};
+use crate::measure::{Answer, Came, OperationKind};
+use crate::scenario::Downtime;
 
 /// One run of the workload.
 #[derive(Clone, PartialEq, Debug, Default)]
@@ -155,58 +154,21 @@ pub struct FinalRead {
     pub pairs: Result<BTreeMap<String, Found>, String>,
 }
 
-/// Something that happened to the cluster while the clients were at work.
-#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
-pub struct Mark {
-    pub kind: MarkKind,
-    pub text: String,
-    pub from: Moment,
-    pub to: Moment,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum MarkKind {
-    Fault,
-    /// A command of ours, from its start to its end.
-    Command,
-    /// A step that such a command did.
-    Step,
-}
-
 /// Operations as they are counted.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Kind {
-    Put,
-    Get,
-    Swap,
-    Delete,
-    Lease,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 5] = [Kind::Put, Kind::Get, Kind::Swap, Kind::Delete, Kind::Lease];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Kind::Put => "put",
-            Kind::Get => "get",
-            Kind::Swap => "compare-and-swap",
-            Kind::Delete => "delete",
-            Kind::Lease => "lease",
-        }
-    }
-}
+pub const PUT: OperationKind = OperationKind { order: 0, key: "put", name: "put" };
+pub const GET: OperationKind = OperationKind { order: 1, key: "get", name: "get" };
+pub const SWAP: OperationKind = OperationKind { order: 2, key: "swap", name: "compare-and-swap" };
+pub const DELETE: OperationKind = OperationKind { order: 3, key: "delete", name: "delete" };
+pub const LEASE: OperationKind = OperationKind { order: 4, key: "lease", name: "lease" };
 
 impl Call {
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> OperationKind {
         match self {
-            Call::Put { lease: None, .. } => Kind::Put,
-            Call::Put { lease: Some(_), .. } | Call::Renew { .. } => Kind::Lease,
-            Call::Get { .. } => Kind::Get,
-            Call::Swap { .. } => Kind::Swap,
-            Call::Delete { .. } => Kind::Delete,
+            Call::Put { lease: None, .. } => PUT,
+            Call::Put { lease: Some(_), .. } | Call::Renew { .. } => LEASE,
+            Call::Get { .. } => GET,
+            Call::Swap { .. } => SWAP,
+            Call::Delete { .. } => DELETE,
         }
     }
 
@@ -269,11 +231,6 @@ impl fmt::Display for Version<'_> {
     }
 }
 
-/// A moment in seconds, with milliseconds.
-pub fn seconds(moment: Moment) -> String {
-    format!("{:.3}", moment as f64 / 1e6)
-}
-
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
@@ -285,6 +242,36 @@ enum Line {
 }
 
 impl History {
+    /// The operations of the run. The client after the last only marks the end.
+    pub fn answers(&self) -> Vec<Answer> {
+        let traffic = self.operations.iter().filter(|o| o.client <= self.head.clients);
+        let answer = |o: &Operation| {
+            let came = match o.outcome {
+                Outcome::Unknown { .. } => Came::Nothing,
+                Outcome::Written { .. } => Came::Write,
+                Outcome::Read { .. } | Outcome::Renewed { .. } => Came::Other,
+            };
+            Answer { kind: o.call.kind(), ended: o.ended, came }
+        };
+        traffic.map(answer).collect()
+    }
+
+    /// For each acknowledged write that a watch showed: when, and how long after its answer.
+    pub fn watch_delays(&self) -> Vec<(Moment, Moment)> {
+        let written = |o: &Operation| match o.outcome {
+            Outcome::Written { revision } => Some((revision, o.ended)),
+            _ => None,
+        };
+        let answers: BTreeMap<i64, Moment> = self.operations.iter().filter_map(written).collect();
+        let delay = |w: &WatchRecord| match w.what {
+            Watched::Saw { revision, .. } => {
+                answers.get(&revision).map(|answered| (w.at, w.at.saturating_sub(*answered)))
+            }
+            _ => None,
+        };
+        self.watches.iter().filter_map(delay).collect()
+    }
+
     /// Writes one JSON object per line; the first is the head.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
         let History { head, operations, watches, finals, marks } = self;
@@ -300,59 +287,19 @@ impl History {
         to.flush()
     }
 
-    /// Reads every run of a file.
-    pub fn read(from: impl BufRead) -> io::Result<Vec<History>> {
-        let mut runs: Vec<History> = Vec::new();
-        for (number, line) in from.lines().enumerate() {
-            let bad = |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("line {}: {why}", number + 1));
-            let line: Line = serde_json::from_str(&line?).map_err(|e| bad(e.to_string()))?;
-            if let Line::Run(head) = line {
-                runs.push(History { head, ..History::default() });
-                continue;
-            }
-            let run = runs.last_mut().ok_or_else(|| bad(String::from("it comes before the head of a run")))?;
-            match line {
-                Line::Run(_) => {}
+    /// Reads one run, whose head is its first line. Each line comes with its number in the file.
+    pub fn read(lines: &[(usize, String)]) -> io::Result<History> {
+        let mut run = History::default();
+        for (number, line) in lines {
+            let bad = |why: String| io::Error::new(io::ErrorKind::InvalidData, format!("line {number}: {why}"));
+            match serde_json::from_str(line).map_err(|e| bad(e.to_string()))? {
+                Line::Run(head) => run.head = head,
                 Line::Operation(operation) => run.operations.push(operation),
                 Line::Watch(record) => run.watches.push(record),
                 Line::Final(read) => run.finals.push(read),
                 Line::Mark(mark) => run.marks.push(mark),
             }
         }
-        Ok(runs)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let history = History {
-            head: Head { cluster: String::from("demo"), clients: 2, ..Head::default() },
-            operations: vec![Operation {
-                id: 1,
-                client: 0,
-                endpoint: String::from("https://127.0.0.1:2379"),
-                call: Call::Put { key: String::from("k"), value: String::from("0-1"), lease: None },
-                called: 5,
-                ended: 9,
-                outcome: Outcome::Unknown { why: String::from("etcd did not answer in time") },
-            }],
-            watches: vec![WatchRecord { watcher: 0, at: 3, what: Watched::Ended { through: 7 } }],
-            finals: vec![FinalRead { endpoint: String::from("e"), revision: 7, pairs: Err(String::from("gone")) }],
-            marks: vec![Mark { kind: MarkKind::Fault, text: String::from("kill"), from: 1, to: 2 }],
-        };
-        let mut text = Vec::new();
-        history.write(&mut text).unwrap();
-        history.write(&mut text).unwrap();
-        assert_eq!(History::read(text.as_slice()).unwrap(), [history.clone(), history]);
-    }
-
-    #[test]
-    fn a_file_that_is_none_is_told_with_its_line() {
-        let error = History::read("{\"mark\":{}}\n".as_bytes()).unwrap_err();
-        assert!(error.to_string().starts_with("line 1: "), "{error}");
+        Ok(run)
     }
 }

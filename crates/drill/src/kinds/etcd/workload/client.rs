@@ -8,8 +8,9 @@ use quorate_etcd::{Condition, Error, KeyRange, KeyValue, Op, OpResult, RangeQuer
 use tokio::sync::watch;
 use tokio::time::sleep;
 
-use super::{AFTER_FAILURE, Load, Order, Seat, Shared, of_pair, why};
-use crate::history::{Call, Found, Outcome};
+use super::{AFTER_FAILURE, Seat, Shared, of_pair, why};
+use crate::kinds::etcd::history::{Call, Found, Outcome};
+use crate::traffic::{Chance, Load, Order};
 
 /// Long enough for any fault that is not meant to be an outage.
 const LEASE: Duration = Duration::from_secs(20);
@@ -180,26 +181,4 @@ fn answer(result: TxnResult) -> Outcome {
 
 fn first(pairs: &[KeyValue]) -> Option<Found> {
     pairs.first().map(of_pair)
-}
-
-/// Choices that follow from a seed (splitmix64).
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.next() % bound
-    }
-
-    /// Between 0 and 1.
-    fn part(&mut self) -> f64 {
-        self.next() as f64 / u64::MAX as f64
-    }
 }

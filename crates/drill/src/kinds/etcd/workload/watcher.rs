@@ -7,7 +7,7 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
 use super::{AFTER_FAILURE, Seat, Shared, unpadded, why};
-use crate::history::Watched;
+use crate::kinds::etcd::history::Watched;
 
 /// The lease is written to every second or so. When nothing is shown for longer, the member is stopped or cut off.
 const SILENCE: Duration = Duration::from_secs(3);

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::watches::{Shown, Watches};
-use super::{Rule, Settled, Violation, at, condition, found};
-use crate::history::{Call, Found, History, Operation, Outcome, TakenBack};
+use super::{Rule, Violation, at, condition, found};
+use crate::Settled;
+use crate::kinds::etcd::history::{Call, Found, History, Operation, Outcome, TakenBack};
 
 /// How much earlier than promised a lease may be seen to run out. Clocks of two processes tick apart, and a leader that was
 /// just deposed may still have answered.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
+use crate::kinds::etcd::history::{FinalRead, Head, TakenBack, WatchRecord, Watched};
 
 /// A history in the making. Moments are in milliseconds; every change that it is given is shown by both watches.
 struct Story {

@@ -18,7 +18,10 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::history::{Call, Found, History, Kind, Operation, Outcome, Version, seconds};
+use super::history::{Call, DELETE, Found, GET, History, LEASE, Operation, Outcome, PUT, SWAP, Version};
+use crate::Settled;
+use crate::mark::seconds;
+use crate::measure::OperationKind;
 use changes::Changes;
 use watches::Watches;
 
@@ -73,6 +76,12 @@ pub struct Violation {
     pub text: String,
 }
 
+impl Violation {
+    pub(super) fn told(&self) -> crate::Violation {
+        crate::Violation::new(&self.rule, &self.text)
+    }
+}
+
 /// What the checker has to say.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Findings {
@@ -83,16 +92,10 @@ pub struct Findings {
     pub settled: Settled,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
-pub struct Settled {
-    pub happened: usize,
-    pub did_not_happen: usize,
-}
-
 /// The traffic without which a verdict means nothing.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Least {
-    pub of_kind: BTreeMap<Kind, usize>,
+    pub of_kind: BTreeMap<OperationKind, usize>,
     /// Successful operations of each client.
     pub of_client: usize,
     /// Changes that each watch showed.
@@ -101,7 +104,7 @@ pub struct Least {
 
 impl Default for Least {
     fn default() -> Self {
-        let of_kind = [(Kind::Put, 50), (Kind::Get, 50), (Kind::Swap, 20), (Kind::Delete, 3), (Kind::Lease, 3)];
+        let of_kind = [(PUT, 50), (GET, 50), (SWAP, 20), (DELETE, 3), (LEASE, 3)];
         Least { of_kind: of_kind.into(), of_client: 10, of_watcher: 50 }
     }
 }
@@ -203,7 +206,7 @@ fn too_little(history: &History, least: &Least) -> Vec<String> {
     for (kind, least) in &least.of_kind {
         let count = done.iter().filter(|o| o.call.kind() == *kind).count();
         if count < *least {
-            told.push(format!("{count} {} operations were answered, and {least} are the least", kind.name()));
+            told.push(format!("{count} {} operations were answered, and {least} are the least", kind.name));
         }
     }
     for client in 0..history.head.clients {

@@ -2,7 +2,8 @@
 
 use super::changes::Changes;
 use super::{Rule, Violation, found};
-use crate::history::{History, Moment, Operation, Outcome};
+use crate::kinds::etcd::history::{History, Operation, Outcome};
+use crate::mark::Moment;
 
 pub(super) fn check(history: &History, changes: &Changes<'_>, violations: &mut Vec<Violation>) {
     let placed: Vec<(&Operation, i64)> =

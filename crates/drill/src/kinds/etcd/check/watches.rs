@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::changes::Changes;
 use super::{Rule, Violation, at, found};
-use crate::history::{History, Moment, WatchRecord, Watched};
+use crate::kinds::etcd::history::{History, WatchRecord, Watched};
+use crate::mark::Moment;
 
 /// A change as the first watch that showed it has it.
 #[derive(Clone, Copy, Debug)]

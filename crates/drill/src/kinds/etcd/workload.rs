@@ -1,5 +1,5 @@
 //! The workload: clients that put, get, swap and delete a few shared keys through all endpoints, a lease that is kept alive, and watches
-//! of all of it, on a separate thread and runtime, so that nothing else that happens in this process can hold them up.
+//! of all of it.
 //!
 //! Everything is below one prefix and is removed at the end. It records and does not judge.
 
@@ -8,7 +8,6 @@ mod watcher;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -17,7 +16,9 @@ use quorate_etcd::{Client, ConnectOptions, Error, KeyRange, Login, RangeQuery, S
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::history::{Call, FinalRead, Found, Head, History, Mark, Moment, Operation, Outcome, WatchRecord, Watched};
+use super::history::{Call, FinalRead, Found, Head, History, Operation, Outcome, WatchRecord, Watched};
+use crate::mark::{Clock, Moment};
+use crate::traffic::{Load, Order, Workload, WorkloadError};
 use client::Worker;
 
 /// Below which the keys of all drills are.
@@ -32,26 +33,6 @@ const WATCH_PATIENCE: Duration = Duration::from_secs(20);
 /// How long the end may take to be written, and to be read through one endpoint.
 const END_PATIENCE: Duration = Duration::from_secs(20);
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
-
-/// How much there is to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Load {
-    pub clients: u32,
-    pub watchers: u32,
-    pub keys: u32,
-    /// Between two operations of one client.
-    pub pause: Duration,
-    /// Values are at least so many bytes long. What is recorded is what distinguishes them, not what fills them up.
-    pub value_size: usize,
-    /// What the clients choose follows from this.
-    pub seed: u64,
-}
-
-impl Default for Load {
-    fn default() -> Self {
-        Load { clients: 6, watchers: 3, keys: 5, pause: Duration::from_millis(15), value_size: 0, seed: 1 }
-    }
-}
 
 /// As whom the clients come.
 #[derive(Clone)]
@@ -86,100 +67,25 @@ pub struct Endpoints {
     pub wished: Box<dyn Fn() -> Vec<String> + Send + Sync>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum WorkloadError {
-    #[error("the workload cannot be started")]
-    Start(#[source] std::io::Error),
-    #[error("the cluster does not answer, so there is nothing to rehearse: {why}")]
-    NotServing { why: String },
-}
-
-/// What the clients are to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Order {
-    GoOn,
-    End,
-    /// End without looking at what came of it.
-    GiveUp,
-}
-
-/// A workload that runs until it is finished, or dropped.
-pub struct Workload {
-    clock: Clock,
-    order: watch::Sender<Order>,
-    marks: Vec<Mark>,
-    thread: Option<JoinHandle<Result<History, WorkloadError>>>,
-}
-
-/// Moments since the beginning of the run.
-#[derive(Clone, Copy, Debug)]
-pub struct Clock(Instant);
-
-impl Clock {
-    /// One whose run begins now.
-    pub fn begin() -> Self {
-        Clock(Instant::now())
-    }
-
-    pub fn now(self) -> Moment {
-        u64::try_from(self.0.elapsed().as_micros()).unwrap_or(Moment::MAX)
-    }
-}
-
-impl Workload {
-    /// Begins at once. The head says what it is for; the rest of it is filled in.
-    pub fn start(mut head: Head, access: Access, load: Load, endpoints: Endpoints) -> Result<Self, WorkloadError> {
-        let clock = Clock::begin();
-        let (order, orders) = watch::channel(Order::GoOn);
-        head.began = Timestamp::now();
-        (head.clients, head.watchers, head.seed) = (load.clients, load.watchers, load.seed);
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let runtime = runtime.map_err(WorkloadError::Start)?;
-        let shared = Shared {
-            access: Arc::new(access),
-            prefix: format!("{DRILLS}{}/", quorate_pki::random_hex(6)),
-            endpoints: Arc::new(Mutex::new((endpoints.all)())),
-            clock,
-            value_size: load.value_size,
-            history: Arc::new(Mutex::new(History { head, ..History::default() })),
-        };
-        let run = move || runtime.block_on(shared.run(load, endpoints, orders));
-        let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
-        let thread = thread.map_err(WorkloadError::Start)?;
-        Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
-    }
-
-    pub fn clock(&self) -> Clock {
-        self.clock
-    }
-
-    /// Whether it has ended by itself, which it does only when it could not begin.
-    pub fn has_ended(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
-    }
-
-    /// Notes what was done to the cluster meanwhile.
-    pub fn mark(&mut self, mark: Mark) {
-        self.marks.push(mark);
-    }
-
-    /// Lets the clients end, reads the end through every endpoint, and tidies up.
-    pub fn finish(mut self) -> Result<History, WorkloadError> {
-        let _ = self.order.send(Order::End);
-        let thread = self.thread.take().expect("it is joined once");
-        let mut history = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        history.marks = std::mem::take(&mut self.marks);
-        Ok(history)
-    }
-}
-
-impl Drop for Workload {
-    fn drop(&mut self) {
-        let _ = self.order.send(Order::GiveUp);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+/// Begins at once. The head says what it is for; the rest of it is filled in.
+pub fn start(
+    mut head: Head,
+    access: Access,
+    load: Load,
+    endpoints: Endpoints,
+) -> Result<Workload<History>, WorkloadError> {
+    let clock = Clock::begin();
+    head.began = Timestamp::now();
+    (head.clients, head.watchers, head.seed) = (load.clients, load.watchers, load.seed);
+    let shared = Shared {
+        access: Arc::new(access),
+        prefix: format!("{DRILLS}{}/", quorate_pki::random_hex(6)),
+        endpoints: Arc::new(Mutex::new((endpoints.all)())),
+        clock,
+        value_size: load.value_size,
+        history: Arc::new(Mutex::new(History { head, ..History::default() })),
+    };
+    Workload::start(clock, move |orders| shared.run(load, endpoints, orders))
 }
 
 /// What all tasks of a workload have in common.

@@ -1,0 +1,121 @@
+//! Drills of PostgreSQL: clients append rows and transfer balances, at READ COMMITTED and SERIALIZABLE. No commit that was acknowledged may be
+//! lost or happen twice, transfers keep the sum, a session on a replica never goes back in time, and there is one primary.
+//!
+//! The clients speak PostgreSQL's protocol themselves (`tokio-postgres`): of each transaction it must be known whether its commit was sent
+//! and what PostgreSQL answered, which the text of a `psql` in a pipe does not tell, and a client that hangs must cost nothing.
+
+pub mod check;
+pub mod history;
+mod scenarios;
+mod scene;
+mod session;
+mod settle;
+mod workload;
+
+use std::net::SocketAddr;
+
+use quorate_agent::dial::Dial;
+use quorate_control::kinds::postgres::clients;
+use quorate_core::kinds::postgres::{CLIENT_PORT, desire};
+use quorate_core::model::Ledger;
+use quorate_core::spec::Kind;
+
+use crate::faults::Fault;
+use crate::machine::Machine;
+use crate::scenario::{Downtime, Scenario, Target};
+use crate::stage::Stage;
+use crate::{Check, DrillError, Judged, Options, Site, Verdict, conclude};
+use check::{Findings, Least};
+use history::{Head, History};
+pub use scenarios::{SCENARIOS, downtime, lasts};
+use scene::PostgresScene;
+use session::{Access, Host};
+use workload::Hosts;
+
+/// The log is written in files that are set aside, so a full disk is felt only after that much was written.
+const LARGE_ROW: usize = 64 << 10;
+
+/// Rehearses one scenario from beginning to end.
+pub(crate) async fn run(
+    site: &Site,
+    ledger: &Ledger,
+    scenario: Scenario,
+    options: &Options,
+    tell: &dyn Fn(&str),
+) -> Result<(Verdict, History), DrillError> {
+    let not_formed = || DrillError::NotFormed(site.cluster.clone());
+    let settings = ledger.spec.postgres.as_ref().ok_or_else(not_formed)?;
+    if !ledger.postgres.formation.is_formed() {
+        return Err(not_formed());
+    }
+    let access = access(site, ledger).await?;
+    let scene = PostgresScene::new(site, settings.dcs.cluster.to_string());
+    let mut stage = Stage::set(scene, scenario, options, tell).await?;
+    let members = ledger.spec.members.len();
+    let downtime = |scenario: Scenario| scenario.downtime(members, !options.during.is_empty());
+    let pauses = |scenario: Scenario| {
+        scenario.target == Target::Leader && matches!(scenario.fault, Some(Fault::Stop | Fault::Slow))
+    };
+    let head = Head {
+        cluster: site.cluster.clone(),
+        version: settings.version.to_string(),
+        scenario: scenario.name.to_owned(),
+        downtime: downtime(scenario).max(options.first.map_or_else(Downtime::default, downtime)),
+        pauses: pauses(scenario),
+        ..Head::default()
+    };
+    let mut load = options.load;
+    if scenario.fault == Some(Fault::FullDisk) {
+        load.value_size = load.value_size.max(LARGE_ROW);
+    }
+    let mut workload = workload::start(head, access, load, hosts(site))?;
+    stage.play(&mut workload).await?;
+    let mut checks = stage.settle(&mut workload).await?;
+    stage.play_on(&workload, options.least).await;
+    let (mut history, marks) = workload.finish()?;
+    history.marks = marks;
+    checks.extend(stage.clear().await);
+    Ok((judge(&history, checks, &Least::default()), history))
+}
+
+/// What `quorate env` tells libpq.
+async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
+    let variables = clients::environment(&site.home, ledger, None).await?;
+    let text = |name: &str| variables.get(name).cloned().unwrap_or_default();
+    let file = |name: &str| crate::read(text(name).as_ref());
+    let tls = session::tls(&file("PGSSLROOTCERT")?, &file("PGSSLCERT")?, &file("PGSSLKEY")?);
+    let tls = tls.map_err(|why| DrillError::Certificates { why })?;
+    let dial = variables.get("QUORATE_NETNS").map_or(Dial::Address, |namespace| Dial::Namespace(namespace.clone()));
+    Ok(Access { user: text("PGUSER"), password: text("PGPASSWORD"), database: text("PGDATABASE"), tls, dial })
+}
+
+fn hosts(site: &Site) -> Hosts {
+    let host = |machine: &Machine| Host {
+        name: desire::patroni_name(machine.member.as_str(), machine.incarnation),
+        address: SocketAddr::new(machine.address, CLIENT_PORT),
+    };
+    let (all, wished) = (site.clone(), site.clone());
+    Hosts {
+        all: Box::new(move || all.every_machine().iter().map(host).collect()),
+        wished: Box::new(move || wished.wished_machines().unwrap_or_default().iter().map(host).collect()),
+    }
+}
+
+/// From what was recorded to a verdict. The checks are those of the cluster itself, which a history does not hold.
+pub fn judge(history: &History, checks: Vec<Check>, traffic: &Least) -> Verdict {
+    let Findings { violations, too_little, settled } = check::check(history, traffic);
+    conclude(Judged {
+        scenario: &history.head.scenario,
+        kind: Kind::Postgres,
+        downtime: history.head.downtime,
+        broken: violations.iter().map(|violation| (violation.rule.to_string(), violation.told())).collect(),
+        too_little,
+        settled,
+        taken_back_writes: None,
+        checks,
+        held: String::from("were answered, no acknowledged commit was lost or doubled, and there was one primary"),
+        answers: history.answers(),
+        delays: Vec::new(),
+        marks: &history.marks,
+    })
+}

@@ -1,0 +1,125 @@
+//! What a stage must know of PostgreSQL: who is the primary, whom commits wait for, who is being cloned, and which etcd is below.
+
+use std::time::{Duration, Instant};
+
+use quorate_core::spec::Kind;
+use tokio::time::sleep;
+
+use super::settle::{checks, members_of, status};
+use crate::command::Progress;
+use crate::machine::{Machine, every_machine, machines};
+use crate::scenario::Target;
+use crate::stage::{APPEARANCE, LOOK_AGAIN, Scene, Struck};
+use crate::{Check, DrillError, Site};
+
+pub(super) struct PostgresScene<'a> {
+    site: &'a Site,
+    /// The etcd cluster that Patroni uses.
+    dcs: String,
+}
+
+impl<'a> PostgresScene<'a> {
+    pub(super) fn new(site: &'a Site, dcs: String) -> Self {
+        PostgresScene { site, dcs }
+    }
+
+    fn struck(&self, machine: Machine) -> Struck {
+        Struck { cluster: self.site.cluster.clone(), machine }
+    }
+
+    fn of_dcs(&self, machine: Machine) -> Struck {
+        Struck { cluster: self.dcs.clone(), machine }
+    }
+
+    fn dcs_machines(&self) -> Vec<Machine> {
+        machines(&self.site.home, &self.dcs, Kind::Etcd)
+    }
+
+    /// The newest machines of the members with one of these roles; the first role that anybody has counts.
+    async fn with_role(&self, roles: &[&str]) -> Vec<Machine> {
+        let Ok(status) = status(self.site).await else { return Vec::new() };
+        let machines = self.site.machines();
+        let with = |role: &&str| -> Vec<Machine> {
+            let members = members_of(&status).iter().filter(|member| member["role"] == **role);
+            let names: Vec<&str> = members.filter_map(|member| member["member"].as_str()).collect();
+            machines.iter().filter(|machine| names.contains(&machine.member.as_str())).cloned().collect()
+        };
+        roles.iter().map(with).find(|found| !found.is_empty()).unwrap_or_default()
+    }
+}
+
+impl Scene for PostgresScene<'_> {
+    fn site(&self) -> &Site {
+        self.site
+    }
+
+    async fn checks(&self) -> Vec<Check> {
+        checks(self.site).await
+    }
+
+    fn all_machines(&self) -> Vec<Struck> {
+        let of_dcs =
+            every_machine(&self.site.home, &self.dcs, Kind::Etcd).into_iter().map(|machine| self.of_dcs(machine));
+        self.site.every_machine().into_iter().map(|machine| self.struck(machine)).chain(of_dcs).collect()
+    }
+
+    async fn targets(&self, target: Target) -> Result<Vec<Struck>, DrillError> {
+        let (role, roles): (_, &[&str]) = match target {
+            Target::Dcs => return Ok(self.dcs_machines().into_iter().map(|machine| self.of_dcs(machine)).collect()),
+            Target::DcsMajority => {
+                let all = self.dcs_machines();
+                let majority = all.len() / 2 + 1;
+                return Ok(all.into_iter().take(majority).map(|machine| self.of_dcs(machine)).collect());
+            }
+            Target::All => {
+                return Ok(self.site.machines().into_iter().map(|machine| self.struck(machine)).collect());
+            }
+            Target::Leader => ("primary", &["primary"]),
+            Target::Synchronous => ("synchronous standby", &["sync standby"]),
+            _ => ("replica", &["replica", "sync standby"]),
+        };
+        let deadline = Instant::now() + APPEARANCE;
+        loop {
+            if let Some(machine) = self.with_role(roles).await.into_iter().next() {
+                return Ok(vec![self.struck(machine)]);
+            }
+            if Instant::now() > deadline {
+                let why = format!("none was seen for {} s", APPEARANCE.as_secs());
+                return Err(DrillError::NoTarget { role, why });
+            }
+            sleep(LOOK_AGAIN).await;
+        }
+    }
+
+    /// It stays the primary when its machine is back before the lease runs out, and hands nothing over by itself otherwise.
+    async fn make_leader(&self, machine: &Machine) -> Result<(), DrillError> {
+        match self.with_role(&["primary"]).await.first() {
+            Some(primary) if primary == machine => Ok(()),
+            _ => {
+                let why = format!("{} is not the primary any more after its disk was exchanged", machine.member);
+                Err(DrillError::NoTarget { role: "primary", why })
+            }
+        }
+    }
+
+    fn joined<'b>(&self, progress: &'b Progress) -> Option<&'b str> {
+        progress.started_clone()
+    }
+
+    /// While the copy is made there is no server yet.
+    async fn joining(&self, member: &str) -> Option<Machine> {
+        let deadline = Instant::now() + APPEARANCE;
+        while Instant::now() < deadline {
+            let newest = self.site.machines().into_iter().find(|machine| machine.member.as_str() == member);
+            if let Some(machine) = newest.filter(|machine| machine.patroni().is_some()) {
+                return Some(machine);
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+        None
+    }
+
+    fn must_repeat(&self, during: &[String]) -> bool {
+        during.first().is_some_and(|verb| verb == "apply")
+    }
+}

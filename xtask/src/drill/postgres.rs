@@ -1,0 +1,253 @@
+//! The drill of PostgreSQL: which change meets which fault, the clusters of a cell, and what its verdict says.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use super::Rehearsal;
+use super::ground::{CLUSTER, DCS, Place};
+use super::rehearsal::{Verdict, drill, judge, needs_root, run};
+
+/// A change of a living cluster, each a row of the tables in docs/postgres.md.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// Only the fault.
+    None,
+    /// A parameter that needs a restart of every member.
+    Parameter,
+    Scale {
+        from: usize,
+        to: usize,
+    },
+    Replace(Role),
+    /// A machine is gone permanently.
+    DeadMachine(Role),
+    /// A replica's disk was wiped.
+    WipedDisk,
+    /// The etcd cluster below gets another version.
+    DcsUpgrade,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Role {
+    Primary,
+    Replica,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cell {
+    pub change: Change,
+    /// The scenario of `quorate drill`.
+    pub fault: &'static str,
+    /// Whether it is one of the fixed set.
+    pub quick: bool,
+}
+
+/// A change, its faults of the fixed set, and its other ones.
+type Row = (Change, &'static [&'static str], &'static [&'static str]);
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    (Change::None, &["partition-primary", "kill-primary", "power-cut-all"], &[
+        "calm", "kill-sync", "kill-replica", "kill-patroni-primary", "kill-patroni-sync", "kill-controller",
+        "stop-controller", "stop-primary", "stop-sync", "stop-replica", "slow-primary", "slow-sync",
+        "power-cut-primary", "power-cut-sync", "power-cut-replica", "wipe-primary", "wipe-sync", "wipe-replica",
+        "old-data-sync", "old-data-replica", "full-disk-primary", "full-disk-replica",
+        "partition-sync", "partition-replica", "partition-dcs", "kill-dcs", "stop-dcs-majority",
+    ]),
+    (Change::Parameter, &["kill-controller", "power-cut-replica"], &[
+        "calm", "stop-controller", "kill-primary", "kill-sync", "kill-patroni-primary", "power-cut-primary", "stop-primary",
+    ]),
+    (Change::Scale { from: 3, to: 4 }, &["kill-controller"], &[
+        "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary",
+    ]),
+    (Change::Scale { from: 4, to: 3 }, &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::Replace(Role::Primary), &["kill-controller"], &["calm", "power-cut-clone", "kill-sync"]),
+    (Change::Replace(Role::Replica), &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller"]),
+    (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller"]),
+    (Change::WipedDisk, &[], &["calm", "kill-controller"]),
+    (Change::DcsUpgrade, &["calm"], &["kill-controller", "kill-primary"]),
+];
+
+pub fn all() -> Vec<Cell> {
+    let cells = |(change, quick, others): &Row| {
+        let cell = |quick| move |fault: &&'static str| Cell { change: *change, fault, quick };
+        quick.iter().map(cell(true)).chain(others.iter().map(cell(false))).collect::<Vec<Cell>>()
+    };
+    ROWS.iter().flat_map(cells).collect()
+}
+
+impl Rehearsal for Cell {
+    fn is_quick(&self) -> bool {
+        self.quick
+    }
+
+    fn rehearse(&self, place: &Place) -> Result<Verdict> {
+        needs_root(self.fault)?;
+        let (before, after) = self.shapes();
+        place.write("c.yaml", &before.spec(place)?)?;
+        run(place, "apply", &["apply", "c.yaml", "--yes"]).context("the clusters did not come up")?;
+        let during = self.during(place)?;
+        place.write("c.yaml", &after.spec(place)?)?;
+        let told = drill(place, self.fault, self.first(), during.as_deref())?;
+        // The drill itself judges how long writes may pause: it knows Patroni's times.
+        Ok(judge(&told, f64::INFINITY))
+    }
+}
+
+/// What the specs of a cell's clusters say.
+#[derive(Clone, Debug, PartialEq)]
+struct Shape {
+    /// The numbers of the members.
+    members: Vec<usize>,
+    connections: u32,
+    /// How many members the etcd cluster has, and of which minor version.
+    etcds: usize,
+    minor: u32,
+    namespaces: bool,
+}
+
+impl Cell {
+    /// Before the change, and after it.
+    fn shapes(&self) -> (Shape, Shape) {
+        // A majority is lost or restarted only where there are others.
+        let etcds = if self.fault.contains("dcs") || self.change == Change::DcsUpgrade { 3 } else { 1 };
+        let namespaces = self.fault.starts_with("partition-");
+        let before = Shape { members: vec![1, 2, 3], connections: 50, etcds, minor: 5, namespaces };
+        let same = before.clone();
+        let members = |count| (1..=count).collect();
+        match self.change {
+            Change::Parameter => (before, Shape { connections: 60, ..same }),
+            Change::Scale { from, to } => {
+                (Shape { members: members(from), ..before }, Shape { members: members(to), ..same })
+            }
+            Change::DcsUpgrade => (before, Shape { minor: 6, ..same }),
+            Change::None | Change::Replace(_) | Change::DeadMachine(_) | Change::WipedDisk => (before, same),
+        }
+    }
+
+    /// What happens to the cluster before the change begins, with the clients at work already.
+    fn first(&self) -> Option<&'static str> {
+        match self.change {
+            Change::DeadMachine(Role::Primary) => Some("lose-primary"),
+            Change::DeadMachine(Role::Replica) => Some("lose-replica"),
+            Change::WipedDisk => Some("wipe-replica"),
+            Change::None | Change::Parameter | Change::Scale { .. } | Change::Replace(_) | Change::DcsUpgrade => None,
+        }
+    }
+
+    /// The command that makes the change.
+    fn during(&self, place: &Place) -> Result<Option<String>> {
+        Ok(match self.change {
+            Change::None => None,
+            Change::Replace(role) => Some(format!("replace {CLUSTER} {} --yes", member(place, role)?)),
+            Change::DeadMachine(_) => Some(String::from("apply c.yaml --now --yes")),
+            Change::Parameter | Change::Scale { .. } | Change::WipedDisk | Change::DcsUpgrade => {
+                Some(String::from("apply c.yaml --yes"))
+            }
+        })
+    }
+}
+
+impl Shape {
+    fn spec(&self, place: &Place) -> Result<String> {
+        let Shape { members, connections, etcds, minor, namespaces } = self;
+        let members: Vec<String> = members.iter().map(|number| format!("{{name: pg-{number}}}")).collect();
+        let etcds: Vec<String> = (1..=*etcds).map(|number| format!("{{name: etcd-{number}}}")).collect();
+        let (version, programs) = place.etcd(*minor)?;
+        let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
+        // Patroni looks every second and its lease is as short as it takes, so nothing waits longer than it must.
+        Ok(format!(
+            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    postgres:\n      version: 15\n      \
+             dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
+             patroni: {{ttl: 20s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
+             version: {version}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
+             flags: {{bcrypt-cost: 4}}\n",
+            members.join(", "),
+            etcds.join(", "),
+            programs.display()
+        ))
+    }
+}
+
+/// A member with this role.
+fn member(place: &Place, role: Role) -> Result<String> {
+    let told = run(place, "status", &["status", CLUSTER, "--output", "json"])?;
+    let status: Value = serde_json::from_str(&told).context("`quorate status` printed no JSON")?;
+    let wanted = match role {
+        Role::Primary => "primary",
+        Role::Replica => "replica",
+    };
+    let members = status["members"].as_array().into_iter().flatten();
+    let mut fitting = members.filter(|member| member["role"] == wanted).filter_map(|member| member["member"].as_str());
+    fitting.next().map(str::to_owned).with_context(|| format!("no {role} in {told}"))
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} × {}", self.change, self.fault)
+    }
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Change::None => write!(f, "none"),
+            Change::Parameter => write!(f, "parameter"),
+            Change::Scale { from, to } => write!(f, "scale-{from}-{to}"),
+            Change::Replace(role) => write!(f, "replace-{role}"),
+            Change::DeadMachine(role) => write!(f, "dead-{role}"),
+            Change::WipedDisk => write!(f, "wiped-disk"),
+            Change::DcsUpgrade => write!(f, "etcd-upgrade"),
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Primary => "primary",
+            Role::Replica => "replica",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_change_meets_calm_and_a_killed_controller() {
+        for (change, quick, others) in ROWS {
+            let all: Vec<&str> = quick.iter().chain(*others).copied().collect();
+            assert!(all.contains(&"calm") && all.contains(&"kill-controller"), "{change}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let names: BTreeSet<String> = all().iter().map(Rehearsal::file_name).collect();
+        assert_eq!(names.len(), all().len());
+    }
+
+    #[test]
+    fn a_clone_is_struck_only_where_one_is_made() {
+        let clones = |change| matches!(change, Change::Scale { .. } | Change::Replace(_));
+        assert!(all().iter().filter(|cell| cell.fault.ends_with("clone")).all(|cell| clones(cell.change)));
+    }
+
+    #[test]
+    fn a_change_changes_what_it_says_and_nothing_else() {
+        let of = |change, fault| Cell { change, fault, quick: false }.shapes();
+        let (before, after) = of(Change::Parameter, "calm");
+        assert_eq!(after, Shape { connections: 60, ..before });
+        let (before, after) = of(Change::Scale { from: 4, to: 3 }, "calm");
+        assert_eq!((before.members.len(), after.members.len()), (4, 3));
+        let (before, after) = of(Change::DcsUpgrade, "calm");
+        assert_eq!((before.etcds, before.minor, after.minor), (3, 5, 6));
+    }
+}
