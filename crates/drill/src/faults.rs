@@ -37,6 +37,8 @@ pub enum Fault {
     Terminate,
     /// All but the agent get SIGSTOP, and SIGCONT after a while.
     Stop,
+    /// Patroni gets SIGSTOP, and SIGCONT after a while. PostgreSQL continues.
+    StopPatroni,
     /// All but the agent are paused and resumed in turn for a while.
     Slow,
     /// Every process ends at once, and the machine is off.
@@ -114,6 +116,7 @@ impl Fault {
             Fault::KillPatroni => format!("Patroni killed on {on}"),
             Fault::Terminate => format!("{program} terminated on {on}"),
             Fault::Stop => format!("{program} stopped on {on}"),
+            Fault::StopPatroni => format!("Patroni stopped on {on}"),
             Fault::Slow => format!("{program} slowed down on {on}"),
             Fault::PowerCut => format!("power cut on {on}"),
             Fault::Wipe => format!("disk wiped on {on}"),
@@ -160,6 +163,11 @@ impl Fault {
                 server()?;
                 harm.undo.push(Undo::Continue(stop_all(machine)));
             }
+            Fault::StopPatroni => {
+                let patroni = machine.patroni().ok_or_else(not_running("Patroni"))?;
+                harm.undo.push(Undo::Continue(vec![patroni]));
+                patroni.signal(Signal::STOP);
+            }
             Fault::Slow => {
                 server()?;
                 // Undone in reverse: first nothing is paused any more, then all is resumed.
@@ -202,7 +210,10 @@ impl Fault {
 
     /// Whether it lasts for a while, and can be undone.
     pub fn lasts(self) -> bool {
-        matches!(self, Fault::Stop | Fault::Slow | Fault::FullDisk | Fault::Partition | Fault::Delay)
+        matches!(
+            self,
+            Fault::Stop | Fault::StopPatroni | Fault::Slow | Fault::FullDisk | Fault::Partition | Fault::Delay
+        )
     }
 
     /// Whether it is over at once, and leaves the cluster something to deal with.

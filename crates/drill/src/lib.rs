@@ -34,8 +34,8 @@ use serde::Serialize;
 
 use command::Program;
 use machine::Machine;
-use mark::{Mark, Moment};
-use measure::{Answer, Measures};
+use mark::{Mark, MarkKind, Moment};
+use measure::{Answer, Came, Measures};
 use quorate_control::brought::BroughtFiles;
 use quorate_control::home::Home;
 use quorate_control::kinds::etcd::clients::ClientError;
@@ -266,7 +266,7 @@ struct Judged<'a> {
 
 /// The verdict.
 fn conclude(judged: Judged<'_>) -> Verdict {
-    let Judged { downtime, broken, too_little, settled, taken_back_writes, checks, marks, .. } = judged;
+    let Judged { downtime, broken, mut too_little, settled, taken_back_writes, checks, marks, .. } = judged;
     let measures = measure::measure(&judged.answers, &judged.delays);
     let mut problems: Vec<String> = broken.iter().map(|(rule, v)| format!("{rule}: {}", v.text)).collect();
     let missed = checks.iter().filter(|c| !c.passed);
@@ -277,6 +277,12 @@ fn conclude(judged: Judged<'_>) -> Verdict {
         let (stood, most) = (gap.seconds(), most.as_secs());
         problems
             .push(format!("writes paused for {stood:.2} s from {:.2} s on; at most {most} s was expected", gap.from));
+    }
+    let struck = marks.iter().filter(|mark| mark.kind == MarkKind::Fault).map(|mark| mark.from).min();
+    let written_before =
+        |moment| judged.answers.iter().any(|answer| answer.came == Came::Write && answer.ended < moment);
+    if struck.is_some_and(|moment| !written_before(moment)) {
+        too_little.push(String::from("no write was acknowledged before the fault"));
     }
     let result = match (problems.is_empty(), too_little.is_empty()) {
         (false, _) => Ending::Failed,

@@ -141,6 +141,9 @@ impl Scenario {
             (Some(Fault::Terminate), _) => format!("SIGTERM to {program} of {target}"),
             (Some(Fault::Stop), _) if program == "etcd" => format!("etcd of {target} is paused, then resumed"),
             (Some(Fault::Stop), _) => format!("Patroni and PostgreSQL of {target} are paused, then resumed"),
+            (Some(Fault::StopPatroni), _) => {
+                format!("Patroni of {target} is paused beyond its lease, then resumed; PostgreSQL continues")
+            }
             (Some(Fault::Slow), _) => format!("Patroni and PostgreSQL of {target} run a fifth of the time for a while"),
             (Some(Fault::PowerCut), _) => format!("the power of {target} fails: {all} end at once"),
             (Some(Fault::Wipe), _) => format!("the power of {target} fails, and its data is lost"),

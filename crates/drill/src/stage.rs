@@ -19,6 +19,7 @@ use super::{AFTER, BEFORE, DrillError, Options, SETTLING, Site};
 pub(super) const APPEARANCE: Duration = Duration::from_secs(60);
 /// More runs than any change has boundaries of steps, twice over.
 const MOST_KILLS: usize = 400;
+const BEGINNING: Duration = Duration::from_millis(10);
 pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// What a stage must know of a kind of cluster.
@@ -148,6 +149,9 @@ impl<'a, S: Scene> Stage<'a, S> {
 
     /// The traffic runs; the change begins, if there is one; the fault strikes.
     pub(super) async fn play<H>(&mut self, workload: &mut Workload<H>) -> Result<(), DrillError> {
+        while !workload.has_begun() && !workload.has_ended() {
+            sleep(BEGINNING).await;
+        }
         sleep(BEFORE).await;
         if workload.has_ended() {
             // It says why when it is finished.

@@ -1,6 +1,8 @@
 //! A workload as the stage sees it: it runs on a thread and a runtime of its own, so that nothing else that happens in this process can hold
 //! it up, until it is finished or dropped. What its clients do is in the room of each kind.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -45,10 +47,21 @@ pub(crate) enum Order {
     GiveUp,
 }
 
+/// Whether the clients are at work.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Begun(Arc<AtomicBool>);
+
+impl Begun {
+    pub(crate) fn note(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A workload that runs until it is finished, or dropped.
 pub struct Workload<H> {
     clock: Clock,
     order: watch::Sender<Order>,
+    begun: Begun,
     marks: Vec<Mark>,
     thread: Option<JoinHandle<Result<H, WorkloadError>>>,
 }
@@ -57,7 +70,7 @@ impl<H: Send + 'static> Workload<H> {
     /// Begins at once.
     pub(crate) fn start<F>(
         clock: Clock,
-        run: impl FnOnce(watch::Receiver<Order>) -> F + Send + 'static,
+        run: impl FnOnce(watch::Receiver<Order>, Begun) -> F + Send + 'static,
     ) -> Result<Self, WorkloadError>
     where
         F: Future<Output = Result<H, WorkloadError>>,
@@ -65,10 +78,12 @@ impl<H: Send + 'static> Workload<H> {
         let (order, orders) = watch::channel(Order::GoOn);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.map_err(WorkloadError::Start)?;
-        let run = move || runtime.block_on(run(orders));
+        let begun = Begun::default();
+        let noted = begun.clone();
+        let run = move || runtime.block_on(run(orders, noted));
         let thread = std::thread::Builder::new().name(String::from("workload")).spawn(run);
         let thread = thread.map_err(WorkloadError::Start)?;
-        Ok(Workload { clock, order, marks: Vec::new(), thread: Some(thread) })
+        Ok(Workload { clock, order, begun, marks: Vec::new(), thread: Some(thread) })
     }
 
     /// Lets the clients end, reads the end through every member, and tidies up. The marks come with it.
@@ -88,6 +103,11 @@ impl<H> Workload<H> {
     /// Whether it has ended by itself, which it does only when it could not begin.
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
+    /// Whether its clients are at work. One that cannot begin ends.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.begun.0.load(Ordering::Relaxed)
     }
 
     /// Notes what was done to the cluster meanwhile.

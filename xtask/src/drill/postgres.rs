@@ -51,7 +51,7 @@ type Row = (Change, &'static [&'static str], &'static [&'static str]);
 const ROWS: &[Row] = &[
     (Change::None, &["partition-primary", "kill-primary", "power-cut-all"], &[
         "calm", "kill-sync", "kill-replica", "kill-patroni-primary", "kill-patroni-sync", "kill-controller",
-        "stop-controller", "stop-primary", "stop-sync", "stop-replica", "slow-primary", "slow-sync",
+        "stop-controller", "stop-primary", "stop-patroni-primary", "stop-sync", "stop-replica", "slow-primary", "slow-sync",
         "power-cut-primary", "power-cut-sync", "power-cut-replica", "wipe-primary", "wipe-sync", "wipe-replica",
         "old-data-sync", "old-data-replica", "full-disk-primary", "full-disk-replica",
         "partition-sync", "partition-replica", "partition-dcs", "kill-dcs", "stop-dcs-majority",

@@ -18,7 +18,7 @@ use tokio::time::{sleep, timeout};
 
 use super::history::{Call, FinalRead, Found, Head, History, Operation, Outcome, WatchRecord, Watched};
 use crate::mark::{Clock, Moment};
-use crate::traffic::{Load, Order, Workload, WorkloadError};
+use crate::traffic::{Begun, Load, Order, Workload, WorkloadError};
 use client::Worker;
 
 /// Below which the keys of all drills are.
@@ -85,7 +85,7 @@ pub fn start(
         value_size: load.value_size,
         history: Arc::new(Mutex::new(History { head, ..History::default() })),
     };
-    Workload::start(clock, move |orders| shared.run(load, endpoints, orders))
+    Workload::start(clock, move |orders, begun| shared.run(load, endpoints, orders, begun))
 }
 
 /// What all tasks of a workload have in common.
@@ -105,6 +105,7 @@ impl Shared {
         load: Load,
         find: Endpoints,
         mut orders: watch::Receiver<Order>,
+        begun: Begun,
     ) -> Result<History, WorkloadError> {
         let Endpoints { all, wished } = find;
         let endpoints = self.endpoints.clone();
@@ -120,15 +121,16 @@ impl Shared {
         // What drills left that were killed.
         self.tidy_up(DRILLS).await;
         let (through, reached) = watch::channel(None);
-        let (began, mut begun) = watch::channel(0);
+        let (began, mut taken) = watch::channel(0);
         let watchers: Vec<_> = (0..load.watchers)
             .map(|number| tokio::spawn(self.clone().watch(number, began.clone(), reached.clone())))
             .collect();
-        let all = timeout(WATCH_PATIENCE, begun.wait_for(|count| *count == load.watchers)).await;
+        let all = timeout(WATCH_PATIENCE, taken.wait_for(|count| *count == load.watchers)).await;
         if all.is_err() {
             watchers.iter().for_each(|w| w.abort());
             return Err(WorkloadError::NotServing { why: String::from("watches could not be begun") });
         }
+        begun.note();
         let mut clients: Vec<_> = (0..load.clients)
             .map(|number| tokio::spawn(Worker::new(&self, number).choose(load, orders.clone())))
             .collect();

@@ -54,7 +54,8 @@ pub(crate) async fn run(
     let members = ledger.spec.members.len();
     let downtime = |scenario: Scenario| scenario.downtime(members, !options.during.is_empty());
     let pauses = |scenario: Scenario| {
-        scenario.target == Target::Leader && matches!(scenario.fault, Some(Fault::Stop | Fault::Slow))
+        scenario.target == Target::Leader
+            && matches!(scenario.fault, Some(Fault::Stop | Fault::StopPatroni | Fault::Slow))
     };
     let head = Head {
         cluster: site.cluster.clone(),

@@ -26,6 +26,7 @@ pub const SCENARIOS: &[Scenario] = &[
     on("kill-clone", Fault::KillPatroni, Target::Learner),
     on("kill-controller", Fault::Kill, Target::Controller),
     on("stop-primary", Fault::Stop, Target::Leader),
+    on("stop-patroni-primary", Fault::StopPatroni, Target::Leader),
     on("stop-sync", Fault::Stop, Target::Synchronous),
     on("stop-replica", Fault::Stop, Target::Follower),
     on("stop-controller", Fault::Stop, Target::Controller),

@@ -91,15 +91,18 @@ impl Scene for PostgresScene<'_> {
         }
     }
 
-    /// It stays the primary when its machine is back before the lease runs out, and hands nothing over by itself otherwise.
+    /// It stays the primary if its machine is back before the lease runs out.
     async fn make_leader(&self, machine: &Machine) -> Result<(), DrillError> {
-        match self.with_role(&["primary"]).await.first() {
-            Some(primary) if primary == machine => Ok(()),
-            _ => {
-                let why = format!("{} is not the primary any more after its disk was exchanged", machine.member);
-                Err(DrillError::NoTarget { role: "primary", why })
-            }
+        if self.with_role(&["primary"]).await.first() == Some(machine) {
+            return Ok(());
         }
+        let arguments = ["switchover", &self.site.cluster, "--to", machine.member.as_str(), "--yes"];
+        let output = self.site.program.output(&arguments).await.map_err(DrillError::Program)?;
+        if output.status.success() && self.with_role(&["primary"]).await.first() == Some(machine) {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(DrillError::NoTarget { role: "primary", why })
     }
 
     fn joined<'b>(&self, progress: &'b Progress) -> Option<&'b str> {

@@ -20,7 +20,7 @@ use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 use tokio_postgres::{Client, Config, SimpleQueryMessage, SimpleQueryRow};
 use tokio_rustls::TlsConnector;
 
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// The file of the log that is written to; its name begins with the timeline. Nothing on a replica.
 const WRITABLE: &str = "select case when not pg_is_in_recovery() then pg_walfile_name(pg_current_wal_insert_lsn()) end";
 

@@ -19,7 +19,7 @@ use tokio_postgres::SimpleQueryRow;
 use super::history::{Content, Entry, FinalRead, Head, History, TransferRow};
 use super::session::{Access, Host, Session, why};
 use crate::mark::Clock;
-use crate::traffic::{Load, Order, Workload, WorkloadError};
+use crate::traffic::{Begun, Load, Order, Workload, WorkloadError};
 use client::Worker;
 
 /// What the schemas of all drills are called, but for the end.
@@ -59,7 +59,7 @@ pub(super) fn start(
         clock,
         history: Arc::new(Mutex::new(History { head, ..History::default() })),
     };
-    Workload::start(clock, move |orders| shared.run(load, hosts, orders))
+    Workload::start(clock, move |orders, begun| shared.run(load, hosts, orders, begun))
 }
 
 /// What all tasks of a workload have in common.
@@ -73,9 +73,16 @@ struct Shared {
 }
 
 impl Shared {
-    async fn run(self, load: Load, find: Hosts, mut orders: watch::Receiver<Order>) -> Result<History, WorkloadError> {
+    async fn run(
+        self,
+        load: Load,
+        find: Hosts,
+        mut orders: watch::Receiver<Order>,
+        begun: Begun,
+    ) -> Result<History, WorkloadError> {
         let Hosts { all, wished } = find;
         self.create_tables().await.map_err(|why| WorkloadError::NotServing { why })?;
+        begun.note();
         let hosts = self.hosts.clone();
         let shared = self.clone();
         let looking = tokio::spawn(async move {
