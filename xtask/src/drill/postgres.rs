@@ -63,7 +63,7 @@ const ROWS: &[Row] = &[
         "calm", "kill-clone", "power-cut-clone", "kill-primary", "power-cut-primary",
     ]),
     (Change::Scale { from: 4, to: 3 }, &[], &["calm", "kill-controller", "kill-primary"]),
-    (Change::Replace(Role::Primary), &["kill-controller"], &["calm", "power-cut-clone", "kill-sync"]),
+    (Change::Replace(Role::Primary), &[], &["calm", "kill-controller", "power-cut-clone", "kill-sync"]),
     (Change::Replace(Role::Replica), &[], &["calm", "kill-controller", "kill-primary"]),
     (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller"]),
     (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller"]),
