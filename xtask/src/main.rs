@@ -14,6 +14,7 @@ mod lab;
 mod labs;
 mod lint;
 mod model;
+mod parameters;
 mod postgres;
 mod reference;
 mod rooms;
@@ -47,6 +48,12 @@ enum Verb {
     Weed,
     /// Install PostgreSQL, and put Patroni, which tests use, into the lab directory
     Postgres,
+    /// Write the table of PostgreSQL's parameters from servers of every version
+    Parameters {
+        /// Directories with the programs of PostgreSQL 13 to 18
+        #[arg(required = true)]
+        programs: Vec<std::path::PathBuf>,
+    },
     /// Check formatting, clippy, the purity of core, the ban on unsafe code, dependencies and Markdown
     Lint,
     /// Write docs/reference.md from the schema of the spec
@@ -116,6 +123,7 @@ fn run(verb: Verb) -> anyhow::Result<()> {
         Verb::Etcd { refresh } => etcd::run(&lab, refresh),
         Verb::Weed => weed::run(&lab),
         Verb::Postgres => postgres::run(&lab),
+        Verb::Parameters { programs } => parameters::run(&programs),
         Verb::Lint => lint::run(),
         Verb::Reference => reference::run(),
         Verb::Rooms { provider } => rooms::run(&provider),

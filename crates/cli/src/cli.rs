@@ -122,6 +122,11 @@ pub enum Verb {
     /// the cluster could not serve meanwhile. With --upgrade-packages apt-get upgrades the packages of each machine first; if that fails,
     /// the machine is not rebooted and no other one is touched. After an interruption, `quorate apply` continues within 15 minutes.
     Reboot(Reboot),
+    /// Make another member of a PostgreSQL cluster the primary
+    ///
+    /// Patroni does it; the former primary follows as a standby. Without --to the standby that is furthest takes over. Refused if the
+    /// standby could lack a confirmed commit or lags too far. After an interruption, `quorate apply` continues within 15 minutes.
+    Switchover(Switchover),
     /// Rebuild a cluster from a survivor after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
@@ -330,6 +335,22 @@ pub struct Replace {
     #[arg(long)]
     pub new_data: bool,
     /// Allow downtime if the others cannot serve without the member
+    #[arg(long)]
+    pub allow_downtime: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Switchover {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// The member that becomes the primary
+    #[arg(long, value_name = "MEMBER", add = completion::members())]
+    pub to: Option<String>,
+    /// Switch over even while another member does not stream
     #[arg(long)]
     pub allow_downtime: bool,
     /// Do not ask

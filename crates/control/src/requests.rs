@@ -18,6 +18,8 @@ pub enum Kind {
     Replace,
     /// Machines reboot, one after another.
     Reboot,
+    /// Another member of a PostgreSQL cluster becomes the primary.
+    Switchover,
     /// Consent to restarts that cause downtime.
     Downtime,
     /// Consent to treat unreachable machines as dead.
@@ -67,6 +69,11 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
         begun: true,
     }));
     open.extend([false, true].into_iter().filter_map(|begun| reboots(ledger, begun)));
+    open.extend(ledger.postgres.switchover.iter().map(|request| {
+        let to = request.to.as_ref().map_or_else(|| String::from("another member"), ToString::to_string);
+        let what = format!("switch the primary from {} to {to}", request.from);
+        confirmed(Kind::Switchover, &what, &request.consent, false)
+    }));
     open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));
     let now = ledger.without_grace.iter();
     open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
@@ -105,6 +112,7 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
                 record.reboot = record.reboot.take().filter(|reboot| reboot.ordered.is_some());
             }
         }
+        Kind::Switchover => ledger.postgres.switchover = None,
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
         Kind::Destroy | Kind::Replace | Kind::Recover => {}

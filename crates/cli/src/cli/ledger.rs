@@ -131,6 +131,8 @@ pub enum Withdrawn {
     Restore,
     /// To reboot machines: those that were not ordered to yet stay up
     Reboot,
+    /// To make another member the primary
+    Switchover,
     /// Consent to downtime
     Downtime,
     /// Consent to treat unreachable machines as dead
@@ -143,6 +145,7 @@ impl Withdrawn {
             Withdrawn::Recover => Kind::Recover,
             Withdrawn::Restore => Kind::Restore,
             Withdrawn::Reboot => Kind::Reboot,
+            Withdrawn::Switchover => Kind::Switchover,
             Withdrawn::Downtime => Kind::Downtime,
             Withdrawn::Now => Kind::Now,
         }

@@ -22,6 +22,7 @@ pub mod requests;
 pub mod restore;
 pub mod spec;
 pub mod status;
+pub mod switchover;
 pub mod unlock;
 pub mod up;
 

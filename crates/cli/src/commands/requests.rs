@@ -67,6 +67,7 @@ fn word(kind: Kind) -> Option<&'static str> {
         Kind::Recover => Some("recover"),
         Kind::Restore => Some("restore"),
         Kind::Reboot => Some("reboot"),
+        Kind::Switchover => Some("switchover"),
         Kind::Downtime => Some("downtime"),
         Kind::Now => Some("now"),
         Kind::Destroy | Kind::Replace => None,

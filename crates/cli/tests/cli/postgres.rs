@@ -72,6 +72,14 @@ impl Shop {
         self.status()["postgres"]["primary"].as_str().unwrap_or_default().to_owned()
     }
 
+    /// The first member with this role, as `status` shows it.
+    fn member_with(&self, role: &str) -> String {
+        let status = self.status();
+        let members = status["members"].as_array().unwrap();
+        let member = members.iter().find(|member| member["role"] == role);
+        member.unwrap_or_else(|| panic!("no {role}: {status}"))["member"].as_str().unwrap().to_owned()
+    }
+
     /// The process of a member whose command line has this in it.
     fn process(&self, member: &str, word: &str) -> Option<u32> {
         let root = format!("/machines/shop/{member}/");
@@ -224,4 +232,160 @@ fn members_come_and_go_lose_their_data_and_the_primary_dies() {
     let env = shop.env(&["--user", "shop"]);
     let confirmed = writer.stop();
     assert_nothing_lost(&env, &confirmed);
+}
+
+#[test]
+fn the_primary_moves_on_request_and_only_to_a_standby_with_all_commits() {
+    let shop = Shop::up();
+    let user = shop.env(&["--user", "shop"]);
+    let writer = Writer::start(user.clone());
+    let before = shop.primary();
+    let (synchronous, other) = (shop.member_with("sync standby"), shop.member_with("replica"));
+    let switchover = |to: &[&str]| {
+        let arguments: Vec<&str> = ["switchover", "shop", "--yes"].iter().chain(to).copied().collect();
+        shop.sandbox.quorate(&arguments)
+    };
+    // Who may lack a confirmed commit is refused; nothing is left in the ledger.
+    let refused = switchover(&["--to", &other]).fails().text();
+    assert!(
+        refused.contains("commits wait for") && refused.contains(&format!("switch over to {synchronous}")),
+        "{refused}"
+    );
+    assert!(switchover(&["--to", &before]).fails().stderr.contains("is the primary of shop already"));
+    assert!(switchover(&["--to", "pg-9"]).fails().stderr.contains("has no member `pg-9`"));
+    let etcd = shop.sandbox.quorate(&["switchover", "orders", "--yes"]).fails().stderr;
+    assert!(etcd.contains("is an etcd cluster"), "{etcd}");
+    assert_eq!(shop.primary(), before);
+    // Without a terminal and without consent nothing is done.
+    let unasked = shop.sandbox.quorate(&["switchover", "shop"]).fails().text();
+    assert!(unasked.contains(&format!("switch the primary from {before} to {synchronous}")), "{unasked}");
+    assert_eq!(shop.primary(), before);
+
+    switchover(&["--to", &synchronous]).ok();
+    assert_eq!(shop.primary(), synchronous);
+    let open = shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json();
+    assert_eq!(open, serde_json::json!([]));
+    let history = shop.sandbox.quorate(&["history", "shop"]).ok().stdout;
+    assert!(history.contains("that another member becomes the primary"), "{history}");
+    // `apply` has nothing more to do, so nobody is switched back.
+    shop.apply().ok();
+    assert_eq!(shop.primary(), synchronous);
+    switchover(&[]).ok();
+    assert_ne!(shop.primary(), synchronous);
+    assert_eq!(shop.status()["verdict"], "healthy");
+
+    // A lowered limit: `plan` shows the restarts, and the primary restarts first, where it is. A slot and tags come with it.
+    let (primary, tagged) = (shop.primary(), shop.member_with("replica"));
+    let text = spec("max_connections: 40", &THREE).replace(
+        &format!("{{name: {tagged}}}"),
+        &format!("{{name: {tagged}, tags: {{nofailover: true, clonefrom: true}}}}"),
+    );
+    shop.sandbox.file("shop.yaml", &text.replace("      users:", "      slots: [{name: warehouse}]\n      users:"));
+    let planned = shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout;
+    assert!(planned.contains("max_connections changes from 50 to 40 with a restart"), "{planned}");
+    assert!(planned.contains("it restarts first") && !planned.contains("switch the primary"), "{planned}");
+    let done = shop.apply().ok().text();
+    assert!(!done.contains("switch the primary"), "{done}");
+    assert_eq!(shop.primary(), primary);
+    let superuser = shop.env(&[]);
+    for host in superuser["PGHOST"].split(',') {
+        let one = [("PGHOST", host), ("PGTARGETSESSIONATTRS", "any")].map(|(k, v)| (k.to_owned(), v.to_owned()));
+        let one: BTreeMap<_, _> = superuser.clone().into_iter().chain(one).collect();
+        assert_eq!(psql(&one, "show max_connections").ok().stdout, "40\n");
+    }
+    let slots = psql(&superuser, "select count(*) from pg_replication_slots where slot_name = 'warehouse'").ok().stdout;
+    assert_eq!(slots, "1\n");
+    let refused = switchover(&["--to", &tagged]).fails().text();
+    assert!(refused.contains("its tags say that it never becomes the primary"), "{refused}");
+    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+    assert_nothing_lost(&user, &writer.stop());
+}
+
+impl Shop {
+    /// PostgreSQL's process on each member: the same ones if nothing restarted.
+    fn postmasters(&self) -> BTreeMap<&'static str, Option<u32>> {
+        THREE.into_iter().map(|member| (member, self.process(member, "/bin/postgres -D"))).collect()
+    }
+
+    /// The members of etcd that Patroni of this member was configured with.
+    fn dcs_hosts(&self, member: &str) -> BTreeSet<String> {
+        let path = self.sandbox.home().join(format!("machines/shop/{member}/root/etc/patroni/patroni.yml"));
+        let config: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        config["etcd3"]["hosts"].as_array().unwrap().iter().map(|host| host.as_str().unwrap().to_owned()).collect()
+    }
+
+    /// The names in the certificate that a server shows.
+    fn names_shown(&self, address: &str, how: &[&str]) -> String {
+        let arguments: Vec<&str> = ["s_client", "-connect", address].iter().chain(how).copied().collect();
+        let shown = self.sandbox.path().join("shown.pem");
+        std::fs::write(&shown, self.sandbox.openssl(&arguments)).unwrap();
+        self.sandbox.openssl(&["x509", "-noout", "-ext", "subjectAltName", "-in", shown.to_str().unwrap()])
+    }
+}
+
+#[test]
+fn etcd_gets_another_member_and_is_away_and_certificates_are_renewed_and_postgresql_never_restarts() {
+    let sandbox = Sandbox::new(VERSION);
+    let three = "[{name: e-1}, {name: e-2}, {name: e-3}]";
+    let text = spec("max_connections: 50", &THREE).replace("[{name: e-1}]", three);
+    sandbox.file("shop.yaml", &text);
+    let shop = Shop { sandbox };
+    shop.apply().ok();
+    let user = shop.env(&["--user", "shop"]);
+    let writer = Writer::start(user.clone());
+    let (primary, postmasters) = (shop.primary(), shop.postmasters());
+    assert!(postmasters.values().all(Option::is_some), "{postmasters:?}");
+
+    // Another member of etcd: Patroni's hosts follow, and a Patroni that starts finds etcd.
+    shop.sandbox.quorate(&["replace", "orders", "e-1", "--yes"]).ok();
+    let orders = shop.sandbox.status("orders");
+    let hosts: BTreeSet<String> = orders["members"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|member| {
+            let endpoint = member["endpoint"].as_str().unwrap();
+            endpoint.strip_prefix("https://").unwrap_or(endpoint).to_owned()
+        })
+        .collect();
+    assert_ne!(shop.dcs_hosts(&primary), hosts);
+    shop.apply().ok();
+    for member in THREE {
+        assert_eq!(shop.dcs_hosts(member), hosts, "{member}");
+    }
+    let replica = shop.member_with("replica");
+    signal(shop.process(&replica, "patroni.yml").expect("Patroni runs"), "KILL");
+    eventually("Patroni is back", 60, || shop.status()["verdict"] == "healthy");
+    assert_eq!((shop.primary(), shop.postmasters()), (primary.clone(), postmasters.clone()));
+
+    // All of etcd is away for three times `ttl`: with `failsafe_mode` the primary stays, and clients write.
+    let etcds = shop.sandbox.etcds();
+    assert_eq!(etcds.len(), 3);
+    etcds.iter().for_each(|etcd| signal(*etcd, "STOP"));
+    let count = || psql(&user, "select count(*) from written").ok().stdout.trim().parse::<u64>().unwrap();
+    for _ in 0..6 {
+        let before = count();
+        std::thread::sleep(std::time::Duration::from_secs(10));
+        eventually("clients write", 10, || count() > before);
+    }
+    etcds.iter().for_each(|etcd| signal(*etcd, "CONT"));
+    eventually("etcd is back", 60, || shop.sandbox.status("orders")["verdict"] == "healthy");
+    eventually("all is well", 60, || shop.status()["verdict"] == "healthy");
+    assert_eq!((shop.primary(), shop.postmasters()), (primary.clone(), postmasters.clone()));
+
+    // New certificates, with another name in them: PostgreSQL and Patroni show them after a reload.
+    let named = text.replace("    postgres:\n", "    tls: {extra_sans: [db.example.org]}\n    postgres:\n");
+    shop.sandbox.file("shop.yaml", &named);
+    shop.apply().ok();
+    for host in user["PGHOST"].split(',') {
+        let postgres = shop.names_shown(&format!("{host}:5432"), &["-starttls", "postgres"]);
+        assert!(postgres.contains("db.example.org"), "{postgres}");
+        let mut patroni = String::new();
+        eventually("Patroni shows it too", 30, || {
+            patroni = shop.names_shown(&format!("{host}:8008"), &[]);
+            patroni.contains("db.example.org")
+        });
+    }
+    assert_eq!((shop.primary(), shop.postmasters()), (primary, postmasters));
+    assert_nothing_lost(&user, &writer.stop());
 }

@@ -377,7 +377,10 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     let (restore_before, restore_after) = (asked(before), asked(after));
     let recovers = |ledger: &Ledger| ledger.etcd.recovery.as_ref().map(|request| request.consent.clone());
     let (recovery_before, recovery_after) = (recovers(before), recovers(after));
-    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 7] = [
+    let switches = |ledger: &Ledger| ledger.postgres.switchover.as_ref().map(|request| request.consent.clone());
+    let (switchover_before, switchover_after) = (switches(before), switches(after));
+    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 8] = [
+        ("switchover", &switchover_before, &switchover_after, "that another member becomes the primary"),
         ("destroy", &before.destroy, &after.destroy, "that the cluster is destroyed"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),
         ("allow-downtime", &before.downtime, &after.downtime, "that a restart may cause downtime"),

@@ -8,6 +8,7 @@ pub mod reboot;
 pub mod recover;
 pub mod replace;
 pub mod restore;
+pub mod switchover;
 
 use jiff::Timestamp;
 use quorate_agent::process;

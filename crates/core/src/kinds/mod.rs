@@ -387,7 +387,7 @@ impl Ledger {
     pub(crate) fn close_requests_of_kind(&mut self) {
         match self.spec.kind {
             Kind::Etcd => etcd::remember::answered(self),
-            Kind::Postgres => {}
+            Kind::Postgres => self.postgres.switchover = None,
         }
     }
 

@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::rule::Rule;
 use super::voters::{healthy_of, quorum};
 use crate::kinds::etcd::limits::MARGIN;
+use crate::kinds::postgres::safety::Unfit;
 use crate::listed::listed;
 use crate::model::{Distrust, MemberName, Program};
 use crate::text::list;
@@ -62,6 +63,12 @@ listed! {
         NoBackup,
         /// Without this member too few standbys are left to confirm commits.
         CommitsWait { member: MemberName, left: usize, needed: usize },
+        /// No member, or not the one that was asked for, can take over from the primary.
+        NoSuccessor { from: MemberName, unfit: Vec<(MemberName, Unfit)> },
+        /// Some limits of PostgreSQL are to be lowered and others raised.
+        LimitsBothWays { lowered: Vec<String>, raised: Vec<String> },
+        /// A switchover while another member does not stream.
+        SwitchoverAlone { from: MemberName, others: Vec<MemberName> },
         DcsUnusable { why: String },
         /// A backup could not be restored next to the data, which nobody has touched.
         RestoreFailed { member: MemberName, why: String },
@@ -136,6 +143,9 @@ impl UnsafeBecause {
             UnsafeBecause::UnknownFormation { member, .. } => by(Rule::OneController).on(member),
             UnsafeBecause::FixedAtFormation { .. } => by(Rule::SomeThingsStay),
             UnsafeBecause::CommitsWait { member, .. } => by(Rule::CommitsSurvive).on(member),
+            UnsafeBecause::NoSuccessor { .. } => by(Rule::StandbyIsReady),
+            UnsafeBecause::LimitsBothWays { .. } => by(Rule::StandbyKeepsUp),
+            UnsafeBecause::SwitchoverAlone { .. } => by(Rule::OneDisturbance),
             UnsafeBecause::DcsUnusable { .. } => by(Rule::MachineIsReady),
             UnsafeBecause::RestoreFailed { member, .. } => by(Rule::DataDiesOnlyByConsent).on(member),
             UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
@@ -222,6 +232,29 @@ impl fmt::Display for UnsafeBecause {
             UnsafeBecause::RestoreFailed { member, why } => {
                 write!(f, "the backup could not be restored on {member}, and nothing else was touched: {why}")
             }
+            UnsafeBecause::NoSuccessor { from, unfit } if unfit.is_empty() => {
+                write!(f, "{from} is the only member: nobody can take over from it")
+            }
+            UnsafeBecause::NoSuccessor { from, unfit } if unfit.len() == 1 => {
+                write!(f, "{} cannot take over from {from}: {}", unfit[0].0, unfit[0].1)
+            }
+            UnsafeBecause::NoSuccessor { from, unfit } => {
+                let unfit: Vec<String> = unfit.iter().map(|(member, why)| format!("{member}: {why}")).collect();
+                write!(f, "no standby can take over from {from}. {}", unfit.join("; "))
+            }
+            UnsafeBecause::LimitsBothWays { lowered, raised } => write!(
+                f,
+                "the spec lowers {} and raises {}: the primary would have to restart first for the one, and the standbys \
+                 for the other",
+                list(lowered),
+                list(raised)
+            ),
+            UnsafeBecause::SwitchoverAlone { from, others } => write!(
+                f,
+                "{} {} not stream: if {from} does not come back after the switchover, too few members are left",
+                list(others),
+                if others.len() == 1 { "does" } else { "do" }
+            ),
             UnsafeBecause::DcsUnusable { why } => write!(f, "Patroni cannot keep its state in that etcd: {why}"),
             UnsafeBecause::NotReady { member, why, .. } => {
                 write!(f, "{member} is not ready for its configuration: {why}")

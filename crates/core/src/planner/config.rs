@@ -38,8 +38,10 @@ const NAMED: usize = 3;
 
 /// A reason with the changed settings that reach the machine.
 pub(crate) fn with_changes(desired: &Desired, why: String) -> String {
-    let reaches =
-        |change: &&Change| [desired.section(), "tls.", "host."].iter().any(|section| change.path.starts_with(section));
+    let reaches = |change: &&Change| {
+        [desired.section(), "tls.", "host."].iter().any(|section| change.path.starts_with(section))
+            || change.path.contains(".tags")
+    };
     let changes: Vec<String> = desired.changes.iter().filter(reaches).map(Change::brief).collect();
     match changes.len() {
         0 => why,

@@ -103,7 +103,7 @@ pub fn after(ledger: &mut Ledger, desired: &Desired, action: &Action, now: Times
 /// Notes what a look shows and must not be forgotten: since when a machine is not seen, how far revisions went, and which version
 /// all members run. Says whether the ledger changed.
 pub fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) -> bool {
-    let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone());
+    let noted = |l: &Ledger| (l.members.clone(), l.etcd.clone(), l.postgres.clone());
     let before = noted(ledger);
     if seen.machines.get().is_some() && desired.power == Power::On {
         for (member, record) in &mut ledger.members {

@@ -23,6 +23,8 @@ pub enum Rule {
     TrustComesFirst,
     SomeThingsStay,
     CommitsSurvive,
+    StandbyIsReady,
+    StandbyKeepsUp,
 }
 
 impl fmt::Display for Rule {
@@ -43,6 +45,8 @@ impl fmt::Display for Rule {
             Rule::TrustComesFirst => "every member trusts a new CA before it is used",
             Rule::SomeThingsStay => "cannot be changed after creation",
             Rule::CommitsSurvive => "confirmed commits survive",
+            Rule::StandbyKeepsUp => "no standby has lower limits than its primary",
+            Rule::StandbyIsReady => "only a standby with all confirmed commits takes over",
         })
     }
 }

@@ -14,6 +14,7 @@ use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
+use crate::kinds::postgres::spec::Tags;
 use crate::model::Build;
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{Name, Size, Spec};
@@ -69,12 +70,15 @@ pub struct MemberSpec {
     /// Its instance, under the provider `incus`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incus: Option<incus::InstanceSettings>,
+    /// What Patroni may do with it, in a cluster of PostgreSQL.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tags: Option<Tags>,
 }
 
 impl MemberSpec {
     /// A member of which nothing but the name is said.
     pub fn named(name: Name) -> Self {
-        MemberSpec { name, address: None, libvirt: None, incus: None }
+        MemberSpec { name, address: None, libvirt: None, incus: None, tags: None }
     }
 
     /// The names of the providers that it has a section for.

@@ -20,7 +20,8 @@ enum Shape {
     },
     /// Text with a special form, which may look like a number: `8GiB`, `3.6.14`.
     Formatted(String),
-    Whole,
+    /// A whole number, not below the smallest.
+    Whole(i64),
     Truth,
     /// Anything but a collection; kept as it was written.
     Scalar,
@@ -71,7 +72,7 @@ fn shape_of(schema: &Value, root: &Value) -> Shape {
     } else if names_type(schema, "string") {
         Shape::Text { not_empty: schema["minLength"].as_u64() > Some(0) }
     } else if names_type(schema, "integer") {
-        Shape::Whole
+        Shape::Whole(schema["minimum"].as_i64().unwrap_or(0).min(0))
     } else if names_type(schema, "boolean") {
         Shape::Truth
     } else if names_type(schema, "array") {
@@ -358,10 +359,12 @@ impl Walk<'_> {
                 self.report(node.span, format!("unknown value `{text}`"), Some(hint));
                 return None;
             }
-            Shape::Whole => match text.parse::<u64>().ok().filter(|_| meaning == Meaning::Number) {
-                Some(number) => return Some(number.into()),
-                None => return self.wrong_type(node, node.span, shape),
-            },
+            Shape::Whole(least) => {
+                match text.parse::<i64>().ok().filter(|number| meaning == Meaning::Number && number >= least) {
+                    Some(number) => return Some(number.into()),
+                    None => return self.wrong_type(node, node.span, shape),
+                }
+            }
             Shape::Truth => match meaning {
                 Meaning::Truth(truth) => return Some(truth.into()),
                 _ => return self.wrong_type(node, node.span, shape),
@@ -385,7 +388,8 @@ impl Walk<'_> {
                 let hint = format!("words are {}; fields are {}", known.join(", "), fields.join(", "));
                 ("a word or a mapping", Some(hint))
             }
-            Shape::Whole => {
+            Shape::Whole(least) if *least < 0 => ("a whole number of -1 or more", None),
+            Shape::Whole(_) => {
                 ("a whole number of 0 or more", is_quoted_number(node).then(|| "without quotes".to_owned()))
             }
             Shape::Truth => ("true or false", Some("without quotes".to_owned())),

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
-    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Until,
+    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Standby,
+    SwitchoverRequest, Until,
 };
 use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
 use quorate_core::planner::simulate::{SimMachine, World};
@@ -58,6 +60,11 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let found = facts(scene, member);
             (found.service, found.status) = (ServiceState::Stopped, None);
         }
+        ["is", "tagged", "nofailover"] => {
+            scene.ledger.spec_before = Some(Box::new(scene.spec.clone()));
+            let spec = scene.spec.members.iter_mut().find(|spec| spec.name.as_str() == member.as_str());
+            spec.expect("a member").tags = Some(Tags { nofailover: true, ..Tags::default() });
+        }
         ["needs", "a", "restart"] => status(scene, member).pending_restart = true,
         ["does", "not", "stream"] => status(scene, member).streaming = false,
         ["has", "no", "synchronous", "standby"] => {
@@ -69,6 +76,7 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         }
         ["is", "at", "the", "end"] => status(scene, member).location = Some(1_000_000_000),
         ["was", "promoted", "too"] => status(scene, member).role = Role::Primary,
+        ["becomes", "the", "primary"] => become_primary(scene, member),
         ["is", "no", "longer", "primary"] => {
             let status = status(scene, member);
             (status.role, status.streaming) = (Role::Replica, true);
@@ -108,6 +116,45 @@ pub fn restore(scene: &mut Scene, label: &str, consent: Consent) {
     let token = format!("shop-restored-{label}");
     let source = format!("backup {label} with all log that was stored");
     scene.ledger.postgres.restore = Some(RestoreWish { consent, token, target, source });
+}
+
+/// Patroni has promoted this one; the others follow, and the first that may has become the synchronous standby.
+fn become_primary(scene: &mut Scene, member: &MemberName) {
+    let others: Vec<MemberName> = scene.seen.agents.keys().filter(|name| *name != member).cloned().collect();
+    let streams = |number| Standby { state: String::from("streaming"), synchronous: number == 0 };
+    let standbys = others.iter().enumerate().map(|(number, name)| (name.to_string(), streams(number)));
+    let standbys = standbys.collect();
+    for other in &others {
+        let status = status(scene, other);
+        (status.role, status.streaming) = (Role::Replica, true);
+    }
+    let status = status(scene, member);
+    (status.role, status.standbys) = (Role::Primary, standbys);
+}
+
+/// The operator asks that another member, or this one, becomes the primary.
+pub fn switch_over(scene: &mut Scene, consent: Consent, to: &[&str]) {
+    let to = match to {
+        [] => None,
+        ["to", member] => Some(MemberName::from(*member)),
+        words => panic!("the operator does not say: {words:?}"),
+    };
+    let primary = |scene: &Scene| {
+        let found = |member: &&MemberName| {
+            let status = scene.seen.facts(member).and_then(|facts| facts.postgres.as_ref()?.status.as_ref());
+            status.is_some_and(|status| status.role == Role::Primary)
+        };
+        scene.seen.agents.keys().find(found).cloned().expect("a primary")
+    };
+    let from = primary(scene);
+    let timeline = status(scene, &from).timeline;
+    scene.ledger.postgres.switchover = Some(SwitchoverRequest { consent, from, timeline, to });
+}
+
+/// Whether `max_connections` is to grow.
+fn raised(status: &PatroniStatus) -> bool {
+    let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<u64>().ok());
+    status.pending.get("max_connections").is_some_and(|(old, new)| number(new) > number(old))
 }
 
 /// What Patroni reports on each machine.
@@ -155,13 +202,34 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             assert!(!formation.is_formed() || others_stream(member), "two disturbances: {step:?}");
             let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
             let alone = roles.len() == 1;
-            assert!(!leads || alone || !formation.is_formed(), "the primary hands over first: {step:?}");
+            let limits =
+                ["max_connections", "max_locks_per_transaction", "max_prepared_transactions", "max_wal_senders"];
+            let waits = |name: &&str| roles[member].pending.contains_key(*name);
+            let lowered = limits.iter().any(|name| waits(name)) || waits(&"max_worker_processes");
+            let first = lowered || desired.downtime;
+            assert!(!leads || alone || first || !formation.is_formed(), "the primary hands over first: {step:?}");
+            let primary = roles.values().find(|status| status.role == Role::Primary);
+            let old = |status: &PatroniStatus| status.pending.get("max_connections").and_then(|(old, _)| old.clone());
+            let keeps = leads || primary.and_then(|status| old(status)).is_none() || !lowered || raised(roles[member]);
+            assert!(keeps, "a standby would have less than its primary: {step:?}");
             assert!(!alone || desired.downtime || !formation.is_formed(), "an outage without consent: {step:?}");
         }
         Action::Switchover { member, to } => {
             assert_eq!(primaries, 1, "{step:?}");
             assert_eq!(roles[member].role, Role::Primary, "{step:?}");
-            assert!(roles[to].streaming && others_stream(member), "{step:?}");
+            assert!(roles[to].streaming && (others_stream(member) || desired.downtime), "{step:?}");
+            let tags = world.ledger.spec.members.iter().find(|spec| spec.name.as_str() == to.as_str());
+            let barred = tags.and_then(|spec| spec.tags.as_ref()).is_some_and(|tags| tags.nofailover);
+            assert!(!barred, "its tags bar it: {step:?}");
+            let lag = roles[member].location.unwrap().saturating_sub(roles[to].location.unwrap());
+            assert!(lag <= 16 << 20, "clients would wait: {step:?}");
+            let confirms = |name: &MemberName| {
+                let incarnation = desired.members[name].incarnation;
+                let called = if incarnation > 1 { format!("{name}.{incarnation}") } else { name.to_string() };
+                roles[member].standbys.get(&called).is_some_and(|standby| standby.synchronous)
+            };
+            let waits = world.ledger.spec.postgres.as_ref().is_some_and(|postgres| postgres.synchronous.nodes > 0);
+            assert!(!waits || confirms(to), "it may lack confirmed commits: {step:?}");
         }
         _ => {}
     }

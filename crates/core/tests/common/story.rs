@@ -294,6 +294,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
                 record.reboot = Some(Reboot { consent: consent(), upgrade_packages, ordered: None });
             }
         }
+        ["switches", "over", to @ ..] => scene::postgres::switch_over(scene, consent(), to),
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
         ["says", "destroy"] => scene.ledger.destroy = Some(consent()),
         ["says", "destroy", "without", "backup"] => {

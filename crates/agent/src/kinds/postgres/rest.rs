@@ -1,16 +1,19 @@
 //! Patroni's REST API, as the Patroni of this machine serves it. It takes commands from clients with a certificate of the members' CA.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::body::Bytes;
 use hyper::{Method, StatusCode};
+use quorate_core::kinds::postgres::parameters::moved_limits;
 use quorate_core::kinds::postgres::{REST_PORT, Role};
 use quorate_core::model::{CertificateUse, https_url};
 use rustls::ClientConfig;
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
+use super::tools;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::kinds::etcd::trust;
@@ -23,6 +26,8 @@ const CONFIGURING: Duration = Duration::from_secs(20);
 const RESTARTING: Duration = Duration::from_secs(480);
 /// Until Patroni itself has seen the configuration that it wrote.
 const SEEN: Duration = Duration::from_secs(5);
+/// Until a standby has replayed that its primary restarted.
+const REPLAYED: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
 
 pub(super) struct Rest {
@@ -100,19 +105,51 @@ impl Agent {
     /// Only where a parameter waits for it, so an order that comes late disturbs nobody.
     pub(super) async fn restart_postgres(&self) -> Result<(), Refusal> {
         let rest = self.rest()?;
+        self.wait_for_lowered_limits().await?;
         let body = json!({ "restart_pending": true });
         let said = rest.command(Method::POST, "/restart", body, RESTARTING).await?;
         if !self.patroni_status().await?.pending_restart {
             return Ok(());
         }
         match said.status {
-            // A standby may not have less of it than its primary.
-            StatusCode::OK => Err(Refusal::failed(
-                "PostgreSQL restarted and still waits for a restart: a limit such as max_connections was lowered, and then \
-                 the primary must restart first, with `patronictl restart`",
-            )),
+            StatusCode::OK => Err(Refusal::failed("PostgreSQL restarted and still waits for a restart")),
             _ => Err(said.refused("restart PostgreSQL")),
         }
+    }
+
+    /// A standby starts with no less of some limits than its data says that the primary has. The primary has restarted with less by now;
+    /// until the standby has replayed that, its restart would be in vain.
+    async fn wait_for_lowered_limits(&self) -> Result<(), Refusal> {
+        let status = self.patroni_status().await?;
+        if status.role != Role::Replica {
+            return Ok(());
+        }
+        let (lowered, _) = moved_limits(&status.pending);
+        let new = |name: &String| status.pending.get(name)?.1.as_ref()?.parse::<u64>().ok();
+        let wanted: Vec<(&String, u64)> = lowered.iter().filter_map(|name| Some((name, new(name)?))).collect();
+        let deadline = Instant::now() + REPLAYED;
+        while !wanted.is_empty() {
+            let known = self.limits_in_data().await?;
+            let higher = wanted.iter().find(|(name, wanted)| known.get(*name).is_some_and(|known| known > wanted));
+            let Some((name, _)) = higher else { return Ok(()) };
+            if Instant::now() > deadline {
+                let why = format!(
+                    "the primary still has a higher {name}, and no standby may have less: it must restart first"
+                );
+                return Err(Refusal::Failed { why });
+            }
+            tokio::time::sleep(POLL).await;
+        }
+        Ok(())
+    }
+
+    /// The limits of the primary, as far as its changes were replayed here.
+    async fn limits_in_data(&self) -> Result<BTreeMap<String, u64>, Refusal> {
+        let state = self.state.get();
+        let program = self.postgres_directory(&state)?.join("pg_controldata");
+        let mut command = self.run_as().await?.command(&program);
+        command.arg(self.layout.postgres_data()).env("LC_ALL", "C");
+        Ok(limits_in(&tools::run(command, "", CONFIGURING).await?))
     }
 
     pub(super) async fn switch_over(&self, to: &str) -> Result<(), Refusal> {
@@ -134,8 +171,40 @@ impl Agent {
     }
 }
 
+/// What `pg_controldata` prints of the limits, by the names of the parameters.
+fn limits_in(printed: &str) -> BTreeMap<String, u64> {
+    let limit = |line: &str| {
+        let (name, value) = line.split_once(" setting:")?;
+        let name = name.replace("_xacts", "_transactions").replace("_xact", "_transaction");
+        Some((name, value.trim().parse().ok()?))
+    };
+    printed.lines().filter_map(limit).collect()
+}
+
 fn leader(cluster: &Value) -> Option<String> {
     let members = cluster["members"].as_array()?;
     let leader = members.iter().find(|member| member["role"] == "leader")?;
     leader["name"].as_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_read_from_the_control_data() {
+        let printed = "wal_level setting:                    replica\nwal_log_hints setting:                on\n\
+            max_connections setting:              60\nmax_worker_processes setting:         8\n\
+            max_wal_senders setting:              10\nmax_prepared_xacts setting:           0\n\
+            max_locks_per_xact setting:           64\ntrack_commit_timestamp setting:       off\n";
+        let limits = limits_in(printed);
+        let wanted = [
+            ("max_connections", 60),
+            ("max_locks_per_transaction", 64),
+            ("max_prepared_transactions", 0),
+            ("max_wal_senders", 10),
+            ("max_worker_processes", 8),
+        ];
+        assert_eq!(limits, wanted.map(|(name, value)| (name.to_owned(), value)).into());
+    }
 }

@@ -30,6 +30,8 @@ struct Page {
     #[serde(default)]
     pending_restart: bool,
     #[serde(default)]
+    pending_restart_reason: BTreeMap<String, Reason>,
+    #[serde(default)]
     pause: bool,
     patroni: Option<Itself>,
 }
@@ -45,6 +47,12 @@ struct Log {
 struct Connection {
     application_name: String,
     state: String,
+}
+
+#[derive(Deserialize)]
+struct Reason {
+    old_value: String,
+    new_value: String,
 }
 
 #[derive(Deserialize)]
@@ -105,6 +113,11 @@ fn status_in(page: Value, config: Option<Value>, now: i64) -> Result<PatroniStat
         server_version: page.server_version.map(|version| format!("{}.{}", version / 10_000, version % 10_000)),
         patroni_version: page.patroni.map(|patroni| patroni.version),
         pending_restart: page.pending_restart,
+        pending: page
+            .pending_restart_reason
+            .into_iter()
+            .map(|(name, Reason { old_value, new_value })| (name, (Some(old_value), Some(new_value))))
+            .collect(),
         paused: page.pause,
         standbys: page.replication.into_iter().map(standby).collect::<BTreeMap<_, _>>(),
         config: config.filter(Value::is_object).map(|config| config.to_string()),
@@ -125,12 +138,15 @@ mod tests {
             "timeline": 2, "dcs_last_seen": 1_794_919_902, "database_system_identifier": "7709122112588023710",
             "replication": [{"usename": "replicator", "application_name": "pg-2", "client_addr": "127.0.0.1",
                 "state": "streaming", "sync_state": "sync", "sync_priority": 1}],
-            "pending_restart": true, "patroni": {"version": "4.1.5", "scope": "shop", "name": "pg-1"}
+            "pending_restart": true,
+            "pending_restart_reason": {"max_connections": {"old_value": "60", "new_value": "50"}}, "patroni": {"version": "4.1.5", "scope": "shop", "name": "pg-1"}
         });
         let config = json!({ "ttl": 20, "loop_wait": 10 });
         let status = status_in(primary.clone(), Some(config.clone()), 1_794_919_922).unwrap();
         assert_eq!((status.role, status.location, status.timeline), (Role::Primary, Some(50_331_648), Some(2)));
         assert_eq!((status.server_version.as_deref(), status.pending_restart), (Some("15.20"), true));
+        let lowered = (Some(String::from("60")), Some(String::from("50")));
+        assert_eq!(status.pending, BTreeMap::from([(String::from("max_connections"), lowered)]));
         assert_eq!(status.standbys["pg-2"], Standby { state: String::from("streaming"), synchronous: false });
         let cluster = json!({ "members": [
             {"name": "pg-1", "role": "leader"}, {"name": "pg-2", "role": "sync_standby"}, {"name": "pg-3", "role": "replica"}

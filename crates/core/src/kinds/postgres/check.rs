@@ -1,10 +1,11 @@
 //! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
 
-use super::spec::PostgresSettings;
+use super::parameters::{self, Wrong};
+use super::spec::{PostgresSettings, Tags, WatchdogMode};
 use super::{REPLICATOR, REWINDER, SUPERUSER};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{ClusterSpec, Destination, HostFacts, Kind, Millis, S3Destination, Spec};
+use crate::spec::{ClusterSpec, Destination, HostFacts, Kind, Millis, S3Destination, Size, Spec};
 
 /// Patroni raises smaller values to these without a word.
 const SHORTEST_TTL: Millis = Millis(20_000);
@@ -31,13 +32,16 @@ const OF_PATRONI: [&str; 18] = [
     "recovery_min_apply_delay",
     "promote_trigger_file",
 ];
+/// PostgreSQL's limit for the name of a slot, and Patroni's default for how many there are.
+const LONGEST_SLOT: usize = 63;
+const USUAL_SLOTS: usize = 10;
 /// Parameters that quorate sets: certificates and how passwords are stored.
 const OF_QUORATE: [&str; 5] = ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "password_encryption"];
 
 /// Parameters that quorate sets where the cluster has backups.
 const OF_BACKUPS: [&str; 3] = ["archive_mode", "archive_command", "archive_library"];
 
-pub(crate) fn check(cluster: &Cluster, all: &Spec, _: &HostFacts, found: &mut Findings) {
+pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut Findings) {
     let Some(postgres) = &cluster.spec.postgres else {
         let hint = "add a `postgres` section with `version` and `dcs`, or leave `kind` out for etcd";
         return found.error(cluster.at("kind"), "a cluster of PostgreSQL needs its settings", hint);
@@ -46,9 +50,20 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, _: &HostFacts, found: &mut Fi
     member_count(cluster, postgres, found);
     dcs(cluster, postgres, all, found);
     timing(cluster, postgres, found);
-    parameters(cluster, postgres, found);
+    watchdog(cluster, postgres, found);
+    parameters(cluster, postgres, host, found);
     catalog(cluster, postgres, found);
     backup(cluster, postgres, found);
+    tags(cluster, postgres, found);
+    slots(cluster, postgres, found);
+}
+
+/// Tags are Patroni's.
+pub(crate) fn refuse_tags(cluster: &Cluster, found: &mut Findings) {
+    for (index, _) in cluster.spec.members.iter().enumerate().filter(|(_, member)| member.tags.is_some()) {
+        let message = "tags are for members of PostgreSQL clusters";
+        found.error(cluster.at(&format!("members[{index}].tags")), message, "leave them out");
+    }
 }
 
 /// What belongs to the etcd cluster, not to this one.
@@ -185,8 +200,104 @@ fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
     }
 }
 
-fn parameters(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
-    for name in postgres.parameters.keys() {
+/// The watchdog is to reset the machine before another member can be the primary, and not before Patroni could reset the watchdog.
+fn watchdog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let (patroni, watchdog) = (&postgres.patroni, &postgres.patroni.watchdog);
+    if watchdog.mode == WatchdogMode::Off {
+        return;
+    }
+    let ttl = patroni.ttl.0 / 1000;
+    // Half of `ttl` for -1.
+    let margin = u64::try_from(watchdog.safety_margin).unwrap_or(ttl - ttl / 2);
+    let timeout = ttl.saturating_sub(margin);
+    if timeout * 1000 <= patroni.loop_wait.0 {
+        let message = format!(
+            "the watchdog would reset the machine after {timeout} s, and Patroni resets the watchdog only every `loop_wait`, which is {}",
+            patroni.loop_wait
+        );
+        let hint = "lower `safety_margin` or `loop_wait`, or raise `ttl`";
+        found.error(cluster.at("postgres.patroni.watchdog.safety_margin"), message, hint);
+    }
+}
+
+fn tags(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let members = &cluster.spec.members;
+    for (index, member) in members.iter().enumerate() {
+        let Some(tags) = &member.tags else { continue };
+        if tags.nofailover && tags.failover_priority.is_some_and(|priority| priority > 0) {
+            let message = format!("`{}` is never to become the primary, and has a priority for it", member.name);
+            let at = cluster.at(&format!("members[{index}].tags.failover_priority"));
+            found.error(at, message, "leave out one of the two");
+        }
+    }
+    let counts = |which: fn(&Tags) -> bool| {
+        members.iter().filter(|member| member.tags.as_ref().is_none_or(|tags| !which(tags))).count()
+    };
+    let (can_lead, can_confirm) = (counts(Tags::bars_takeover), counts(|tags| tags.nosync));
+    let nodes = usize::from(postgres.synchronous.nodes);
+    let at = || cluster.at("members");
+    if can_lead == 0 && !members.is_empty() {
+        let hint = "remove `nofailover`, or raise `failover_priority`, for at least two members";
+        return found.error(at(), "the tags of all members say that they never become the primary", hint);
+    }
+    if can_lead == 1 && members.len() > 1 {
+        let message = "only one member may become the primary: if it is lost, nobody takes over";
+        found.warning(at(), message, "remove `nofailover` from another member");
+    }
+    if nodes > 0 && nodes < members.len() && can_confirm <= nodes {
+        let message = format!(
+            "a commit waits for {nodes} {}, and the tags leave {} that it could wait for besides the primary",
+            if nodes == 1 { "standby" } else { "standbys" },
+            can_confirm.saturating_sub(1)
+        );
+        found.error(at(), message, "remove `nosync` from a member, or lower `synchronous.nodes`");
+    }
+}
+
+fn slots(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
+    let at = |index: usize| cluster.at(&format!("postgres.slots[{index}].name"));
+    found.repeated(postgres.slots.iter().map(|slot| &slot.name), at, |name| format!("the slot `{name}`"));
+    let parameter = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
+    for (index, slot) in postgres.slots.iter().enumerate() {
+        let name = &slot.name;
+        let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        if name.len() > LONGEST_SLOT || !name.bytes().all(legal) {
+            let message = format!("`{name}` is not the name of a slot");
+            found.error(at(index), message, "names have at most 63 lower case letters, digits and `_`");
+        } else if let Some(member) = cluster.spec.members.iter().find(|member| is_slot_of(name, member.name.as_str())) {
+            let message = format!("`{name}` is the slot of member `{}`, which Patroni creates", member.name);
+            found.error(at(index), message, "choose another name");
+        }
+        let field = |field: &str| cluster.at(&format!("postgres.slots[{index}].{field}"));
+        if slot.plugin.is_some() && slot.database.is_none() {
+            let message = format!("slot `{name}` has a plugin and no database to decode");
+            found.error(field("plugin"), message, "add `database`, or leave the plugin out for a physical slot");
+        }
+        if slot.database.is_some() && parameter("wal_level") != Some("logical") {
+            let message = format!("slot `{name}` decodes changes, and `wal_level` is not `logical`");
+            found.error(field("database"), message, "add `wal_level: logical` to `postgres.parameters`");
+        }
+    }
+    let needed = postgres.slots.len() + cluster.spec.members.len();
+    let most = parameter("max_replication_slots").and_then(|most| most.parse().ok()).unwrap_or(USUAL_SLOTS);
+    if !postgres.slots.is_empty() && needed > most {
+        let message = format!(
+            "{needed} slots are needed, one for each member and {} more, and `max_replication_slots` is {most}",
+            postgres.slots.len()
+        );
+        found.error(cluster.at("postgres.slots"), message, "raise `max_replication_slots` in `postgres.parameters`");
+    }
+}
+
+/// Patroni makes a slot's name from a member's: `pg-1` has `pg_1`, and its second machine `pg_1_2`.
+fn is_slot_of(slot: &str, member: &str) -> bool {
+    let own = member.replace('-', "_");
+    let later = |rest: &str| rest.strip_prefix('_').is_some_and(|number| number.parse::<u64>().is_ok());
+    slot.strip_prefix(own.as_str()).is_some_and(|rest| rest.is_empty() || later(rest))
+}
+
+fn parameters(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, found: &mut Findings) {
+    for (name, value) in &postgres.parameters {
         let at = cluster.at(&format!("postgres.parameters.{name}"));
         if OF_PATRONI.contains(&name.as_str()) {
             let message = format!("`{name}` is set by Patroni, which ignores or overwrites it");
@@ -197,7 +308,39 @@ fn parameters(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findin
         } else if !is_parameter(name) {
             let message = format!("`{name}` is not the name of a parameter");
             found.error(at, message, "names have lower case letters, digits, `_` and, for extensions, one `.`");
+        } else if let Some(Wrong { message, hint }) = parameters::wrong(postgres.version, name, &value.0) {
+            found.error(at, message, hint);
+        } else if name == "wal_level" && value.0.eq_ignore_ascii_case("minimal") {
+            let message = "with `wal_level` `minimal` there are no standbys, and Patroni does not use it";
+            found.error(at, message, "use `replica` or `logical`");
         }
+    }
+    memory(cluster, postgres, host, found);
+}
+
+/// PostgreSQL does not start if it cannot have this memory.
+fn memory(cluster: &Cluster, postgres: &PostgresSettings, host: &HostFacts, found: &mut Findings) {
+    let at = |name: &str| cluster.at(&format!("postgres.parameters.{name}"));
+    let settings = cluster.spec.provider.settings();
+    let smallest = cluster.spec.members.iter().filter_map(|member| settings.memory(member)).min();
+    let value = |name: &str| postgres.parameters.get(name).map(|value| value.0.as_str());
+    let buffers = value("shared_buffers").and_then(|text| parameters::number(text, "8kB"));
+    let machine = smallest.map(|size| size.0).or(host.memory);
+    if let (Some(buffers), Some(machine)) = (buffers, machine)
+        && buffers * 8192.0 >= machine as f64
+    {
+        let machine = Size((machine >> 20) << 20);
+        let message =
+            format!("`shared_buffers` is more than the memory of the machine, {machine}: PostgreSQL cannot start");
+        found.error(at("shared_buffers"), message, "a quarter of the memory is usual");
+    }
+    if value("huge_pages").is_some_and(|value| value.eq_ignore_ascii_case("on")) {
+        let message = "with `huge_pages` `on` PostgreSQL does not start where the machine has too few huge pages";
+        let hint = "reserve them on the machines (`vm.nr_hugepages`), or use `try`, which continues without";
+        found.warning(at("huge_pages"), message, hint);
+    } else if value("huge_page_size").is_some() && value("huge_pages").is_some_and(|value| value == "off") {
+        let message = "`huge_page_size` has no effect while `huge_pages` is `off`";
+        found.warning(at("huge_page_size"), message, "leave one of them out");
     }
 }
 

@@ -5,14 +5,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Map, Value, json};
 
-use super::spec::{PatroniSettings, PostgresSettings, WatchdogMode};
+use super::spec::{PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
 use super::{
     CLIENT_PORT, Dcs, FormedWith, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER, Wish,
     repository,
 };
 use crate::Secret;
 use crate::desire::password_fingerprint;
-use crate::model::{ADDRESS, Brought, ConfigFile, Ledger, NodeConfig, PatroniService, ROOT, Runs, ServiceConfig};
+use crate::model::{
+    ADDRESS, Brought, ConfigFile, Ledger, MemberName, NodeConfig, PatroniService, ROOT, Runs, ServiceConfig,
+};
 use crate::spec::{ClusterSpec, MemberSpec, Millis};
 
 /// The certificates of a member: `member` to clients, `peer` to other members and to Patroni's REST API, and `ca.crt` of clients.
@@ -33,6 +35,9 @@ const ARCHIVE_TIMEOUT: &str = "60s";
 /// A bootstrap method that always fails. The agent creates the first data; Patroni may only clone it.
 const NEVER: &str = "never";
 
+/// Decodes for PostgreSQL's own logical replication.
+const USUAL_PLUGIN: &str = "pgoutput";
+
 /// The key below which Patroni keeps all of this cluster's state.
 pub fn key(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
     format!("/{}/{}/", postgres.namespace.trim_matches('/'), scope(spec, postgres))
@@ -44,7 +49,7 @@ fn scope(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
 
 pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Option<Wish> {
     let postgres = spec.postgres.as_ref()?;
-    let Record { formation, abandoned, replaced, formed_with, restore, .. } = &ledger.postgres;
+    let Record { formation, abandoned, replaced, formed_with, restore, switchover, .. } = &ledger.postgres;
     let extensions = postgres.databases.iter().map(|database| {
         let extensions = database.extensions.iter().map(ToString::to_string).collect();
         (database.name.to_string(), extensions)
@@ -64,7 +69,14 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         users: user_fingerprints(postgres, ledger, brought),
         databases: postgres.databases.iter().map(|d| (d.name.to_string(), owner(d.owner.as_ref()))).collect(),
         extensions: extensions.collect(),
+        switchover: switchover.clone(),
+        never_primary: never_primary(spec),
     })
+}
+
+fn never_primary(spec: &ClusterSpec) -> BTreeSet<MemberName> {
+    let barred = |member: &&MemberSpec| member.tags.as_ref().is_some_and(Tags::bars_takeover);
+    spec.members.iter().filter(barred).map(|member| member.name.as_str().into()).collect()
 }
 
 fn owner(named: Option<&impl ToString>) -> String {
@@ -117,7 +129,8 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let text = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let incarnation = ledger.members.get(&member.name.as_str().into()).map_or(1, |record| record.incarnation);
         let name = patroni_name(member.name.as_str(), incarnation);
-        let config = patroni_config(spec, postgres, passwords, dcs, &name);
+        let tags = member.tags.clone().unwrap_or_default();
+        let config = patroni_config(spec, postgres, passwords, dcs, &name, &tags);
         let runs = Runs::Patroni(PatroniService {
             version: postgres.version,
             programs: text(&postgres.programs),
@@ -139,6 +152,7 @@ fn patroni_config(
     passwords: &Passwords,
     dcs: Option<&Dcs>,
     name: &str,
+    tags: &Tags,
 ) -> Value {
     let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
     let peer_trust = format!("{ROOT}/{PEER_TRUST_FILE}");
@@ -182,7 +196,7 @@ fn patroni_config(
             "basebackup": [{ "checkpoint": "fast" }],
         },
         "watchdog": watchdog(&postgres.patroni),
-        "tags": {},
+        "tags": tags_of(tags),
     })
 }
 
@@ -201,6 +215,19 @@ fn parameters(spec: &ClusterSpec, pki: &impl Fn(&str) -> String, peer_trust: &st
         parameters["archive_command"] = Value::from(repository::archive_command(spec));
     }
     parameters
+}
+
+/// Those that say something.
+fn tags_of(tags: &Tags) -> Map<String, Value> {
+    let words = [
+        ("nofailover", tags.nofailover),
+        ("noloadbalance", tags.noloadbalance),
+        ("clonefrom", tags.clonefrom),
+        ("nosync", tags.nosync),
+    ];
+    let words = words.into_iter().filter(|(_, set)| *set).map(|(name, _)| (name.to_owned(), Value::from(true)));
+    let priority = tags.failover_priority.map(|priority| (String::from("failover_priority"), Value::from(priority)));
+    words.chain(priority).collect()
 }
 
 /// Members prove with a certificate of the peers' CA that they are members, besides the password.
@@ -242,7 +269,7 @@ pub(crate) fn dynamic_config(spec: &ClusterSpec, postgres: &PostgresSettings) ->
     if spec.backup.is_some() {
         parameters.entry("archive_timeout").or_insert_with(|| Value::from(ARCHIVE_TIMEOUT));
     }
-    json!({
+    let mut config = json!({
         "ttl": seconds(patroni.ttl),
         "loop_wait": seconds(patroni.loop_wait),
         "retry_timeout": seconds(patroni.retry_timeout),
@@ -254,5 +281,20 @@ pub(crate) fn dynamic_config(spec: &ClusterSpec, postgres: &PostgresSettings) ->
         "synchronous_mode_strict": postgres.synchronous.nodes > 0 && postgres.synchronous.strict,
         "synchronous_node_count": postgres.synchronous.nodes.max(1),
         "postgresql": { "use_pg_rewind": true, "use_slots": true, "parameters": parameters },
-    })
+    });
+    if !postgres.slots.is_empty() {
+        config["slots"] = postgres.slots.iter().map(slot).collect::<Map<String, Value>>().into();
+    }
+    config
+}
+
+fn slot(slot: &Slot) -> (String, Value) {
+    let kind = match &slot.database {
+        None => json!({ "type": "physical" }),
+        Some(database) => {
+            let plugin = slot.plugin.as_deref().unwrap_or(USUAL_PLUGIN);
+            json!({ "type": "logical", "database": database.as_str(), "plugin": plugin })
+        }
+    };
+    (slot.name.clone(), kind)
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::parameters::Changed;
 use crate::model::{BinarySeen, DataSeen, ServiceState, Stamp};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -106,6 +107,9 @@ pub struct PatroniStatus {
     pub patroni_version: Option<String>,
     /// A parameter changed that takes effect when PostgreSQL restarts.
     pub pending_restart: bool,
+    /// Which ones, with the value of now and the one after a restart.
+    #[serde(default)]
+    pub pending: BTreeMap<String, Changed>,
     /// Automatic failover is switched off with `patronictl pause`.
     pub paused: bool,
     /// The connections of standbys, by the name of the member; reported by the primary.

@@ -6,6 +6,7 @@ pub mod backup;
 pub mod check;
 pub mod desire;
 mod facts;
+pub mod parameters;
 pub mod planner;
 mod record;
 pub(crate) mod remember;
@@ -18,7 +19,9 @@ mod wish;
 pub use facts::{
     ArchiveSeen, Catalog, CatalogOp, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby,
 };
-pub use record::{DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Until};
+pub use record::{
+    DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, SwitchoverRequest, Until,
+};
 pub use wish::{Dcs, Wish};
 
 /// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.

@@ -20,6 +20,9 @@ pub struct Record {
     pub replaced: BTreeSet<String>,
     pub formed_with: Option<FormedWith>,
     pub passwords: Option<Passwords>,
+    /// Until another member is the primary.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub switchover: Option<SwitchoverRequest>,
     /// A restore that was confirmed and is not done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore: Option<RestoreWish>,
@@ -60,6 +63,17 @@ pub enum Until {
     Time(Timestamp),
     Lsn(String),
     Xid(u64),
+}
+
+/// The operator's request that another member becomes the primary. It was confirmed for one primary on one timeline: after any other change of
+/// the primary it is void.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct SwitchoverRequest {
+    pub consent: Consent,
+    pub from: MemberName,
+    pub timeline: Option<u64>,
+    /// Absent: the one that quorate chooses.
+    pub to: Option<MemberName>,
 }
 
 /// How far the cluster has come into being.
@@ -152,10 +166,11 @@ impl Record {
         *self == Record::default()
     }
 
-    /// A restore that has not begun counts for the situation in which it was confirmed.
+    /// A request that has not begun counts for the situation in which it was confirmed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
         let begun = self.restore_has_begun();
         self.restore = self.restore.take().filter(|restore| begun || counts(&restore.consent));
+        self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
     }
 
     /// Whether the restored data may be in place already: then it can be completed and not withdrawn.
@@ -166,7 +181,7 @@ impl Record {
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
     /// compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
-        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _ } = self;
+        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _, switchover: _ } = self;
         if let Some(Passwords { superuser, replicator, rewinder, users, repository }) = passwords {
             for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()).chain(repository) {
                 visit(password.expose_mut());

@@ -2,8 +2,8 @@
 
 use super::{Formation, Role, safety};
 use crate::model::{Data, Desired, Ledger, MemberName, Observation};
-use crate::planner::Action;
 use crate::planner::safety::reboots::{self, Progress};
+use crate::planner::{Action, View};
 
 /// Before a step. Says whether the ledger changed.
 pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) -> bool {
@@ -46,6 +46,7 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
 pub(crate) fn after(ledger: &mut Ledger, _: &Desired, action: &Action) -> bool {
     match action {
         Action::DestroyMachine { member, data: Data::Goes } => leave(ledger, member),
+        Action::Switchover { .. } => ledger.postgres.switchover.take().is_some(),
         _ => false,
     }
 }
@@ -54,8 +55,14 @@ fn leave(ledger: &mut Ledger, member: &MemberName) -> bool {
     ledger.postgres.formation.members_mut().is_some_and(|members| members.remove(member).is_some())
 }
 
-/// A reboot is over when the machine is in another boot and the member is well; a renewal when its data was seen on the new machine.
+/// A reboot is over when the machine is in another boot and the member is well; a switchover when another member is the primary, or the same
+/// one again after another.
 pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
+    if let Some(primary) = safety::primary(&View::new(desired, seen)) {
+        let timeline = safety::status(seen, primary).and_then(|status| status.timeline);
+        let open = &mut ledger.postgres.switchover;
+        *open = open.take().filter(|request| request.from == *primary && request.timeline == timeline);
+    }
     for (member, record) in &mut ledger.members {
         let Some(facts) = seen.facts(member) else { continue };
         let serves = safety::status(seen, member).is_some_and(|s| s.role == Role::Primary || s.streaming);

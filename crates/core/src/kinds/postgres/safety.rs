@@ -1,7 +1,11 @@
 //! The safety rules of PostgreSQL: never two primaries by our hand, nobody is disturbed while another does not stream, and data dies only by
 //! consent. Who is primary is Patroni's decision; these rules say what may be asked of it.
 
-use super::{Formation, PatroniStatus, PostgresFacts, Role, Wish};
+use std::fmt;
+
+use serde::Serialize;
+
+use super::{Formation, PatroniStatus, PostgresFacts, Role, Wish, parameters};
 use crate::model::{
     AgentSeen, Data, DataSeen, Desired, Destruction, Facts, MemberName, Observation, Seen, ServiceState, Stamp,
 };
@@ -82,19 +86,114 @@ pub fn too_few_synchronous(view: &View<'_>) -> Option<(usize, usize)> {
     (chosen < needed).then_some((chosen, needed))
 }
 
-/// The standby that should take over from this primary: one that confirms commits if there is one, and of those the furthest.
+/// Why a member cannot take over from the primary.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "snake_case", tag = "why")]
+pub enum Unfit {
+    Leaves,
+    /// Its tags say so.
+    NeverPrimary,
+    /// How far it is, or how far the primary is, is not known.
+    Silent,
+    NotStreaming,
+    /// A commit does not wait for it, so it may lack some. Those that commits wait for are named as Patroni calls them.
+    NotSynchronous {
+        standbys: Vec<String>,
+    },
+    Lags {
+        bytes: u64,
+    },
+}
+
+impl Unfit {
+    /// One that can take over in its place.
+    pub(crate) fn other(&self) -> Option<&str> {
+        match self {
+            Unfit::NotSynchronous { standbys } => standbys.first().map(String::as_str),
+            Unfit::Leaves | Unfit::NeverPrimary | Unfit::Silent | Unfit::NotStreaming | Unfit::Lags { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for Unfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Unfit::Leaves => write!(f, "the spec does not name it"),
+            Unfit::NeverPrimary => write!(f, "its tags say that it never becomes the primary"),
+            Unfit::Silent => write!(f, "its position in the log is not known"),
+            Unfit::NotStreaming => write!(f, "it does not stream from the primary"),
+            Unfit::NotSynchronous { standbys } if standbys.is_empty() => {
+                write!(f, "it may lack confirmed commits: Patroni has recorded no synchronous standby yet")
+            }
+            Unfit::NotSynchronous { standbys } => {
+                write!(f, "it may lack confirmed commits: commits wait for {}", standbys.join(", "))
+            }
+            Unfit::Lags { bytes } => write!(f, "it lags by {bytes} bytes (at most {MOST_LAG} are allowed)"),
+        }
+    }
+}
+
+/// `StandbyIsReady`: why this member may not take over from the primary now. Patroni asks the same in its own words; what it would refuse
+/// is not asked of it.
+pub fn unfit(view: &View<'_>, primary: &MemberName, member: &MemberName) -> Option<Unfit> {
+    let Some(wish) = view.desired.members.get(member) else { return Some(Unfit::Leaves) };
+    if view.desired.postgres().never_primary.contains(member) {
+        return Some(Unfit::NeverPrimary);
+    }
+    let (Some(leading), Some(own)) = (status(view.seen, primary), status(view.seen, member)) else {
+        return Some(Unfit::Silent);
+    };
+    if !is_well(view, member) {
+        return Some(Unfit::NotStreaming);
+    }
+    let called = super::desire::patroni_name(member.as_str(), wish.incarnation);
+    let confirms = leading.standbys.get(&called).is_some_and(|standby| standby.synchronous);
+    if view.desired.postgres().synchronous.is_some() && !confirms {
+        let standbys = leading.standbys.iter().filter(|(_, standby)| standby.synchronous);
+        return Some(Unfit::NotSynchronous { standbys: standbys.map(|(name, _)| name.clone()).collect() });
+    }
+    match (leading.location, own.location) {
+        (Some(end), Some(here)) if end.saturating_sub(here) <= MOST_LAG => None,
+        (Some(end), Some(here)) => Some(Unfit::Lags { bytes: end - here }),
+        _ => Some(Unfit::Silent),
+    }
+}
+
+/// The standby that should take over from this primary: the one that the operator asked for, or else the furthest.
 pub fn successor(view: &View<'_>, primary: &MemberName) -> Option<MemberName> {
-    let leading = status(view.seen, primary)?;
-    let end = leading.location?;
-    let candidates = view.desired.members.iter().filter(|(name, _)| *name != primary && is_well(view, name));
-    let near = candidates.filter_map(|(name, wish)| {
-        let own = status(view.seen, name)?;
-        let lag = end.saturating_sub(own.location?);
-        let called = super::desire::patroni_name(name.as_str(), wish.incarnation);
-        let synchronous = leading.standbys.get(&called).is_some_and(|standby| standby.synchronous);
-        (lag <= MOST_LAG).then_some((!synchronous, lag, name))
-    });
-    near.min().map(|(.., name)| name.clone())
+    let asked = view.desired.postgres().switchover.as_ref().and_then(|request| request.to.as_ref());
+    let location = |member: &MemberName| status(view.seen, member).and_then(|status| status.location);
+    let fit = view.desired.members.keys().filter(|member| *member != primary && unfit(view, primary, member).is_none());
+    fit.min_by_key(|member| (Some(*member) != asked, std::cmp::Reverse(location(member)), *member)).cloned()
+}
+
+/// `StandbyKeepsUp`: the limits that the primary waits to have lowered. It must restart before its standbys then: one with less than its
+/// primary does not start. Where others are to be raised at the same time, the standbys would have to come first: that takes two changes.
+pub fn lowered_limits(view: &View<'_>) -> Result<Vec<String>, UnsafeBecause> {
+    let Some(status) = primary(view).and_then(|primary| status(view.seen, primary)) else { return Ok(Vec::new()) };
+    one_direction(parameters::moved_limits(&status.pending))
+}
+
+/// The same of a configuration that is not written yet.
+pub(crate) fn limits_of_change(version: &str, before: &str, after: &str) -> Result<(), UnsafeBecause> {
+    let changed = parameters::restarts(version.parse().unwrap_or_default(), before, after);
+    one_direction(parameters::moved_limits(&changed)).map(drop)
+}
+
+fn one_direction((lowered, raised): (Vec<String>, Vec<String>)) -> Result<Vec<String>, UnsafeBecause> {
+    match lowered.is_empty() || raised.is_empty() {
+        true => Ok(lowered),
+        false => Err(UnsafeBecause::LimitsBothWays { lowered, raised }),
+    }
+}
+
+/// Why the primary has nobody to hand over to, ever: the tags of all others bar them.
+pub(crate) fn never_replaced(view: &View<'_>, primary: &MemberName) -> Option<UnsafeBecause> {
+    let others: Vec<&MemberName> = view.desired.members.keys().filter(|member| *member != primary).collect();
+    let barred = &view.desired.postgres().never_primary;
+    let unfit = || others.iter().map(|member| ((*member).clone(), Unfit::NeverPrimary)).collect();
+    let all = others.iter().all(|member| barred.contains(*member));
+    all.then(|| UnsafeBecause::NoSuccessor { from: primary.clone(), unfit: unfit() })
 }
 
 /// What a living cluster keeps: the field, what it was then, and what the spec has now.

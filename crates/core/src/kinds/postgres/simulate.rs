@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::parameters;
 use super::{
     Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby, Wish,
 };
@@ -77,15 +78,25 @@ impl World {
             Action::SetAside { member, .. } => self.on_postgres(member, |found| {
                 (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
             }),
-            Action::RestartPostgres { member } => self.on_status(member, |status| status.pending_restart = false),
+            Action::RestartPostgres { member } => self.on_status(member, |status| {
+                status.pending_restart = false;
+                status.pending.clear();
+            }),
             Action::Switchover { member, to } => {
                 let config = self.config_in_dcs();
                 self.on_status(member, |status| (status.role, status.streaming) = (Role::Replica, true));
                 self.on_status(to, |status| (status.role, status.config) = (Role::Primary, config));
             }
             Action::ConfigurePatroni { config, .. } => {
+                let version = desired.postgres().form_with.version.parse().unwrap_or_default();
                 for member in self.names() {
-                    self.on_status(&member, |status| status.config = Some(config.clone()));
+                    self.on_status(&member, |status| {
+                        let before = status.config.replace(config.clone());
+                        // The first configuration is the one that they were started with.
+                        let pending = before.map(|before| parameters::restarts(version, &before, config));
+                        status.pending.extend(pending.unwrap_or_default());
+                        status.pending_restart |= !status.pending.is_empty();
+                    });
                     self.on_postgres(&member, |found| found.applied = Some(config.clone()));
                 }
             }
@@ -188,6 +199,7 @@ fn replica(system_id: Option<String>, config: Option<String>) -> PatroniStatus {
         server_version: None,
         patroni_version: None,
         pending_restart: false,
+        pending: BTreeMap::new(),
         paused: false,
         standbys: BTreeMap::new(),
         config,

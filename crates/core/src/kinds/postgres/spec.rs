@@ -40,6 +40,9 @@ pub struct PostgresSettings {
     /// Users to create. quorate generates their passwords; `quorate env` shows them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub users: Vec<User>,
+    /// Replication slots that Patroni keeps on whichever member is the primary. It drops one that is removed here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slots: Vec<Slot>,
     /// Lines for `pg_hba.conf`, before quorate's own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub pg_hba: Vec<String>,
@@ -65,6 +68,7 @@ impl PostgresSettings {
             synchronous: Synchronous::default(),
             databases: Vec::new(),
             users: Vec::new(),
+            slots: Vec::new(),
             pg_hba: Vec::new(),
             locale: default_locale(),
             patroni: PatroniSettings::default(),
@@ -137,6 +141,50 @@ pub struct Database {
 pub struct User {
     /// Name of the user.
     pub name: AuthName,
+}
+
+/// A replication slot for a client outside the cluster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Slot {
+    /// Name of the slot.
+    #[schemars(length(min = 1))]
+    pub name: String,
+    /// The database that it decodes. If absent, it is a physical slot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub database: Option<AuthName>,
+    /// The plugin that decodes, for a slot with a database. If absent, `pgoutput`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub plugin: Option<String>,
+}
+
+/// What Patroni may do with one member.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Tags {
+    /// It never becomes the primary.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nofailover: bool,
+    /// Patroni's health check for replicas does not count it, so proxies send it no clients.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub noloadbalance: bool,
+    /// New members are cloned from it rather than from the primary.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub clonefrom: bool,
+    /// Commits never wait for it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub nosync: bool,
+    /// Of the standbys that are equally far, the one with the highest takes over. 0: never. If absent, 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failover_priority: Option<u16>,
+}
+
+impl Tags {
+    /// Whether it never becomes the primary.
+    pub fn bars_takeover(&self) -> bool {
+        self.nofailover || self.failover_priority == Some(0)
+    }
 }
 
 /// Settings of Patroni.

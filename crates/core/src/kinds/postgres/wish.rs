@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::record::{Formation, FormedWith, RestoreWish};
+use super::record::{Formation, FormedWith, RestoreWish, SwitchoverRequest};
 use crate::Secret;
+use crate::model::MemberName;
 
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wish {
@@ -29,6 +30,9 @@ pub struct Wish {
     /// With their owners.
     pub databases: BTreeMap<String, String>,
     pub extensions: BTreeMap<String, BTreeSet<String>>,
+    pub switchover: Option<SwitchoverRequest>,
+    /// Members whose tags say that they never become the primary.
+    pub never_primary: BTreeSet<MemberName>,
 }
 
 /// The etcd that Patroni keeps its state in, and how it logs in.

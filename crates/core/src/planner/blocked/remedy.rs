@@ -1,6 +1,7 @@
 //! What the operator can do about each refusal.
 
 use super::UnsafeBecause;
+use crate::kinds::postgres::safety::Unfit;
 use crate::text::list;
 
 impl UnsafeBecause {
@@ -40,6 +41,24 @@ impl UnsafeBecause {
             UnsafeBecause::RestoreFailed { .. } => String::from(
                 "restore another backup or to another point with `quorate restore`, or withdraw it with `quorate requests NAME --withdraw restore`",
             ),
+            UnsafeBecause::NoSuccessor { unfit, .. } if unfit.is_empty() => String::from("add a member to the spec"),
+            UnsafeBecause::NoSuccessor { unfit, .. } => match unfit.iter().find_map(|(_, why)| why.other()) {
+                Some(other) => format!(
+                    "switch over to {other}; or raise `postgres.synchronous.nodes`, so commits wait for more standbys"
+                ),
+                None if unfit.iter().all(|(_, why)| *why == Unfit::NeverPrimary) => String::from(
+                    "change the tags of a standby; or, for a restart of the primary, allow the interruption with `--allow-downtime`",
+                ),
+                None => {
+                    String::from("run `quorate status NAME`, repair the standby with `quorate apply NAME`, then re-run")
+                }
+            },
+            UnsafeBecause::LimitsBothWays { .. } => {
+                String::from("apply the raised limits first, then the lowered ones")
+            }
+            UnsafeBecause::SwitchoverAlone { .. } => {
+                String::from("repair it first with `quorate apply NAME`; or switch over anyway with `--allow-downtime`")
+            }
             UnsafeBecause::DcsUnusable { .. } => {
                 String::from("change the etcd cluster as described and apply it, then re-run")
             }

@@ -28,7 +28,10 @@ pub(super) fn check(document: &Document, places: &Places, spec: &Spec, host: &Ho
         members(&cluster, &mut found);
         providers::check(&cluster, &mut found);
         match cluster.spec.kind {
-            Kind::Etcd => etcd::check::check(&cluster, host, &mut found),
+            Kind::Etcd => {
+                etcd::check::check(&cluster, host, &mut found);
+                postgres::check::refuse_tags(&cluster, &mut found);
+            }
             Kind::Postgres => postgres::check::check(&cluster, spec_of_all, host, &mut found),
         }
         tls::check(&cluster, &mut found);

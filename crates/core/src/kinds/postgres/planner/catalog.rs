@@ -13,6 +13,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let Some(status) = safety::status(view.seen, primary) else { return };
     let wish = desired.postgres();
     if status.config.as_ref() != Some(&wish.config) {
+        let before = status.config.as_deref().unwrap_or(&wish.config);
+        if let Err(because) = safety::limits_of_change(&wish.form_with.version, before, &wish.config) {
+            return decision.block(because);
+        }
         let action = Action::ConfigurePatroni { member: primary.clone(), config: wish.config.clone() };
         let why = match &status.config {
             Some(_) => with_changes(desired, String::from("the configuration in the DCS differs")),

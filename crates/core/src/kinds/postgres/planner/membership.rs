@@ -11,8 +11,9 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     if !desired.is_formed() || !decision.steps.is_empty() || !complete() {
         return;
     }
-    let mut leaving = desired.all_joined().filter(|member| !desired.members.contains_key(*member));
-    let Some(member) = leaving.next() else { return };
+    let leaving = desired.all_joined().filter(|member| !desired.members.contains_key(*member));
+    // The primary last: until then Patroni may choose a standby that stays as the one that takes over.
+    let Some(member) = leaving.min_by_key(|member| (safety::leads(view, member), *member)) else { return };
     let why = "the spec no longer names it, and every other member is healthy";
     if restart_first(view, member, why, decision) {
         return;

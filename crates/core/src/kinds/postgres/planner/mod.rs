@@ -6,6 +6,7 @@ pub(crate) mod membership;
 pub(crate) mod repository;
 pub(crate) mod restart;
 mod restore;
+pub(crate) mod switchover;
 
 use crate::planner::{self, Decision, UnsafeBecause, View};
 
@@ -26,6 +27,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         catalog::decide(view, decision);
         restart::decide(view, decision);
         repository::decide(view, decision);
+        switchover::decide(view, decision);
     }
     membership::shrink(view, decision);
     planner::machines::remove_leftover(view, decision);

@@ -1,6 +1,10 @@
 //! Restarts: one member at a time, replicas first. The primary hands over before it is restarted, so clients wait for a switchover and not
-//! for a restart.
+//! for a restart. A lowered limit is the exception: a standby may not have less of it than its primary, so the primary restarts first, where it
+//! is.
 
+use std::collections::BTreeMap;
+
+use crate::kinds::postgres::parameters::Changed;
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::model::{MemberName, ServiceState};
 use crate::planner::config::with_changes;
@@ -17,9 +21,13 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         .filter(|member| restart(view, member).is_some() && !decision.has_business_with(member))
         .map(|member| (safety::leads(view, member), member))
         .collect();
-    due.sort();
+    let limits = match safety::lowered_limits(view) {
+        Ok(limits) => limits,
+        Err(because) => return decision.block(because),
+    };
+    due.sort_by_key(|(leads, member)| (*leads == limits.is_empty(), *member));
     let Some((leads, member)) = due.first().copied() else { return };
-    let Some((action, why)) = restart(view, member) else { return };
+    let Some((action, mut why)) = restart(view, member) else { return };
     let others = safety::unwell_besides(view, member);
     if !others.is_empty() {
         return decision.wait(WaitingFor::Standbys { member: member.clone(), others });
@@ -28,8 +36,18 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         // Waited for in `catalog`.
         return;
     }
-    if leads && desired.members.len() > 1 && hand_over(view, member, &why, decision) {
-        return;
+    let in_place = leads && !limits.is_empty();
+    if in_place {
+        let limits = limits.join(", ");
+        why = format!("{why}; {member} is the primary, and no standby may have less of {limits}: it restarts first");
+    }
+    if leads && !in_place && desired.members.len() > 1 {
+        match safety::never_replaced(view, member) {
+            Some(because) if !desired.downtime => return decision.block(because),
+            Some(_) => {}
+            None if hand_over(view, member, &why, decision) => return,
+            None => {}
+        }
     }
     match safety::may_disturb(view, member) {
         Ok(()) => decision.step(action, with_numbers(view, member, &why)),
@@ -48,9 +66,22 @@ fn restart(view: &View<'_>, member: &MemberName) -> Option<(Action, String)> {
         let why = with_changes(desired, String::from("Patroni runs with other inputs"));
         return Some((Action::RestartPatroni { member: member.clone() }, why));
     }
-    found.status.as_ref().filter(|status| status.pending_restart)?;
-    let why = String::from("a parameter changed that takes effect when PostgreSQL restarts");
-    Some((Action::RestartPostgres { member: member.clone() }, with_changes(desired, why)))
+    let status = found.status.as_ref().filter(|status| status.pending_restart)?;
+    let why = match status.pending.is_empty() {
+        true => String::from("a parameter changed that takes effect when PostgreSQL restarts"),
+        false => format!("{} with a restart", named(&status.pending)),
+    };
+    Some((Action::RestartPostgres { member: member.clone() }, why))
+}
+
+/// The parameters that wait, with their values.
+fn named(pending: &BTreeMap<String, Changed>) -> String {
+    let value = |value: &Option<String>| value.clone().unwrap_or_else(|| String::from("its default"));
+    let changes: Vec<String> = pending
+        .iter()
+        .map(|(name, (old, new))| format!("{name} changes from {} to {}", value(old), value(new)))
+        .collect();
+    changes.join(", ")
 }
 
 /// Lets another member take over from the primary. Says whether that comes first.
