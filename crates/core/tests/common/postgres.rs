@@ -202,15 +202,20 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             assert!(!formation.is_formed() || others_stream(member), "two disturbances: {step:?}");
             let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
             let alone = roles.len() == 1;
-            let limits =
-                ["max_connections", "max_locks_per_transaction", "max_prepared_transactions", "max_wal_senders"];
-            let waits = |name: &&str| roles[member].pending.contains_key(*name);
-            let lowered = limits.iter().any(|name| waits(name)) || waits(&"max_worker_processes");
+            let limits = [
+                "max_connections",
+                "max_locks_per_transaction",
+                "max_prepared_transactions",
+                "max_wal_senders",
+                "max_worker_processes",
+            ];
+            let lowered = roles[member].pending.keys().any(|name| limits.contains(&name.as_str()));
             let first = lowered || desired.downtime;
             assert!(!leads || alone || first || !formation.is_formed(), "the primary hands over first: {step:?}");
             let primary = roles.values().find(|status| status.role == Role::Primary);
             let old = |status: &PatroniStatus| status.pending.get("max_connections").and_then(|(old, _)| old.clone());
-            let keeps = leads || primary.and_then(|status| old(status)).is_none() || !lowered || raised(roles[member]);
+            let keeps =
+                leads || primary.is_none_or(|status| old(status).is_none()) || !lowered || raised(roles[member]);
             assert!(keeps, "a standby would have less than its primary: {step:?}");
             assert!(!alone || desired.downtime || !formation.is_formed(), "an outage without consent: {step:?}");
         }
