@@ -373,17 +373,17 @@ fn etcd_gets_another_member_and_is_away_and_certificates_are_renewed_and_postgre
     eventually("all is well", 60, || shop.status()["verdict"] == "healthy");
     assert_eq!((shop.primary(), shop.postmasters()), (primary.clone(), postmasters.clone()));
 
-    // New certificates, with another name in them: PostgreSQL and Patroni show them after a reload.
-    let named = text.replace("    postgres:\n", "    tls: {extra_sans: [db.example.org]}\n    postgres:\n");
+    // New certificates, with another address in them: PostgreSQL and Patroni show them after a reload.
+    let named = text.replace("    postgres:\n", "    tls: {extra_sans: [192.0.2.7]}\n    postgres:\n");
     shop.sandbox.file("shop.yaml", &named);
     shop.apply().ok();
     for host in user["PGHOST"].split(',') {
         let postgres = shop.names_shown(&format!("{host}:5432"), &["-starttls", "postgres"]);
-        assert!(postgres.contains("db.example.org"), "{postgres}");
+        assert!(postgres.contains("192.0.2.7"), "{postgres}");
         let mut patroni = String::new();
         eventually("Patroni shows it too", 30, || {
             patroni = shop.names_shown(&format!("{host}:8008"), &[]);
-            patroni.contains("db.example.org")
+            patroni.contains("192.0.2.7")
         });
     }
     assert_eq!((shop.primary(), shop.postmasters()), (primary, postmasters));

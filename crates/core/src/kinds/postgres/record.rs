@@ -181,7 +181,8 @@ impl Record {
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
     /// compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
-        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _, switchover: _ } = self;
+        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _, switchover: _ } =
+            self;
         if let Some(Passwords { superuser, replicator, rewinder, users, repository }) = passwords {
             for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()).chain(repository) {
                 visit(password.expose_mut());
