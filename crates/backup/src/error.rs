@@ -25,6 +25,8 @@ pub enum Error {
     SnapshotCorrupt { member: String, bytes: u64 },
     #[error("{0}")]
     NothingToRestore(String),
+    #[error("{0:?} is not a name that pgBackRest gives to a backup")]
+    Label(String),
     #[error("the temporary etcd {why}")]
     Throwaway { why: String },
     #[error("the temporary etcd refused a call")]

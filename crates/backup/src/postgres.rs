@@ -185,13 +185,17 @@ async fn read(store: &Store, path: &str, label: &str, trust: &Trust) -> Result<R
     Ok(Ok(Some(Listed { manifest, is_signed: standing == Standing::Signed, tag: object.tag })))
 }
 
-/// Puts the ledger and then the manifest next to a backup that was taken.
+/// Puts the ledger and then the manifest next to a backup that was taken. What a machine calls it becomes part of paths: it must not lead
+/// elsewhere.
 pub async fn put(
     store: &Store,
     manifest: Manifest,
     ledger: Option<Vec<u8>>,
     key: &SigningKey,
 ) -> Result<Manifest, Error> {
+    if !is_label(manifest.label()) {
+        return Err(Error::Label(manifest.label().to_owned()));
+    }
     let names = names(&manifest.cluster, manifest.label());
     let digest = ledger.as_ref().map(|ledger| sha256_hex(ledger));
     if let Some(ledger) = ledger {
@@ -241,6 +245,9 @@ pub async fn ledger(store: &Store, manifest: &Manifest) -> Result<Option<Vec<u8>
 
 /// The SHA-256 of pgBackRest's list of a backup's files, as the store has it now.
 pub async fn list_digest(store: &Store, repository: &str, stanza: &str, label: &str) -> Result<String, Error> {
+    if !is_label(label) {
+        return Err(Error::Label(label.to_owned()));
+    }
     let path = format!("{}/backup/{stanza}/{label}/backup.manifest", repository.trim_matches('/'));
     Ok(sha256_hex(&store.get_up_to(&path, LONGEST_LIST).await?.bytes))
 }
@@ -303,6 +310,9 @@ mod tests {
         assert_eq!(ledger(&store, &own).await.unwrap().as_deref(), Some(b"sealed".as_slice()));
         std::fs::write(directory.path().join("shop/postgres/20261117-100000F/ledger"), "forged").unwrap();
         assert!(ledger(&store, &own).await.is_err());
+        let elsewhere = manifest("../../elsewhere", "2026-11-17T12:00:00Z");
+        assert!(matches!(put(&store, elsewhere, None, &key).await, Err(Error::Label(_))));
+        assert!(matches!(list_digest(&store, "/r", "shop", "..").await, Err(Error::Label(_))));
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl Pgbackrest {
         let Pgbackrest { program, config, stanza } = self;
         let (program, config, data) = (program.display(), config.display(), data.display());
         format!(
-            "{program} --config={config} --stanza={stanza} --pg1-path={data} archive-get %f \"%p\"; \
+            "'{program}' '--config={config}' --stanza={stanza} '--pg1-path={data}' archive-get %f \"%p\"; \
              code=$?; test $code -le 1 || exit 126; exit $code"
         )
     }
@@ -36,6 +36,11 @@ impl Pgbackrest {
 fn stanza_in(config: &str) -> Option<&str> {
     let sections = config.lines().filter_map(|line| line.strip_prefix('[')?.strip_suffix(']'));
     sections.into_iter().find(|section| *section != "global")
+}
+
+fn forget(config: &Path, work: &Path) -> Result<(), AgentError> {
+    files::remove(config)?;
+    files::remove_dir(work)
 }
 
 impl Agent {
@@ -52,12 +57,12 @@ impl Agent {
         self.state.get().node_config.as_ref()?.config.patroni()?.backup.clone()
     }
 
-    /// Writes its configuration, unless it is in place.
+    /// Writes its configuration, unless it is in place; removes it, with the keys in it, where there are no backups any more.
     pub(super) async fn put_pgbackrest_config(&self) -> Result<(), AgentError> {
-        let Some(config) = self.backup_config() else { return Ok(()) };
+        let (path, work) = (self.layout.pgbackrest_config(), self.layout.pgbackrest_work());
+        let Some(config) = self.backup_config() else { return blocking(move || forget(&path, &work)).await };
         let text = self.layout.fill_in(config.expose(), self.state.get().address);
-        let (path, owner) = (self.layout.pgbackrest_config(), self.patroni().await?.owner()?);
-        let work = self.layout.pgbackrest_work();
+        let owner = self.patroni().await?.owner()?;
         blocking(move || {
             files::make_dir(&work, 0o700)?;
             files::give_to(&work, owner)?;

@@ -26,7 +26,7 @@ const STOPPING: Duration = Duration::from_secs(600);
 const LAST_BYTES: u64 = 16 << 10;
 /// What it must have free, for each part of the data: some is needed for the log.
 const SPARE: u64 = 5;
-/// Whoever can reach its socket, which lies in a private directory, is let in.
+/// Anyone who can reach its socket is let in; the socket is in a private directory.
 const HBA: &str = "local all all trust\n";
 
 pub(super) struct Temporary {

@@ -36,7 +36,7 @@ fn destinations(backup: &BackupSettings) -> impl Iterator<Item = (u8, &Destinati
 
 /// What PostgreSQL runs to store a finished piece of its log.
 pub(crate) fn archive_command(spec: &ClusterSpec) -> String {
-    format!("pgbackrest --config={ROOT}/{CONFIG_FILE} --stanza={} archive-push %p", spec.name)
+    format!("pgbackrest '--config={ROOT}/{CONFIG_FILE}' --stanza={} archive-push %p", spec.name)
 }
 
 /// None without backups, and while the ledger has no key for them.

@@ -118,7 +118,7 @@ impl Backups<'_> {
         let catalog = self.catalog(&self.vault.first).await?;
         let listed = find(&catalog, label, &self.vault.cluster)?;
         let on_member = members.workshop().to_string();
-        let outcome = match self.is_what_was_taken(listed).await? {
+        let outcome = match is_what_was_taken(&self.vault.first, &self.vault.cluster, &listed.manifest).await? {
             Err(why) => Err(why),
             Ok(()) => {
                 let Manifest { taken, mark, .. } = &listed.manifest;
@@ -131,11 +131,6 @@ impl Backups<'_> {
         };
         let verification = Verification { at: Timestamp::now(), on_member, outcome };
         Ok(postgres::note(&self.vault.first, listed, verification, &signing).await?)
-    }
-
-    /// pgBackRest believes the list of files that it finds. Ours is signed.
-    async fn is_what_was_taken(&self, listed: &Listed) -> Result<Result<(), String>, BackupError> {
-        is_what_was_taken(&self.vault.first, &self.vault.cluster, &listed.manifest).await
     }
 
     pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
@@ -165,7 +160,7 @@ impl Backups<'_> {
     }
 }
 
-/// Whether the store still has the list of files that was signed.
+/// Whether the store still has the list of files that was signed: pgBackRest believes whatever list it finds.
 async fn is_what_was_taken(
     store: &Store,
     cluster: &str,
