@@ -97,13 +97,7 @@ impl Restore {
 
     /// The ledger from next to the backup becomes the one here.
     pub fn take_over(&self, home: &Home, name: &str) -> Result<(), LedgerError> {
-        let Some(exported) = &self.imported else { return Ok(()) };
-        let mut ledger = exported.ledger.clone();
-        without_requests(&mut ledger);
-        home.store(name).write(&mut ledger)?;
-        let history = History::new(home.history(name));
-        history.remove()?;
-        history.merge(&exported.history)
+        self.imported.as_ref().map_or(Ok(()), |exported| take_over(home, name, exported))
     }
 }
 
@@ -125,9 +119,8 @@ impl Request<'_> {
 
     /// For the plan: as if the ledger had been taken over.
     fn come_back(&self, ledger: &mut Ledger) {
-        if let Some(Exported { ledger: imported, .. }) = &self.restore.imported {
-            *ledger = Ledger { spec: ledger.spec.clone(), version: ledger.version, lock: None, ..imported.clone() };
-            without_requests(ledger);
+        if let Some(exported) = &self.restore.imported {
+            come_back(ledger, exported);
         }
     }
 
@@ -160,9 +153,26 @@ pub fn succeeds(plan: &Plan) -> bool {
     plan.end.blocked.is_empty() || plan.steps.iter().any(|step| matches!(step.action, Action::RecordFormed { .. }))
 }
 
+/// The ledger from next to a backup becomes the one here.
+pub(crate) fn take_over(home: &Home, name: &str, exported: &Exported) -> Result<(), LedgerError> {
+    let mut ledger = exported.ledger.clone();
+    without_requests(&mut ledger);
+    home.store(name).write(&mut ledger)?;
+    let history = History::new(home.history(name));
+    history.remove()?;
+    history.merge(&exported.history)
+}
+
+/// The same in a plan, which writes nothing.
+pub(crate) fn come_back(ledger: &mut Ledger, exported: &Exported) {
+    *ledger = Ledger { spec: ledger.spec.clone(), version: ledger.version, lock: None, ..exported.ledger.clone() };
+    without_requests(ledger);
+}
+
 /// What was requested when the backup was taken is long done, or was given up.
 fn without_requests(ledger: &mut Ledger) {
-    (ledger.etcd.restore, ledger.etcd.recovery, ledger.destroy, ledger.without_backup) = (None, None, None, None);
+    (ledger.etcd.restore, ledger.etcd.recovery, ledger.postgres.restore) = (None, None, None);
+    (ledger.destroy, ledger.without_backup) = (None, None);
 }
 
 /// One proven snapshot, and the ledger where there is none here.

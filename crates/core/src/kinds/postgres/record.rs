@@ -168,8 +168,9 @@ impl Record {
 
     /// A request that has not begun counts for the situation in which it was confirmed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
-        let begun = self.restore_has_begun();
-        self.restore = self.restore.take().filter(|restore| begun || counts(&restore.consent));
+        // Without data of its own, a cluster whose restore was forgotten would begin empty.
+        let stays = self.restore_has_begun() || !self.formation.is_formed();
+        self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
     }
 
@@ -188,5 +189,31 @@ impl Record {
                 visit(password.expose_mut());
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_old_restore_is_dropped_where_there_is_data_and_stays_where_there_is_none() {
+        let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown: String::new() };
+        let target = RestoreTarget { label: String::new(), until: Until::End, timeline: None, bytes: 0 };
+        let wish = RestoreWish { consent, token: String::from("b"), target, source: String::new() };
+        let mut record = Record { restore: Some(wish), ..Record::default() };
+        record.drop_stale(|_| false);
+        assert!(record.restore.is_some(), "the next run would begin with nothing");
+        let formed = |token: &str| Formation::Formed {
+            token: token.to_owned(),
+            system_id: String::new(),
+            members: BTreeMap::new(),
+        };
+        record.formation = formed("b");
+        record.drop_stale(|_| false);
+        assert!(record.restore.is_some(), "it has begun");
+        record.formation = formed("a");
+        record.drop_stale(|_| false);
+        assert!(record.restore.is_none());
     }
 }

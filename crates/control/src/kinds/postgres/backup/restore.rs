@@ -18,7 +18,7 @@ use crate::kinds::etcd::backup::{BackupError, Teller, Which, open_store};
 use crate::ledger::{Exported, LedgerError, OpenWith, import};
 use crate::run::controller;
 use crate::run::error::ControlError;
-use crate::run::history::History;
+use crate::verbs::restore::{come_back, take_over};
 use crate::verbs::{Cluster, VerbError, consent, observe};
 
 /// How far the operator wants to go.
@@ -120,13 +120,7 @@ impl Restore {
 
     /// The ledger from next to the backup becomes the one here.
     pub fn take_over(&self, home: &Home, name: &str) -> Result<(), LedgerError> {
-        let Some(exported) = &self.imported else { return Ok(()) };
-        let mut ledger = exported.ledger.clone();
-        without_requests(&mut ledger);
-        home.store(name).write(&mut ledger)?;
-        let history = History::new(home.history(name));
-        history.remove()?;
-        history.merge(&exported.history)
+        self.imported.as_ref().map_or(Ok(()), |exported| take_over(home, name, exported))
     }
 }
 
@@ -141,9 +135,8 @@ pub struct Request<'a> {
 impl Request<'_> {
     pub async fn plan(&self, home: &Home, cluster: &Cluster) -> Result<Plan, ControlError> {
         let change = |ledger: &mut Ledger| {
-            if let Some(Exported { ledger: imported, .. }) = &self.restore.imported {
-                *ledger = Ledger { spec: ledger.spec.clone(), version: ledger.version, lock: None, ..imported.clone() };
-                without_requests(ledger);
+            if let Some(exported) = &self.restore.imported {
+                come_back(ledger, exported);
             }
             self.note(ledger);
         };
@@ -172,10 +165,6 @@ impl Request<'_> {
 async fn store_log(home: &Home, ledger: &Ledger, teller: &dyn Teller) -> Result<(), BackupError> {
     let members = Members::look(home, ledger).await?;
     members.on_primary(Job::StoreLog, "store its log", teller).await.map(drop)
-}
-
-fn without_requests(ledger: &mut Ledger) {
-    (ledger.postgres.restore, ledger.destroy, ledger.without_backup) = (None, None, None);
 }
 
 fn until(wanted: &Wanted) -> Until {
