@@ -1,4 +1,4 @@
-//! One client: it chooses a transaction, does it once, and records what it was told. Whatever fails it does not try again; it connects anew,
+//! One client: it chooses a transaction, does it once, and records what it was told. Whatever fails it does not try again; it connects again,
 //! to the first host that is writable.
 
 use std::time::Duration;
