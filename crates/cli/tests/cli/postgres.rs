@@ -383,13 +383,9 @@ fn etcd_gets_another_member_and_is_away_and_certificates_are_renewed_and_postgre
     shop.sandbox.file("shop.yaml", &named);
     shop.apply().ok();
     for host in user["PGHOST"].split(',') {
-        let postgres = shop.names_shown(&format!("{host}:5432"), &["-starttls", "postgres"]);
-        assert!(postgres.contains("192.0.2.7"), "{postgres}");
-        let mut patroni = String::new();
-        eventually("Patroni shows it too", 30, || {
-            patroni = shop.names_shown(&format!("{host}:8008"), &[]);
-            patroni.contains("192.0.2.7")
-        });
+        let shows = |port: u16, how: &[&str]| shop.names_shown(&format!("{host}:{port}"), how).contains("192.0.2.7");
+        eventually("PostgreSQL shows it", 30, || shows(5432, &["-starttls", "postgres"]));
+        eventually("Patroni shows it too", 30, || shows(8008, &[]));
     }
     assert_eq!((shop.primary(), shop.postmasters()), (primary, postmasters));
     assert_nothing_lost(&user, &writer.stop());
