@@ -1,4 +1,4 @@
-//! A workload as the stage sees it: it runs on a thread and a runtime of its own, so that nothing else that happens in this process can hold
+//! A workload as the stage sees it: it runs on a separate thread and runtime, so that nothing else that happens in this process can hold
 //! it up, until it is finished or dropped. What its clients do is in the room of each kind.
 
 use std::sync::Arc;

@@ -168,7 +168,7 @@ impl Record {
 
     /// A request that has not begun counts for the situation in which it was confirmed.
     pub(crate) fn drop_stale(&mut self, counts: impl Fn(&Consent) -> bool) {
-        // Without data of its own, a cluster whose restore was forgotten would begin empty.
+        // A cluster without data whose restore is forgotten would begin empty.
         let stays = self.restore_has_begun() || !self.formation.is_formed();
         self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));

@@ -1,7 +1,7 @@
 //! The checker: decides from a recorded history alone whether a cluster of PostgreSQL kept its promises. Pure: what it cannot explain is a
 //! violation, and names the transactions.
 //!
-//! Every transaction that writes leaves one row with a value of its own, in the same transaction as all else that it does. So what happened
+//! Every transaction that writes leaves one row with a unique value, in the same transaction as all else that it does. So what happened
 //! is known from the rows that are there at the end: one for each that was acknowledged, none for each that was aborted, and one or none
 //! where the answer was lost. Each promotion begins another timeline, which tells the primaries apart.
 
