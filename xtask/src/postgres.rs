@@ -16,6 +16,8 @@ use crate::weed::python;
 pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };
 /// For backups.
 pub const PGBACKREST: Need = Need::Command { name: "pgbackrest", package: "pgbackrest" };
+/// In front of it. Debian's package starts it where there is systemd, with a configuration that listens nowhere.
+pub const HAPROXY: Need = Need::File { path: "/usr/sbin/haproxy", package: "haproxy" };
 const PACKAGE: &str = "postgresql-15";
 const POSTGRES: &str = "/usr/lib/postgresql/15/bin/postgres";
 /// One version for everybody: what the tests say of Patroni's behaviour was seen with it.
@@ -33,7 +35,7 @@ pub fn run(lab: &Lab) -> Result<()> {
 
 /// The directory of Patroni's programs, for the PATH. What is missing is installed.
 pub fn ensure(lab: &Lab) -> Result<PathBuf> {
-    host::install_missing(&[SERVER, PGBACKREST])?;
+    host::install_missing(&[SERVER, PGBACKREST, HAPROXY])?;
     let programs = lab.patroni().join(format!("{VERSION}-bin"));
     if is_whole(&programs) {
         return Ok(programs);

@@ -48,6 +48,7 @@ pub const NEEDS: [Need; 13] = [
     Need::Command { name: "sudo", package: "sudo" },
     postgres::SERVER,
     postgres::PGBACKREST,
+    postgres::HAPROXY,
 ];
 
 /// Property tests begin with this: what passes here passes again. New cases are tried by `cargo xtask model` and `fuzz`.

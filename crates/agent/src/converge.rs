@@ -59,6 +59,7 @@ impl Agent {
         self.put_certificates().await?;
         self.reload_postgres().await;
         self.stop_unlisted().await?;
+        self.keep_haproxy().await;
         self.help_up().await;
         Ok(())
     }
@@ -78,7 +79,7 @@ impl Agent {
         match &service.runs {
             Runs::Etcd(_) => Ok(self.etcd.service.clone()),
             Runs::Patroni(_) => self.patroni().await,
-            Runs::Program(_) => self.services.with(self.plain_profile(service)).await,
+            Runs::Haproxy(_) | Runs::Program(_) => self.services.with(self.plain_profile(service)).await,
         }
     }
 }
@@ -91,7 +92,10 @@ fn check_services(services: &[ServiceConfig]) -> Result<(), Refusal> {
         let own = match runs {
             Runs::Etcd(_) => name == etcd::SERVICE,
             Runs::Patroni(_) => name == postgres::SERVICE,
-            Runs::Program(_) => ![etcd::SERVICE, postgres::SERVICE, "agent"].contains(&name.as_str()),
+            Runs::Haproxy(_) => name == postgres::HAPROXY,
+            Runs::Program(_) => {
+                ![etcd::SERVICE, postgres::SERVICE, postgres::HAPROXY, "agent"].contains(&name.as_str())
+            }
         };
         if name.is_empty() || !name.chars().all(is_plain) || !own || !names.insert(name) {
             return Err(Refusal::Failed { why: format!("{name:?} cannot be the name of a service here") });

@@ -203,6 +203,7 @@ impl Agent {
         self.resume_etcd().await;
         self.resume_postgres().await;
         self.resume_services().await;
+        self.resume_haproxy().await;
     }
 }
 

@@ -166,7 +166,7 @@ impl Services {
         self.note_failure(name, None);
     }
 
-    fn note_failure(&self, name: &str, why: Option<String>) {
+    pub(crate) fn note_failure(&self, name: &str, why: Option<String>) {
         let mut failures = self.failures.lock().expect("no holder panics");
         match why {
             Some(why) => drop(failures.insert(name.to_owned(), why)),

@@ -34,6 +34,7 @@ pub struct Configs {
     token: TokenKind,
     postgres: Option<postgres::Passwords>,
     incarnations: BTreeMap<MemberName, u64>,
+    servers: BTreeMap<MemberName, IpAddr>,
     trust: Option<etcd::desire::Trust>,
     crl: Option<String>,
     peer_crl: Option<String>,
@@ -73,6 +74,7 @@ impl Configs {
             token: etcd::desire::token_kind(spec, ledger),
             postgres: ledger.postgres.passwords.clone(),
             incarnations: incarnations(ledger),
+            servers: postgres::desire::servers(ledger),
             trust,
             crl,
             peer_crl,
@@ -88,6 +90,7 @@ impl Configs {
             && self.token == etcd::desire::token_kind(spec, ledger)
             && self.postgres == ledger.postgres.passwords
             && self.incarnations == incarnations(ledger)
+            && self.servers == postgres::desire::servers(ledger)
             && self.trust == etcd::desire::Trust::of(ledger)
             && self.crl == ledger.issued.client_crl
             && self.peer_crl == ledger.issued.peer_crl
@@ -273,6 +276,7 @@ fn certificates(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Certi
         peer: ledger.authorities.peer.as_ref().and_then(plane),
         organization: spec.tls.organization.clone(),
         extra_sans: spec.tls.extra_sans.iter().map(ToString::to_string).collect(),
+        proxied: postgres::desire::proxied_addresses(spec, ledger),
         validity: hours(spec.tls.leaf_validity),
         renew_before: hours(spec.tls.renew_before()),
         brought_authority: brought.authority.clone(),

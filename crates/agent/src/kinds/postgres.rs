@@ -8,6 +8,7 @@ mod config;
 mod data;
 mod dcs;
 mod facts;
+mod haproxy;
 mod initialize;
 pub mod jobs;
 mod layout;
@@ -36,12 +37,13 @@ use quorate_core::model::Exit;
 
 use jobs::Jobs;
 
-pub(crate) use quorate_core::kinds::postgres::SERVICE;
+pub(crate) use haproxy::complaint as haproxy_complaint;
+pub(crate) use quorate_core::kinds::postgres::{HAPROXY, SERVICE};
 pub(crate) use state::PostgresState;
 
 /// Below the root, what is written for PostgreSQL by the agent alone, and what is stored next to it under longer names.
-pub(crate) const PLACES: [&str; 4] =
-    ["var/lib/postgresql", desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE];
+pub(crate) const PLACES: [&str; 5] =
+    ["var/lib/postgresql", desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE, haproxy::CONFIG_FILE];
 
 /// What an agent holds for its PostgreSQL while it runs.
 #[derive(Default)]
@@ -51,4 +53,6 @@ pub(crate) struct Postgres {
     jobs: Jobs,
     /// A backup that is being restored next to the data, or has failed to be.
     restoring: Mutex<Option<RestoreSeen>>,
+    /// Counts how often clients were held back, so an old time limit releases nobody.
+    held: Mutex<u64>,
 }

@@ -12,7 +12,7 @@ use quorate_core::model::{Exit, ProgramService, Runs, ServiceConfig, ServiceStat
 use super::{Gate, Launch, PATIENT, Profile, child};
 use crate::agent::Agent;
 use crate::api::{Refusal, ServiceCommand};
-use crate::kinds::etcd;
+use crate::kinds::{etcd, postgres};
 use crate::layout::Layout;
 use crate::{AgentError, logs};
 
@@ -30,7 +30,7 @@ impl Agent {
         }
     }
 
-    async fn start_service(&self, name: &str) -> Result<(), Refusal> {
+    pub(crate) async fn start_service(&self, name: &str) -> Result<(), Refusal> {
         let (service, launch) = self.plain_service(name)?;
         self.state.update(|state| _ = state.services.insert(name.to_owned())).await?;
         match self.services.with(self.plain_profile(&service)).await?.look().await {
@@ -41,7 +41,7 @@ impl Agent {
         }
     }
 
-    async fn restart_service(&self, name: &str) -> Result<(), Refusal> {
+    pub(crate) async fn restart_service(&self, name: &str) -> Result<(), Refusal> {
         let (service, launch) = self.plain_service(name)?;
         if !self.state.get().services.contains(name) {
             return Err(refuse(format!("{name} is not meant to run; order a start")));
@@ -79,7 +79,11 @@ impl Agent {
     /// Stops what the config in place no longer has.
     pub(crate) async fn stop_unlisted(&self) -> Result<(), AgentError> {
         let state = self.state.get();
-        for name in state.services.iter().filter(|name| self.plain_service(name).is_err()) {
+        let listed = |name: &str| {
+            let service = state.node_config.as_ref().and_then(|in_place| in_place.config.service(name));
+            service.is_some_and(|service| matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_)))
+        };
+        for name in state.services.iter().filter(|name| !listed(name)) {
             // Who it ran as is not known any more, and does not matter to its end.
             self.services.with(profile(&self.layout, name, "root")).await?;
             self.end_service(name).await?;
@@ -138,7 +142,7 @@ impl Agent {
         let state = self.state.get();
         let mut facts = BTreeMap::new();
         for service in state.node_config.iter().flat_map(|in_place| &in_place.config.services) {
-            if !matches!(service.runs, Runs::Program(_)) {
+            if !matches!(service.runs, Runs::Program(_) | Runs::Haproxy(_)) {
                 continue;
             }
             let seen = match (self.services.failure(&service.name), self.services.named(&service.name)) {
@@ -175,8 +179,12 @@ impl Agent {
             state.node_config.as_ref().ok_or_else(|| refuse(String::from("there is no configuration yet")))?;
         let service = in_place.config.service(name);
         let service = service.ok_or_else(|| refuse(format!("the configuration has no service {name:?}")))?;
-        let Runs::Program(ProgramService { path, args, env }) = &service.runs else {
-            return Err(refuse(format!("{name} has its own orders for starting and stopping")));
+        let ProgramService { path, args, env } = match &service.runs {
+            Runs::Program(program) => program,
+            Runs::Haproxy(haproxy) => &self.haproxy_program(haproxy, state.search.as_deref())?,
+            Runs::Etcd(_) | Runs::Patroni(_) => {
+                return Err(refuse(format!("{name} has its own orders for starting and stopping")));
+            }
         };
         let fill_in = |text: &String| self.layout.fill_in(text, state.address);
         let launch = Launch {
@@ -210,7 +218,7 @@ fn profile(layout: &Layout, name: &str, user: &str) -> Profile {
         may_be_pod: false,
         settings: "",
         find_stray: Arc::new(move || child::find_by_mark(&here, &own)),
-        last_words: last_line,
+        last_words: if name == postgres::HAPROXY { postgres::haproxy_complaint } else { last_line },
     }
 }
 

@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod proxy;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command, Stdio};
@@ -11,7 +12,7 @@ use std::thread::JoinHandle;
 
 use serde_json::Value;
 
-use crate::common::{Run, Sandbox, eventually, signal};
+use crate::common::{Run, Sandbox, eventually, patroni, signal};
 
 const VERSION: &str = "3.6.16";
 
@@ -102,7 +103,11 @@ struct Writer {
 
 impl Writer {
     fn start(env: BTreeMap<String, String>) -> Self {
-        psql(&env, "create table if not exists written (n bigint primary key)").ok();
+        Self::start_in(env, "written")
+    }
+
+    fn start_in(env: BTreeMap<String, String>, table: &'static str) -> Self {
+        psql(&env, &format!("create table if not exists {table} (n bigint primary key)")).ok();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = stop.clone();
         let thread = std::thread::spawn(move || {
@@ -111,7 +116,7 @@ impl Writer {
                 if stopped.load(Ordering::Relaxed) {
                     break;
                 }
-                if psql(&env, &format!("insert into written values ({n})")).code == Some(0) {
+                if psql(&env, &format!("insert into {table} values ({n})")).code == Some(0) {
                     confirmed.insert(n);
                 }
             }
@@ -127,8 +132,12 @@ impl Writer {
 }
 
 fn assert_nothing_lost(env: &BTreeMap<String, String>, confirmed: &BTreeSet<u64>) {
+    assert_nothing_lost_in(env, "written", confirmed);
+}
+
+fn assert_nothing_lost_in(env: &BTreeMap<String, String>, table: &str, confirmed: &BTreeSet<u64>) {
     assert!(!confirmed.is_empty(), "nothing was written");
-    let there = psql(env, "select n from written").ok().stdout;
+    let there = psql(env, &format!("select n from {table}")).ok().stdout;
     let there: BTreeSet<u64> = there.lines().map(|line| line.parse().unwrap()).collect();
     let lost: Vec<&u64> = confirmed.difference(&there).collect();
     assert!(lost.is_empty(), "confirmed and lost: {lost:?}");
@@ -155,6 +164,21 @@ fn a_cluster_is_created_changed_repaired_and_destroyed_and_no_commit_is_lost() {
     assert!(psql(&by_password, "select 1").fails().stderr.contains("valid client certificate"));
     let other = shop.sandbox.quorate(&["env", "shop", "--user", "nobody"]).fails().stderr;
     assert!(other.contains("user nobody is not declared"), "{other}");
+
+    // The operator's `patronictl` reaches etcd and commands members; that of a user gets nothing.
+    assert!(!user.contains_key("PATRONICTL_CONFIG_FILE"));
+    let config = std::path::Path::new(&superuser["PATRONICTL_CONFIG_FILE"]);
+    let mode = std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(config).unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+    let patronictl = |words: &[&str]| -> Run {
+        let mut command = Command::new(patroni().join("patronictl"));
+        command.env("PATRONICTL_CONFIG_FILE", config).args(words).output().expect("patronictl runs").into()
+    };
+    let listed = patronictl(&["list", "--format", "json"]).ok().json();
+    let leader = listed.as_array().unwrap().iter().find(|member| member["Role"] == "Leader").expect("a leader");
+    assert_eq!(leader["Member"], shop.primary().as_str(), "{listed}");
+    let reloaded = patronictl(&["reload", "shop", "--force"]).ok().text();
+    assert!(!reloaded.contains("Failed"), "{reloaded}");
 
     let writer = Writer::start(user.clone());
     // A parameter that needs a restart: replicas first, then the primary hands over.

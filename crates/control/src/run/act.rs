@@ -285,12 +285,12 @@ impl Controller {
             | Action::PutRestored { member, .. }
             | Action::SetAside { member, .. }
             | Action::RestartPostgres { member }
-            | Action::Switchover { member, .. }
             | Action::ConfigurePatroni { member, .. }
             | Action::Catalog { member, .. } => match postgres::orders::order(&self.held.ledger(), step) {
                 Some(order) => self.order(member, order).await,
                 None => Ok(()),
             },
+            Action::Switchover { member, to } => self.switch_over(step, member, to).await,
             Action::RecordInitializing { .. } | Action::RecordInitialized { .. } | Action::RecordLeft { .. } => Ok(()),
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }
@@ -306,6 +306,22 @@ impl Controller {
             | Action::RevokeMachine { .. }
             | Action::ForgetCluster => Ok(()),
         }
+    }
+
+    /// With HAProxy, new clients wait in its queue while the primary changes. One that cannot be told only finds out by its health checks.
+    async fn switch_over(&self, step: &Step, member: &MemberName, to: &MemberName) -> Result<(), ControlError> {
+        let ledger = self.held.ledger();
+        let Some(order) = postgres::orders::order(&ledger, step) else { return Ok(()) };
+        let Some((proxies, hold, release)) = postgres::orders::holding(&ledger, member, to) else {
+            return self.order(member, order).await;
+        };
+        let tell = async |order: &Order| {
+            join_all(proxies.iter().map(|proxy| self.order(proxy, order.clone()))).await;
+        };
+        tell(&hold).await;
+        let switched = self.order(member, order).await;
+        tell(&release(switched.is_ok())).await;
+        switched
     }
 
     async fn order(&self, member: &MemberName, order: Order) -> Result<(), ControlError> {

@@ -115,6 +115,8 @@ pub struct CertificateWish {
     pub control_authority_ends: Option<Timestamp>,
     pub organization: Option<String>,
     pub extra_sans: BTreeSet<String>,
+    /// Addresses of proxies through which clients come to members.
+    pub proxied: BTreeSet<IpAddr>,
     pub validity: SignedDuration,
     pub renew_before: SignedDuration,
     /// Key identifier of the CA that the operator brought, if one was.

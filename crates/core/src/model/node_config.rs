@@ -3,6 +3,7 @@
 
 use crate::text::hex;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -72,6 +73,8 @@ pub enum Runs {
     /// Started, restarted and stopped by orders of its kind, which look at its data first.
     Etcd(EtcdService),
     Patroni(PatroniService),
+    /// Kept running wherever a config has it.
+    Haproxy(HaproxyService),
     /// A program of the machine that needs no more than to be kept running.
     Program(ProgramService),
 }
@@ -114,6 +117,19 @@ pub struct PatroniService {
     /// pgBackRest's configuration; absent without backups. Each of its runs reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<Secret>,
+}
+
+/// HAProxy in front of PostgreSQL. It takes up everything but another program by a reload, which ends no connection.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct HaproxyService {
+    /// If absent, from the search path.
+    pub program: Option<String>,
+    pub primary_port: u16,
+    pub replica_port: u16,
+    pub max_connections: u32,
+    pub check_every_ms: u64,
+    /// The members that have data, and where.
+    pub servers: BTreeMap<String, IpAddr>,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -159,21 +175,28 @@ impl NodeConfig {
     pub fn etcd(&self) -> Option<&EtcdService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn etcd_mut(&mut self) -> Option<&mut EtcdService> {
         self.services.iter_mut().find_map(|service| match &mut service.runs {
             Runs::Etcd(etcd) => Some(etcd),
-            Runs::Patroni(_) | Runs::Program(_) => None,
+            Runs::Patroni(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
         })
     }
 
     pub fn patroni(&self) -> Option<&PatroniService> {
         self.services.iter().find_map(|service| match &service.runs {
             Runs::Patroni(patroni) => Some(patroni),
-            Runs::Etcd(_) | Runs::Program(_) => None,
+            Runs::Etcd(_) | Runs::Haproxy(_) | Runs::Program(_) => None,
+        })
+    }
+
+    pub fn haproxy(&self) -> Option<&HaproxyService> {
+        self.services.iter().find_map(|service| match &service.runs {
+            Runs::Haproxy(haproxy) => Some(haproxy),
+            Runs::Etcd(_) | Runs::Patroni(_) | Runs::Program(_) => None,
         })
     }
 
@@ -194,6 +217,7 @@ impl NodeConfig {
                 Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _, backup: _ }) => {
                     digest_of(&(version, programs, patroni))
                 }
+                Runs::Haproxy(HaproxyService { program, .. }) => digest_of(program),
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }
         };

@@ -161,6 +161,9 @@ pub fn sans(desired: &Desired, member: &MemberName, machine: &MachineSeen, of: C
     if let Some(wish) = desired.members.get(member) {
         sans.insert(wish.machine.clone());
     }
+    if of == CertificateUse::Member {
+        sans.extend(desired.certificates.proxied.iter().map(ToString::to_string));
+    }
     if of == CertificateUse::Peer {
         sans.retain(|san| san.parse::<IpAddr>().is_ok());
     }

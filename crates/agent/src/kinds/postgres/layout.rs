@@ -62,6 +62,10 @@ impl Layout {
         self.root().join(desire::CONFIG_FILE)
     }
 
+    pub(crate) fn haproxy_config(&self) -> PathBuf {
+        self.root().join(super::haproxy::CONFIG_FILE)
+    }
+
     /// A link to the set of certificates of Patroni and PostgreSQL.
     pub(crate) fn patroni_certificates(&self) -> PathBuf {
         self.root().join(desire::PKI_DIRECTORY)

@@ -52,6 +52,19 @@ pub enum Order {
     /// Makes another member the primary, as Patroni calls it. This one must be it.
     Switchover {
         to: MemberName,
+        /// It waits so long for transactions to end.
+        #[serde(default)]
+        drain_ms: u64,
+    },
+    /// Has the HAProxy of this machine keep new clients of this server waiting, for a bounded time.
+    HoldClients {
+        server: String,
+        for_ms: u64,
+    },
+    /// Sends clients to another server from now on, unless its health says otherwise.
+    ReleaseClients {
+        server: String,
+        to: Option<String>,
     },
     /// Removes the data of exactly this stamp, and what Patroni has noted of that data in the DCS.
     WipeData {
@@ -78,6 +91,8 @@ impl Order {
             Order::SetAside { .. } => "put data aside",
             Order::SetConfig { .. } => "configure Patroni",
             Order::Switchover { .. } => "switch over",
+            Order::HoldClients { .. } => "hold clients back",
+            Order::ReleaseClients { .. } => "release clients",
             Order::WipeData { .. } => "wipe data",
             Order::Catalog { .. } => "catalog",
         }
@@ -95,9 +110,12 @@ impl Order {
             | Order::PutRestored { .. }
             | Order::SetAside { .. }
             | Order::WipeData { .. } => true,
-            Order::Start { .. } | Order::RestoreBackup { .. } | Order::SetConfig { .. } | Order::Catalog { .. } => {
-                false
-            }
+            Order::Start { .. }
+            | Order::RestoreBackup { .. }
+            | Order::HoldClients { .. }
+            | Order::ReleaseClients { .. }
+            | Order::SetConfig { .. }
+            | Order::Catalog { .. } => false,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! How orders that concern PostgreSQL are carried out.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::order::Order;
 use crate::agent::Agent;
@@ -19,7 +20,9 @@ impl Agent {
             Order::PutRestored { was, stamp } => self.put_restored(was, stamp).await,
             Order::SetAside { stamp } => self.set_aside(stamp).await,
             Order::SetConfig { config } => self.set_patroni_config(config).await,
-            Order::Switchover { to } => self.switch_over(to.as_str()).await,
+            Order::Switchover { to, drain_ms } => self.switch_over(to.as_str(), Duration::from_millis(drain_ms)).await,
+            Order::HoldClients { server, for_ms } => self.hold_clients(&server, Duration::from_millis(for_ms)).await,
+            Order::ReleaseClients { server, to } => self.release_clients(&server, to.as_deref()).await,
             Order::WipeData { stamp } => self.wipe_postgres(stamp).await,
             Order::Catalog { op, verifier } => self.change_catalog(&op, verifier.as_ref()).await,
         }

@@ -29,6 +29,10 @@ const SEEN: Duration = Duration::from_secs(5);
 /// Until a standby has replayed that its primary restarted.
 const REPLAYED: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
+/// Clients that do something, or could still commit. Those that only wait between transactions lose nothing.
+const TRANSACTIONS: &str = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' \
+    AND (state IN ('active', 'fastpath function call') OR state LIKE 'idle in transaction%') \
+    AND usename NOT IN ('postgres', 'rewinder');\n";
 
 pub(super) struct Rest {
     url: String,
@@ -152,7 +156,7 @@ impl Agent {
         Ok(limits_in(&tools::run(command, "", CONFIGURING).await?))
     }
 
-    pub(super) async fn switch_over(&self, to: &str) -> Result<(), Refusal> {
+    pub(super) async fn switch_over(&self, to: &str, drain: Duration) -> Result<(), Refusal> {
         let name = self.patroni_settings()?.name;
         let rest = self.rest()?;
         if self.patroni_status().await?.role != Role::Primary {
@@ -165,9 +169,25 @@ impl Agent {
                 )),
             };
         }
+        self.wait_for_transactions(drain).await;
         let body = json!({ "leader": name, "candidate": to });
         let said = rest.command(Method::POST, "/switchover", body, RESTARTING).await?;
         if said.status == StatusCode::OK { Ok(()) } else { Err(said.refused("switch over")) }
+    }
+}
+
+impl Agent {
+    /// Until no client is within a transaction, or the time is up: then PostgreSQL ends what is left.
+    async fn wait_for_transactions(&self, time: Duration) {
+        let deadline = Instant::now() + time;
+        while Instant::now() < deadline {
+            match self.run_sql(TRANSACTIONS, ANSWERING).await {
+                Ok(count) if count.trim() == "0" => return,
+                Ok(_) => tokio::time::sleep(POLL).await,
+                Err(error) => return tracing::warn!(%error, "whether clients are within transactions is not known"),
+            }
+        }
+        tracing::info!("clients are still within transactions; the switchover ends them");
     }
 }
 

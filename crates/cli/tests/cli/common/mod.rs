@@ -308,7 +308,7 @@ pub fn eventually(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
 }
 
 /// Where `cargo xtask postgres` puts Patroni.
-fn patroni() -> PathBuf {
+pub fn patroni() -> PathBuf {
     lab_directory().join("patroni/4.1.5-bin")
 }
 

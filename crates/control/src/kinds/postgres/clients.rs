@@ -1,18 +1,19 @@
 //! What `psql` and `patronictl` must be told to reach a cluster.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use jiff::SignedDuration;
 use quorate_agent::dial::Dial;
 use quorate_agent::private_directory;
 use quorate_core::Secret;
-use quorate_core::kinds::postgres::{CLIENT_PORT, SUPERUSER};
+use quorate_core::kinds::postgres::{CLIENT_PORT, Dcs, SUPERUSER, desire};
 use quorate_core::model::{Ledger, MemberName};
 use quorate_pki::{KeyPair, LeafWish};
 
 use crate::home::Home;
 use crate::kinds::etcd::clients::{ClientError, keep_private, write_private};
+use crate::kinds::postgres::dcs;
 use crate::run::error::ControlError;
 use crate::run::observe::{by_name, dial};
 use crate::secrets;
@@ -61,8 +62,30 @@ pub async fn environment(
         let (certificate, key) = superuser_certificate(&directory, ledger)?;
         variables.insert("PGSSLCERT", certificate.display().to_string());
         variables.insert("PGSSLKEY", key.display().to_string());
+        if let Some(Ok(dcs)) = dcs::look(home, &ledger.spec) {
+            let config = patronictl_config(&directory, ledger, &dcs, &certificate, &key)?;
+            variables.insert("PATRONICTL_CONFIG_FILE", config.display().to_string());
+        }
     }
     Ok(variables)
+}
+
+/// What `patronictl` reads: how it reaches etcd, and with which certificate it commands members. The file holds a password.
+fn patronictl_config(
+    directory: &Path,
+    ledger: &Ledger,
+    dcs: &Dcs,
+    certificate: &Path,
+    key: &Path,
+) -> Result<PathBuf, ClientError> {
+    let (peers, trust, path) =
+        (directory.join("peer-ca.crt"), directory.join("dcs-ca.crt"), directory.join("patronictl.yml"));
+    let bundle = ledger.authorities.peer.as_ref().map(|peers| peers.bundle());
+    keep_private(&peers, &bundle.unwrap_or_default())?;
+    keep_private(&trust, &dcs.ca)?;
+    let config = desire::patronictl_config(&ledger.spec, dcs, &trust, [certificate, key, &peers]);
+    keep_private(&path, &config)?;
+    Ok(path)
 }
 
 fn declared<'a>(ledger: &'a Ledger, user: &str) -> Result<Option<&'a Secret>, ClientError> {
@@ -93,7 +116,7 @@ async fn hosts(home: &Home, ledger: &Ledger) -> Result<(Vec<String>, Dial), Clie
 }
 
 /// The superuser shows a certificate of the members' CA besides the password.
-fn superuser_certificate(directory: &std::path::Path, ledger: &Ledger) -> Result<(PathBuf, PathBuf), ClientError> {
+fn superuser_certificate(directory: &Path, ledger: &Ledger) -> Result<(PathBuf, PathBuf), ClientError> {
     let (certificate, key) = (directory.join("superuser.crt"), directory.join("superuser.key"));
     let pair = KeyPair::generate(secrets::key_algorithm(&ledger.spec))?;
     let wish = LeafWish {

@@ -2,7 +2,9 @@
 
 use quorate_agent::api::{Order, PostgresOrder};
 use quorate_core::kinds::postgres::CatalogOp;
-use quorate_core::model::{DataSeen, Ledger};
+use quorate_core::kinds::postgres::desire::server_name;
+use quorate_core::kinds::postgres::spec::Haproxy;
+use quorate_core::model::{DataSeen, Ledger, MemberName};
 use quorate_core::planner::{Action, Precondition, Step};
 
 use super::passwords;
@@ -31,7 +33,10 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
         Action::PutRestored { was, stamp, .. } => PostgresOrder::PutRestored { was: was.clone(), stamp: stamp.clone() },
         Action::SetAside { stamp, .. } => PostgresOrder::SetAside { stamp: stamp.clone() },
         Action::WipePostgres { stamp, .. } => PostgresOrder::WipeData { stamp: stamp.clone() },
-        Action::Switchover { to, .. } => PostgresOrder::Switchover { to: patroni_name(ledger, to) },
+        Action::Switchover { to, .. } => PostgresOrder::Switchover {
+            to: patroni_name(ledger, to),
+            drain_ms: haproxy(ledger).map_or(0, |h| h.drain.0),
+        },
         Action::ConfigurePatroni { config, .. } => PostgresOrder::SetConfig { config: config.clone() },
         Action::Catalog { op, .. } => {
             let verifier = match op {
@@ -47,8 +52,34 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
     Some(Order::Postgres(order))
 }
 
+fn haproxy(ledger: &Ledger) -> Option<&Haproxy> {
+    ledger.spec.postgres.as_ref()?.haproxy.as_ref()
+}
+
+/// Longer than a switchover takes once no transaction is waited for. Should nobody release the clients by then, each agent does.
+const SWITCHING: u64 = 30_000;
+
+/// The members whose HAProxy keeps new clients waiting during a switchover, and what each agent is told before and after it. After one that
+/// failed, clients are only let through.
+pub(crate) fn holding(
+    ledger: &Ledger,
+    from: &MemberName,
+    to: &MemberName,
+) -> Option<(Vec<MemberName>, Order, impl Fn(bool) -> Order)> {
+    let haproxy = haproxy(ledger)?;
+    let members = ledger.spec.members.iter().filter(|member| haproxy.runs_on(member.name.as_str()));
+    let members = members.map(|member| member.name.as_str().into()).collect();
+    let (server, successor) = (server_name(from), server_name(to));
+    let hold = PostgresOrder::HoldClients { server: server.clone(), for_ms: haproxy.drain.0 + SWITCHING };
+    let release = move |succeeded: bool| {
+        let to = succeeded.then(|| successor.clone());
+        Order::Postgres(PostgresOrder::ReleaseClients { server: server.clone(), to })
+    };
+    Some((members, Order::Postgres(hold), release))
+}
+
 /// What Patroni calls the machine of a member.
-fn patroni_name(ledger: &Ledger, member: &quorate_core::model::MemberName) -> quorate_core::model::MemberName {
+fn patroni_name(ledger: &Ledger, member: &MemberName) -> MemberName {
     let incarnation = ledger.members.get(member).map_or(1, |record| record.incarnation);
     quorate_core::kinds::postgres::desire::patroni_name(member.as_str(), incarnation).as_str().into()
 }

@@ -1,9 +1,10 @@
 //! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
 
 use super::parameters::{self, Wrong};
-use super::spec::{PostgresSettings, Tags, WatchdogMode};
-use super::{REPLICATOR, REWINDER, SUPERUSER};
+use super::spec::{Haproxy, PostgresSettings, Tags, WatchdogMode};
+use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
+use crate::model::AGENT_PORT;
 use crate::spec::check::{Cluster, Findings};
 use crate::spec::{ClusterSpec, Destination, HostFacts, Kind, Millis, S3Destination, Size, Spec};
 
@@ -56,6 +57,54 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     backup(cluster, postgres, found);
     tags(cluster, postgres, found);
     slots(cluster, postgres, found);
+    if let Some(haproxy) = &postgres.haproxy {
+        proxy(cluster, haproxy, found);
+    }
+}
+
+/// Ports that are taken on every member, and by whom.
+const TAKEN: [(u16, &str); 3] = [(CLIENT_PORT, "PostgreSQL"), (REST_PORT, "Patroni"), (AGENT_PORT, "quorate's agent")];
+const SHORTEST_CHECK: Millis = Millis(200);
+const LONGEST_DRAIN: Millis = Millis(300_000);
+
+fn proxy(cluster: &Cluster, haproxy: &Haproxy, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("postgres.haproxy.{field}"));
+    let ports = [("primary_port", haproxy.primary_port), ("replica_port", haproxy.replica_port)];
+    for (field, port) in ports {
+        if let Some((_, who)) = TAKEN.iter().find(|(taken, _)| *taken == port) {
+            let message = format!("port {port} is taken on every member, by {who}");
+            found.error(at(field), message, "choose another port");
+        } else if port < 1024 {
+            let message = format!("port {port} is reserved for root, and HAProxy does not run as root");
+            found.error(at(field), message, "choose a port above 1023");
+        }
+    }
+    if haproxy.primary_port == haproxy.replica_port {
+        let message = format!("port {} leads to the primary already", haproxy.primary_port);
+        found.error(at("replica_port"), message, "choose another port");
+    }
+    if haproxy.max_connections == 0 {
+        found.error(at("max_connections"), "HAProxy would let nobody in", "set at least 1");
+    }
+    if haproxy.check_every.0 < SHORTEST_CHECK.0 {
+        let message = format!("`check_every` is {}: Patroni would do little else", haproxy.check_every);
+        found.error(at("check_every"), message, format!("set at least {SHORTEST_CHECK}"));
+    }
+    if haproxy.drain.0 > LONGEST_DRAIN.0 {
+        let message = format!("`drain` is {}, and new clients wait for as long", haproxy.drain);
+        found.error(at("drain"), message, format!("set at most {LONGEST_DRAIN}"));
+    }
+    let Some(members) = &haproxy.members else { return };
+    if members.is_empty() {
+        found.error(at("members"), "HAProxy is to run on no member", "name one, or leave out `haproxy`");
+    }
+    found.repeated(members.iter(), |index| at(&format!("members[{index}]")), |name| format!("the member `{name}`"));
+    for (index, name) in members.iter().enumerate() {
+        if !cluster.spec.members.iter().any(|member| member.name == *name) {
+            let message = format!("the cluster has no member `{name}`");
+            found.error(at(&format!("members[{index}]")), message, "name members of this cluster");
+        }
+    }
 }
 
 /// Tags are Patroni's.

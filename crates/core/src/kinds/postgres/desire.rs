@@ -2,18 +2,21 @@
 //! in the DCS.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
 use super::spec::{PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
 use super::{
-    CLIENT_PORT, Dcs, FormedWith, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER, Wish,
-    repository,
+    CLIENT_PORT, Dcs, FormedWith, HAPROXY, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER,
+    Wish, repository,
 };
 use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::model::{
-    ADDRESS, Brought, ConfigFile, Ledger, MemberName, NodeConfig, PatroniService, ROOT, Runs, ServiceConfig,
+    ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NodeConfig, PatroniService, ROOT, Runs,
+    ServiceConfig,
 };
 use crate::spec::{ClusterSpec, MemberSpec, Millis};
 
@@ -142,7 +145,50 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let inputs = files.iter().map(|file| file.path.clone()).collect();
         services.push(ServiceConfig { name: SERVICE.to_owned(), user: SUPERUSER.to_owned(), runs, inputs });
     }
+    services.extend(haproxy(spec, ledger, member));
     NodeConfig { files, services, host: None }
+}
+
+/// Members that leave and former machines are servers too, as long as they have data: one of them may be the primary.
+fn haproxy(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> Option<ServiceConfig> {
+    let haproxy = spec.postgres.as_ref()?.haproxy.as_ref().filter(|haproxy| haproxy.runs_on(member.name.as_str()))?;
+    let runs = Runs::Haproxy(HaproxyService {
+        program: haproxy.program.as_ref().map(|path| path.display().to_string()),
+        primary_port: haproxy.primary_port,
+        replica_port: haproxy.replica_port,
+        max_connections: haproxy.max_connections,
+        check_every_ms: haproxy.check_every.0,
+        servers: addresses(ledger).map(|(name, address)| (server_name(name), address)).collect(),
+    });
+    let inputs = BTreeSet::from([PEER_TRUST_FILE.to_owned()]);
+    Some(ServiceConfig { name: HAPROXY.to_owned(), user: SUPERUSER.to_owned(), runs, inputs })
+}
+
+/// Where the members are that have data.
+fn addresses(ledger: &Ledger) -> impl Iterator<Item = (&MemberName, IpAddr)> {
+    let members = ledger.postgres.formation.members().filter(|_| ledger.postgres.formation.is_formed());
+    members.into_iter().flatten().filter_map(|(name, known)| Some((name, known.address?)))
+}
+
+/// What HAProxy calls the server of a member.
+pub fn server_name(member: &MemberName) -> String {
+    let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '.' { c } else { '_' };
+    member.as_str().chars().map(legal).collect()
+}
+
+/// A client that comes through HAProxy knows the address of the proxy, and sees the certificate of the member behind it.
+pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
+    match spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref()) {
+        Some(haproxy) => {
+            addresses(ledger).filter(|(name, _)| haproxy.runs_on(name.as_str())).map(|(_, address)| address).collect()
+        }
+        None => BTreeSet::new(),
+    }
+}
+
+/// What configurations depend on in the ledger, besides secrets and incarnations.
+pub(crate) fn servers(ledger: &Ledger) -> BTreeMap<MemberName, IpAddr> {
+    addresses(ledger).map(|(name, address)| (name.clone(), address)).collect()
 }
 
 /// Patroni's configuration on one machine. JSON is YAML too.
@@ -156,7 +202,6 @@ fn patroni_config(
 ) -> Value {
     let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
     let peer_trust = format!("{ROOT}/{PEER_TRUST_FILE}");
-    let hosts: BTreeSet<&str> = dcs.iter().flat_map(|dcs| dcs.hosts.iter().map(String::as_str)).collect();
     json!({
         "scope": scope(spec, postgres),
         "namespace": postgres.namespace,
@@ -170,13 +215,7 @@ fn patroni_config(
             "verify_client": "optional",
         },
         "ctl": { "certfile": pki("peer.crt"), "keyfile": pki("peer.key"), "cacert": peer_trust },
-        "etcd3": {
-            "hosts": hosts,
-            "protocol": "https",
-            "cacert": format!("{ROOT}/{DCS_TRUST_FILE}"),
-            "username": dcs.map(|dcs| dcs.user.as_str()),
-            "password": dcs.map(|dcs| dcs.password.expose()),
-        },
+        "etcd3": etcd3(dcs, &format!("{ROOT}/{DCS_TRUST_FILE}")),
         // With these the first member starts. Limits that it started with could not be lowered without a restart.
         "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": dynamic_config(spec, postgres) },
         "postgresql": {
@@ -197,6 +236,31 @@ fn patroni_config(
         },
         "watchdog": watchdog(&postgres.patroni),
         "tags": tags_of(tags),
+    })
+}
+
+/// What `patronictl` of an operator reads, in JSON: the certificate, its key and the CA with which it commands members.
+pub fn patronictl_config(spec: &ClusterSpec, dcs: &Dcs, dcs_trust: &Path, of_members: [&Path; 3]) -> String {
+    let [certificate, key, trust] = of_members;
+    let Some(postgres) = &spec.postgres else { return String::new() };
+    json!({
+        "scope": scope(spec, postgres),
+        "namespace": postgres.namespace,
+        "etcd3": etcd3(Some(dcs), &dcs_trust.display().to_string()),
+        "ctl": { "certfile": certificate, "keyfile": key, "cacert": trust },
+    })
+    .to_string()
+}
+
+/// How Patroni and `patronictl` reach the DCS.
+fn etcd3(dcs: Option<&Dcs>, trust: &str) -> Value {
+    let hosts: BTreeSet<&str> = dcs.iter().flat_map(|dcs| dcs.hosts.iter().map(String::as_str)).collect();
+    json!({
+        "hosts": hosts,
+        "protocol": "https",
+        "cacert": trust,
+        "username": dcs.map(|dcs| dcs.user.as_str()),
+        "password": dcs.map(|dcs| dcs.password.expose()),
     })
 }
 

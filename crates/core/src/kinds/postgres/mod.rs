@@ -26,6 +26,8 @@ pub use wish::{Dcs, Wish};
 
 /// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.
 pub const SERVICE: &str = "patroni";
+/// The proxy in front of it.
+pub const HAPROXY: &str = "haproxy";
 /// The user that owns the data, and the superuser of the database.
 pub const SUPERUSER: &str = "postgres";
 /// Logs in for streaming replication, and for `pg_rewind`.

@@ -50,6 +50,9 @@ pub struct PostgresSettings {
     #[serde(default = "default_locale")]
     #[schemars(length(min = 1))]
     pub locale: String,
+    /// HAProxy on the members: one port leads to the primary, one to replicas. If absent, there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub haproxy: Option<Haproxy>,
     /// Settings of Patroni.
     #[serde(default)]
     pub patroni: PatroniSettings,
@@ -71,6 +74,7 @@ impl PostgresSettings {
             slots: Vec::new(),
             pg_hba: Vec::new(),
             locale: default_locale(),
+            haproxy: None,
             patroni: PatroniSettings::default(),
         }
     }
@@ -157,6 +161,49 @@ pub struct Slot {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1))]
     pub plugin: Option<String>,
+}
+
+/// HAProxy, which asks Patroni who is the primary. It passes TLS through.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Haproxy {
+    /// The port that leads to the primary.
+    pub primary_port: u16,
+    /// The port that leads to replicas that stream.
+    pub replica_port: u16,
+    /// The members that it runs on. If absent, all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub members: Option<Vec<Name>>,
+    /// So many clients are connected at most, through each HAProxy.
+    pub max_connections: u32,
+    /// Time between two health checks of a member.
+    pub check_every: Millis,
+    /// How long a planned switchover waits for transactions to end.
+    pub drain: Millis,
+    /// Path of HAProxy's program on the machines. If absent, `haproxy` from `PATH` or `/usr/sbin`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub program: Option<PathBuf>,
+}
+
+impl Default for Haproxy {
+    fn default() -> Self {
+        Haproxy {
+            primary_port: 5000,
+            replica_port: 5001,
+            members: None,
+            max_connections: 1000,
+            check_every: Millis(2_000),
+            drain: Millis(5_000),
+            program: None,
+        }
+    }
+}
+
+impl Haproxy {
+    pub fn runs_on(&self, member: &str) -> bool {
+        self.members.as_ref().is_none_or(|members| members.iter().any(|name| name.as_str() == member))
+    }
 }
 
 /// What Patroni may do with one member.

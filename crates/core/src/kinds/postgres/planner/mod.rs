@@ -3,6 +3,7 @@
 pub(crate) mod catalog;
 pub(crate) mod formation;
 pub(crate) mod membership;
+mod proxy;
 pub(crate) mod repository;
 pub(crate) mod restart;
 mod restore;
@@ -31,6 +32,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     }
     membership::shrink(view, decision);
     planner::machines::remove_leftover(view, decision);
+    proxy::decide(view, decision);
     if as_formed {
         planner::revocation::decide(view, decision);
     }

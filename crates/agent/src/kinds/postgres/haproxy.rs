@@ -1,0 +1,356 @@
+//! HAProxy on this machine: one port leads to the primary, one to replicas, as Patroni's REST API says over TLS. It has no data, so it needs no
+//! orders: it runs wherever the config has it.
+//!
+//! Other servers and settings are taken up by a reload. The process of before keeps its connections until they end. No server counts as healthy
+//! before it was checked: each start reads a file in which all are down, and a reload one with what the process of before knew.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use quorate_core::kinds::postgres::desire::PEER_TRUST_FILE;
+use quorate_core::kinds::postgres::{CLIENT_PORT, HAPROXY, REST_PORT};
+use quorate_core::model::{HaproxyService, ProgramService, ServiceState};
+use quorate_core::text::hex;
+use quorate_pki::Sha256;
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::tools;
+use crate::agent::Agent;
+use crate::api::Refusal;
+use crate::files::{self, Owner};
+use crate::layout::Layout;
+use crate::process::Process;
+use crate::{AgentError, logs};
+
+pub(super) const CONFIG_FILE: &str = "etc/haproxy/haproxy.cfg";
+/// In the directory of its own, in which it works: the path of a socket has room for about 100 characters.
+const SOCKET: &str = "haproxy.sock";
+const SERVERS_FILE: &str = "servers";
+/// What the process that runs was started or reloaded with.
+const LOADED_FILE: &str = "loaded";
+const DRAFT_FILE: &str = "draft.cfg";
+const USUAL_PLACES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
+const ANSWERING: Duration = Duration::from_secs(3);
+const RELOADING: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(50);
+/// The first two lines of a file with the state of servers.
+const SERVERS_HEAD: &str = "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight \
+    srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state \
+    bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr srv_agent_addr \
+    srv_agent_port\n";
+const PORTS: [&str; 2] = ["primary", "replica"];
+const LAST_BYTES: u64 = 16 << 10;
+
+impl Agent {
+    /// What is started: a master, which starts workers and tells them of other settings.
+    pub(crate) fn haproxy_program(
+        &self,
+        haproxy: &HaproxyService,
+        search: Option<&str>,
+    ) -> Result<ProgramService, Refusal> {
+        let path = match &haproxy.program {
+            Some(path) => path.clone(),
+            None => find(search)
+                .ok_or_else(|| Refusal::failed("there is no program `haproxy` on the PATH, nor in /usr/sbin"))?,
+        };
+        let place = self.layout.service_data(HAPROXY).display().to_string();
+        let config = self.layout.haproxy_config().display().to_string();
+        let args = [String::from("-W"), String::from("-C"), place, String::from("-f"), config].into();
+        Ok(ProgramService { path, args, env: BTreeMap::new() })
+    }
+
+    /// Has HAProxy run as the config in place says, or notes why it does not.
+    pub(crate) async fn keep_haproxy(&self) {
+        let state = self.state.get();
+        let wanted = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy().cloned());
+        let Some(wanted) = wanted else { return };
+        let kept = self.put_haproxy(&wanted).await;
+        if let Err(error) = &kept {
+            tracing::error!(%error, "HAProxy does not run as it should");
+        }
+        self.services.note_failure(HAPROXY, kept.err().map(|error| error.to_string()));
+    }
+
+    async fn put_haproxy(&self, wanted: &HaproxyService) -> Result<(), Refusal> {
+        let state = self.state.get();
+        let Some(in_place) = &state.node_config else { return Ok(()) };
+        let Some(service) = in_place.config.service(HAPROXY) else { return Ok(()) };
+        let kept = self.services.with(self.plain_profile(service)).await?;
+        let wanted_digest = in_place.service_digest(HAPROXY);
+        let runs = matches!(kept.look().await, ServiceState::Running { digest, .. } if digest == wanted_digest);
+        let place = Place { owner: kept.owner()?, ..Place::new(&self.layout) };
+        files::make_dir(&place.directory, 0o700)?;
+        let trust = fs::read_to_string(self.layout.root().join(PEER_TRUST_FILE)).unwrap_or_default();
+        let text = self.layout.fill_in(&config(wanted, &trust), state.address);
+        let program = self.haproxy_program(wanted, state.search.as_deref())?.path;
+        place.check(&program, &text).await?;
+        files::ensure(&place.config, text.as_bytes(), files::PRIVATE, place.owner)?;
+        let loaded = hex(&Sha256::digest(&text));
+        let is_loaded = fs::read_to_string(place.directory.join(LOADED_FILE)).is_ok_and(|found| found == loaded);
+        if runs && !is_loaded {
+            let known = place.ask("show servers state").await?;
+            place.put(SERVERS_FILE, &states(wanted, &known))?;
+            let reloaded = place.reload().await;
+            place.put(SERVERS_FILE, &states(wanted, ""))?;
+            reloaded?;
+        } else if !runs {
+            place.put(SERVERS_FILE, &states(wanted, ""))?;
+            self.state.update(|state| _ = state.services.insert(HAPROXY.to_owned())).await?;
+            self.restart_service(HAPROXY).await?;
+        }
+        Ok(place.put(LOADED_FILE, &loaded)?)
+    }
+
+    /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.
+    pub(super) async fn hold_clients(self: &Arc<Self>, server: &str, time: Duration) -> Result<(), Refusal> {
+        let place = Place::new(&self.layout);
+        // Its health is not asked for meanwhile: a server that is down has no queue.
+        place.ask(&format!("set maxconn server primary/{server} 1;disable health primary/{server}")).await?;
+        let turn = {
+            let mut held = self.postgres.held.lock().expect("no holder panics");
+            *held += 1;
+            *held
+        };
+        let (agent, server) = (self.clone(), server.to_owned());
+        tokio::spawn(async move {
+            tokio::time::sleep(time).await;
+            if *agent.postgres.held.lock().expect("no holder panics") == turn {
+                let released = agent.release_clients(&server, None).await;
+                tracing::warn!(?released, "clients were held back until the time was up");
+            }
+        });
+        Ok(())
+    }
+
+    pub(super) async fn release_clients(&self, server: &str, to: Option<&str>) -> Result<(), Refusal> {
+        *self.postgres.held.lock().expect("no holder panics") += 1;
+        let state = self.state.get();
+        let most = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()).map(|h| h.max_connections);
+        let most = most.ok_or_else(|| Refusal::failed("this machine has no HAProxy"))?;
+        let mut commands = Vec::new();
+        if let Some(to) = to {
+            // Patroni has confirmed it; the next check asks again.
+            commands.push(format!("set server primary/{to} health up"));
+            commands.push(format!("set server primary/{server} health down"));
+        }
+        commands.push(format!("enable health primary/{server}"));
+        commands.push(format!("set maxconn server primary/{server} {most}"));
+        Place::new(&self.layout).ask(&commands.join(";")).await?;
+        Ok(())
+    }
+
+    /// Called once, when the agent starts: nobody is held back by an agent that is gone.
+    pub(crate) async fn resume_haproxy(&self) {
+        let state = self.state.get();
+        let Some(haproxy) = state.node_config.as_ref().and_then(|in_place| in_place.config.haproxy()) else { return };
+        for server in haproxy.servers.keys() {
+            if let Err(error) = self.release_clients(server, None).await {
+                tracing::debug!(%error, server, "HAProxy was not told");
+            }
+        }
+        self.keep_haproxy().await;
+    }
+}
+
+/// Where HAProxy works, and how it is spoken to.
+struct Place {
+    directory: PathBuf,
+    config: PathBuf,
+    owner: Option<Owner>,
+}
+
+impl Place {
+    fn new(layout: &Layout) -> Self {
+        Place { directory: layout.service_data(HAPROXY), config: layout.haproxy_config(), owner: None }
+    }
+
+    fn put(&self, name: &str, content: &str) -> Result<(), AgentError> {
+        files::ensure(&self.directory.join(name), content.as_bytes(), files::PRIVATE, self.owner)
+    }
+
+    /// A reload with a faulty configuration would leave the old one in force, and a start would fail for ever.
+    async fn check(&self, program: &str, text: &str) -> Result<(), AgentError> {
+        self.put(DRAFT_FILE, text)?;
+        let mut command = Command::new(program);
+        command.args(["-c", "-q", "-C"]).arg(&self.directory).args(["-f", DRAFT_FILE]);
+        tools::run(command, "", ANSWERING).await?;
+        files::remove(&self.directory.join(DRAFT_FILE))
+    }
+
+    async fn ask(&self, commands: &str) -> Result<String, AgentError> {
+        let failed = |why: String| AgentError::Command { command: String::from("haproxy"), said: why };
+        let asked = async {
+            // By the number of its directory, because the whole path may be too long for a socket.
+            let directory = fs::File::open(&self.directory)?;
+            let mut socket = UnixStream::connect(format!("/proc/self/fd/{}/{SOCKET}", directory.as_raw_fd())).await?;
+            socket.write_all(format!("{commands}\n").as_bytes()).await?;
+            let mut answer = String::new();
+            socket.read_to_string(&mut answer).await?;
+            Ok::<_, std::io::Error>(answer)
+        };
+        match timeout(ANSWERING, asked).await {
+            Ok(answer) => answer.map_err(|error| failed(error.to_string())),
+            Err(_) => Err(failed(String::from("it does not answer in time"))),
+        }
+    }
+
+    /// The process that answers clients now.
+    async fn worker(&self) -> Result<u32, AgentError> {
+        let shown = self.ask("show info").await?;
+        let pid = shown.lines().find_map(|line| line.strip_prefix("Pid: ")?.trim().parse().ok());
+        pid.ok_or_else(|| AgentError::Command { command: HAPROXY.to_owned(), said: String::from("it has no process") })
+    }
+
+    async fn reload(&self) -> Result<(), AgentError> {
+        let failed = |said: &str| AgentError::Command { command: HAPROXY.to_owned(), said: said.to_owned() };
+        let before = self.worker().await?;
+        let master = parent(before).and_then(Process::of).filter(|master| master.is_called_with_last(&self.config));
+        master.ok_or_else(|| failed("its master is not found"))?.signal(Signal::USR2);
+        let deadline = Instant::now() + RELOADING;
+        while Instant::now() < deadline {
+            tokio::time::sleep(POLL).await;
+            if self.worker().await.is_ok_and(|now| now != before) {
+                return Ok(());
+            }
+        }
+        Err(failed("it does not take up its configuration"))
+    }
+}
+
+fn find(search: Option<&str>) -> Option<String> {
+    let own = std::env::var("PATH").unwrap_or_default();
+    let paths = search.into_iter().chain([own.as_str()]).flat_map(|paths| paths.split(':'));
+    let mut paths = paths.chain(USUAL_PLACES).map(|directory| Path::new(directory).join(HAPROXY));
+    paths.find(|path| path.is_file()).map(|path| path.display().to_string())
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse().ok())
+}
+
+/// The configuration, with `{root}` and `{address}` in it. Connections are passed through, so TLS and passwords are PostgreSQL's.
+fn config(haproxy: &HaproxyService, trust: &str) -> String {
+    let HaproxyService { max_connections, check_every_ms, servers, .. } = haproxy;
+    let mut text = format!(
+        "# Written by quorate; changes are lost. CA {ca}\n\
+         global\n    maxconn {all}\n    log stdout format raw daemon notice\n\
+         \x20   stats socket unix@{SOCKET} mode 600 level admin expose-fd listeners\n\
+         \x20   server-state-file {SERVERS_FILE}\n\
+         defaults\n    mode tcp\n    log global\n    load-server-state-from-file global\n\
+         \x20   option clitcpka\n    option srvtcpka\n    option redispatch\n    retries 3\n\
+         \x20   timeout connect 4s\n    timeout check 4s\n    timeout queue 60s\n\
+         \x20   timeout client 24d\n    timeout server 24d\n\
+         \x20   default-server inter {check_every_ms} fastinter {fast} downinter {down} fall 2 rise 1 maxconn {max_connections} \
+         on-marked-down shutdown-sessions check port {REST_PORT} check-ssl verify required ca-file {{root}}/{PEER_TRUST_FILE}\n",
+        ca = hex(&Sha256::digest(trust)),
+        all = max_connections * 2 + 20,
+        fast = (check_every_ms / 4).max(100),
+        down = (check_every_ms / 2).max(100),
+    );
+    for (name, port) in PORTS.into_iter().zip([haproxy.primary_port, haproxy.replica_port]) {
+        let _ = write!(
+            text,
+            "listen {name}\n    bind {{address}}:{port}\n    maxconn {max_connections}\n    balance leastconn\n\
+             \x20   option httpchk OPTIONS /{name}\n    http-check expect status 200\n"
+        );
+        for (server, address) in servers {
+            let address = std::net::SocketAddr::new(*address, CLIENT_PORT);
+            let _ = writeln!(text, "    server {server} {address}");
+        }
+    }
+    text
+}
+
+/// The state of servers, for the next process: as the one of before knew it, and down where it did not know the server.
+fn states(haproxy: &HaproxyService, known: &str) -> String {
+    let mut text = SERVERS_HEAD.to_owned();
+    let listed = PORTS.into_iter().flat_map(|port| haproxy.servers.iter().map(move |server| (port, server)));
+    for (number, (port, (server, address))) in listed.enumerate() {
+        let is_it = |line: &&str| {
+            let mut words = line.split(' ');
+            (words.nth(1), words.nth(1)) == (Some(port), Some(server.as_str()))
+        };
+        match known.lines().find(is_it).filter(|line| line.split(' ').nth(4) == Some(address.to_string().as_str())) {
+            Some(line) => text.push_str(line),
+            None => {
+                let id = number + 1;
+                let _ = write!(
+                    text,
+                    "{id} {port} {id} {server} {address} 0 0 1 1 0 1 0 0 6 0 0 0 - {CLIENT_PORT} - 0 {REST_PORT} - - {REST_PORT}"
+                );
+            }
+        }
+        text.push('\n');
+    }
+    text
+}
+
+/// The last alert that says what is wrong; the ones after it only say that it ends.
+pub(crate) fn complaint(log: &Path) -> String {
+    complaint_in(&logs::last_bytes(log, LAST_BYTES))
+}
+
+fn complaint_in(text: &str) -> String {
+    let is_alert = |line: &&str| line.contains("[ALERT]");
+    let says_nothing = |line: &&str| {
+        ["Some protocols failed", "exit-on-failure", "Current worker", "Fatal errors"].iter().any(|s| line.contains(s))
+    };
+    let alert = text.lines().rfind(|line| is_alert(line) && !says_nothing(line));
+    alert.or_else(|| text.lines().next_back()).unwrap_or_default().trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn service(servers: &[(&str, &str)]) -> HaproxyService {
+        HaproxyService {
+            program: None,
+            primary_port: 5000,
+            replica_port: 5001,
+            max_connections: 100,
+            check_every_ms: 2000,
+            servers: servers.iter().map(|(name, at)| ((*name).to_owned(), at.parse().unwrap())).collect(),
+        }
+    }
+
+    #[test]
+    fn a_server_that_is_not_known_to_be_healthy_is_down() {
+        let known = format!(
+            "{SERVERS_HEAD}3 primary 1 pg-1 10.0.0.1 2 0 1 1 1 15 3 2 6 0 0 0 - 5432 - 0 8008 - - 8008\n\
+             3 primary 2 pg-2 10.0.0.2 2 0 1 1 1 15 3 2 6 0 0 0 - 5432 - 0 8008 - - 8008\n"
+        );
+        let text = states(&service(&[("pg-1", "10.0.0.1"), ("pg-2", "10.0.0.7"), ("pg-3", "10.0.0.3")]), &known);
+        let up: Vec<&str> = text.lines().skip(2).filter(|line| line.split(' ').nth(5) == Some("2")).collect();
+        assert_eq!(up.len(), 1, "{text}");
+        assert!(up[0].contains("pg-1 10.0.0.1"), "{text}");
+        assert_eq!(text.lines().count(), 2 + 6, "each server is listed for each port: {text}");
+    }
+
+    #[test]
+    fn health_is_asked_for_over_tls_and_clients_tls_is_passed_through() {
+        let text = config(&service(&[("pg-1", "fd00::1")]), "ca");
+        assert!(text.contains("check-ssl verify required ca-file {root}/etc/patroni/peer-ca.crt"), "{text}");
+        assert!(text.contains("mode tcp") && !text.contains(" ssl "), "{text}");
+        assert!(text.contains("bind {address}:5000") && text.contains("server pg-1 [fd00::1]:5432"), "{text}");
+        assert_ne!(text, config(&service(&[("pg-1", "fd00::1")]), "another ca"), "another CA is a reason to reload");
+    }
+
+    #[test]
+    fn the_last_words_name_the_port_that_is_taken() {
+        let log = "[NOTICE]   (1) : path to executable is /usr/sbin/haproxy\n\
+            [ALERT]    (1) : [haproxy.main()] Starting proxy primary: cannot bind socket (Address already in use) [127.0.0.1:5000]\n\
+            [ALERT]    (1) : [haproxy.main()] Some protocols failed to start their listeners! Exiting.\n";
+        assert!(complaint_in(log).ends_with("[127.0.0.1:5000]"));
+    }
+}
