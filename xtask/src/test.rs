@@ -33,7 +33,7 @@ const LIBWRAP: &str = if cfg!(target_arch = "aarch64") {
     "/usr/lib/x86_64-linux-gnu/libwrap.so.0"
 };
 
-pub const NEEDS: [Need; 13] = [
+pub const NEEDS: [Need; 14] = [
     Need::Command { name: "age", package: "age" },
     Need::Command { name: "cpio", package: "cpio" },
     Need::Command { name: "faketime", package: "faketime" },
