@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::{Options, image};
+use super::{Options, image, static_pod};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
@@ -40,6 +40,8 @@ const CLUSTERS: [&str; 3] = ["ground", "lab-", BENCH];
 pub const BENCH: &str = "bench-";
 /// The story of several hosts.
 const HOSTS: &str = "incus::hosts::members_are_on_hosts_of_an_incus_cluster_and_one_of_these_is_cut_off";
+/// The story of machines with a kubelet.
+const PODS: &str = "incus::static_pods::machines_whose_etcd_is_a_static_pod_reboot_one_after_another";
 /// Of the pool, the network and the image that boots nothing.
 pub const NAME: &str = "quorate-lab";
 /// The image of real machines.
@@ -61,13 +63,14 @@ const INIT: &str = "#!/bin/busybox sh\n\
     trap 'exit 0' PWR TERM\n\
     while :; do /bin/busybox sleep 1; done\n";
 
-/// Whether a cluster of Incus is needed.
-fn needs_hosts(options: &Options) -> bool {
-    !options.core && options.filter.as_ref().is_none_or(|filter| HOSTS.contains(filter.as_str()))
+/// Whether this story is told.
+fn has(options: &Options, story: &str) -> bool {
+    !options.core && options.filter.as_ref().is_none_or(|filter| story.contains(filter.as_str()))
 }
 
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
-    let prepared = prepare(lab)?;
+    let mut prepared = prepare(lab)?;
+    prepared.pods = has(options, PODS).then(|| static_pod::programs(lab)).transpose()?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
     enter(&prepared, &words)
@@ -77,6 +80,7 @@ pub fn run(lab: &Lab, options: &Options) -> Result<()> {
 pub fn enter(prepared: &Prepared, words: &[&str]) -> Result<()> {
     let outcome = super::enter(words, |lab| {
         lab.env(PROGRAM_VARIABLE, &prepared.program).env(IMAGE_VARIABLE, &prepared.image);
+        lab.envs(prepared.pods.iter().map(|place| (static_pod::VARIABLE, place)));
     });
     super::remove_groups(is_ours);
     outcome
@@ -91,6 +95,8 @@ fn is_ours(group: &str) -> bool {
 pub struct Prepared {
     pub program: PathBuf,
     pub image: PathBuf,
+    /// The kubelet and images of static pods.
+    pods: Option<PathBuf>,
 }
 
 /// Packages, programs and images that the lab needs: inside there is no network.
@@ -102,7 +108,7 @@ pub fn prepare(lab: &Lab) -> Result<Prepared> {
     etcd::run(lab, false)?;
     let program = static_build::build(true)?;
     let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
-    Ok(Prepared { program, image })
+    Ok(Prepared { program, image, pods: None })
 }
 
 /// An image as clouds have it, with all that a member needs.
@@ -136,7 +142,7 @@ fn suites(options: &Options) -> Result<[(Vec<String>, Command); 2]> {
 
 pub fn inside(options: &Options) -> Result<()> {
     start()?;
-    let hosts = if needs_hosts(options) { Some(hosts::start()?) } else { None };
+    let hosts = if has(options, HOSTS) { Some(hosts::start()?) } else { None };
     for (arguments, suite) in suites(options)? {
         let mut suite = suite;
         suite.env(SOCKET_VARIABLE, SOCKET).envs(hosts.map(|directory| (hosts::VARIABLE, directory)));

@@ -10,7 +10,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::kubernetes::programs;
+use super::kubernetes;
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::{Lab, Version};
@@ -28,7 +28,7 @@ const NEEDS: [Need; 5] = [
     Need::Command { name: "setpriv", package: "util-linux" },
 ];
 /// Where the tests look for the kubelet and the images.
-const VARIABLE: &str = "QUORATE_LAB_STATIC_POD";
+pub const VARIABLE: &str = "QUORATE_LAB_STATIC_POD";
 const LABEL: &str = "quorate::cli";
 /// Hidden by memory that only the lab sees.
 const DIRECTORIES: [&str; 3] = ["/run", "/var/log", "/var/lib/kubelet"];
@@ -57,16 +57,22 @@ pub fn prepare(lab: &Lab) -> Result<PathBuf> {
     if fs::metadata("/proc/self").context("cannot tell which user this is")?.uid() != 0 {
         bail!("the lab of static pods needs root: its namespaces are made with `unshare` and `mount`");
     }
+    let place = programs(lab)?;
+    build::find(LABEL)?;
+    Ok(place)
+}
+
+/// The directory with the kubelet and the images, and what else machines with static pods need of this host.
+pub fn programs(lab: &Lab) -> Result<PathBuf> {
     host::install_missing(&NEEDS)?;
     etcd::ensure(lab, false)?;
-    let kubelet = programs::kubelet(lab, KUBERNETES)?;
+    let kubelet = kubernetes::programs::kubelet(lab, KUBERNETES)?;
     let place = lab.root().join("static-pod");
     fs::create_dir_all(&place).with_context(|| format!("cannot create {}", place.display()))?;
     image::ensure(lab, &place, &ETCD)?;
     let link = place.join("kubelet");
     let _ = fs::remove_file(&link);
     std::os::unix::fs::symlink(&kubelet, &link).with_context(|| format!("cannot link {}", link.display()))?;
-    build::find(LABEL)?;
     Ok(place)
 }
 

@@ -14,9 +14,10 @@ use serde_json::{Value, json};
 
 use super::instance::{DATA_DEVICE, Instance, Mark, SEED_DEVICE, State};
 use super::network::Network;
+use super::remote::ImageServer;
 use super::server::{Call, Server, escaped, names};
 use super::volumes::Volume;
-use super::{Incus, IncusError, remote};
+use super::{Incus, IncusError};
 use crate::fat::Drive;
 use crate::seed_disk::{seed_disk, static_program};
 use crate::{Data, NewMachine, ProviderError};
@@ -75,8 +76,13 @@ impl Incus {
     async fn source(&self, server: &Server) -> Result<Value, IncusError> {
         let image = &self.settings.image;
         if let Some((remote, alias)) = image.split_once(':') {
-            let (url, protocol) = remote::image_server(remote)?;
-            return Ok(json!({ "type": "image", "mode": "pull", "server": url, "protocol": protocol, "alias": alias }));
+            let ImageServer { url, protocol, certificate } = ImageServer::find(remote)?;
+            let mut source =
+                json!({ "type": "image", "mode": "pull", "server": url, "protocol": protocol, "alias": alias });
+            if let Some(certificate) = certificate {
+                source["certificate"] = json!(certificate);
+            }
+            return Ok(source);
         }
         let alias = server.get("look for the image", &format!("/1.0/images/aliases/{}", escaped(image))).await?;
         let fingerprint = alias.and_then(|found| found.value.get("target")?.as_str().map(str::to_owned));
@@ -245,7 +251,7 @@ impl Incus {
     }
 }
 
-/// The device of a network interface. On networks that Incus manages, its addresses are reserved.
+/// The device of a network interface, with the addresses that Incus reserves for it.
 fn device(network: &Network, interface: &boot::Interface) -> Value {
     let mut device = json!({ "type": "nic", "name": "eth0", "hwaddr": interface.mac });
     if network.managed {
@@ -254,13 +260,11 @@ fn device(network: &Network, interface: &boot::Interface) -> Value {
         device["nictype"] = json!("bridged");
         device["parent"] = json!(network.name);
     }
-    if network.reserves() {
-        let more = interface.more_addresses.iter().map(|(address, _)| *address);
-        for address in std::iter::once(interface.address).chain(more) {
-            let key = if address.is_ipv4() { "ipv4.address" } else { "ipv6.address" };
-            if device.get(key).is_none() {
-                device[key] = json!(address.to_string());
-            }
+    let more = interface.more_addresses.iter().map(|(address, _)| *address);
+    for address in std::iter::once(interface.address).chain(more).filter(|address| network.reserves(*address)) {
+        let key = if address.is_ipv4() { "ipv4.address" } else { "ipv6.address" };
+        if device.get(key).is_none() {
+            device[key] = json!(address.to_string());
         }
     }
     device

@@ -20,6 +20,9 @@ pub(super) struct Network {
     subnets: Vec<(IpAddr, u8)>,
     /// Ranges that Incus leases by DHCP. Machines get addresses outside of them.
     dhcp: Vec<(IpAddr, IpAddr)>,
+    /// Whether Incus leases IPv4 addresses in it, and IPv6 addresses. Only then it can reserve one.
+    leases_v4: bool,
+    leases_v6: bool,
 }
 
 impl Network {
@@ -34,12 +37,16 @@ impl Network {
             let (first, last) = range.split_once('-')?;
             Some((first.trim().parse().ok()?, last.trim().parse().ok()?))
         });
+        let leases = |key: &str| !config(key).is_some_and(|text| matches!(text, "false" | "0" | "no" | "off"));
+        let stateful = config("ipv6.dhcp.stateful").is_some_and(|text| matches!(text, "true" | "1" | "yes" | "on"));
         Network {
             name: name.to_owned(),
             managed: value.get("managed").and_then(Value::as_bool).unwrap_or_default(),
             kind: value.get("type").and_then(Value::as_str).unwrap_or_default().to_owned(),
             subnets: subnets.collect(),
             dhcp: ranges.collect(),
+            leases_v4: leases("ipv4.dhcp"),
+            leases_v6: leases("ipv6.dhcp") && stateful,
         }
     }
 
@@ -57,9 +64,10 @@ impl Network {
         if subnets.is_empty() { String::from("no addresses") } else { subnets.join(" and ") }
     }
 
-    /// Whether Incus can reserve addresses in it.
-    pub(super) fn reserves(&self) -> bool {
-        self.managed && matches!(self.kind.as_str(), "bridge" | "ovn")
+    /// Whether Incus can reserve this address in it. The machine itself is told its addresses in any case.
+    pub(super) fn reserves(&self, address: IpAddr) -> bool {
+        let leases = if address.is_ipv4() { self.leases_v4 } else { self.leases_v6 };
+        self.managed && leases && matches!(self.kind.as_str(), "bridge" | "ovn")
     }
 }
 
@@ -200,7 +208,22 @@ mod tests {
         let network = Network::read("incusbr0", &value);
         assert_eq!(network.subnets, [("10.77.0.1".parse().unwrap(), 24)]);
         assert_eq!(network.dhcp.len(), 2);
-        assert!(network.reserves() && network.subnet("fd00::1".parse().unwrap()).is_none());
+        assert!(network.subnet("fd00::1".parse().unwrap()).is_none());
+    }
+
+    #[test]
+    fn addresses_are_reserved_where_incus_leases_them() {
+        let reserves = |kind: &str, config: Value| {
+            let network = Network::read("n", &json!({"managed": true, "type": kind, "config": config}));
+            ["10.77.0.11", "fd00::11"].map(|address| network.reserves(address.parse().unwrap()))
+        };
+        for kind in ["bridge", "ovn"] {
+            assert_eq!(reserves(kind, json!({})), [true, false]);
+            assert_eq!(reserves(kind, json!({"ipv6.dhcp.stateful": "true"})), [true, true]);
+            assert_eq!(reserves(kind, json!({"ipv4.dhcp": "false", "ipv6.dhcp.stateful": "false"})), [false, false]);
+            assert_eq!(reserves(kind, json!({"ipv6.dhcp": "false", "ipv6.dhcp.stateful": "true"})), [true, false]);
+        }
+        assert_eq!(reserves("macvlan", json!({"ipv6.dhcp.stateful": "true"})), [false, false]);
     }
 
     #[test]

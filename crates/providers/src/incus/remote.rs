@@ -64,21 +64,40 @@ impl Remote {
     }
 }
 
-/// A server of images that instances can be made from: its URL and protocol.
-pub(super) fn image_server(name: &str) -> Result<(String, String), IncusError> {
-    let (path, remotes) = remotes(&config_directory())?;
-    let text = |field: &str| remotes.get(name).and_then(|remote| remote.get(field)).and_then(Value::as_str);
-    match (text("addr"), text("protocol")) {
-        (Some(url), protocol) => Ok((url.to_owned(), protocol.unwrap_or("incus").to_owned())),
-        // The `incus` command knows this one without being told.
-        (None, _) if name == "images" => {
-            Ok((String::from("https://images.linuxcontainers.org"), String::from("simplestreams")))
-        }
-        (None, _) => {
-            let known = remotes.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
-            Err(IncusError::NoRemote { name: name.to_owned(), path, known })
-        }
+/// A server of images that instances can be made from.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ImageServer {
+    pub(super) url: String,
+    pub(super) protocol: String,
+    /// The one that the `incus` command has accepted. Without it the server's certificate must be a public one.
+    pub(super) certificate: Option<String>,
+}
+
+impl ImageServer {
+    pub(super) fn find(name: &str) -> Result<Self, IncusError> {
+        Self::of_config(&config_directory(), name)
     }
+
+    fn of_config(directory: &Path, name: &str) -> Result<Self, IncusError> {
+        let (path, remotes) = remotes(directory)?;
+        let text = |field: &str| remotes.get(name).and_then(|remote| remote.get(field)).and_then(Value::as_str);
+        let (url, protocol) = match (text("addr"), text("protocol")) {
+            (Some(url), protocol) => (url, protocol.unwrap_or("incus")),
+            // The `incus` command knows this one without being told.
+            (None, _) if name == "images" => ("https://images.linuxcontainers.org", "simplestreams"),
+            (None, _) => {
+                let known = remotes.as_object().into_iter().flatten().map(|(name, _)| name.clone()).collect();
+                return Err(IncusError::NoRemote { name: name.to_owned(), path, known });
+            }
+        };
+        let certificate = fs::read_to_string(accepted(directory, name)).ok();
+        Ok(ImageServer { url: url.to_owned(), protocol: protocol.to_owned(), certificate })
+    }
+}
+
+/// Where the `incus` command keeps the certificate of a server.
+fn accepted(directory: &Path, name: &str) -> PathBuf {
+    directory.join("servercerts").join(format!("{name}.crt"))
 }
 
 fn remotes(directory: &Path) -> Result<(PathBuf, Value), IncusError> {
@@ -108,7 +127,7 @@ fn https(directory: &Path, name: &str, url: &str) -> Result<Address, IncusError>
 /// With the certificate of the `incus` command, for the server whose certificate that command has accepted.
 fn connector(directory: &Path, name: &str) -> Result<TlsConnector, IncusError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let accepted = directory.join("servercerts").join(format!("{name}.crt"));
+    let accepted = accepted(directory, name);
     let [certificate, key] = ["client.crt", "client.key"].map(|file| directory.join(file));
     let failed = |path: &Path, why: String| IncusError::Config { path: path.to_owned(), why };
     let pinned = CertificateDer::from_pem_file(&accepted).map_err(|error| failed(&accepted, error.to_string()))?;
@@ -212,6 +231,19 @@ mod tests {
         assert!(missing.contains("no Incus remote `lab`") && missing.ends_with("has here, images"), "{missing}");
         let images = find("images").err().unwrap().to_string();
         assert!(images.contains("serves images only (simplestreams)"), "{images}");
+    }
+
+    #[test]
+    fn a_server_of_images_is_shown_with_the_certificate_that_was_accepted() {
+        let directory = config("  store: {addr: 'https://10.0.0.1:8443', protocol: incus, public: true}\n");
+        let find = |name| ImageServer::of_config(directory.path(), name);
+        assert_eq!(find("store").unwrap().certificate, None);
+        fs::create_dir(directory.path().join("servercerts")).unwrap();
+        fs::write(directory.path().join("servercerts/store.crt"), "PEM").unwrap();
+        let (url, protocol) = (String::from("https://10.0.0.1:8443"), String::from("incus"));
+        assert_eq!(find("store").unwrap(), ImageServer { url, protocol, certificate: Some(String::from("PEM")) });
+        assert_eq!(find("images").unwrap().protocol, "simplestreams");
+        assert!(find("lab").unwrap_err().to_string().contains("no Incus remote `lab`"));
     }
 
     #[test]

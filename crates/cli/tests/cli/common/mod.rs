@@ -5,6 +5,7 @@
 
 pub mod backups;
 pub mod intruder;
+pub mod kubelet;
 pub mod releases;
 pub mod store;
 pub mod trio;

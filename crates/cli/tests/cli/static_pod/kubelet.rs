@@ -5,15 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use super::{is_dead, pids};
+use crate::common::kubelet::{MANIFESTS, place, settings};
 use crate::common::{Sandbox, arguments, eventually, signal};
-
-/// Where a machine's kubelet looks, below the machine's root.
-pub const MANIFESTS: &str = "etc/kubernetes/manifests";
-
-/// The directory with the kubelet and the images.
-fn place() -> PathBuf {
-    std::env::var_os("QUORATE_LAB_STATIC_POD").expect("`cargo xtask lab static-pod` names the programs").into()
-}
 
 pub struct Kubelet {
     directory: PathBuf,
@@ -29,7 +22,9 @@ impl Kubelet {
         for path in [&directory, &root.join(MANIFESTS)] {
             fs::create_dir_all(path).expect("a directory");
         }
-        write_settings(&directory, root);
+        for (file, text) in settings(&directory, root) {
+            fs::write(directory.join(file), text).expect("a file of settings");
+        }
         let home = sandbox.home();
         let containerd = Some(start_containerd(&directory, &home));
         for entry in fs::read_dir(place()).expect("images").flatten().map(|entry| entry.path()) {
@@ -116,47 +111,6 @@ fn end(child: Option<Child>) {
     if let Some(mut child) = child {
         let _ = child.kill();
         let _ = child.wait();
-    }
-}
-
-/// Without an API server, and without anything that only version 2 of control groups has.
-fn write_settings(directory: &Path, root: &Path) {
-    let at = directory.display();
-    let containerd = format!(
-        "version = 2
-root = \"{at}/containerd\"
-state = \"{at}/state\"
-[grpc]
-  address = \"{at}/containerd.sock\"
-[plugins.\"io.containerd.grpc.v1.cri\"]
-  sandbox_image = \"lab.invalid/pause:1\"
-  restrict_oom_score_adj = true
-  [plugins.\"io.containerd.grpc.v1.cri\".containerd]
-    snapshotter = \"native\"
-"
-    );
-    let kubelet = format!(
-        "apiVersion: kubelet.config.k8s.io/v1beta1
-kind: KubeletConfiguration
-staticPodPath: {root}/{MANIFESTS}
-podLogsDir: {at}/logs
-containerRuntimeEndpoint: unix://{at}/containerd.sock
-cgroupDriver: cgroupfs
-cgroupsPerQOS: false
-enforceNodeAllocatable: []
-failCgroupV1: false
-failSwapOn: false
-localStorageCapacityIsolation: false
-enableServer: false
-healthzPort: 0
-readOnlyPort: 0
-authentication: {{webhook: {{enabled: false}}, anonymous: {{enabled: false}}}}
-authorization: {{mode: AlwaysAllow}}
-",
-        root = root.display()
-    );
-    for (file, text) in [("containerd.toml", containerd), ("kubelet.yaml", kubelet)] {
-        fs::write(directory.join(file), text).expect("a file of settings");
     }
 }
 

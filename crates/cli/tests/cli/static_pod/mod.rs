@@ -10,9 +10,10 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use kubelet::{Kubelet, MANIFESTS};
+use kubelet::Kubelet;
 
 use crate::common::backups::make_key;
+use crate::common::kubelet::MANIFESTS;
 use crate::common::{Run, Sandbox, arguments, lab, signal, spec};
 
 const V35: &str = "3.5.30";

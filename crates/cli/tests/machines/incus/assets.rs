@@ -104,6 +104,7 @@ fn a_cluster_is_recreated_from_an_export_of_its_ledger() {
         incus: String::from(", data_size: 1GiB"),
         etcd: format!("version: {VERSION}, {binary}, auto_compaction: {{mode: periodic, retention: 5m}}"),
         more: vec![AUTH.to_owned(), format!("backup: {{to: {{directory: store}}, recipients: [{recipient}]}}")],
+        ..Wanted::default()
     });
     let assets = Assets { containers, recipient };
     let Assets { containers, .. } = &assets;

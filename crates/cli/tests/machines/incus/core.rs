@@ -1,7 +1,7 @@
 //! The shortest story of a cluster of containers.
 
 use super::{Containers, Wanted, incus};
-use crate::common::OLDEST;
+use crate::common::{OLDEST, eventually, signal};
 use crate::ground::chapter;
 
 #[test]
@@ -20,7 +20,10 @@ fn three_containers_are_created_one_is_deleted_one_is_replaced_and_all_are_destr
         }
     });
     chapter("a container is killed, and comes back by apply", || {
-        incus(&["stop", "--force", &containers.instance("etcd-1")]).ok();
+        signal(containers.first_process("etcd-1"), "KILL");
+        eventually("Incus has noticed", 30, || {
+            incus(&["list", "--format=csv", "--columns=ns"]).ok().stdout.contains("lab-one-etcd-1,STOPPED")
+        });
         containers.apply().ok();
         containers.assert_healthy(3);
         assert_eq!(containers.incarnation("etcd-1"), 1, "it was switched on, not replaced");

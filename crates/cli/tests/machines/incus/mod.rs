@@ -7,6 +7,8 @@ mod hosts;
 mod reboots;
 mod refusals;
 mod remote;
+mod settings;
+mod static_pods;
 mod upgrades;
 
 use std::collections::BTreeSet;
@@ -35,6 +37,7 @@ pub struct Containers {
 #[derive(Clone, Default)]
 pub struct Wanted {
     pub members: usize,
+    pub profiles: Vec<&'static str>,
     /// Further settings of Incus and of etcd, in YAML.
     pub incus: String,
     pub etcd: String,
@@ -69,11 +72,14 @@ clusters:
   - name: {}
     replace_after: 10s
     provider:
-      incus: {{image: {image}, network: {NETWORK}, pool: {POOL}, profiles: []{}}}
+      incus: {{image: {image}, network: {NETWORK}, pool: {POOL}, profiles: [{}]{}}}
     members:
 {members}    etcd: {{{}}}
 {more}",
-            self.name, wanted.incus, wanted.etcd
+            self.name,
+            wanted.profiles.join(", "),
+            wanted.incus,
+            wanted.etcd
         );
         self.sandbox.file("cluster.yaml", &spec);
     }
@@ -91,6 +97,13 @@ clusters:
     /// The instance of a machine.
     pub fn instance(&self, machine: &str) -> String {
         format!("{}-{}", self.name, machine.replace('.', "-i"))
+    }
+
+    /// As the host knows it.
+    pub fn first_process(&self, machine: &str) -> u32 {
+        let state = incus(&["query", &format!("/1.0/instances/{}/state", self.instance(machine))]).ok().json();
+        let pid = state["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok());
+        pid.unwrap_or_else(|| panic!("no pid in {state:#}"))
     }
 
     pub fn instances(&self) -> BTreeSet<String> {
@@ -144,6 +157,11 @@ impl Drop for Containers {
 
 pub fn incus(arguments: &[&str]) -> Run {
     Command::new("incus").args(arguments).output().expect("incus runs").into()
+}
+
+/// Runs a command of the shell on a machine.
+pub fn exec(containers: &Containers, machine: &str, command: &str) -> Run {
+    incus(&["exec", &containers.instance(machine), "--", "sh", "-c", command])
 }
 
 /// Data volumes in the pool. These tests run one at a time.

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::{Containers, IMAGE, NETWORK, POOL, incus};
+use super::{Containers, IMAGE, NETWORK, POOL, exec};
 use crate::common::{OLDEST, Run};
 use crate::ground::{MEMBERS, chapter};
 use crate::reboots::{assert_leader_was_last, assert_no_request, leader, rebooted};
@@ -53,16 +53,8 @@ clusters:
 }
 
 /// The first process of each container, as its host knows it: another one after a reboot.
-fn boots(containers: &Containers) -> BTreeMap<&'static str, u64> {
-    let of = |member: &str| {
-        let state = incus(&["query", &format!("/1.0/instances/{}/state", containers.instance(member))]).ok().json();
-        state["pid"].as_u64().unwrap_or_else(|| panic!("no pid in {state:#}"))
-    };
-    MEMBERS.map(|member| (member, of(member))).into()
-}
-
-fn exec(containers: &Containers, member: &str, command: &str) -> Run {
-    incus(&["exec", &containers.instance(member), "--", "sh", "-c", command])
+pub fn boots(containers: &Containers) -> BTreeMap<&'static str, u32> {
+    MEMBERS.map(|member| (member, containers.first_process(member))).into()
 }
 
 fn reboot(containers: &Containers, more: &[&str]) -> Run {

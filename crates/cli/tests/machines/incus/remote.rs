@@ -1,6 +1,7 @@
 //! A server elsewhere: over HTTPS, with the client certificate of the `incus` command and the server certificate that it accepted.
 
 use std::fs;
+use std::process::Command;
 
 use super::{Containers, IMAGE, NETWORK, POOL, incus};
 use crate::common::{OLDEST, Run};
@@ -25,7 +26,7 @@ clusters:
 fn a_cluster_on_a_server_that_is_reached_over_https() {
     let containers = Containers::new("lab-far", OLDEST);
     let config = containers.sandbox.path().join("incus");
-    let with_config = |command: &mut std::process::Command| -> Run {
+    let with_config = |command: &mut Command| -> Run {
         command.env("INCUS_CONF", &config).env_remove("INCUS_SOCKET").output().expect("it runs").into()
     };
     let quorate = |words: &[&str]| with_config(&mut containers.sandbox.command(words));
@@ -33,13 +34,28 @@ fn a_cluster_on_a_server_that_is_reached_over_https() {
     incus(&["config", "set", "core.https_address", ADDRESS]).ok();
     let token = incus(&["config", "trust", "add", "lab", "--quiet"]).ok().stdout;
     let token = token.lines().last().expect("a token").trim().to_owned();
-    with_config(std::process::Command::new("incus").args(["remote", "add", "far", &token])).ok();
+    with_config(Command::new("incus").args(["remote", "add", "far", &token])).ok();
     containers.sandbox.file("cluster.yaml", &spec(""));
     chapter("one member, by way of HTTPS", || {
         quorate(&["apply", "--yes", "cluster.yaml"]).ok();
         let status = quorate(&["status", "lab-far", "--output", "json"]).ok().json();
         assert_eq!(status["verdict"], "healthy", "{status:#}");
     });
+    chapter(
+        "a client without a token: the server's certificate is accepted, and the server is given the client's",
+        || {
+            let other = containers.sandbox.path().join("incus-certified");
+            let with_other = |command: &mut Command| -> Run {
+                command.env("INCUS_CONF", &other).env_remove("INCUS_SOCKET").output().expect("it runs").into()
+            };
+            with_other(Command::new("incus").args(["remote", "generate-certificate"])).ok();
+            incus(&["config", "trust", "add-certificate", &other.join("client.crt").display().to_string()]).ok();
+            let url = format!("https://{ADDRESS}");
+            with_other(Command::new("incus").args(["remote", "add", "far", &url, "--accept-certificate"])).ok();
+            let run = with_other(&mut containers.sandbox.command(&["apply", "--yes", "cluster.yaml"])).ok();
+            assert!(run.text().contains("nothing to do"), "{}", run.text());
+        },
+    );
     let certificate = config.join("servercerts/far.crt");
     let accepted = fs::read(&certificate).expect("the server's certificate");
     chapter("a server that shows another certificate is not spoken to", || {
@@ -54,10 +70,10 @@ fn a_cluster_on_a_server_that_is_reached_over_https() {
         let token = incus(&limited).ok().stdout;
         let token = token.lines().last().expect("a token").trim().to_owned();
         let other = containers.sandbox.path().join("incus-limited");
-        let with_other = |command: &mut std::process::Command| -> Run {
+        let with_other = |command: &mut Command| -> Run {
             command.env("INCUS_CONF", &other).env_remove("INCUS_SOCKET").output().expect("it runs").into()
         };
-        with_other(std::process::Command::new("incus").args(["remote", "add", "far", &token])).ok();
+        with_other(Command::new("incus").args(["remote", "add", "far", &token])).ok();
         let before = containers.instances();
         // Otherwise it is the project that the token is for.
         let spec = spec(", project: default").replace("lab-far", "lab-limited");
