@@ -50,6 +50,7 @@ impl Incus {
         new: &NewMachine<'_>,
         member: &MemberSpec,
     ) -> Result<Prepared, ProviderError> {
+        self.check_kind(server).await?;
         let kept = match new.data {
             Data::Stays if self.settings.data_size_of(member).is_some() => {
                 self.kept_data(server, member.name.as_str()).await?
@@ -70,6 +71,17 @@ impl Incus {
         let interface = self.interface(&network, member, address)?;
         let device = device(&network, &interface);
         Ok(Prepared { address, interface, device, source, target, kept })
+    }
+
+    /// A server without QEMU would refuse virtual machines only later. Of a cluster, one host cannot speak for the others.
+    async fn check_kind(&self, server: &Server) -> Result<(), IncusError> {
+        if !self.is_vm() || server.is_clustered() {
+            return Ok(());
+        }
+        let found = server.get("look at the server", "/1.0").await?;
+        let driver = found.and_then(|found| found.value.pointer("/environment/driver")?.as_str().map(str::to_owned));
+        let driver = driver.unwrap_or_default();
+        if driver.contains("qemu") { Ok(()) } else { Err(IncusError::NoVirtualMachines { driver }) }
     }
 
     /// The image, as the API expects it.
@@ -112,7 +124,7 @@ impl Incus {
         let more = section(member).more_addresses.iter();
         let more: Result<Vec<_>, IncusError> =
             more.map(|address| Ok((*address, self.place_in(network, *address)?.0))).collect();
-        let own = gateway.filter(|_| network.managed && self.settings.dns.is_empty());
+        let own = gateway.filter(|_| network.resolves() && self.settings.dns.is_empty());
         Ok(boot::Interface {
             mac: mac(&self.cluster_id, address),
             address,

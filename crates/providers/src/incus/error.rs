@@ -70,6 +70,11 @@ pub enum IncusError {
     NotClustered { target: String },
     #[error("the host {target} of the Incus cluster is {status}: no instance can be made there")]
     TargetDown { target: String, status: String },
+    #[error(
+        "the Incus server cannot run virtual machines (its driver is `{driver}`): install QEMU there and restart it, `incus warning list` \
+         says what it lacks; or use `type: container`"
+    )]
+    NoVirtualMachines { driver: String },
     #[error("no host of the Incus cluster is online: no instance can be made")]
     NoHost,
     #[error(

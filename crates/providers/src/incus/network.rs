@@ -64,6 +64,11 @@ impl Network {
         if subnets.is_empty() { String::from("no addresses") } else { subnets.join(" and ") }
     }
 
+    /// Whether its gateway answers questions about names. The router of an OVN network does not.
+    pub(super) fn resolves(&self) -> bool {
+        self.managed && self.kind == "bridge"
+    }
+
     /// Whether Incus can reserve this address in it. The machine itself is told its addresses in any case.
     pub(super) fn reserves(&self, address: IpAddr) -> bool {
         let leases = if address.is_ipv4() { self.leases_v4 } else { self.leases_v6 };
@@ -212,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_reserved_where_incus_leases_them() {
+    fn addresses_are_reserved_where_incus_leases_them_and_only_bridges_resolve_names() {
         let reserves = |kind: &str, config: Value| {
             let network = Network::read("n", &json!({"managed": true, "type": kind, "config": config}));
             ["10.77.0.11", "fd00::11"].map(|address| network.reserves(address.parse().unwrap()))
@@ -223,6 +228,8 @@ mod tests {
             assert_eq!(reserves(kind, json!({"ipv4.dhcp": "false", "ipv6.dhcp.stateful": "false"})), [false, false]);
             assert_eq!(reserves(kind, json!({"ipv6.dhcp": "false", "ipv6.dhcp.stateful": "true"})), [true, false]);
         }
+        let resolves = |kind: &str| Network::read("n", &json!({"managed": true, "type": kind})).resolves();
+        assert!(resolves("bridge") && !resolves("ovn"));
         assert_eq!(reserves("macvlan", json!({"ipv6.dhcp.stateful": "true"})), [false, false]);
     }
 

@@ -101,6 +101,8 @@ fn a_cluster_is_recreated_from_an_export_of_its_ledger() {
     let recipient = make_key(&containers.sandbox, KEY);
     containers.want(&Wanted {
         members: 3,
+        // Control planes have them in their configuration.
+        addresses: Some("10.78.70.1"),
         incus: String::from(", data_size: 1GiB"),
         etcd: format!("version: {VERSION}, {binary}, auto_compaction: {{mode: periodic, retention: 5m}}"),
         more: vec![AUTH.to_owned(), format!("backup: {{to: {{directory: store}}, recipients: [{recipient}]}}")],

@@ -37,6 +37,8 @@ pub struct Containers {
 #[derive(Clone, Default)]
 pub struct Wanted {
     pub members: usize,
+    /// How their addresses begin; a member's number follows. Without it they get free ones.
+    pub addresses: Option<&'static str>,
     pub profiles: Vec<&'static str>,
     /// Further settings of Incus and of etcd, in YAML.
     pub incus: String,
@@ -64,7 +66,9 @@ impl Containers {
     }
 
     pub fn want_of(&self, image: &str, wanted: &Wanted) {
-        let members: String = (1..=wanted.members).map(|n| format!("      - name: etcd-{n}\n")).collect();
+        let address = |n: usize| wanted.addresses.map(|prefix| format!(", address: {prefix}{n}")).unwrap_or_default();
+        let member = |n: usize| format!("      - {{name: etcd-{n}{}}}\n", address(n));
+        let members: String = (1..=wanted.members).map(member).collect();
         let more: String = wanted.more.iter().map(|line| format!("    {line}\n")).collect();
         let spec = format!(
             "quorate: 1

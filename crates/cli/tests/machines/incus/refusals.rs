@@ -70,6 +70,11 @@ fn what_is_missing_or_full_is_told_and_nothing_is_left() {
     let others = format!("network: {NETWORK}, pool: {POOL}, profiles: []");
     refused("no such image", &format!("{others}, image: debian"), "", &["Incus has no image `debian`", IMAGE]);
     refused("no such remote", &format!("{usual}, remote: far"), "", &["there is no Incus remote `far`"]);
+    let server = incus(&["query", "/1.0"]).ok().json();
+    if !server["environment"]["driver"].as_str().unwrap_or_default().contains("qemu") {
+        let machines = format!("{usual}, type: vm");
+        refused("no virtual machines", &machines, "", &["cannot run virtual machines (its driver is `lxc`)"]);
+    }
     let far = ", address: 192.0.2.7";
     refused("an address outside", &usual, far, &["192.0.2.7 is not in the network", "10.78.0.1/16"]);
     let gateway = ", address: 10.78.0.1";

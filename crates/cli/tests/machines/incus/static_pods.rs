@@ -119,6 +119,7 @@ fn want(containers: &Containers, server: &Server, sum: &str, boot_patience: &str
         incus: format!(", boot_patience: {boot_patience}"),
         etcd: format!("version: {VERSION}, {binary}, {pod}"),
         more: vec![String::from("tls: {layout: kubeadm}")],
+        ..Wanted::default()
     });
 }
 

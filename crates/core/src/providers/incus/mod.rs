@@ -55,7 +55,7 @@ pub struct IncusSettings {
     /// The gateway. When absent, that of the managed network.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
-    /// Name servers. When absent, the managed network's own.
+    /// Name servers. When absent, that of the managed bridge; an OVN network has none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub dns: Vec<IpAddr>,
     /// How many processors each instance may use; a member may have its own number. When absent, as the profiles say.
