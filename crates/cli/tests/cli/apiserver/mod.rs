@@ -1,6 +1,7 @@
 //! A real kube-apiserver that keeps its objects in a cluster of ours. `cargo xtask lab kubernetes` builds it and runs these tests, once
 //! for every version of Kubernetes.
 
+mod events;
 mod health;
 mod kubeadm;
 mod leader;
@@ -43,13 +44,15 @@ struct Settings {
 struct Ground {
     sandbox: Sandbox,
     recipient: String,
+    /// Further options of `quorate kubernetes`.
+    options: &'static [&'static str],
 }
 
 impl Ground {
     fn up(settings: Settings) -> Self {
         let sandbox = Sandbox::new(settings.version);
         let recipient = make_key(&sandbox, OPERATOR);
-        let ground = Ground { sandbox, recipient };
+        let ground = Ground { sandbox, recipient, options: &[] };
         ground.change(settings).ok();
         ground
     }
@@ -99,7 +102,8 @@ clusters:
 
     fn write_files_with(&self, more: &[&str]) {
         let files = self.files().display().to_string();
-        self.sandbox.quorate(&[&["kubernetes", NAME, "--out", &files, "--dir", &files], more].concat()).ok();
+        let words = ["kubernetes", NAME, "--out", &files, "--dir", &files];
+        self.sandbox.quorate(&[&words, self.options, more].concat()).ok();
     }
 
     fn files(&self) -> PathBuf {
