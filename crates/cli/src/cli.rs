@@ -127,6 +127,9 @@ pub enum Verb {
     /// Patroni does it; the former primary follows as a standby. Without --to the standby that is furthest takes over. Refused if the
     /// standby could lack a confirmed commit or lags too far. After an interruption, `quorate apply` continues within 15 minutes.
     Switchover(Switchover),
+    /// Passwords of a PostgreSQL cluster
+    #[command(subcommand)]
+    Passwords(Passwords),
     /// Rebuild a cluster from a survivor after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
@@ -353,6 +356,29 @@ pub struct Switchover {
     /// Switch over even while another member does not stream
     #[arg(long)]
     pub allow_downtime: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+#[derive(Subcommand, Debug)]
+pub enum Passwords {
+    /// Change the passwords of a PostgreSQL cluster without downtime
+    ///
+    /// Without --user all of them: those of the superuser, of replication and of pg_rewind, and of declared users. No connection ends and
+    /// replication continues. Clients of a declared user who connect afterwards need the new password, which `quorate env` shows. After an
+    /// interruption, `quorate apply` continues.
+    Rotate(RotatePasswords),
+}
+
+#[derive(Args, Debug)]
+pub struct RotatePasswords {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
+    /// Only the password of this user; can be repeated
+    #[arg(long = "user", value_name = "USER")]
+    pub users: Vec<String>,
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,

@@ -79,6 +79,7 @@ impl BroughtFiles {
             dcs: self.dcs(home, ledger),
             store_keys: self.store_keys.clone(),
             verifiers: passwords::verifiers(ledger),
+            next_verifiers: passwords::next_verifiers(ledger),
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use jiff::Timestamp;
 use quorate_core::kinds::etcd::Formation;
+use quorate_core::kinds::postgres::{Rotation, RotationStage};
 use quorate_core::model::{Consent, Ledger};
 use serde::Serialize;
 
@@ -20,6 +21,7 @@ pub enum Kind {
     Reboot,
     /// Another member of a PostgreSQL cluster becomes the primary.
     Switchover,
+    Passwords,
     /// Consent to restarts that cause downtime.
     Downtime,
     /// Consent to treat unreachable machines as dead.
@@ -74,6 +76,11 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
         let what = format!("switch the primary from {} to {to}", request.from);
         confirmed(Kind::Switchover, &what, &request.consent, false)
     }));
+    open.extend(ledger.postgres.rotation.iter().map(|rotation| {
+        let users: Vec<&str> = rotation.next.keys().map(String::as_str).collect();
+        let what = format!("change the passwords of {}", users.join(", "));
+        confirmed(Kind::Passwords, &what, &rotation.consent, rotation.stage != RotationStage::Opening)
+    }));
     open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));
     let now = ledger.without_grace.iter();
     open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
@@ -113,6 +120,10 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
             }
         }
         Kind::Switchover => ledger.postgres.switchover = None,
+        Kind::Passwords => {
+            let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
+            ledger.postgres.rotation = ledger.postgres.rotation.take().filter(begun);
+        }
         Kind::Downtime => ledger.downtime = None,
         Kind::Now => ledger.without_grace = None,
         Kind::Destroy | Kind::Replace | Kind::Recover => {}

@@ -33,6 +33,7 @@ pub struct Configs {
     root_password: Option<Secret>,
     token: TokenKind,
     postgres: Option<postgres::Passwords>,
+    rotation: Option<postgres::Rotation>,
     incarnations: BTreeMap<MemberName, u64>,
     servers: BTreeMap<MemberName, IpAddr>,
     trust: Option<etcd::desire::Trust>,
@@ -73,6 +74,7 @@ impl Configs {
             root_password,
             token: etcd::desire::token_kind(spec, ledger),
             postgres: ledger.postgres.passwords.clone(),
+            rotation: ledger.postgres.rotation.clone(),
             incarnations: incarnations(ledger),
             servers: postgres::desire::servers(ledger),
             trust,
@@ -89,6 +91,7 @@ impl Configs {
             && self.root_password == ledger.etcd.auth.root_password
             && self.token == etcd::desire::token_kind(spec, ledger)
             && self.postgres == ledger.postgres.passwords
+            && self.rotation == ledger.postgres.rotation
             && self.incarnations == incarnations(ledger)
             && self.servers == postgres::desire::servers(ledger)
             && self.trust == etcd::desire::Trust::of(ledger)

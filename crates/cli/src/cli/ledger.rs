@@ -133,6 +133,8 @@ pub enum Withdrawn {
     Reboot,
     /// To make another member the primary
     Switchover,
+    /// To change passwords
+    Passwords,
     /// Consent to downtime
     Downtime,
     /// Consent to treat unreachable machines as dead
@@ -146,6 +148,7 @@ impl Withdrawn {
             Withdrawn::Restore => Kind::Restore,
             Withdrawn::Reboot => Kind::Reboot,
             Withdrawn::Switchover => Kind::Switchover,
+            Withdrawn::Passwords => Kind::Passwords,
             Withdrawn::Downtime => Kind::Downtime,
             Withdrawn::Now => Kind::Now,
         }

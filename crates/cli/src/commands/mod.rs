@@ -13,6 +13,7 @@ pub mod key;
 pub mod kubernetes;
 pub mod ledger;
 pub mod logs;
+pub mod passwords;
 pub mod plan;
 pub mod power;
 pub mod reboot;

@@ -68,6 +68,7 @@ fn word(kind: Kind) -> Option<&'static str> {
         Kind::Restore => Some("restore"),
         Kind::Reboot => Some("reboot"),
         Kind::Switchover => Some("switchover"),
+        Kind::Passwords => Some("passwords"),
         Kind::Downtime => Some("downtime"),
         Kind::Now => Some("now"),
         Kind::Destroy | Kind::Replace => None,

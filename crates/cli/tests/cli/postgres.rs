@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod passwords;
 mod proxy;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -291,7 +291,10 @@ impl Controller {
                 None => Ok(()),
             },
             Action::Switchover { member, to } => self.switch_over(step, member, to).await,
-            Action::RecordInitializing { .. } | Action::RecordInitialized { .. } | Action::RecordLeft { .. } => Ok(()),
+            Action::RecordInitializing { .. }
+            | Action::RecordInitialized { .. }
+            | Action::RecordRotation { .. }
+            | Action::RecordLeft { .. } => Ok(()),
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }
             | Action::RecordRenewal { .. }

@@ -379,7 +379,10 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     let (recovery_before, recovery_after) = (recovers(before), recovers(after));
     let switches = |ledger: &Ledger| ledger.postgres.switchover.as_ref().map(|request| request.consent.clone());
     let (switchover_before, switchover_after) = (switches(before), switches(after));
-    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 8] = [
+    let rotates = |ledger: &Ledger| ledger.postgres.rotation.as_ref().map(|rotation| rotation.consent.clone());
+    let (rotation_before, rotation_after) = (rotates(before), rotates(after));
+    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 9] = [
+        ("passwords", &rotation_before, &rotation_after, "that passwords change"),
         ("switchover", &switchover_before, &switchover_after, "that another member becomes the primary"),
         ("destroy", &before.destroy, &after.destroy, "that the cluster is destroyed"),
         ("without-backup", &before.without_backup, &after.without_backup, "that no backup is needed"),

@@ -4,6 +4,7 @@
 
 pub mod apply;
 pub mod destroy;
+pub mod passwords;
 pub mod reboot;
 pub mod recover;
 pub mod replace;

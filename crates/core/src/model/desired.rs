@@ -162,4 +162,6 @@ pub struct Brought {
     pub store_keys: BTreeMap<u8, StoreKeys>,
     /// What PostgreSQL checks the passwords of its users with.
     pub verifiers: BTreeMap<String, Secret>,
+    /// The same for passwords that are to come, with those.
+    pub next_verifiers: BTreeMap<String, (Secret, Secret)>,
 }

@@ -7,7 +7,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::kinds::etcd::{AuthOp, FormingMember};
-use crate::kinds::postgres::{CatalogOp, Known, RestoreTarget};
+use crate::kinds::postgres::{CatalogOp, Known, RestoreTarget, RotationStage};
 use crate::listed::listed;
 use crate::model::{CertificateUse, Data, DataSeen, MemberName, Program, SecretKind, Stamp, TrustPlane};
 use crate::text::list;
@@ -92,6 +92,8 @@ listed! {
         /// Restarts PostgreSQL, through Patroni.
         RestartPostgres { member: MemberName },
         Switchover { member: MemberName, to: MemberName },
+        /// A rotation of passwords has come so far; none: it is done.
+        RecordRotation { stage: Option<RotationStage> },
         /// Writes the configuration of all members into the DCS.
         ConfigurePatroni { member: MemberName, config: String },
         Catalog { member: MemberName, op: CatalogOp },
@@ -203,7 +205,9 @@ impl Action {
             Action::RecordRestoring { .. } => RECORDED,
             Action::RestoreData { member, .. } => on(member).shown("restoring").destroys(),
             Action::Auth { member, .. } => on(member),
-            Action::RecordInitializing { .. } | Action::RecordInitialized { .. } => RECORDED,
+            Action::RecordInitializing { .. } | Action::RecordInitialized { .. } | Action::RecordRotation { .. } => {
+                RECORDED
+            }
             Action::RecordLeft { member } => RECORDED.about(member),
             Action::InitializePostgres { member, .. } => on(member).shown("creating data"),
             Action::StartPatroni { member } => on(member).shown("starting"),
@@ -358,6 +362,12 @@ impl fmt::Display for Action {
             Action::SetAside { member, .. } => write!(f, "put the replaced data of {member} aside"),
             Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
             Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),
+            Action::RecordRotation { stage } => f.write_str(match stage {
+                Some(RotationStage::Opening) => "begin to change passwords",
+                Some(RotationStage::Setting) => "record that members let each other in by certificate",
+                Some(RotationStage::Switching) => "record that PostgreSQL has the new passwords",
+                None => "record that the passwords are changed",
+            }),
             Action::ConfigurePatroni { member, .. } => {
                 write!(f, "update the configuration of Patroni, through {member}")
             }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
-    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Standby,
-    SwitchoverRequest, Until,
+    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Rotation,
+    RotationStage, Standby, SwitchoverRequest, Until,
 };
 use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
 use quorate_core::planner::simulate::{SimMachine, World};
@@ -56,6 +56,7 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let found = facts(scene, member);
             (found.data, found.service, found.status) = (DataSeen::Empty, ServiceState::Stopped, None);
         }
+        ["has", "not", "confirmed", "the", "rotation"] => facts(scene, member).rotation = None,
         ["stops"] => {
             let found = facts(scene, member);
             (found.service, found.status) = (ServiceState::Stopped, None);
@@ -151,6 +152,34 @@ pub fn switch_over(scene: &mut Scene, consent: Consent, to: &[&str]) {
     scene.ledger.postgres.switchover = Some(SwitchoverRequest { consent, from, timeline, to });
 }
 
+/// The operator wants other passwords for these users.
+pub fn rotate(scene: &mut Scene, consent: Consent, users: &[&str]) {
+    let next = |user: &&str| ((*user).to_owned(), Secret::new(format!("new password of {user}")));
+    let next: BTreeMap<String, Secret> = users.iter().map(next).collect();
+    let verifier = |user: &String| Secret::new(format!("new verifier of {user}"));
+    let verifiers = next.iter().map(|(user, password)| (user.clone(), (password.clone(), verifier(user))));
+    scene.brought.next_verifiers = verifiers.collect();
+    scene.ledger.postgres.rotation = Some(Rotation::new(consent, String::from("one"), next));
+}
+
+/// What must hold when a rotation of passwords goes on: whoever logs in to whom, it is let in.
+fn audit_rotation(world: &World, stage: Option<RotationStage>, step: &Step) {
+    let rotation = world.ledger.postgres.rotation.as_ref().expect("nobody has asked for other passwords");
+    let members = world.ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys());
+    let own = ["postgres", "replicator", "rewinder"].iter().any(|user| rotation.next.contains_key(*user));
+    let says = |member: &MemberName| world.machines.get(member)?.facts()?.postgres.as_ref()?.rotation.clone();
+    let wanted = match stage {
+        Some(RotationStage::Setting) => Some("one old"),
+        None => Some("one new"),
+        Some(RotationStage::Opening | RotationStage::Switching) => None,
+    };
+    if let Some(wanted) = wanted.filter(|_| own) {
+        for member in members {
+            assert_eq!(says(member).as_deref(), Some(wanted), "{member} would be locked out: {step:?}");
+        }
+    }
+}
+
 /// Whether `max_connections` is to grow.
 fn raised(status: &PatroniStatus) -> bool {
     let number = |text: &Option<String>| text.as_ref().and_then(|text| text.parse::<u64>().ok());
@@ -186,6 +215,7 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             assert!(roles.is_empty(), "somebody runs already: {step:?}");
         }
         Action::RecordInitialized { .. } => assert_eq!(primaries, 1, "{step:?}"),
+        Action::RecordRotation { stage } => audit_rotation(world, *stage, step),
         Action::WipePostgres { .. } => assert!(!formation.is_formed(), "data of a living cluster: {step:?}"),
         Action::JoinPostgres { .. } => {
             assert!(formation.is_formed() && primaries == 1, "clones from nobody: {step:?}");
@@ -271,5 +301,6 @@ pub fn audit_settled(after: &Scene) {
         let status = found.status.as_ref().expect("Patroni answers");
         assert!(status.role == Role::Primary || status.streaming, "{member} is not healthy");
         assert!(!status.pending_restart, "{member} waits for a restart");
+        assert_eq!(found.rotation, None, "{member} lets others in without their passwords");
     }
 }

@@ -294,6 +294,8 @@ fn operator(scene: &mut Scene, words: &[&str]) {
                 record.reboot = Some(Reboot { consent: consent(), upgrade_packages, ordered: None });
             }
         }
+        ["changes", "the", "passwords", "of", users @ ..] => scene::postgres::rotate(scene, consent(), users),
+        ["takes", "the", "passwords", "back"] => scene.ledger.postgres.rotation = None,
         ["switches", "over", to @ ..] => scene::postgres::switch_over(scene, consent(), to),
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),
         ["says", "destroy"] => scene.ledger.destroy = Some(consent()),

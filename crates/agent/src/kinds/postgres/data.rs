@@ -5,6 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quorate_core::kinds::postgres::ArchiveSeen;
+use quorate_core::kinds::postgres::desire::{PASSWORD_FILE, ROTATION_MARK};
 use quorate_core::model::{DataSeen, Stamp};
 
 use crate::layout::Layout;
@@ -53,6 +54,19 @@ pub(super) fn system_id_in(data: &Path) -> Option<String> {
 pub(super) fn applied(layout: &Layout) -> Option<String> {
     let bytes = fs::read(layout.postgres_data().join("patroni.dynamic.json")).ok()?;
     serde_json::from_slice::<serde_json::Value>(&bytes).ok().map(|config| config.to_string())
+}
+
+/// What the rules of access that are in force say of a rotation of passwords.
+pub(super) fn rotation(layout: &Layout) -> Option<String> {
+    let rules = fs::read_to_string(layout.postgres_data().join("pg_hba.conf")).ok()?;
+    rules.lines().find_map(|line| line.strip_prefix(ROTATION_MARK)).map(|mark| mark.trim().to_owned())
+}
+
+/// Whether the file that a standby takes its password from has this one, and no other.
+pub(super) fn logs_in_with(layout: &Layout, password: &str) -> bool {
+    let lines = fs::read_to_string(layout.root().join(PASSWORD_FILE)).unwrap_or_default();
+    let mut lines = lines.lines().filter(|line| !line.is_empty()).peekable();
+    lines.peek().is_some() && lines.all(|line| line.ends_with(&format!(":{password}")))
 }
 
 /// What of the log is finished and not stored yet: PostgreSQL notes that next to it.

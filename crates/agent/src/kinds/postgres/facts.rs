@@ -42,6 +42,7 @@ impl Agent {
             ServiceState::Running { .. } | ServiceState::Unknown { .. } => self.status_or_none().await,
             ServiceState::Stopped | ServiceState::BackingOff { .. } => None,
         };
+        let role = status.as_ref().map(|status| status.role);
         let leads = status.as_ref().is_some_and(|status| status.role == Role::Primary && status.state == "running");
         let catalog = if auth && leads { self.catalog_or_none().await } else { None };
         let state = self.state.get();
@@ -59,6 +60,7 @@ impl Agent {
             system_id,
             status,
             applied,
+            rotation: self.rotation_seen(role),
             catalog,
         })))
     }
@@ -74,6 +76,15 @@ impl Agent {
             },
             state => state,
         })
+    }
+
+    /// What the rules of access say of a rotation, which Patroni has written. The password of a standby it writes later, when it looks at that
+    /// standby next.
+    fn rotation_seen(&self, role: Option<Role>) -> Option<String> {
+        let mark = data::rotation(&self.layout)?;
+        let password = self.patroni_settings().ok()?.logins().replication.password.clone();
+        let is_current = role == Some(Role::Primary) || data::logs_in_with(&self.layout, password.expose());
+        Some(if is_current { mark } else { format!("{mark}, not logged in") })
     }
 
     async fn status_or_none(&self) -> Option<PatroniStatus> {

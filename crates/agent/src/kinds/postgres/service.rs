@@ -19,7 +19,7 @@ use crate::{AgentError, logs};
 /// Enough for what Patroni and PostgreSQL print when they end.
 const LAST_BYTES: u64 = 16 << 10;
 /// A Patroni that starts is waited for so often before it is told to read its files again.
-const RELOADS: u32 = 60;
+const RELOADS: u32 = 600;
 const BETWEEN_RELOADS: Duration = Duration::from_secs(1);
 
 fn profile(layout: &Layout) -> Profile {

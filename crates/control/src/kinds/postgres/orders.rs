@@ -40,7 +40,10 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
         Action::ConfigurePatroni { config, .. } => PostgresOrder::SetConfig { config: config.clone() },
         Action::Catalog { op, .. } => {
             let verifier = match op {
-                CatalogOp::SetUser { user } => passwords::verifiers(ledger).remove(user),
+                CatalogOp::SetUser { user } => {
+                    let next = passwords::next_verifiers(ledger).remove(user).map(|(_, verifier)| verifier);
+                    next.or_else(|| passwords::verifiers(ledger).remove(user))
+                }
                 CatalogOp::CreateDatabase { .. } | CatalogOp::SetOwner { .. } | CatalogOp::CreateExtension { .. } => {
                     None
                 }

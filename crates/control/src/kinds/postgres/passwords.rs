@@ -25,6 +25,13 @@ pub(crate) fn make(ledger: &mut Ledger, spec: &ClusterSpec) {
     }
 }
 
+/// The same of those that are to come, with the passwords.
+pub(crate) fn next_verifiers(ledger: &Ledger) -> BTreeMap<String, (Secret, Secret)> {
+    let next = ledger.postgres.rotation.iter().flat_map(|rotation| &rotation.next);
+    let verifier = |user: &str, password: &Secret| quorate_pki::scram_verifier(&ledger.cluster_id, user, password);
+    next.map(|(user, password)| (user.clone(), (password.clone(), verifier(user, password)))).collect()
+}
+
 /// What PostgreSQL checks the passwords of declared users with.
 pub(crate) fn verifiers(ledger: &Ledger) -> BTreeMap<String, Secret> {
     let declared = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.users);

@@ -9,8 +9,8 @@ use serde_json::{Map, Value, json};
 
 use super::spec::{PatroniSettings, PostgresSettings, Slot, Tags, WatchdogMode};
 use super::{
-    CLIENT_PORT, Dcs, FormedWith, HAPROXY, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, SERVICE, SUPERUSER,
-    Wish, repository,
+    CLIENT_PORT, Dcs, FormedWith, HAPROXY, Passwords, REPLICATOR, REST_PORT, REWINDER, Record, Rotation, RotationStage,
+    RotationWish, SERVICE, SUPERUSER, Wish, repository,
 };
 use crate::Secret;
 use crate::desire::password_fingerprint;
@@ -30,7 +30,7 @@ pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
 pub const CONFIG_FILE: &str = "etc/patroni/patroni.yml";
 pub const DATA_DIRECTORY: &str = "var/lib/postgresql/data";
 /// Written by Patroni, for those of PostgreSQL's programs that log in elsewhere. Its user may write here, on every machine.
-const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
+pub const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
 /// Replaced by the agent with the directory of PostgreSQL's programs.
 pub const PROGRAMS: &str = "{programs}";
 /// A piece of the log that is not full is stored after so long: what a loss of everything can cost at most.
@@ -38,6 +38,8 @@ const ARCHIVE_TIMEOUT: &str = "60s";
 /// A bootstrap method that always fails. The agent creates the first data; Patroni may only clone it.
 const NEVER: &str = "never";
 
+/// Begins a comment in the rules of access. Patroni writes them when it has read its configuration again, so they show that it has.
+pub const ROTATION_MARK: &str = "# passwords ";
 /// Decodes for PostgreSQL's own logical replication.
 const USUAL_PLUGIN: &str = "pgoutput";
 
@@ -52,7 +54,7 @@ fn scope(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
 
 pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Option<Wish> {
     let postgres = spec.postgres.as_ref()?;
-    let Record { formation, abandoned, replaced, formed_with, restore, switchover, .. } = &ledger.postgres;
+    let Record { formation, abandoned, replaced, formed_with, restore, switchover, rotation, .. } = &ledger.postgres;
     let extensions = postgres.databases.iter().map(|database| {
         let extensions = database.extensions.iter().map(ToString::to_string).collect();
         (database.name.to_string(), extensions)
@@ -73,6 +75,11 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         databases: postgres.databases.iter().map(|d| (d.name.to_string(), owner(d.owner.as_ref()))).collect(),
         extensions: extensions.collect(),
         switchover: switchover.clone(),
+        rotation: rotation.as_ref().map(|rotation| RotationWish {
+            stage: rotation.stage,
+            users: rotation.next.keys().cloned().collect(),
+            mark: rotation.concerns_members().then(|| rotation.mark()),
+        }),
         never_primary: never_primary(spec),
     })
 }
@@ -89,8 +96,16 @@ fn owner(named: Option<&impl ToString>) -> String {
 /// By user, of what PostgreSQL checks passwords with.
 fn user_fingerprints(postgres: &PostgresSettings, ledger: &Ledger, brought: &Brought) -> BTreeMap<String, String> {
     let fingerprint = |verifier: &Secret| password_fingerprint(&ledger.cluster_id, verifier);
+    let setting = ledger.postgres.rotation.as_ref().filter(|rotation| rotation.stage == RotationStage::Setting);
+    let next = |user: &String| setting.and_then(|rotation| rotation.next.get(user));
+    let known = |user: &String| ledger.postgres.passwords.as_ref().and_then(|known| known.of(user));
+    let verifier = |user: &String| match brought.next_verifiers.get(user) {
+        Some((password, verifier)) if next(user).or_else(|| known(user)) == Some(password) => Some(verifier),
+        _ => brought.verifiers.get(user),
+    };
     let users = postgres.users.iter().map(|user| user.name.to_string());
-    users.map(|user| (user.clone(), brought.verifiers.get(&user).map(fingerprint).unwrap_or_default())).collect()
+    let users = users.chain(setting.iter().flat_map(|rotation| rotation.next.keys().cloned()));
+    users.map(|user| (user.clone(), verifier(&user).map(fingerprint).unwrap_or_default())).collect()
 }
 
 pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> FormedWith {
@@ -133,7 +148,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let incarnation = ledger.members.get(&member.name.as_str().into()).map_or(1, |record| record.incarnation);
         let name = patroni_name(member.name.as_str(), incarnation);
         let tags = member.tags.clone().unwrap_or_default();
-        let config = patroni_config(spec, postgres, passwords, dcs, &name, &tags);
+        let config = patroni_config(spec, postgres, passwords, dcs, (&name, &tags), ledger.postgres.rotation.as_ref());
         let runs = Runs::Patroni(PatroniService {
             version: postgres.version,
             programs: text(&postgres.programs),
@@ -197,8 +212,8 @@ fn patroni_config(
     postgres: &PostgresSettings,
     passwords: &Passwords,
     dcs: Option<&Dcs>,
-    name: &str,
-    tags: &Tags,
+    (name, tags): (&str, &Tags),
+    rotation: Option<&Rotation>,
 ) -> Value {
     let pki = |file: &str| format!("{ROOT}/{PKI_DIRECTORY}/{file}");
     let peer_trust = format!("{ROOT}/{PEER_TRUST_FILE}");
@@ -231,7 +246,7 @@ fn patroni_config(
                 "rewind": login(REWINDER, &passwords.rewinder, &pki),
             },
             "parameters": parameters(spec, &pki, &peer_trust),
-            "pg_hba": hba(&postgres.pg_hba),
+            "pg_hba": hba(&postgres.pg_hba, rotation),
             "basebackup": [{ "checkpoint": "fast" }],
         },
         "watchdog": watchdog(&postgres.patroni),
@@ -307,10 +322,17 @@ fn login(user: &str, password: &Secret, pki: &impl Fn(&str) -> String) -> Value 
 }
 
 /// Nobody connects without TLS and a password. Those that quorate and Patroni log in as also need a certificate of a member.
-fn hba(own: &[String]) -> Vec<String> {
-    let member = "scram-sha-256 clientcert=verify-ca";
-    let internal = [SUPERUSER, REWINDER].map(|user| format!("hostssl all {user} all {member}"));
-    let first = [format!("hostssl replication {REPLICATOR} all {member}")].into_iter().chain(internal);
+/// While the password of one of them changes, the certificate is enough.
+fn hba(own: &[String], rotation: Option<&Rotation>) -> Vec<String> {
+    let rotation = rotation.filter(|rotation| rotation.concerns_members());
+    let rule = |database: &str, user: &str| {
+        let changes = rotation.is_some_and(|rotation| rotation.next.contains_key(user));
+        let method = if changes { "trust" } else { "scram-sha-256" };
+        format!("hostssl {database} {user} all {method} clientcert=verify-ca")
+    };
+    let mark = rotation.map(|rotation| format!("{ROTATION_MARK}{}", rotation.mark()));
+    let internal = [rule("replication", REPLICATOR), rule("all", SUPERUSER), rule("all", REWINDER)];
+    let first = mark.into_iter().chain(internal);
     let last = [String::from("hostssl all all all scram-sha-256"), String::from("host all all all reject")];
     first.chain(own.iter().cloned()).chain(last).collect()
 }

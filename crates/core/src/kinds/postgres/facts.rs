@@ -28,6 +28,9 @@ pub struct PostgresFacts {
     /// The configuration of all members that Patroni has taken up here: JSON with sorted keys.
     #[serde(default)]
     pub applied: Option<String>,
+    /// What the rules of access say of a rotation of passwords, and whether a standby has yet to log in with what its configuration has.
+    #[serde(default)]
+    pub rotation: Option<String>,
     /// The repositories of backups that were prepared and checked from here.
     #[serde(default)]
     pub repository: Option<String>,

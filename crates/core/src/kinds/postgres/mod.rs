@@ -20,9 +20,10 @@ pub use facts::{
     ArchiveSeen, Catalog, CatalogOp, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby,
 };
 pub use record::{
-    DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, SwitchoverRequest, Until,
+    DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Rotation, RotationStage,
+    SwitchoverRequest, Until,
 };
-pub use wish::{Dcs, Wish};
+pub use wish::{Dcs, RotationWish, Wish};
 
 /// The service of a machine that keeps PostgreSQL: Patroni, whose child PostgreSQL is.
 pub const SERVICE: &str = "patroni";

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
+use super::{REPLICATOR, REWINDER, SUPERUSER};
 use crate::Secret;
 use crate::kinds::Joined;
 use crate::model::{Consent, MemberName};
@@ -23,6 +24,9 @@ pub struct Record {
     /// Until another member is the primary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub switchover: Option<SwitchoverRequest>,
+    /// Until all passwords are the new ones.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotation: Option<Rotation>,
     /// A restore that was confirmed and is not done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore: Option<RestoreWish>,
@@ -74,6 +78,76 @@ pub struct SwitchoverRequest {
     pub timeline: Option<u64>,
     /// Absent: the one that quorate chooses.
     pub to: Option<MemberName>,
+}
+
+/// The operator's request that passwords change.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Rotation {
+    pub consent: Consent,
+    /// By it members say that they have taken up what it wants of them.
+    pub id: String,
+    /// The new passwords, by user.
+    pub next: BTreeMap<String, Secret>,
+    pub stage: RotationStage,
+}
+
+/// How far a rotation has come. A role has one password, so members that log in to each other cannot have the old and the new one at once.
+/// For that time a certificate of the members' CA is enough.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RotationStage {
+    /// Members are to let each other in by certificate. Their configurations have the old passwords.
+    Opening,
+    /// They do. PostgreSQL gets the new passwords.
+    Setting,
+    /// It has them. The configurations of members get them.
+    Switching,
+}
+
+impl Rotation {
+    /// Users that members do not log in as concern PostgreSQL alone.
+    pub fn new(consent: Consent, id: String, next: BTreeMap<String, Secret>) -> Self {
+        let mut rotation = Rotation { consent, id, next, stage: RotationStage::Opening };
+        if !rotation.concerns_members() {
+            rotation.stage = RotationStage::Setting;
+        }
+        rotation
+    }
+
+    /// Whether members log in as one of these users.
+    pub fn concerns_members(&self) -> bool {
+        [SUPERUSER, REPLICATOR, REWINDER].iter().any(|user| self.next.contains_key(*user))
+    }
+
+    /// What a member's rules of access say while it takes part.
+    pub(crate) fn mark(&self) -> String {
+        let stage = match self.stage {
+            RotationStage::Opening | RotationStage::Setting => "old",
+            RotationStage::Switching => "new",
+        };
+        format!("{} {stage}", self.id)
+    }
+}
+
+impl Passwords {
+    /// Of this user, as far as it has one.
+    pub fn of(&self, user: &str) -> Option<&Secret> {
+        match user {
+            SUPERUSER => Some(&self.superuser),
+            REPLICATOR => Some(&self.replicator),
+            REWINDER => Some(&self.rewinder),
+            user => self.users.get(user),
+        }
+    }
+
+    pub(crate) fn change(&mut self, user: &str, password: Secret) {
+        match user {
+            SUPERUSER => self.superuser = password,
+            REPLICATOR => self.replicator = password,
+            REWINDER => self.rewinder = password,
+            user => drop(self.users.insert(user.to_owned(), password)),
+        }
+    }
 }
 
 /// How far the cluster has come into being.
@@ -172,6 +246,9 @@ impl Record {
         let stays = self.restore_has_begun() || !self.formation.is_formed();
         self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
+        // Before any password has changed it can be forgotten; later, only completed.
+        let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
+        self.rotation = self.rotation.take().filter(|rotation| begun(rotation) || counts(&rotation.consent));
     }
 
     /// Whether the restored data may be in place already: then it can be completed and not withdrawn.
@@ -182,8 +259,19 @@ impl Record {
     /// Visits every text that must stay secret in a copy of the ledger. Every field is named here: a new one does not
     /// compile until somebody has decided whether it is secret.
     pub(crate) fn each_secret(&mut self, visit: &mut impl FnMut(&mut String)) {
-        let Record { formation: _, abandoned: _, replaced: _, formed_with: _, passwords, restore: _, switchover: _ } =
-            self;
+        let Record {
+            formation: _,
+            abandoned: _,
+            replaced: _,
+            formed_with: _,
+            passwords,
+            restore: _,
+            switchover: _,
+            rotation,
+        } = self;
+        for password in rotation.iter_mut().flat_map(|rotation| rotation.next.values_mut()) {
+            visit(password.expose_mut());
+        }
         if let Some(Passwords { superuser, replicator, rewinder, users, repository }) = passwords {
             for password in [superuser, replicator, rewinder].into_iter().chain(users.values_mut()).chain(repository) {
                 visit(password.expose_mut());

@@ -1,6 +1,6 @@
 //! What the ledger records of steps that concern PostgreSQL.
 
-use super::{Formation, Role, safety};
+use super::{Formation, Role, RotationStage, safety};
 use crate::model::{Data, Desired, Ledger, MemberName, Observation};
 use crate::planner::safety::reboots::{self, Progress};
 use crate::planner::{Action, View};
@@ -38,6 +38,18 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
             None => false,
         },
         Action::RecordLeft { member } => leave(ledger, member),
+        Action::RecordRotation { stage } => {
+            if let (Some(rotation), Some(passwords)) = (&record.rotation, &mut record.passwords)
+                && matches!(stage, Some(RotationStage::Switching) | None)
+            {
+                rotation.next.iter().for_each(|(user, password)| passwords.change(user, password.clone()));
+            }
+            match stage {
+                Some(stage) => record.rotation.iter_mut().for_each(|rotation| rotation.stage = *stage),
+                None => record.rotation = None,
+            }
+            true
+        }
         _ => false,
     }
 }

@@ -22,6 +22,7 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
         system_id: None,
         status: None,
         applied: None,
+        rotation: None,
         pgbackrest: BinarySeen::Unasked,
         repository: None,
         archive: None,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::record::{Formation, FormedWith, RestoreWish, SwitchoverRequest};
+use super::record::{Formation, FormedWith, RestoreWish, RotationStage, SwitchoverRequest};
 use crate::Secret;
 use crate::model::MemberName;
 
@@ -31,8 +31,19 @@ pub struct Wish {
     pub databases: BTreeMap<String, String>,
     pub extensions: BTreeMap<String, BTreeSet<String>>,
     pub switchover: Option<SwitchoverRequest>,
+    pub rotation: Option<RotationWish>,
     /// Members whose tags say that they never become the primary.
     pub never_primary: BTreeSet<MemberName>,
+}
+
+/// Passwords that are being changed, known by fingerprints.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct RotationWish {
+    pub stage: RotationStage,
+    /// Whose, for people.
+    pub users: Vec<String>,
+    /// What members say when they have taken up what is wanted of them; absent if it is none of their affair.
+    pub mark: Option<String>,
 }
 
 /// The etcd that Patroni keeps its state in, and how it logs in.

@@ -159,6 +159,7 @@ impl World {
             Action::RevokeUser { .. } | Action::RevokeMachine { .. } => self.make_lists(),
             Action::RecordInitializing { .. }
             | Action::RecordInitialized { .. }
+            | Action::RecordRotation { .. }
             | Action::InitializePostgres { .. }
             | Action::StartPatroni { .. }
             | Action::StopPatroni { .. }
@@ -247,7 +248,8 @@ impl World {
             facts.node_config = Some((generation, digest));
             facts.etcd.binary = BinarySeen::Version(version);
             if let Some(wish) = &desired.postgres {
-                facts.postgres.get_or_insert_with(|| Box::new(postgres::simulate::blank(wish)));
+                let found = facts.postgres.get_or_insert_with(|| Box::new(postgres::simulate::blank(wish)));
+                found.rotation = wish.rotation.as_ref().and_then(|rotation| rotation.mark.clone());
             }
             for (plane, trust) in trusted(desired) {
                 facts.etcd.trust.entry(plane).or_default().on_disk = trust.on_disk;

@@ -61,6 +61,9 @@ fn differences(wish: &Wish, catalog: &Catalog) -> Vec<(CatalogOp, String)> {
     let mut ops = Vec::new();
     for (user, fingerprint) in &wish.users {
         let why = match catalog.users.get(user) {
+            None if wish.rotation.as_ref().is_some_and(|rotation| rotation.users.contains(user)) => {
+                format!("the password of {user} changes")
+            }
             None => format!("the spec declares user {user}"),
             Some(known) if known.as_ref() != Some(fingerprint) => format!("user {user} has another password"),
             Some(_) => continue,

@@ -7,6 +7,7 @@ mod proxy;
 pub(crate) mod repository;
 pub(crate) mod restart;
 mod restore;
+mod rotation;
 pub(crate) mod switchover;
 
 use crate::planner::{self, Decision, UnsafeBecause, View};
@@ -26,6 +27,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     formation::decide(view, decision);
     if as_formed {
         catalog::decide(view, decision);
+        rotation::decide(view, decision);
         restart::decide(view, decision);
         repository::decide(view, decision);
         switchover::decide(view, decision);

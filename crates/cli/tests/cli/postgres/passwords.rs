@@ -1,0 +1,119 @@
+//! Passwords change under clients and replication, with a controller that is killed on the way.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use super::{Shop, THREE, psql};
+use crate::common::{eventually, signal};
+
+/// A client that stays connected, and writes a row every tenth of a second until it is told to stop. Says whether its connection lasted.
+fn stays_connected(env: &BTreeMap<String, String>, seconds: u32) -> std::process::Child {
+    let mut client = Command::new("psql");
+    client.env_clear().env("PATH", "/usr/bin:/bin").envs(env).stdin(Stdio::null()).stdout(Stdio::null());
+    let script = format!(
+        "do $$ begin for n in 1..{} loop insert into stays values (n); perform pg_sleep(0.1); commit; end loop; end $$",
+        seconds * 10
+    );
+    client.args(["--no-psqlrc", "-v", "ON_ERROR_STOP=1", "-c", &script]).spawn().expect("psql runs")
+}
+
+impl Shop {
+    /// The standbys that stream, and since when their connections last.
+    fn replication(&self, superuser: &BTreeMap<String, String>) -> BTreeSet<String> {
+        let sql = "select application_name || state from pg_stat_replication where state = 'streaming'";
+        psql(superuser, sql).ok().stdout.lines().map(str::to_owned).collect()
+    }
+
+    fn rules(&self, member: &str) -> String {
+        let root = self.sandbox.home().join(format!("machines/shop/{member}/root"));
+        std::fs::read_to_string(root.join("var/lib/postgresql/data/pg_hba.conf")).unwrap()
+    }
+}
+
+#[test]
+fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
+    let shop = Shop::up();
+    let (user, superuser) = (shop.env(&["--user", "shop"]), shop.env(&[]));
+    let postmasters = shop.postmasters();
+    let primary = shop.primary();
+    psql(&user, "create table stays (n int)").ok();
+    let unknown = shop.sandbox.quorate(&["passwords", "rotate", "shop", "--yes", "--user", "nobody"]).fails().stderr;
+    assert!(unknown.contains("has no user `nobody`"), "{unknown}");
+    let etcd = shop.sandbox.quorate(&["passwords", "rotate", "orders", "--yes"]).fails().stderr;
+    assert!(etcd.contains("is an etcd cluster"), "{etcd}");
+    assert_eq!(shop.replication(&superuser).len(), 2);
+
+    // Somebody looks at replication all the time; members' own passwords change, and the controller is killed again and again.
+    let mut connected = stays_connected(&user, 20);
+    let stop = Arc::new(AtomicBool::new(false));
+    let (stopped, watching) = (stop.clone(), user.clone());
+    let writer = std::thread::spawn(move || {
+        let mut failures = Vec::new();
+        while !stopped.load(Ordering::Relaxed) {
+            let run = psql(&watching, "insert into stays values (0)");
+            if run.code != Some(0) {
+                failures.push(run.stderr);
+            }
+        }
+        failures
+    });
+    let own = ["--user", "postgres", "--user", "replicator", "--user", "rewinder"];
+    let rotate: Vec<&str> = ["passwords", "rotate", "shop", "--yes"].into_iter().chain(own).collect();
+    let mut killed = 0;
+    let mut arguments = rotate.clone();
+    for pause in [1500, 700, 1200, 2000, 900] {
+        let mut run = shop.sandbox.spawn(&arguments);
+        std::thread::sleep(Duration::from_millis(pause));
+        if run.try_wait().expect("it was started").is_none() {
+            signal(run.id(), "KILL");
+            killed += 1;
+        }
+        run.wait().unwrap();
+        arguments = vec!["apply", "--yes", "shop.yaml"];
+    }
+    assert!(killed > 0, "the controller was never killed");
+    shop.apply().ok();
+    assert_eq!(shop.sandbox.quorate(&["requests", "shop", "--output", "json"]).json(), serde_json::json!([]));
+    stop.store(true, Ordering::Relaxed);
+    let failures = writer.join().unwrap();
+    assert!(failures.is_empty(), "clients were refused: {failures:?}");
+    assert!(connected.wait().unwrap().success(), "a connection was cut off");
+    assert_eq!((shop.primary(), shop.postmasters()), (primary, postmasters), "something restarted");
+
+    // The old password is refused, the new one is asked for, also where standbys log in.
+    let next = shop.env(&[]);
+    assert_ne!(next["PGPASSWORD"], superuser["PGPASSWORD"]);
+    assert!(psql(&superuser, "select 1").fails().stderr.contains("password authentication failed"));
+    assert_eq!(shop.replication(&next).len(), 2);
+    for member in THREE {
+        eventually("passwords are asked for", 30, || !shop.rules(member).contains("trust"));
+    }
+    psql(&next, "select pg_terminate_backend(pid) from pg_stat_replication").ok();
+    eventually("standbys log in with the new password", 30, || shop.replication(&next).len() == 2);
+    assert_eq!(shop.status()["verdict"], "healthy");
+    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+
+    // A user's: connections stay, new ones need the new password.
+    let mut connected = stays_connected(&user, 5);
+    shop.sandbox.quorate(&["passwords", "rotate", "shop", "--yes", "--user", "shop"]).ok();
+    assert!(connected.wait().unwrap().success(), "a connection was cut off");
+    assert!(psql(&user, "select 1").fails().stderr.contains("password authentication failed"));
+    assert_eq!(psql(&shop.env(&["--user", "shop"]), "select 1").ok().stdout, "1\n");
+
+    // While a member does not answer, nothing changes; without the member's confirmation nobody could be sure.
+    let replica = shop.member_with("replica");
+    let patroni = shop.process(&replica, "patroni.yml").expect("Patroni runs");
+    signal(patroni, "STOP");
+    let said = shop.sandbox.quorate(&rotate).fails().text();
+    assert!(said.contains(&replica), "{said}");
+    assert_eq!(psql(&next, "select 1").ok().stdout, "1\n", "no password has changed");
+    signal(patroni, "CONT");
+    shop.sandbox.quorate(&["requests", "shop", "--withdraw", "passwords"]).ok();
+    eventually("all is well", 60, || shop.status()["verdict"] == "healthy");
+    shop.apply().ok();
+    assert_eq!(psql(&next, "select 1").ok().stdout, "1\n");
+    assert!(THREE.iter().all(|member| !shop.rules(member).contains("trust")));
+}

@@ -1,0 +1,59 @@
+//! `passwords rotate`: new passwords for the users of a PostgreSQL cluster, its own and declared ones.
+
+use std::collections::BTreeMap;
+
+use quorate_core::kinds::postgres::{REPLICATOR, REWINDER, Rotation, SUPERUSER};
+use quorate_core::model::Ledger;
+use quorate_core::planner::Plan;
+use quorate_core::spec::Kind;
+
+use super::{Cluster, VerbError, consent, refuse_if_being_destroyed, refuse_if_off, refuse_unless_formed};
+use crate::home::Home;
+use crate::run::controller;
+
+pub struct Rotate {
+    rotation: Rotation,
+    pub plan: Plan,
+}
+
+/// Whose passwords are to change, if they can now.
+pub fn check(ledger: &Ledger, users: &[String]) -> Result<Vec<String>, VerbError> {
+    refuse_if_being_destroyed(Some(ledger))?;
+    let name = &ledger.spec.name;
+    let refused = |what: String, hint: String| Err(VerbError::Refused { what, hint });
+    if ledger.spec.kind != Kind::Postgres {
+        let hint = String::from("change the `password_file` of its users, and run `quorate apply`");
+        return refused(format!("cluster {name} is an etcd cluster, whose passwords come from files"), hint);
+    }
+    refuse_if_off(ledger)?;
+    refuse_unless_formed(ledger, "it has no passwords")?;
+    if ledger.postgres.rotation.is_some() {
+        let hint = format!("`quorate apply {name}` completes it, `quorate requests {name}` shows it");
+        return refused(format!("passwords of {name} are being changed already"), hint);
+    }
+    let declared = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.users).map(|user| user.name.to_string());
+    let known: Vec<String> = [SUPERUSER, REPLICATOR, REWINDER].map(str::to_owned).into_iter().chain(declared).collect();
+    if let Some(unknown) = users.iter().find(|user| !known.contains(user)) {
+        let hint = format!("users are {}", known.join(", "));
+        return refused(format!("cluster {name} has no user `{unknown}`"), hint);
+    }
+    Ok(if users.is_empty() { known } else { users.to_vec() })
+}
+
+impl Rotate {
+    pub async fn prepare(home: &Home, cluster: &Cluster, users: Vec<String>) -> Result<Self, VerbError> {
+        let next: BTreeMap<_, _> = users.into_iter().map(|user| (user, quorate_pki::random_token())).collect();
+        let id = quorate_pki::random_hex(8);
+        let mut rotation = Rotation::new(consent(String::new()), id, next);
+        let note = |ledger: &mut Ledger| ledger.postgres.rotation = Some(rotation.clone());
+        let plan = controller::plan(home, &cluster.spec, &cluster.brought, note).await?;
+        let steps: Vec<String> = plan.steps.iter().map(|step| step.action.to_string()).collect();
+        rotation.consent.shown = steps.join("; ");
+        Ok(Rotate { rotation, plan })
+    }
+
+    /// One that was requested meanwhile is completed instead.
+    pub fn note(&self, ledger: &mut Ledger) {
+        ledger.postgres.rotation.get_or_insert_with(|| self.rotation.clone());
+    }
+}
