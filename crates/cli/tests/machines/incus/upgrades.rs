@@ -51,27 +51,40 @@ fn etcd_is_upgraded_over_two_minors_and_the_image_is_changed() {
         VERSIONS.iter().for_each(|version| containers.assert_reads(version, "as it was"));
         incus(&["image", "alias", "delete", OTHER_IMAGE]).ok();
     });
-    chapter("an image that quorate imports has its versions in its name, and may be a disk", || {
-        let directory = containers.sandbox.path();
-        let import = |file: &str| containers.sandbox.quorate(&["image", "import", file, "--keep", "1"]).ok().stdout;
-        let of_containers = std::env::var("QUORATE_LAB_CONTAINER_IMAGE").expect("the lab names it");
-        let imported = import(&of_containers);
-        assert!(imported.contains("quorate-3.4.") && imported.contains("was there already"), "{imported}");
-        let disk: Vec<u8> = [b"QFI\xfb".as_slice(), &[0; 512]].concat();
-        std::fs::write(directory.join("disk.qcow2"), &disk).expect("a disk");
-        let manifest = std::fs::read_to_string(format!("{of_containers}.manifest.json")).expect("its manifest");
-        let mut manifest: Value = serde_json::from_str(&manifest).expect("JSON");
-        let sum = containers.sandbox.openssl(&["dgst", "-sha256", "-r", "disk.qcow2"]);
-        manifest["image_sha256"] = sum.split_whitespace().next().into();
-        manifest["version"] = "0-disk".into();
-        containers.sandbox.file("disk.qcow2.manifest.json", &manifest.to_string());
-        let imported = import("disk.qcow2");
-        let alias = imported.lines().next().expect("its name");
-        assert!(alias.ends_with("-0-disk") && imported.contains("imported"), "{imported}");
-        let shown = incus(&["image", "info", alias]).ok().stdout;
-        assert!(shown.contains("Type: virtual-machine"), "{shown}");
-        assert!(import("disk.qcow2").contains("was there already"), "quorate and Incus compute the same fingerprint");
-        incus(&["image", "delete", alias]).ok();
-    });
+    chapter(
+        "an image that quorate imports has its versions in its name, may be a disk, and replaces an older one that nobody uses",
+        || {
+            let directory = containers.sandbox.path();
+            let import = |file: &str| containers.sandbox.quorate(&["image", "import", file, "--keep", "1"]).ok().stdout;
+            let of_containers = std::env::var("QUORATE_LAB_CONTAINER_IMAGE").expect("the lab names it");
+            let imported = import(&of_containers);
+            assert!(imported.contains("quorate-3.4.") && imported.contains("was there already"), "{imported}");
+            let manifest = std::fs::read_to_string(format!("{of_containers}.manifest.json")).expect("its manifest");
+            let write_disk = |version: &str| {
+                let file = format!("{version}.qcow2");
+                let disk: Vec<u8> = [b"QFI\xfb".as_slice(), version.as_bytes(), &[0; 512]].concat();
+                std::fs::write(directory.join(&file), &disk).expect("a disk");
+                let mut manifest: Value = serde_json::from_str(&manifest).expect("JSON");
+                let sum = containers.sandbox.openssl(&["dgst", "-sha256", "-r", &file]);
+                manifest["image_sha256"] = sum.split_whitespace().next().into();
+                manifest["version"] = version.into();
+                containers.sandbox.file(&format!("{file}.manifest.json"), &manifest.to_string());
+                file
+            };
+            let first = write_disk("0-disk");
+            let imported = import(&first);
+            let alias = imported.lines().next().expect("its name");
+            assert!(alias.ends_with("-0-disk") && imported.contains("imported"), "{imported}");
+            let shown = incus(&["image", "info", alias]).ok().stdout;
+            assert!(shown.contains("Type: virtual-machine"), "{shown}");
+            assert!(import(&first).contains("was there already"), "quorate and Incus compute the same fingerprint");
+            let imported = import(&write_disk("1-disk"));
+            let second = imported.lines().next().expect("its name");
+            assert!(imported.contains(alias), "the older one is reported as deleted: {imported}");
+            incus(&["image", "info", alias]).fails();
+            incus(&["image", "info", IMAGE]).ok();
+            incus(&["image", "delete", second]).ok();
+        },
+    );
     chapter("everything is destroyed, and nothing is left", || containers.destroy());
 }
