@@ -20,6 +20,14 @@ const URI: &str = "QUORATE_LAB_LIBVIRT_URI";
 /// Where libvirt keeps what machines say on their consoles.
 const CONSOLES: &str = "/var/log/libvirt/qemu";
 const ADMIN_KEY: &str = "admin";
+/// On a busy host, emulated machines are slow to answer.
+const SSH: [&str; 5] = [
+    "LogLevel=ERROR",
+    "BatchMode=yes",
+    "StrictHostKeyChecking=no",
+    "UserKnownHostsFile=/dev/null",
+    "ConnectTimeout=60",
+];
 
 /// What a story's cluster is made of.
 pub struct Wanted {
@@ -125,8 +133,10 @@ clusters:
     /// What a root shell on the machine says to this line.
     pub fn on(&self, address: &str, line: &str) -> Run {
         let mut ssh = self.client("ssh");
-        ssh.args(["-q", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no", "-o", "ConnectTimeout=20"]);
-        ssh.args(["-o", "UserKnownHostsFile=/dev/null", "-i"]).arg(self.sandbox.path().join(ADMIN_KEY));
+        for option in SSH {
+            ssh.args(["-o", option]);
+        }
+        ssh.arg("-i").arg(self.sandbox.path().join(ADMIN_KEY));
         ssh.args([&format!("ubuntu@{address}"), "sudo", "-i", line]);
         ssh.output().expect("ssh runs").into()
     }
