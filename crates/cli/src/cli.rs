@@ -379,6 +379,9 @@ pub struct RotatePasswords {
     /// Only the password of this user; can be repeated
     #[arg(long = "user", value_name = "USER")]
     pub users: Vec<String>,
+    /// Only the password with which Patroni logs in to etcd
+    #[arg(long, conflicts_with = "users")]
+    pub dcs: bool,
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,

@@ -78,7 +78,10 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
     }));
     open.extend(ledger.postgres.rotation.iter().map(|rotation| {
         let users: Vec<&str> = rotation.next.keys().map(String::as_str).collect();
-        let what = format!("change the passwords of {}", users.join(", "));
+        let what = match rotation.dcs {
+            true => String::from("log in to etcd as another user"),
+            false => format!("change the passwords of {}", users.join(", ")),
+        };
         confirmed(Kind::Passwords, &what, &rotation.consent, rotation.stage != RotationStage::Opening)
     }));
     open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));

@@ -1,17 +1,24 @@
 //! `quorate passwords rotate`: shows the steps, asks, and runs the same loop as `apply`.
 
+use quorate_control::kinds::postgres::dcs;
 use quorate_control::verbs::Cluster;
 use quorate_control::verbs::passwords::{self, Rotate};
+use quorate_core::model::Ledger;
 
-use super::{Context, agree, conclude, run_loop};
+use super::{Context, agree, conclude, refused, run_loop};
 use crate::cli;
 use crate::error::Error;
 use crate::exit::Exit;
 use crate::load;
+use crate::output;
 
 pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
-    let users = passwords::check(&ledger, &options.users).map_err(|error| context.error(error))?;
+    let checked = passwords::check(&ledger, &options.users);
+    let users = checked.map_err(|error| context.error(error))?;
+    if options.dcs {
+        return rotate_dcs(context, &ledger, options.yes).await;
+    }
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
     let rotate = Rotate::prepare(&context.home, &cluster, users).await.map_err(|error| context.error(error))?;
     context.show_plan(&options.name, &rotate.plan)?;
@@ -19,4 +26,27 @@ pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exi
     let change = |ledger: &mut _| rotate.note(ledger);
     let outcome = run_loop(context, &cluster.spec, &cluster.brought, "passwords", change).await?;
     conclude(context, outcome)
+}
+
+/// A change of the password would end Patroni's session, and demote the primary. So etcd gets a second user; when every member has
+/// confirmed that it uses that one, the first is removed. Re-run, it continues with what is there.
+async fn rotate_dcs(context: &Context, ledger: &Ledger, yes: bool) -> Result<Exit, Error> {
+    let Some(name) = ledger.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else {
+        return Ok(Exit::Done);
+    };
+    let (cluster, brought) = (ledger.spec.name.as_str(), load::brought_files(ledger)?);
+    let etcd = load::ledger(&context.home, &name)?;
+    let of_etcd = load::brought_files(&etcd)?;
+    output::talk(&format!("Patroni of {cluster} logs in to {name} as another user, and the one of now is removed\n"));
+    agree(context, yes, 1)?;
+    let added = run_loop(context, &etcd.spec, &of_etcd, "passwords", |etcd| dcs::add_login(etcd, cluster)).await?;
+    if !added.blocked.is_empty() {
+        return Ok(refused(&name, &added.blocked));
+    }
+    let confirmed = run_loop(context, &ledger.spec, &brought, "passwords", passwords::confirm_dcs).await?;
+    if !confirmed.blocked.is_empty() || confirmed.ledger.postgres.rotation.is_some() {
+        return conclude(context, confirmed);
+    }
+    let removed = run_loop(context, &etcd.spec, &of_etcd, "passwords", |etcd| dcs::drop_former_login(etcd, cluster));
+    conclude(context, removed.await?)
 }

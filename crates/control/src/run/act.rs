@@ -11,6 +11,7 @@ use quorate_agent::api::{
 use quorate_core::Secret;
 use quorate_core::desire::AGENT_VALIDITY;
 use quorate_core::kinds::etcd::{AuthOp, pki};
+use quorate_core::kinds::postgres::DcsUser;
 use quorate_core::model::{
     AuthorityRecord, CertificateUse, Data, DataSeen, Desired, Enrolment, Ledger, MachineCertificate, MachineId,
     MemberName, NodeConfig, Observation,
@@ -527,7 +528,8 @@ impl Controller {
             return self.held.ledger().etcd.auth.root_password.clone();
         }
         let ledger = self.held.ledger();
-        let of_patroni = ledger.etcd.used_by.values().find(|used| used.user == *user).map(|used| used.password.clone());
+        let mut logins = ledger.etcd.used_by.values().flat_map(DcsUser::logins);
+        let of_patroni = logins.find(|(name, _)| *name == user).map(|(_, password)| password.clone());
         of_patroni.or_else(|| self.brought.passwords.get(user).cloned())
     }
 }

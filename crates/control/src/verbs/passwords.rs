@@ -40,6 +40,12 @@ pub fn check(ledger: &Ledger, users: &[String]) -> Result<Vec<String>, VerbError
     Ok(if users.is_empty() { known } else { users.to_vec() })
 }
 
+/// Every member is to confirm the user that its configuration has for the DCS.
+pub fn confirm_dcs(ledger: &mut Ledger) {
+    let rotation = || Rotation::of_dcs(consent(String::from("the user for etcd")), quorate_pki::random_hex(8));
+    ledger.postgres.rotation.get_or_insert_with(rotation);
+}
+
 impl Rotate {
     pub async fn prepare(home: &Home, cluster: &Cluster, users: Vec<String>) -> Result<Self, VerbError> {
         let next: BTreeMap<_, _> = users.into_iter().map(|user| (user, quorate_pki::random_token())).collect();

@@ -162,11 +162,20 @@ pub fn rotate(scene: &mut Scene, consent: Consent, users: &[&str]) {
     scene.ledger.postgres.rotation = Some(Rotation::new(consent, String::from("one"), next));
 }
 
+/// etcd has another user for Patroni, and members are to use it.
+pub fn rotate_dcs(scene: &mut Scene, consent: Consent, user: &str) {
+    if let Some(Ok(dcs)) = &mut scene.brought.dcs {
+        user.clone_into(&mut dcs.user);
+    }
+    scene.ledger.postgres.rotation = Some(Rotation::of_dcs(consent, String::from("one")));
+}
+
 /// What must hold when a rotation of passwords goes on: whoever logs in to whom, it is let in.
 fn audit_rotation(world: &World, stage: Option<RotationStage>, step: &Step) {
     let rotation = world.ledger.postgres.rotation.as_ref().expect("nobody has asked for other passwords");
     let members = world.ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys());
-    let own = ["postgres", "replicator", "rewinder"].iter().any(|user| rotation.next.contains_key(*user));
+    let own =
+        rotation.dcs || ["postgres", "replicator", "rewinder"].iter().any(|user| rotation.next.contains_key(*user));
     let says = |member: &MemberName| world.machines.get(member)?.facts()?.postgres.as_ref()?.rotation.clone();
     let wanted = match stage {
         Some(RotationStage::Setting) => Some("one old"),

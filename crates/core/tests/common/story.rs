@@ -295,6 +295,7 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             }
         }
         ["changes", "the", "passwords", "of", users @ ..] => scene::postgres::rotate(scene, consent(), users),
+        ["has", "Patroni", "log", "in", "as", user] => scene::postgres::rotate_dcs(scene, consent(), user),
         ["takes", "the", "passwords", "back"] => scene.ledger.postgres.rotation = None,
         ["switches", "over", to @ ..] => scene::postgres::switch_over(scene, consent(), to),
         ["allows", "downtime"] => scene.ledger.downtime = Some(consent()),

@@ -96,6 +96,19 @@ fn passwords_change_while_clients_write_and_a_killed_controller_is_no_matter() {
     assert_eq!(shop.status()["verdict"], "healthy");
     assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
 
+    // The one for etcd: through a second user, because etcd ends the sessions of one whose password changes.
+    let users = || shop.sandbox.etcdctl(super::VERSION, "orders", &["user", "list"]).ok().stdout;
+    assert!(users().lines().any(|user| user == "patroni-shop"), "{}", users());
+    let (leader, before) = (shop.primary(), shop.postmasters());
+    let mut connected = stays_connected(&user, 10);
+    shop.sandbox.quorate(&["passwords", "rotate", "shop", "--dcs", "--yes"]).ok();
+    assert!(users().lines().any(|user| user == "patroni-shop-2"), "{}", users());
+    assert!(!users().lines().any(|user| user == "patroni-shop"), "{}", users());
+    assert!(connected.wait().unwrap().success(), "the primary was demoted");
+    eventually("all is well", 30, || shop.status()["verdict"] == "healthy");
+    assert_eq!((shop.primary(), shop.postmasters()), (leader, before), "the primary was demoted");
+    assert!(shop.sandbox.quorate(&["plan", "shop.yaml"]).ok().stdout.contains("cluster shop: nothing to do"));
+
     // A user's: connections stay, new ones need the new password.
     let mut connected = stays_connected(&user, 5);
     shop.sandbox.quorate(&["passwords", "rotate", "shop", "--yes", "--user", "shop"]).ok();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use quorate_agent::dial::Dial;
 use quorate_core::kinds::postgres::check::can_serve;
-use quorate_core::kinds::postgres::{Dcs, DcsUser, desire};
+use quorate_core::kinds::postgres::{Dcs, DcsLogin, DcsUser, desire};
 use quorate_core::model::{CLIENT_PORT, Ledger};
 use quorate_core::spec::ClusterSpec;
 use quorate_core::text::with_causes;
@@ -37,11 +37,12 @@ fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
     let members =
         members.ok_or_else(|| format!("etcd cluster {name} is not bootstrapped; `quorate apply {name}` does it"))?;
     let used = etcd.etcd.used_by.get(spec.name.as_str());
-    let DcsUser { user, password, .. } =
-        used.ok_or_else(|| format!("etcd cluster {name} has no user for {}", spec.name))?;
-    if !etcd.etcd.auth.users.contains_key(user) {
-        return Err(format!("etcd cluster {name} has no user {user} yet; `quorate apply {name}` creates it"));
-    }
+    let used = used.ok_or_else(|| format!("etcd cluster {name} has no user for {}", spec.name))?;
+    // The newest that is there.
+    let there = used.logins().filter(|(user, _)| etcd.etcd.auth.users.contains_key(*user)).last();
+    let (user, password) = there.ok_or_else(|| {
+        format!("etcd cluster {name} has no user {} yet; `quorate apply {name}` creates it", used.user)
+    })?;
     let addresses = members.values().filter_map(|member| member.address());
     let hosts: BTreeSet<String> =
         addresses.map(|address| std::net::SocketAddr::new(address, CLIENT_PORT).to_string()).collect();
@@ -65,8 +66,22 @@ pub fn register(etcd: &mut Ledger, spec: &ClusterSpec) {
         user: user_name(spec),
         password: quorate_pki::random_token(),
         prefix: prefix.clone(),
+        next: None,
     });
     used.prefix = prefix;
+}
+
+/// Adds a second user for Patroni of this cluster. One that an interrupted run has added is used.
+pub fn add_login(etcd: &mut Ledger, cluster: &str) {
+    let Some(used) = etcd.etcd.used_by.get_mut(cluster) else { return };
+    let user = format!("patroni-{cluster}-2");
+    let user = if used.user == user { format!("patroni-{cluster}") } else { user };
+    used.next.get_or_insert_with(|| DcsLogin { user, password: quorate_pki::random_token() });
+}
+
+/// Removes the first one.
+pub fn drop_former_login(etcd: &mut Ledger, cluster: &str) {
+    etcd.etcd.used_by.get_mut(cluster).into_iter().for_each(DcsUser::promote);
 }
 
 /// The PostgreSQL clusters of this home that keep Patroni's state in an etcd cluster.

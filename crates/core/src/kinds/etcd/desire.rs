@@ -7,6 +7,7 @@ use super::spec::{self, Binary, ClientAuth, CompactionMode, Keys, Package, Token
 use super::{Access, AuthWish, FormedWith, Permission, Record, Restore, SERVICE, UserWish, Wish, flags, pki, versions};
 use crate::Secret;
 use crate::desire::password_fingerprint;
+use crate::kinds::postgres::DcsUser;
 use crate::model::{
     ADDRESS, Archive, Authorities, BinarySource, Brought, CLIENT_PORT, CertificateUse, ConfigFile, EtcdService, Ledger,
     NodeConfig, PEER_PORT, Pod, ROOT, Runs, ServiceConfig,
@@ -273,15 +274,14 @@ fn auth(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> AuthWish {
         (role.name.to_string(), permissions)
     });
     // A PostgreSQL cluster that keeps Patroni's state here may touch its own keys and nothing else.
-    let patroni_users = ledger.etcd.used_by.values().map(|used| {
-        let password = Some(password_fingerprint(&ledger.cluster_id, &used.password));
-        (used.user.clone(), UserWish { roles: BTreeSet::from([used.user.clone()]), password })
+    let patroni_users = ledger.etcd.used_by.values().flat_map(DcsUser::logins).map(|(user, password)| {
+        let password = Some(password_fingerprint(&ledger.cluster_id, password));
+        (user.clone(), UserWish { roles: BTreeSet::from([user.clone()]), password })
     });
-    let patroni_roles = ledger
-        .etcd
-        .used_by
-        .values()
-        .map(|used| (used.user.clone(), BTreeSet::from([Permission::on_prefix(&used.prefix, Access::ReadWrite)])));
+    let patroni_roles = ledger.etcd.used_by.values().flat_map(|used| {
+        let permissions = BTreeSet::from([Permission::on_prefix(&used.prefix, Access::ReadWrite)]);
+        used.logins().map(move |(user, _)| (user.clone(), permissions.clone()))
+    });
     AuthWish {
         root_password: brought.root_password.clone(),
         users: users.chain(patroni_users).collect(),

@@ -65,7 +65,8 @@ impl Record {
             auth: AuthRecord { root_password, jwt, users, roles: _ },
             used_by,
         } = self;
-        for DcsUser { user: _, password, prefix: _ } in used_by.values_mut() {
+        for DcsUser { user: _, password, prefix: _, next } in used_by.values_mut() {
+            next.iter_mut().for_each(|next| visit(next.password.expose_mut()));
             visit(password.expose_mut());
         }
         root_password.iter_mut().for_each(|password| visit(password.expose_mut()));

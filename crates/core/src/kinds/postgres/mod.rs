@@ -20,8 +20,8 @@ pub use facts::{
     ArchiveSeen, Catalog, CatalogOp, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby,
 };
 pub use record::{
-    DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Rotation, RotationStage,
-    SwitchoverRequest, Until,
+    DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Rotation,
+    RotationStage, SwitchoverRequest, Until,
 };
 pub use wish::{Dcs, RotationWish, Wish};
 

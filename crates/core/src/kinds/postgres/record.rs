@@ -89,6 +89,9 @@ pub struct Rotation {
     /// The new passwords, by user.
     pub next: BTreeMap<String, Secret>,
     pub stage: RotationStage,
+    /// Patroni logs in to the DCS as another user, which every member is to confirm.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub dcs: bool,
 }
 
 /// How far a rotation has come. A role has one password, so members that log in to each other cannot have the old and the new one at once.
@@ -107,16 +110,21 @@ pub enum RotationStage {
 impl Rotation {
     /// Users that members do not log in as concern PostgreSQL alone.
     pub fn new(consent: Consent, id: String, next: BTreeMap<String, Secret>) -> Self {
-        let mut rotation = Rotation { consent, id, next, stage: RotationStage::Opening };
+        let mut rotation = Rotation { consent, id, next, stage: RotationStage::Opening, dcs: false };
         if !rotation.concerns_members() {
             rotation.stage = RotationStage::Setting;
         }
         rotation
     }
 
+    /// Nothing changes in PostgreSQL: members only confirm what their configurations have.
+    pub fn of_dcs(consent: Consent, id: String) -> Self {
+        Rotation { consent, id, next: BTreeMap::new(), stage: RotationStage::Switching, dcs: true }
+    }
+
     /// Whether members log in as one of these users.
     pub fn concerns_members(&self) -> bool {
-        [SUPERUSER, REPLICATOR, REWINDER].iter().any(|user| self.next.contains_key(*user))
+        self.dcs || [SUPERUSER, REPLICATOR, REWINDER].iter().any(|user| self.next.contains_key(*user))
     }
 
     /// What a member's rules of access say while it takes part.
@@ -233,6 +241,29 @@ pub struct DcsUser {
     pub password: Secret,
     /// The only keys that it may read and write.
     pub prefix: String,
+    /// The user that takes its place, with the same rights: etcd ends the sessions of one whose password changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<DcsLogin>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct DcsLogin {
+    pub user: String,
+    pub password: Secret,
+}
+
+impl DcsUser {
+    /// All users that may log in.
+    pub fn logins(&self) -> impl Iterator<Item = (&String, &Secret)> {
+        [(&self.user, &self.password)].into_iter().chain(self.next.iter().map(|next| (&next.user, &next.password)))
+    }
+
+    /// From here on only the next one may.
+    pub fn promote(&mut self) {
+        if let Some(DcsLogin { user, password }) = self.next.take() {
+            (self.user, self.password) = (user, password);
+        }
+    }
 }
 
 impl Record {
