@@ -377,6 +377,8 @@ async fn a_standby_is_cloned_and_takes_over() {
     let refused = one.obeys(PostgresOrder::Catalog { op: no_such, verifier: None }).await.unwrap_err().to_string();
     assert!(refused.contains("no such"), "{refused}");
 
+    let refused = one.obeys(PostgresOrder::StopReplica).await.unwrap_err().to_string();
+    assert!(refused.contains("a replica") && refused.contains("the primary"), "{refused}");
     one.does(PostgresOrder::Switchover { to: "pg-2".into(), drain_ms: 1000 }).await;
     two.is_primary().await;
     one.until("the former primary follows", |status| status.role == Role::Replica && status.streaming).await;

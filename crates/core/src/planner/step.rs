@@ -40,4 +40,6 @@ pub enum Precondition {
     Data(DataSeen),
     /// etcd's own list of members.
     Membership(Membership),
+    /// The member is not the primary: Patroni may have promoted it since it was looked at.
+    Replica,
 }

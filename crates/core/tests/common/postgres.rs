@@ -248,13 +248,16 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
                 "max_wal_senders",
                 "max_worker_processes",
             ];
-            let lowered = roles[member].pending.keys().any(|name| limits.contains(&name.as_str()));
+            let own = roles.get(member);
+            let lowered = own.is_some_and(|status| status.pending.keys().any(|name| limits.contains(&name.as_str())));
             let first = lowered || desired.downtime;
             assert!(!leads || alone || first || !formation.is_formed(), "the primary hands over first: {step:?}");
             let primary = roles.values().find(|status| status.role == Role::Primary);
             let old = |status: &PatroniStatus| status.pending.get("max_connections").and_then(|(old, _)| old.clone());
-            let keeps =
-                leads || primary.is_none_or(|status| old(status).is_none()) || !lowered || raised(roles[member]);
+            let keeps = leads
+                || primary.is_none_or(|status| old(status).is_none())
+                || !lowered
+                || own.is_some_and(|status| raised(status));
             assert!(keeps, "a standby would have less than its primary: {step:?}");
             assert!(!alone || desired.downtime || !formation.is_formed(), "an outage without consent: {step:?}");
         }

@@ -579,8 +579,9 @@ pub fn tell_reach(seen: &mut Observation, world: &World) {
     let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
     let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
     // A provider that shows no machine may be wrong.
-    let members = world.ledger.etcd.formation.members().into_iter().flatten();
-    let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
+    let etcd = world.ledger.etcd.formation.members().into_iter().flatten().map(|(m, known)| (m, known.address()));
+    let postgres = world.ledger.postgres.formation.members().into_iter().flatten().map(|(m, known)| (m, known.address));
+    let missing = etcd.chain(postgres).filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, address)| address);
     let lives = |address: IpAddr| {
         let there = world.machines.values().find(|w| w.seen.address == Some(address));
         there.is_some_and(|w| w.seen.power == PowerState::On && !matches!(w.agent, SimAgent::Unknown { .. }))

@@ -8,6 +8,8 @@
 //! real ones do (`agent.rs`), providers are asked only under the lock. A killed controller is also one that is taken over from
 //! and never moves again.
 //!
+//! Runs of PostgreSQL have a model of their own (`postgres.rs`).
+//!
 //! Three things are held against all of it: every decision against what it was made on (`audit.rs`), every step that was
 //! done against the world it was done in (`past.rs`), and every state against what a lone controller makes of it when nothing
 //! more goes wrong (`settling.rs`). What a fault did after the look that led to a step is not the step's fault.
@@ -131,10 +133,15 @@ mod deeds;
 mod etcd;
 mod names;
 mod past;
+mod postgres;
 mod reached;
 mod scenarios;
 mod settling;
 mod shared;
+
+#[path = "../common/scene.rs"]
+#[allow(dead_code, reason = "the stories use the rest")]
+mod scene;
 
 use std::time::{Duration, Instant};
 

@@ -23,6 +23,8 @@ pub enum Order {
     },
     /// Stops Patroni, which stops PostgreSQL.
     Stop,
+    /// The same, unless this member is the primary: the standbys that could take over from it are not known to the controller then.
+    StopReplica,
     /// Stops and starts both where Patroni was started with other inputs.
     Restart,
     /// Restarts PostgreSQL, through Patroni, if a parameter waits for it.
@@ -82,7 +84,7 @@ impl Order {
         match self {
             Order::Initialize { .. } => "create data",
             Order::Start { .. } => "start Patroni",
-            Order::Stop => "stop Patroni",
+            Order::Stop | Order::StopReplica => "stop Patroni",
             Order::Restart => "restart Patroni",
             Order::RestartPostgres => "restart PostgreSQL",
             Order::PrepareRepository { .. } => "prepare the store of backups",
@@ -103,6 +105,7 @@ impl Order {
         match self {
             Order::Initialize { .. }
             | Order::Stop
+            | Order::StopReplica
             | Order::Restart
             | Order::RestartPostgres
             | Order::Switchover { .. }

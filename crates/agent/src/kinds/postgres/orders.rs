@@ -13,6 +13,7 @@ impl Agent {
             Order::Initialize { stamp, parameters } => self.initialize_postgres(stamp, &parameters).await,
             Order::Start { expects, join } => self.start_patroni(expects, join).await,
             Order::Stop => self.stop_patroni().await,
+            Order::StopReplica => self.stop_replica().await,
             Order::Restart => self.restart_patroni().await,
             Order::RestartPostgres => self.restart_postgres().await,
             Order::PrepareRepository { place } => self.prepare_repository(place).await,

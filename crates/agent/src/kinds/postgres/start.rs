@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use quorate_core::kinds::postgres::Role;
 use quorate_core::model::{BinarySeen, CertificateUse, DataSeen, Exit, ServiceState, Stamp};
 
 use super::{SERVICE, data, processes};
@@ -133,6 +134,16 @@ impl Agent {
         self.check_still_obeyed()?;
         self.end_patroni().await?;
         Ok(self.bring_up_patroni(launch).await?)
+    }
+
+    /// A Patroni that does not answer has not just promoted itself.
+    pub(super) async fn stop_replica(&self) -> Result<(), Refusal> {
+        match self.patroni_status().await {
+            Ok(status) if status.role == Role::Primary => {
+                Err(Refusal::not_as_expected(String::from("a replica"), String::from("the primary")))
+            }
+            _ => self.stop_patroni().await,
+        }
     }
 
     pub(super) async fn stop_patroni(&self) -> Result<(), Refusal> {

@@ -8,7 +8,7 @@ use quorate_core::planner::Precondition;
 pub(crate) fn start(ledger: &Ledger, member: &MemberName, expects: &Precondition, bootstrap: Option<&Stamp>) -> Order {
     let expects = match expects {
         Precondition::Data(data) => data.clone(),
-        Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
+        Precondition::Nothing | Precondition::Membership(_) | Precondition::Replica => DataSeen::Empty,
     };
     let members = ledger.etcd.formation.members().cloned();
     let others = members.iter().flatten().filter(|(other, _)| *other != member);
@@ -29,7 +29,7 @@ pub(crate) fn stop(formation: &Formation) -> Order {
 pub(crate) fn membership(expects: &Precondition) -> Membership {
     match expects {
         Precondition::Membership(membership) => membership.clone(),
-        Precondition::Nothing | Precondition::Data(_) => Membership::new(),
+        Precondition::Nothing | Precondition::Data(_) | Precondition::Replica => Membership::new(),
     }
 }
 

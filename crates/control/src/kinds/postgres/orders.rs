@@ -13,7 +13,7 @@ use super::passwords;
 pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
     let expects = match &step.expects {
         Precondition::Data(data) => data.clone(),
-        Precondition::Nothing | Precondition::Membership(_) => DataSeen::Empty,
+        Precondition::Nothing | Precondition::Membership(_) | Precondition::Replica => DataSeen::Empty,
     };
     let order = match &step.action {
         Action::InitializePostgres { stamp, .. } => {
@@ -23,6 +23,7 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
         }
         Action::StartPatroni { .. } => PostgresOrder::Start { expects, join: None },
         Action::JoinPostgres { stamp, .. } => PostgresOrder::Start { expects, join: Some(stamp.clone()) },
+        Action::StopPatroni { .. } if step.expects == Precondition::Replica => PostgresOrder::StopReplica,
         Action::StopPatroni { .. } => PostgresOrder::Stop,
         Action::RestartPatroni { .. } => PostgresOrder::Restart,
         Action::RestartPostgres { .. } => PostgresOrder::RestartPostgres,

@@ -1,12 +1,13 @@
 //! Members that leave: those that the spec no longer names, and former machines.
 
 use crate::kinds::postgres::safety::{self, postgres};
-use crate::model::{MemberName, ServiceState};
-use crate::planner::{Action, Decision, View};
+use crate::model::{DataSeen, MemberName, ServiceState};
+use crate::planner::{Action, Decision, Precondition, View};
 
 /// Stops one member that is not wanted any more, when all that are wanted are well.
 pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
+    bring_back(view, decision);
     let complete = || desired.members.keys().all(|member| view.is_well(member));
     if !desired.is_formed() || !decision.steps.is_empty() || !complete() {
         return;
@@ -22,10 +23,34 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
     let is_running = view.seen.facts(member).and_then(postgres).is_some_and(|found| runs(&found.service));
     match is_running {
         true => match safety::may_disturb(view, member) {
-            Ok(()) => decision.step(Action::StopPatroni { member: member.clone() }, why),
+            Ok(()) => {
+                decision.step_expecting(Action::StopPatroni { member: member.clone() }, why, Precondition::Replica);
+            }
             Err(because) => decision.block(because),
         },
+        // Waited for in `catalog`. Until Patroni has recorded another one, this may be the only standby that can take over.
+        false if safety::too_few_synchronous(view).is_some() => {}
         false => decision.step(Action::RecordLeft { member: member.clone() }, "it does not run any more"),
+    }
+}
+
+/// Where nobody is the primary, one that was stopped to leave may be the only one that can take over: it may be the standby that commits
+/// waited for when the primary was lost.
+fn bring_back(view: &View<'_>, decision: &mut Decision) {
+    let desired = view.desired;
+    if !desired.is_formed() || desired.replaces_data() || safety::primary(view).is_some() {
+        return;
+    }
+    let token = desired.postgres().formation.token();
+    let leaving: Vec<&MemberName> = desired.all_joined().filter(|m| !desired.members.contains_key(*m)).collect();
+    for member in leaving.into_iter().filter(|member| !decision.has_business_with(member)).collect::<Vec<_>>() {
+        let Some(found) = view.seen.facts(member).and_then(postgres) else { continue };
+        let holds = matches!(&found.data, DataSeen::Stamped(stamp) if Some(stamp.token.as_str()) == token);
+        if holds && found.service == ServiceState::Stopped {
+            let why = format!("nobody is the primary, and {member} was stopped to leave: it may be able to take over");
+            let action = Action::StartPatroni { member: member.clone() };
+            decision.step_expecting(action, why, Precondition::Data(found.data.clone()));
+        }
     }
 }
 

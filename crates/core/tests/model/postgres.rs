@@ -1,0 +1,737 @@
+//! The model check of PostgreSQL: the real planner changes a living cluster, in every order of its steps, Patroni's, clients' and an
+//! adversary's.
+//!
+//! Patroni is modelled by what it promises: it records in the DCS which standbys commits wait for, and promotes only one of those, or the
+//! former primary. A commit is confirmed when such a standby has it. The adversary ends a member's processes, cuts its stream, takes its
+//! data or its machine, and kills the controller between two steps; each only as often as the run says. A restart is no instant: the
+//! member is away until it returns, and anything may happen meanwhile.
+//!
+//! Held against all of it: each decision against what it was made on (`common/postgres.rs` has the rules in its own words), each step
+//! against the commits and the members that it leaves, and each state against what a lone controller makes of it when nothing more goes
+//! wrong.
+//!
+//! That it can fail was tried by breaking one rule at a time:
+//!
+//! | broken on purpose | caught by |
+//! | --- | --- |
+//! | `may_disturb`: whatever is left | model: clients never wait for a restart |
+//! | `unwell_besides`: nobody is unwell | audit: a switchover while another does not stream |
+//! | `unfit`: a standby that commits do not wait for may take over | audit: it may lack confirmed commits |
+//! | the primary restarts, or leaves, without handing over | audit: the primary hands over first |
+//! | a member has left before Patroni has recorded another standby | model: it settles when faults stop |
+//! | one that was stopped to leave stays stopped without a primary | model: it settles when faults stop |
+//! | one that leaves is stopped though it was promoted meanwhile | model: it settles when faults stop |
+//!
+//! Tried, and caught by stories alone: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use quorate_core::kinds::postgres::desire::patroni_name;
+use quorate_core::kinds::postgres::{Formation, PatroniStatus, PostgresFacts, Role, Standby};
+use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::planner::simulate::World;
+use quorate_core::planner::{Action, Decision, Precondition, Step, UnsafeBecause, decide, remember};
+use stateright::{Checker, HasDiscoveries, Model, Property};
+
+use crate::adversary::LONG;
+use crate::controllers::tell_reach;
+use crate::scene::Scene;
+use crate::scene::postgres::{audit, cluster, provide, switch_over};
+use crate::shared::{Shared, hash};
+
+/// How many commits there are at most: one is enough for a member that has it and one that lacks it.
+const MOST_COMMITS: u8 = 1;
+/// More rounds than a controller that nobody disturbs ever needs.
+const MOST_ROUNDS: usize = 60;
+/// How often in a row it helps to wait.
+const MOST_PATIENCE: usize = 3;
+
+/// A machine: the member's name, and how many machines it has had.
+type Machine = (String, u64);
+
+struct PostgresModel {
+    scene: Scene,
+    first: State,
+    faults: &'static [Fault],
+    /// Hashes of states from which the end is known to be right.
+    right: Mutex<HashSet<u64>>,
+    /// By the hash of the ledger: most of a run would be spent on rendering configurations.
+    desired: Mutex<HashMap<u64, Arc<Desired>>>,
+}
+
+#[derive(Clone, PartialEq, Hash, Debug)]
+struct State {
+    world: Shared<World>,
+    patroni: Patroni,
+    /// What the controller has decided and not done yet.
+    steps: Vec<Step>,
+    /// A fault came after the look that led to these. What a step then does is not its fault.
+    surprised: bool,
+    faults: u8,
+    crashes: u8,
+    wrongs: BTreeSet<Wrong>,
+}
+
+/// What is true of all members, whether anybody sees it or not.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
+struct Patroni {
+    /// Holds the lease, or held it last.
+    leader: Option<Machine>,
+    /// The standbys that may take over, as the DCS has it.
+    synchronous: BTreeSet<Machine>,
+    /// How many commits clients were told of.
+    confirmed: u8,
+    /// How many each has on its disk.
+    written: BTreeMap<Machine, u8>,
+    /// What those that are away will report when they return.
+    away: BTreeMap<Machine, PatroniStatus>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+enum Wrong {
+    CommitLost,
+    NobodyTakesOver,
+    TwoPrimaries,
+    ClientsWait,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+enum Fault {
+    Dies,
+    Disconnects,
+    LosesData,
+    IsDestroyed,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Move {
+    Look,
+    /// The next step.
+    Do,
+    Crash,
+    Commit,
+    /// Patroni has commits wait for this one.
+    Choose(Machine),
+    Promote(Machine),
+    Return(Machine),
+    Fault(Fault, Machine),
+}
+
+impl State {
+    fn machines(&self) -> BTreeMap<Machine, MemberName> {
+        let machines = self.world.machines.iter();
+        machines.map(|(name, machine)| ((name.seat().to_owned(), machine.seen.incarnation), name.clone())).collect()
+    }
+
+    fn postgres(&self, machine: &Machine) -> Option<&PostgresFacts> {
+        self.world.machines[self.machines().get(machine)?].facts()?.postgres.as_deref()
+    }
+
+    fn status(&self, machine: &Machine) -> Option<&PatroniStatus> {
+        self.postgres(machine)?.status.as_ref()
+    }
+
+    fn change(&mut self, machine: &Machine, change: impl FnOnce(&mut PostgresFacts)) {
+        let Some(name) = self.machines().remove(machine) else { return };
+        self.world.change(|world| {
+            let machine = world.machines.get_mut(&name).and_then(|machine| machine.facts_mut());
+            if let Some(postgres) = machine.and_then(|facts| facts.postgres.as_mut()) {
+                change(postgres);
+            }
+        });
+    }
+
+    fn set_status(&mut self, machine: &Machine, change: impl FnOnce(&mut PatroniStatus)) {
+        self.change(machine, |postgres| {
+            if let Some(status) = &mut postgres.status {
+                change(status);
+            }
+        });
+    }
+
+    fn with_role(&self, role: Role) -> Vec<Machine> {
+        self.machines().into_keys().filter(|machine| self.status(machine).is_some_and(|s| s.role == role)).collect()
+    }
+
+    fn primary(&self) -> Option<Machine> {
+        self.with_role(Role::Primary).into_iter().next()
+    }
+
+    fn streams(&self, machine: &Machine) -> bool {
+        self.status(machine).is_some_and(|status| status.role == Role::Replica && status.streaming)
+    }
+
+    fn holds_data(&self, machine: &Machine) -> bool {
+        let token = self.world.ledger.postgres.formation.token();
+        let data = self.postgres(machine).map(|postgres| &postgres.data);
+        matches!(data, Some(DataSeen::Stamped(stamp)) if Some(stamp.token.as_str()) == token)
+    }
+
+    fn may_lead(&self, machine: &Machine) -> bool {
+        let Patroni { leader, synchronous, .. } = &self.patroni;
+        leader.as_ref() == Some(machine) || synchronous.contains(machine)
+    }
+
+    /// Whether anybody is left that leads, or can be promoted.
+    fn somebody_takes_over(&self) -> bool {
+        self.machines().keys().any(|machine| self.may_lead(machine) && self.holds_data(machine))
+    }
+
+    /// Whether every confirmed commit is on a disk.
+    fn has_every_commit(&self) -> bool {
+        let written = |machine: &Machine| self.patroni.written.get(machine).copied().unwrap_or_default();
+        let confirmed = self.patroni.confirmed;
+        self.machines().keys().any(|machine| self.holds_data(machine) && written(machine) >= confirmed)
+    }
+
+    /// Its processes end. What it would report is kept for its return.
+    fn goes_away(&mut self, machine: &Machine) {
+        let Some(status) = self.status(machine).cloned() else { return };
+        self.patroni.away.insert(machine.clone(), status);
+        self.change(machine, |postgres| postgres.status = None);
+    }
+
+    fn can_return(&self, machine: &Machine) -> bool {
+        let runs = self.postgres(machine).is_some_and(|found| matches!(found.service, ServiceState::Running { .. }));
+        runs && self.patroni.away.contains_key(machine)
+    }
+
+    /// It follows the primary, if there is one: what only it had is rewound.
+    fn returns(&mut self, machine: &Machine) {
+        let Some(status) = self.patroni.away.remove(machine) else { return };
+        let primary = self.primary();
+        let timeline = primary.as_ref().and_then(|primary| self.status(primary)?.timeline);
+        self.change(machine, |postgres| {
+            let (role, streaming) = (Role::Replica, primary.is_some());
+            let timeline = timeline.or(status.timeline);
+            postgres.status = Some(PatroniStatus { role, streaming, timeline, standbys: BTreeMap::new(), ..status });
+        });
+        if let Some(primary) = primary {
+            let end = self.patroni.written[&primary];
+            self.patroni.written.insert(machine.clone(), end);
+        }
+    }
+
+    fn can_be_promoted(&self, machine: &Machine) -> bool {
+        self.primary().is_none() && self.status(machine).is_some() && self.may_lead(machine) && self.holds_data(machine)
+    }
+
+    /// The others follow it, from where they are.
+    fn is_promoted(&mut self, machine: &Machine) {
+        let end = self.patroni.written.get(machine).copied().unwrap_or_default();
+        if end < self.patroni.confirmed {
+            self.wrongs.insert(Wrong::CommitLost);
+        }
+        let timeline = self.status(machine).and_then(|status| status.timeline).unwrap_or(1);
+        let again = self.patroni.leader.as_ref() == Some(machine);
+        let timeline = Some(if again { timeline } else { timeline + 1 });
+        self.set_status(machine, |status| {
+            (status.role, status.streaming, status.timeline) = (Role::Primary, false, timeline);
+        });
+        for other in self.with_role(Role::Replica) {
+            self.set_status(&other, |status| (status.streaming, status.timeline) = (true, timeline));
+            let has = self.patroni.written.entry(other).or_default();
+            *has = end.min(*has);
+        }
+        if !again {
+            self.patroni.synchronous.clear();
+        }
+        self.patroni.leader = Some(machine.clone());
+    }
+
+    /// A synchronous standby that streams is kept; else another takes its place.
+    fn can_be_chosen(&self, machine: &Machine) -> bool {
+        let chosen = &self.patroni.synchronous;
+        self.primary().is_some() && self.streams(machine) && !chosen.iter().any(|chosen| self.streams(chosen))
+    }
+
+    fn is_chosen(&mut self, machine: &Machine) {
+        let Some(primary) = self.primary() else { return };
+        let end = self.patroni.written[&primary];
+        self.patroni.written.insert(machine.clone(), end);
+        self.patroni.synchronous = BTreeSet::from([machine.clone()]);
+    }
+
+    fn confirming(&self) -> Vec<Machine> {
+        self.patroni.synchronous.iter().filter(|machine| self.streams(machine)).cloned().collect()
+    }
+
+    fn commits_are_confirmed(&self) -> bool {
+        self.primary().is_some() && !self.confirming().is_empty()
+    }
+
+    /// None where clients wait: there is no primary, or no standby that confirms.
+    fn commit(&mut self) -> Option<()> {
+        let primary = self.primary()?;
+        let confirming = self.confirming();
+        let end = self.patroni.written.get(&primary).copied().unwrap_or_default() + 1;
+        if confirming.is_empty() || end > MOST_COMMITS {
+            return None;
+        }
+        for machine in confirming.into_iter().chain([primary]) {
+            self.patroni.written.insert(machine, end);
+        }
+        self.patroni.confirmed = self.patroni.confirmed.max(end);
+        Some(())
+    }
+
+    fn strike(&mut self, fault: Fault, machine: &Machine) {
+        match fault {
+            Fault::Dies => self.goes_away(machine),
+            Fault::Disconnects => self.set_status(machine, |status| status.streaming = false),
+            Fault::LosesData => {
+                self.patroni.away.remove(machine);
+                self.change(machine, |postgres| {
+                    (postgres.data, postgres.service, postgres.status) = (DataSeen::Empty, ServiceState::Stopped, None);
+                });
+            }
+            Fault::IsDestroyed => {
+                let name = self.machines().remove(machine);
+                self.world.change(|world| name.and_then(|name| world.machines.remove(&name)));
+            }
+        }
+    }
+
+    fn can_strike(&self, fault: Fault, machine: &Machine) -> bool {
+        match fault {
+            Fault::Dies => self.status(machine).is_some(),
+            Fault::Disconnects => self.streams(machine),
+            Fault::LosesData | Fault::IsDestroyed => self.holds_data(machine),
+        }
+    }
+
+    /// What is gone is forgotten, and the primary reports who streams from it and whom commits wait for.
+    fn report(&mut self) {
+        let there: BTreeSet<Machine> = self.machines().into_keys().filter(|machine| self.holds_data(machine)).collect();
+        self.patroni.written.retain(|machine, _| there.contains(machine));
+        self.patroni.away.retain(|machine, _| there.contains(machine));
+        let standby = |machine: &Machine| {
+            let synchronous = self.patroni.synchronous.contains(machine);
+            (patroni_name(&machine.0, machine.1), Standby { state: String::from("streaming"), synchronous })
+        };
+        let streaming = there.iter().filter(|machine| self.streams(machine));
+        let standbys: BTreeMap<String, Standby> = streaming.map(standby).collect();
+        let primaries = self.with_role(Role::Primary);
+        if primaries.len() > 1 {
+            self.wrongs.insert(Wrong::TwoPrimaries);
+        }
+        for primary in primaries {
+            self.set_status(&primary, |status| status.standbys.clone_from(&standbys));
+        }
+    }
+}
+
+impl PostgresModel {
+    fn new(mut scene: Scene, change: impl FnOnce(&mut Scene), faults: &'static [Fault], budget: (u8, u8)) -> Self {
+        provide(&mut scene);
+        let settled = scene.run();
+        scene.go_on_from(&settled);
+        change(&mut scene);
+        let mut world = Shared::new(settled.world);
+        world.change(|world| {
+            world.ledger = scene.ledger.clone();
+            world.look_again();
+        });
+        let (faults_left, crashes) = budget;
+        let patroni = Patroni::default();
+        let mut first = State {
+            world,
+            patroni,
+            steps: Vec::new(),
+            surprised: false,
+            faults: faults_left,
+            crashes,
+            wrongs: BTreeSet::new(),
+        };
+        first.patroni.leader = first.primary();
+        let members: Vec<Machine> = first.machines().into_keys().collect();
+        first.patroni.written = members.iter().map(|machine| (machine.clone(), 0)).collect();
+        let standby = members.into_iter().find(|machine| first.streams(machine));
+        first.patroni.synchronous.extend(standby);
+        first.report();
+        if let Some(leaving) = first.machines().into_keys().find(|(name, _)| !is_wanted(&scene, name)) {
+            first.keep_roles(None);
+            first.patroni.synchronous.insert(leaving.clone());
+            first.is_promoted(&leaving);
+            first.is_chosen(&(String::from("pg-1"), 1));
+            first.report();
+        }
+        PostgresModel { scene, first, faults, right: Mutex::default(), desired: Mutex::default() }
+    }
+
+    fn desired(&self, world: &World) -> Arc<Desired> {
+        let mut known = self.desired.lock().expect("no holder panics");
+        let desire = || Arc::new(self.scene.wish().desire(&world.ledger, "z"));
+        known.entry(hash(&world.ledger)).or_insert_with(desire).clone()
+    }
+
+    fn decide(&self, state: &mut State) -> (Arc<Desired>, Decision) {
+        let mut seen = state.world.observe();
+        tell_reach(&mut seen, &state.world);
+        let desired = self.desired(&state.world);
+        state.world.change(|world| remember::sighting(&mut world.ledger, &desired, &seen));
+        let desired = self.desired(&state.world);
+        let decision = decide(&desired, &seen);
+        (desired, decision)
+    }
+
+    /// What a step does, if those that it is asked of take it.
+    fn perform(&self, state: &mut State, step: &Step) {
+        let machines = state.machines();
+        let of = |member: &MemberName| machines.iter().find(|(_, name)| *name == member).map(|(m, _)| m.clone());
+        let (could, had) = (state.somebody_takes_over(), state.has_every_commit());
+        let (could, had) = (could && !state.surprised, had && !state.surprised);
+        let disturbed = match &step.action {
+            Action::RestartPostgres { member }
+            | Action::RestartPatroni { member }
+            | Action::StopPatroni { member }
+            | Action::StopMachine { member }
+            | Action::DestroyMachine { member, .. } => of(member),
+            _ => None,
+        };
+        let served = disturbed.is_some() && !state.surprised && self.serves_without(state, None);
+        let desired = self.desired(&state.world);
+        let found = step.action.member().and_then(of).and_then(|machine| Some(&state.postgres(&machine)?.data));
+        if let (Some(found), Precondition::Data(expected)) = (found, &step.expects)
+            && found != expected
+        {
+            return;
+        }
+        match &step.action {
+            Action::Switchover { member, to } => {
+                let (Some(from), Some(to)) = (of(member), of(to)) else { return };
+                let fits = state.patroni.synchronous.contains(&to) && state.streams(&to);
+                if state.primary().as_ref() != Some(&from) || !fits {
+                    return;
+                }
+                let end = state.patroni.written[&from];
+                state.patroni.written.insert(to.clone(), end);
+                state.world.change(|world| remember::after(&mut world.ledger, &desired, &step.action, world.now));
+                state.set_status(&from, |status| (status.role, status.streaming) = (Role::Replica, true));
+                state.is_promoted(&to);
+            }
+            Action::RestartPostgres { member } | Action::RestartPatroni { member } => {
+                let Some(machine) = of(member).filter(|machine| state.status(machine).is_some()) else { return };
+                let leads = state.primary().as_ref() == Some(&machine);
+                state.world.change(|world| world.perform(&desired, &step.action));
+                state.keep_roles(leads.then_some(&machine));
+                state.goes_away(&machine);
+            }
+            Action::JoinPostgres { member, .. } => {
+                let Some(primary) = state.primary() else { return };
+                state.world.change(|world| world.perform(&desired, &step.action));
+                let end = state.patroni.written[&primary];
+                state.keep_roles(Some(&primary));
+                state.patroni.written.extend(of(member).map(|machine| (machine, end)));
+            }
+            // Its agent looks once more.
+            Action::StopPatroni { member } if state.primary().is_some() && state.primary() == of(member) => {
+                if step.expects != Precondition::Replica {
+                    state.world.change(|world| world.perform(&desired, &step.action));
+                }
+            }
+            action => {
+                let primary = state.primary();
+                state.world.change(|world| world.perform(&desired, action));
+                state.keep_roles(primary.as_ref());
+            }
+        }
+        state.report();
+        if served && !self.serves_without(state, disturbed.as_ref()) {
+            state.wrongs.insert(Wrong::ClientsWait);
+        }
+        if could && !state.somebody_takes_over() {
+            state.wrongs.insert(Wrong::NobodyTakesOver);
+        }
+        if had && !state.has_every_commit() {
+            state.wrongs.insert(Wrong::CommitLost);
+        }
+    }
+
+    /// Whether a lone controller comes to an end that is right, when nothing more goes wrong.
+    fn settles(&self, state: &State) -> bool {
+        self.settles_from(state, &mut |_| {})
+    }
+
+    /// Tells each decision on the way.
+    fn settles_from(&self, state: &State, tell: &mut dyn FnMut(&Decision)) -> bool {
+        let mut state = State { steps: Vec::new(), surprised: false, faults: 0, crashes: 0, ..state.clone() };
+        let (mut way, mut patience) = (Vec::new(), 0);
+        for _ in 0..MOST_ROUNDS {
+            self.heal(&mut state);
+            let mark = hash(&state);
+            if self.is_known(mark) || !state.somebody_takes_over() {
+                // Where the adversary took the data of all that may take over, only a restore helps.
+                return self.all_right(way);
+            }
+            way.push(mark);
+            let (_, decision) = self.decide(&mut state);
+            tell(&decision);
+            if decision.settled() {
+                return self.is_right(&state) && self.all_right(way);
+            }
+            if decision.blocked.iter().any(|because| matches!(because, UnsafeBecause::CommitsWait { .. })) {
+                // The operator is asked.
+                return self.all_right(way);
+            }
+            patience = if decision.steps.is_empty() { patience + 1 } else { 0 };
+            if patience > MOST_PATIENCE {
+                return false;
+            }
+            if patience > 0 {
+                state.world.change(|world| world.now += LONG);
+            }
+            for step in &decision.steps {
+                self.perform(&mut state, step);
+            }
+        }
+        false
+    }
+
+    fn is_known(&self, mark: u64) -> bool {
+        self.right.lock().expect("no holder panics").contains(&mark)
+    }
+
+    fn all_right(&self, way: Vec<u64>) -> bool {
+        self.right.lock().expect("no holder panics").extend(way);
+        true
+    }
+
+    /// Whether clients can commit once everybody is back but this one.
+    fn serves_without(&self, state: &State, away: Option<&Machine>) -> bool {
+        let mut state = state.clone();
+        self.heal_others(&mut state, away);
+        state.commits_are_confirmed()
+    }
+
+    /// Everybody who can returns, and Patroni does its work.
+    fn heal(&self, state: &mut State) {
+        self.heal_others(state, None);
+    }
+
+    fn heal_others(&self, state: &mut State, away: Option<&Machine>) {
+        let machines: Vec<Machine> = state.machines().into_keys().filter(|machine| Some(machine) != away).collect();
+        let each = |state: &mut State, can: fn(&State, &Machine) -> bool, change: fn(&mut State, &Machine)| {
+            for machine in &machines {
+                if can(state, machine) {
+                    change(state, machine);
+                    state.report();
+                }
+            }
+        };
+        each(state, State::can_return, State::returns);
+        each(state, State::can_be_promoted, State::is_promoted);
+        each(state, |state, m| state.primary().is_some() && state.status(m).is_some(), State::streams_again);
+        each(state, State::can_be_chosen, State::is_chosen);
+    }
+
+    fn is_right(&self, state: &State) -> bool {
+        let Formation::Formed { members, .. } = &state.world.ledger.postgres.formation else { return false };
+        let desired = self.desired(&state.world);
+        let one_primary = state.with_role(Role::Primary).len() == 1;
+        let up = state.machines().keys().all(|machine| {
+            state.status(machine).is_some_and(|s| !s.pending_restart && (s.role == Role::Primary || s.streaming))
+        });
+        one_primary && up && members.keys().eq(desired.members.keys()) && state.wrongs.is_empty()
+    }
+}
+
+impl State {
+    /// Who leads is Patroni's to say, and no side effect of a step.
+    fn keep_roles(&mut self, primary: Option<&Machine>) {
+        for machine in self.with_role(Role::Primary).into_iter().filter(|machine| Some(machine) != primary) {
+            self.set_status(&machine, |status| (status.role, status.streaming) = (Role::Replica, primary.is_some()));
+        }
+        if let Some(primary) = primary {
+            self.set_status(primary, |status| (status.role, status.streaming) = (Role::Primary, false));
+        }
+    }
+
+    fn streams_again(&mut self, machine: &Machine) {
+        let timeline = self.primary().and_then(|primary| self.status(&primary)?.timeline);
+        self.set_status(machine, |status| {
+            (status.streaming, status.timeline) = (status.role == Role::Replica, timeline);
+        });
+    }
+}
+
+impl Model for PostgresModel {
+    type State = State;
+    type Action = Move;
+
+    fn init_states(&self) -> Vec<State> {
+        vec![self.first.clone()]
+    }
+
+    fn actions(&self, state: &State, moves: &mut Vec<Move>) {
+        moves.push(if state.steps.is_empty() { Move::Look } else { Move::Do });
+        if state.crashes > 0 && !state.steps.is_empty() {
+            moves.push(Move::Crash);
+        }
+        moves.push(Move::Commit);
+        for machine in state.machines().into_keys() {
+            let of_patroni = [
+                (state.can_be_chosen(&machine), Move::Choose(machine.clone())),
+                (state.can_be_promoted(&machine), Move::Promote(machine.clone())),
+                (state.can_return(&machine), Move::Return(machine.clone())),
+            ];
+            moves.extend(of_patroni.into_iter().filter(|(can, _)| *can).map(|(_, happens)| happens));
+            let faults = self.faults.iter().filter(|fault| state.faults > 0 && state.can_strike(**fault, &machine));
+            moves.extend(faults.map(|fault| Move::Fault(*fault, machine.clone())));
+        }
+    }
+
+    fn next_state(&self, last: &State, happens: Move) -> Option<State> {
+        let mut state = last.clone();
+        match happens {
+            Move::Look => {
+                let (desired, decision) = self.decide(&mut state);
+                decision.steps.iter().for_each(|step| audit(&desired, &state.world, step));
+                (state.steps, state.surprised) = (decision.steps, false);
+            }
+            Move::Do => {
+                let step = state.steps.remove(0);
+                self.perform(&mut state, &step);
+            }
+            Move::Crash => {
+                state.crashes -= 1;
+                state.steps.clear();
+            }
+            Move::Commit => state.commit()?,
+            Move::Choose(machine) => state.is_chosen(&machine),
+            Move::Promote(machine) => state.is_promoted(&machine),
+            Move::Return(machine) => state.returns(&machine),
+            Move::Fault(fault, machine) => {
+                (state.faults, state.surprised) = (state.faults - 1, !state.steps.is_empty());
+                state.strike(fault, &machine);
+            }
+        }
+        state.report();
+        (state != *last).then_some(state)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        vec![
+            Property::always("no confirmed commit is lost", |_, state: &State| {
+                !state.wrongs.contains(&Wrong::CommitLost)
+            }),
+            Property::always("somebody can take over", |_, state: &State| {
+                !state.wrongs.contains(&Wrong::NobodyTakesOver)
+            }),
+            Property::always("clients never wait for a restart", |_, state: &State| {
+                !state.wrongs.contains(&Wrong::ClientsWait)
+            }),
+            Property::always("never two primaries", |_, state: &State| !state.wrongs.contains(&Wrong::TwoPrimaries)),
+            Property::always("it settles when faults stop", PostgresModel::settles),
+        ]
+    }
+}
+
+fn is_wanted(scene: &Scene, member: &str) -> bool {
+    scene.spec.members.iter().any(|wanted| wanted.name.as_str() == member)
+}
+
+const EVERY_FAULT: &[Fault] = &[Fault::Dies, Fault::Disconnects, Fault::LosesData, Fault::IsDestroyed];
+
+/// Explores every order of events.
+fn check(name: &str, members: usize, change: impl FnOnce(&mut Scene), faults: &'static [Fault], budget: (u8, u8)) {
+    let began = Instant::now();
+    let scene = Scene::nothing(cluster("shop", members, ""));
+    let model = PostgresModel::new(scene, change, faults, budget);
+    let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
+    eprintln!(
+        "{name}: {} states, {} moves deep, {:.1?}",
+        checker.unique_state_count(),
+        checker.max_depth(),
+        began.elapsed()
+    );
+    if let Some((property, path)) = checker.discoveries().into_iter().next() {
+        eprintln!("violated: {property}");
+        for (state, happens) in path.clone().into_vec() {
+            let words = match &happens {
+                Some(Move::Do) => state.steps[0].action.to_string(),
+                _ => String::new(),
+            };
+            eprintln!("  {happens:?} {words}");
+        }
+        checker.model().settles_from(path.last_state(), &mut |decision| {
+            let steps = decision.steps.iter().map(|step| step.action.to_string());
+            let waiting = decision.waiting.iter().map(|waiting| format!("waiting for {waiting}"));
+            let blocked = decision.blocked.iter().map(|blocked| format!("blocked: {blocked}"));
+            eprintln!("    {}", steps.chain(waiting).chain(blocked).collect::<Vec<_>>().join("; "));
+        });
+    }
+    assert!(checker.discoveries().is_empty(), "a property does not hold");
+}
+
+/// A parameter that needs a restart of every member.
+fn larger_buffers(scene: &mut Scene) {
+    scene.ledger.spec_before = Some(Box::new(scene.spec.clone()));
+    scene.spec = cluster("shop", scene.spec.members.len(), "      parameters: {shared_buffers: 256MB}\n");
+}
+
+fn of_members(members: usize) -> impl FnOnce(&mut Scene) {
+    move |scene| scene.spec = cluster("shop", members, "")
+}
+
+/// The machine of a member is replaced, by the operator's request.
+fn replaced(member: &'static str) -> impl FnOnce(&mut Scene) {
+    move |scene| {
+        remember::raise_incarnation(&mut scene.ledger, &member.into());
+    }
+}
+
+fn switched_over(scene: &mut Scene) {
+    let consent = Consent { at: scene.seen.now, by: String::from("root"), shown: String::new() };
+    switch_over(scene, consent, &[]);
+}
+
+#[test]
+fn postgres_unchanged() {
+    check("postgres, unchanged", 3, |_| {}, EVERY_FAULT, (2, 0));
+}
+
+#[test]
+fn postgres_parameter() {
+    check("postgres, a parameter", 3, larger_buffers, &[Fault::Dies], (1, 0));
+}
+
+#[test]
+fn postgres_parameter_of_two() {
+    check("postgres, a parameter of two members", 2, larger_buffers, EVERY_FAULT, (1, 1));
+}
+
+#[test]
+fn postgres_primary_leaves() {
+    check("postgres, the primary leaves", 3, of_members(2), EVERY_FAULT, (1, 1));
+}
+
+#[test]
+fn postgres_member_joins() {
+    check("postgres, a member joins", 2, of_members(3), EVERY_FAULT, (1, 0));
+}
+
+#[test]
+fn postgres_switchover() {
+    check("postgres, a switchover", 3, switched_over, EVERY_FAULT, (1, 1));
+}
+
+#[test]
+#[ignore = "longer; `cargo xtask model`"]
+fn postgres_parameter_and_every_fault() {
+    check("postgres, a parameter and every fault", 3, larger_buffers, EVERY_FAULT, (1, 1));
+}
+
+#[test]
+#[ignore = "longer; `cargo xtask model`"]
+fn postgres_primary_replaced() {
+    check("postgres, the primary is replaced", 3, replaced("pg-1"), EVERY_FAULT, (1, 1));
+}
+
+#[test]
+#[ignore = "longer; `cargo xtask model`"]
+fn postgres_two_faults_and_a_crash() {
+    check("postgres, the primary leaves and two faults", 3, of_members(2), EVERY_FAULT, (2, 1));
+}
