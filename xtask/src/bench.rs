@@ -9,12 +9,15 @@ mod figures;
 mod filled;
 mod machines;
 mod plan;
+mod postgres;
 mod process;
 mod restore;
 mod rolling;
 mod store;
 mod terraform;
 
+use std::collections::BTreeSet;
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -51,6 +54,8 @@ pub enum Bench {
     Machines(machines::Options),
     /// Compare a cluster on new system containers of Incus with the same made by a bare script and by cloud-init
     Incus(machines::incus::Options),
+    /// Compare a PostgreSQL cluster with plain Patroni that is started and changed manually
+    Postgres(postgres::Options),
 }
 
 pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
@@ -63,6 +68,7 @@ pub fn run(lab: &Lab, bench: &Bench) -> Result<()> {
         Bench::Restore(options) => restore::run(lab, options),
         Bench::Machines(options) => machines::run(lab, options),
         Bench::Incus(options) => machines::incus::run(lab, options),
+        Bench::Postgres(options) => postgres::run(lab, options),
     }
 }
 
@@ -196,8 +202,12 @@ impl Ground {
     }
 
     fn clear(&self) -> Result<()> {
-        if self.machines().exists() {
-            self.destroy()?;
+        // One of PostgreSQL comes before the etcd cluster that it uses.
+        let clusters: BTreeSet<OsString> =
+            fs::read_dir(self.home().join("machines")).into_iter().flatten().flatten().map(|e| e.file_name()).collect();
+        for cluster in clusters {
+            let destroy = ["--yes", "--without-backup"];
+            host::read(self.quorate(Path::new("")).arg("destroy").arg(cluster).args(destroy))?;
         }
         let entries =
             fs::read_dir(&self.directory).with_context(|| format!("cannot read {}", self.directory.display()))?;

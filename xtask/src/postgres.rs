@@ -19,6 +19,8 @@ pub const PGBACKREST: Need = Need::Command { name: "pgbackrest", package: "pgbac
 /// In front of it. Debian's package starts it where there is systemd, with a configuration that listens nowhere.
 pub const HAPROXY: Need = Need::File { path: "/usr/sbin/haproxy", package: "haproxy" };
 const PACKAGE: &str = "postgresql-15";
+/// Where Debian's package puts them.
+pub const PROGRAMS_DIRECTORY: &str = "/usr/lib/postgresql/15/bin";
 const POSTGRES: &str = "/usr/lib/postgresql/15/bin/postgres";
 /// One version for everybody: what the tests say of Patroni's behaviour was seen with it.
 const VERSION: &str = "4.1.5";

@@ -8,7 +8,7 @@ pub mod check;
 pub mod history;
 mod scenarios;
 mod scene;
-mod session;
+pub mod session;
 mod settle;
 mod workload;
 
@@ -29,7 +29,7 @@ use check::{Findings, Least};
 use history::{Head, History};
 pub use scenarios::{SCENARIOS, downtime, lasts};
 use scene::PostgresScene;
-use session::{Access, Host};
+use session::{Access, Certificate, Host};
 use workload::Hosts;
 
 /// The log is written in files that are set aside, so a full disk is felt only after that much was written.
@@ -84,7 +84,8 @@ async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
     let variables = clients::environment(&site.home, ledger, None).await?;
     let text = |name: &str| variables.get(name).cloned().unwrap_or_default();
     let file = |name: &str| crate::read(text(name).as_ref());
-    let tls = session::tls(&file("PGSSLROOTCERT")?, &file("PGSSLCERT")?, &file("PGSSLKEY")?);
+    let (chain, key) = (file("PGSSLCERT")?, file("PGSSLKEY")?);
+    let tls = session::tls(&file("PGSSLROOTCERT")?, Some(Certificate { chain: &chain, key: &key }));
     let tls = tls.map_err(|why| DrillError::Certificates { why })?;
     let dial = variables.get("QUORATE_NETNS").map_or(Dial::Address, |namespace| Dial::Namespace(namespace.clone()));
     Ok(Access { user: text("PGUSER"), password: text("PGPASSWORD"), database: text("PGDATABASE"), tls, dial })

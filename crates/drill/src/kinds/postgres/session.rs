@@ -34,6 +34,12 @@ pub struct Access {
     pub dial: Dial,
 }
 
+/// The certificate of a user, and its key.
+pub struct Certificate<'a> {
+    pub chain: &'a str,
+    pub key: &'a str,
+}
+
 /// One of the hosts of a connection string.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Host {
@@ -43,16 +49,17 @@ pub struct Host {
 }
 
 /// The configuration of TLS, from what libpq reads from files.
-pub fn tls(ca: &str, certificate: &str, key: &str) -> Result<Arc<ClientConfig>, String> {
+pub fn tls(ca: &str, shown: Option<Certificate<'_>>) -> Result<Arc<ClientConfig>, String> {
     let mut roots = RootCertStore::empty();
     for authority in CertificateDer::pem_slice_iter(ca.as_bytes()) {
         roots.add(authority.map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
     }
-    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect();
-    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| e.to_string())?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let versions = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
     let config = versions.map_err(|e| e.to_string())?.with_root_certificates(roots);
+    let Some(Certificate { chain, key }) = shown else { return Ok(Arc::new(config.with_no_client_auth())) };
+    let chain: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(chain.as_bytes()).collect();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).map_err(|e| e.to_string())?;
     let config = config.with_client_auth_cert(chain.map_err(|e| e.to_string())?, key).map_err(|e| e.to_string())?;
     Ok(Arc::new(config))
 }
