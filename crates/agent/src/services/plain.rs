@@ -150,7 +150,8 @@ impl Agent {
                     let last_exit = Exit { at: Timestamp::now(), how, last_words: String::new() };
                     ServiceState::BackingOff { restarts: 0, last_exit }
                 }
-                (None, Some(service)) => service.look().await,
+                (None, Some(kept)) if matches!(service.runs, Runs::Haproxy(_)) => self.look_at_haproxy(&*kept).await,
+                (None, Some(kept)) => kept.look().await,
                 (None, None) => ServiceState::Stopped,
             };
             facts.insert(service.name.clone(), seen);

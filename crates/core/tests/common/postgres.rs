@@ -170,7 +170,7 @@ pub fn rotate_dcs(scene: &mut Scene, consent: Consent, user: &str) {
     scene.ledger.postgres.rotation = Some(Rotation::of_dcs(consent, String::from("one")));
 }
 
-/// What must hold when a rotation of passwords goes on: whoever logs in to whom, it is let in.
+/// What must hold while passwords are rotated: every member can log in to every other.
 fn audit_rotation(world: &World, stage: Option<RotationStage>, step: &Step) {
     let rotation = world.ledger.postgres.rotation.as_ref().expect("nobody has asked for other passwords");
     let members = world.ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys());

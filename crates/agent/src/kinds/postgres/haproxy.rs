@@ -12,9 +12,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use jiff::Timestamp;
 use quorate_core::kinds::postgres::desire::PEER_TRUST_FILE;
 use quorate_core::kinds::postgres::{CLIENT_PORT, HAPROXY, REST_PORT};
-use quorate_core::model::{HaproxyService, ProgramService, ServiceState};
+use quorate_core::model::{Exit, HaproxyService, ProgramService, ServiceState};
 use quorate_core::text::hex;
 use quorate_pki::Sha256;
 use rustix::process::Signal;
@@ -29,10 +30,11 @@ use crate::api::Refusal;
 use crate::files::{self, Owner};
 use crate::layout::Layout;
 use crate::process::Process;
+use crate::services::Service;
 use crate::{AgentError, logs};
 
 pub(super) const CONFIG_FILE: &str = "etc/haproxy/haproxy.cfg";
-/// In the directory of its own, in which it works: the path of a socket has room for about 100 characters.
+/// In the directory that it works in: the path of a socket has room for about 100 characters.
 const SOCKET: &str = "haproxy.sock";
 const SERVERS_FILE: &str = "servers";
 /// What the process that runs was started or reloaded with.
@@ -40,6 +42,8 @@ const LOADED_FILE: &str = "loaded";
 const DRAFT_FILE: &str = "draft.cfg";
 const USUAL_PLACES: [&str; 2] = ["/usr/sbin", "/usr/local/sbin"];
 const ANSWERING: Duration = Duration::from_secs(3);
+/// From the start of its process to its first answer. A request for facts waits for it.
+const STARTING: Duration = Duration::from_secs(1);
 const RELOADING: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
 /// The first two lines of a file with the state of servers.
@@ -108,6 +112,24 @@ impl Agent {
             self.restart_service(HAPROXY).await?;
         }
         Ok(place.put(LOADED_FILE, &loaded)?)
+    }
+
+    /// Its process may run and end a moment later, because a port is taken: it counts once it answers.
+    pub(crate) async fn look_at_haproxy(&self, kept: &dyn Service) -> ServiceState {
+        let place = Place::new(&self.layout);
+        let deadline = Instant::now() + STARTING;
+        loop {
+            let state = kept.look().await;
+            if !matches!(state, ServiceState::Running { .. }) || place.worker().await.is_ok() {
+                return state;
+            }
+            if Instant::now() > deadline {
+                let how = String::from("it does not answer");
+                let last_exit = Exit { at: Timestamp::now(), how, last_words: String::new() };
+                return ServiceState::BackingOff { restarts: 0, last_exit };
+            }
+            tokio::time::sleep(POLL).await;
+        }
     }
 
     /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.

@@ -1,6 +1,6 @@
 //! Passwords that the operator wants changed. Members log in to each other, so nobody may be left with a password that others no longer take:
 //! first all members let each other in by certificate alone, then PostgreSQL gets the new passwords, then the configurations of all members,
-//! and then passwords are asked for again. Each stage is recorded when every member has confirmed the one before.
+//! and then passwords are required again. Each stage is recorded when every member has confirmed the one before.
 
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{RotationStage, RotationWish};
@@ -26,7 +26,11 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         RotationStage::Switching => (
             confirmed(view, rotation, decision),
             None,
-            String::from("every member logs in with the new passwords, so they can be asked for again"),
+            // A new user of etcd alone changes no password of PostgreSQL.
+            String::from(match rotation.users.is_empty() {
+                true => "every member logs in to etcd as the new user",
+                false => "every member logs in with the new passwords; they are required again from now on",
+            }),
         ),
     };
     if ready {
