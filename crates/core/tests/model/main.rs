@@ -133,6 +133,7 @@ mod deeds;
 mod etcd;
 mod names;
 mod past;
+mod patroni;
 mod postgres;
 mod reached;
 mod scenarios;

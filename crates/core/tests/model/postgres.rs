@@ -24,32 +24,27 @@
 //!
 //! Tried, and caught by stories alone: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use quorate_core::kinds::postgres::desire::patroni_name;
-use quorate_core::kinds::postgres::{Formation, PatroniStatus, PostgresFacts, Role, Standby};
-use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::kinds::postgres::{Formation, Role};
+use quorate_core::model::{Consent, Desired, MemberName};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, UnsafeBecause, decide, remember};
 use stateright::{Checker, HasDiscoveries, Model, Property};
 
 use crate::adversary::LONG;
 use crate::controllers::tell_reach;
+use crate::patroni::{Fault, Machine, Patroni, State, Wrong};
 use crate::scene::Scene;
 use crate::scene::postgres::{audit, cluster, provide, switch_over};
 use crate::shared::{Shared, hash};
 
-/// How many commits there are at most: one is enough for a member that has it and one that lacks it.
-const MOST_COMMITS: u8 = 1;
 /// More rounds than a controller that nobody disturbs ever needs.
 const MOST_ROUNDS: usize = 60;
 /// How often in a row it helps to wait.
 const MOST_PATIENCE: usize = 3;
-
-/// A machine: the member's name, and how many machines it has had.
-type Machine = (String, u64);
 
 struct PostgresModel {
     scene: Scene,
@@ -59,50 +54,6 @@ struct PostgresModel {
     right: Mutex<HashSet<u64>>,
     /// By the hash of the ledger: most of a run would be spent on rendering configurations.
     desired: Mutex<HashMap<u64, Arc<Desired>>>,
-}
-
-#[derive(Clone, PartialEq, Hash, Debug)]
-struct State {
-    world: Shared<World>,
-    patroni: Patroni,
-    /// What the controller has decided and not done yet.
-    steps: Vec<Step>,
-    /// A fault came after the look that led to these. What a step then does is not its fault.
-    surprised: bool,
-    faults: u8,
-    crashes: u8,
-    wrongs: BTreeSet<Wrong>,
-}
-
-/// What is true of all members, whether anybody sees it or not.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-struct Patroni {
-    /// Holds the lease, or held it last.
-    leader: Option<Machine>,
-    /// The standbys that may take over, as the DCS has it.
-    synchronous: BTreeSet<Machine>,
-    /// How many commits clients were told of.
-    confirmed: u8,
-    /// How many each has on its disk.
-    written: BTreeMap<Machine, u8>,
-    /// What those that are away will report when they return.
-    away: BTreeMap<Machine, PatroniStatus>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-enum Wrong {
-    CommitLost,
-    NobodyTakesOver,
-    TwoPrimaries,
-    ClientsWait,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Fault {
-    Dies,
-    Disconnects,
-    LosesData,
-    IsDestroyed,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -117,210 +68,6 @@ enum Move {
     Promote(Machine),
     Return(Machine),
     Fault(Fault, Machine),
-}
-
-impl State {
-    fn machines(&self) -> BTreeMap<Machine, MemberName> {
-        let machines = self.world.machines.iter();
-        machines.map(|(name, machine)| ((name.seat().to_owned(), machine.seen.incarnation), name.clone())).collect()
-    }
-
-    fn postgres(&self, machine: &Machine) -> Option<&PostgresFacts> {
-        self.world.machines[self.machines().get(machine)?].facts()?.postgres.as_deref()
-    }
-
-    fn status(&self, machine: &Machine) -> Option<&PatroniStatus> {
-        self.postgres(machine)?.status.as_ref()
-    }
-
-    fn change(&mut self, machine: &Machine, change: impl FnOnce(&mut PostgresFacts)) {
-        let Some(name) = self.machines().remove(machine) else { return };
-        self.world.change(|world| {
-            let machine = world.machines.get_mut(&name).and_then(|machine| machine.facts_mut());
-            if let Some(postgres) = machine.and_then(|facts| facts.postgres.as_mut()) {
-                change(postgres);
-            }
-        });
-    }
-
-    fn set_status(&mut self, machine: &Machine, change: impl FnOnce(&mut PatroniStatus)) {
-        self.change(machine, |postgres| {
-            if let Some(status) = &mut postgres.status {
-                change(status);
-            }
-        });
-    }
-
-    fn with_role(&self, role: Role) -> Vec<Machine> {
-        self.machines().into_keys().filter(|machine| self.status(machine).is_some_and(|s| s.role == role)).collect()
-    }
-
-    fn primary(&self) -> Option<Machine> {
-        self.with_role(Role::Primary).into_iter().next()
-    }
-
-    fn streams(&self, machine: &Machine) -> bool {
-        self.status(machine).is_some_and(|status| status.role == Role::Replica && status.streaming)
-    }
-
-    fn holds_data(&self, machine: &Machine) -> bool {
-        let token = self.world.ledger.postgres.formation.token();
-        let data = self.postgres(machine).map(|postgres| &postgres.data);
-        matches!(data, Some(DataSeen::Stamped(stamp)) if Some(stamp.token.as_str()) == token)
-    }
-
-    fn may_lead(&self, machine: &Machine) -> bool {
-        let Patroni { leader, synchronous, .. } = &self.patroni;
-        leader.as_ref() == Some(machine) || synchronous.contains(machine)
-    }
-
-    /// Whether anybody is left that leads, or can be promoted.
-    fn somebody_takes_over(&self) -> bool {
-        self.machines().keys().any(|machine| self.may_lead(machine) && self.holds_data(machine))
-    }
-
-    /// Whether every confirmed commit is on a disk.
-    fn has_every_commit(&self) -> bool {
-        let written = |machine: &Machine| self.patroni.written.get(machine).copied().unwrap_or_default();
-        let confirmed = self.patroni.confirmed;
-        self.machines().keys().any(|machine| self.holds_data(machine) && written(machine) >= confirmed)
-    }
-
-    /// Its processes end. What it would report is kept for its return.
-    fn goes_away(&mut self, machine: &Machine) {
-        let Some(status) = self.status(machine).cloned() else { return };
-        self.patroni.away.insert(machine.clone(), status);
-        self.change(machine, |postgres| postgres.status = None);
-    }
-
-    fn can_return(&self, machine: &Machine) -> bool {
-        let runs = self.postgres(machine).is_some_and(|found| matches!(found.service, ServiceState::Running { .. }));
-        runs && self.patroni.away.contains_key(machine)
-    }
-
-    /// It follows the primary, if there is one: what only it had is rewound.
-    fn returns(&mut self, machine: &Machine) {
-        let Some(status) = self.patroni.away.remove(machine) else { return };
-        let primary = self.primary();
-        let timeline = primary.as_ref().and_then(|primary| self.status(primary)?.timeline);
-        self.change(machine, |postgres| {
-            let (role, streaming) = (Role::Replica, primary.is_some());
-            let timeline = timeline.or(status.timeline);
-            postgres.status = Some(PatroniStatus { role, streaming, timeline, standbys: BTreeMap::new(), ..status });
-        });
-        if let Some(primary) = primary {
-            let end = self.patroni.written[&primary];
-            self.patroni.written.insert(machine.clone(), end);
-        }
-    }
-
-    fn can_be_promoted(&self, machine: &Machine) -> bool {
-        self.primary().is_none() && self.status(machine).is_some() && self.may_lead(machine) && self.holds_data(machine)
-    }
-
-    /// The others follow it, from where they are.
-    fn is_promoted(&mut self, machine: &Machine) {
-        let end = self.patroni.written.get(machine).copied().unwrap_or_default();
-        if end < self.patroni.confirmed {
-            self.wrongs.insert(Wrong::CommitLost);
-        }
-        let timeline = self.status(machine).and_then(|status| status.timeline).unwrap_or(1);
-        let again = self.patroni.leader.as_ref() == Some(machine);
-        let timeline = Some(if again { timeline } else { timeline + 1 });
-        self.set_status(machine, |status| {
-            (status.role, status.streaming, status.timeline) = (Role::Primary, false, timeline);
-        });
-        for other in self.with_role(Role::Replica) {
-            self.set_status(&other, |status| (status.streaming, status.timeline) = (true, timeline));
-            let has = self.patroni.written.entry(other).or_default();
-            *has = end.min(*has);
-        }
-        if !again {
-            self.patroni.synchronous.clear();
-        }
-        self.patroni.leader = Some(machine.clone());
-    }
-
-    /// A synchronous standby that streams is kept; else another takes its place.
-    fn can_be_chosen(&self, machine: &Machine) -> bool {
-        let chosen = &self.patroni.synchronous;
-        self.primary().is_some() && self.streams(machine) && !chosen.iter().any(|chosen| self.streams(chosen))
-    }
-
-    fn is_chosen(&mut self, machine: &Machine) {
-        let Some(primary) = self.primary() else { return };
-        let end = self.patroni.written[&primary];
-        self.patroni.written.insert(machine.clone(), end);
-        self.patroni.synchronous = BTreeSet::from([machine.clone()]);
-    }
-
-    fn confirming(&self) -> Vec<Machine> {
-        self.patroni.synchronous.iter().filter(|machine| self.streams(machine)).cloned().collect()
-    }
-
-    fn commits_are_confirmed(&self) -> bool {
-        self.primary().is_some() && !self.confirming().is_empty()
-    }
-
-    /// None where clients wait: there is no primary, or no standby that confirms.
-    fn commit(&mut self) -> Option<()> {
-        let primary = self.primary()?;
-        let confirming = self.confirming();
-        let end = self.patroni.written.get(&primary).copied().unwrap_or_default() + 1;
-        if confirming.is_empty() || end > MOST_COMMITS {
-            return None;
-        }
-        for machine in confirming.into_iter().chain([primary]) {
-            self.patroni.written.insert(machine, end);
-        }
-        self.patroni.confirmed = self.patroni.confirmed.max(end);
-        Some(())
-    }
-
-    fn strike(&mut self, fault: Fault, machine: &Machine) {
-        match fault {
-            Fault::Dies => self.goes_away(machine),
-            Fault::Disconnects => self.set_status(machine, |status| status.streaming = false),
-            Fault::LosesData => {
-                self.patroni.away.remove(machine);
-                self.change(machine, |postgres| {
-                    (postgres.data, postgres.service, postgres.status) = (DataSeen::Empty, ServiceState::Stopped, None);
-                });
-            }
-            Fault::IsDestroyed => {
-                let name = self.machines().remove(machine);
-                self.world.change(|world| name.and_then(|name| world.machines.remove(&name)));
-            }
-        }
-    }
-
-    fn can_strike(&self, fault: Fault, machine: &Machine) -> bool {
-        match fault {
-            Fault::Dies => self.status(machine).is_some(),
-            Fault::Disconnects => self.streams(machine),
-            Fault::LosesData | Fault::IsDestroyed => self.holds_data(machine),
-        }
-    }
-
-    /// What is gone is forgotten, and the primary reports who streams from it and whom commits wait for.
-    fn report(&mut self) {
-        let there: BTreeSet<Machine> = self.machines().into_keys().filter(|machine| self.holds_data(machine)).collect();
-        self.patroni.written.retain(|machine, _| there.contains(machine));
-        self.patroni.away.retain(|machine, _| there.contains(machine));
-        let standby = |machine: &Machine| {
-            let synchronous = self.patroni.synchronous.contains(machine);
-            (patroni_name(&machine.0, machine.1), Standby { state: String::from("streaming"), synchronous })
-        };
-        let streaming = there.iter().filter(|machine| self.streams(machine));
-        let standbys: BTreeMap<String, Standby> = streaming.map(standby).collect();
-        let primaries = self.with_role(Role::Primary);
-        if primaries.len() > 1 {
-            self.wrongs.insert(Wrong::TwoPrimaries);
-        }
-        for primary in primaries {
-            self.set_status(&primary, |status| status.standbys.clone_from(&standbys));
-        }
-    }
 }
 
 impl PostgresModel {
@@ -535,25 +282,6 @@ impl PostgresModel {
             state.status(machine).is_some_and(|s| !s.pending_restart && (s.role == Role::Primary || s.streaming))
         });
         one_primary && up && members.keys().eq(desired.members.keys()) && state.wrongs.is_empty()
-    }
-}
-
-impl State {
-    /// Who leads is Patroni's to say, and no side effect of a step.
-    fn keep_roles(&mut self, primary: Option<&Machine>) {
-        for machine in self.with_role(Role::Primary).into_iter().filter(|machine| Some(machine) != primary) {
-            self.set_status(&machine, |status| (status.role, status.streaming) = (Role::Replica, primary.is_some()));
-        }
-        if let Some(primary) = primary {
-            self.set_status(primary, |status| (status.role, status.streaming) = (Role::Primary, false));
-        }
-    }
-
-    fn streams_again(&mut self, machine: &Machine) {
-        let timeline = self.primary().and_then(|primary| self.status(&primary)?.timeline);
-        self.set_status(machine, |status| {
-            (status.streaming, status.timeline) = (status.role == Role::Replica, timeline);
-        });
     }
 }
 

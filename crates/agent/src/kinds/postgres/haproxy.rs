@@ -117,19 +117,20 @@ impl Agent {
     /// Its process may run and end a moment later, because a port is taken: it counts once it answers.
     pub(crate) async fn look_at_haproxy(&self, kept: &dyn Service) -> ServiceState {
         let place = Place::new(&self.layout);
-        let deadline = Instant::now() + STARTING;
-        loop {
-            let state = kept.look().await;
-            if !matches!(state, ServiceState::Running { .. }) || place.worker().await.is_ok() {
-                return state;
+        let answered = async {
+            loop {
+                let state = kept.look().await;
+                if !matches!(state, ServiceState::Running { .. }) || place.worker().await.is_ok() {
+                    return state;
+                }
+                tokio::time::sleep(POLL).await;
             }
-            if Instant::now() > deadline {
-                let how = String::from("it does not answer");
-                let last_exit = Exit { at: Timestamp::now(), how, last_words: String::new() };
-                return ServiceState::BackingOff { restarts: 0, last_exit };
-            }
-            tokio::time::sleep(POLL).await;
-        }
+        };
+        timeout(STARTING, answered).await.unwrap_or_else(|_| {
+            let how = String::from("it does not answer");
+            let last_exit = Exit { at: Timestamp::now(), how, last_words: String::new() };
+            ServiceState::BackingOff { restarts: 0, last_exit }
+        })
     }
 
     /// New clients of this server wait in HAProxy's queue. When the time is up, they are let through, whatever has become of the controller.
