@@ -77,6 +77,11 @@ impl Lab {
         self.root.join("patroni")
     }
 
+    /// A PostgreSQL of another major version than the machine's.
+    pub fn postgres(&self, version: u16) -> PathBuf {
+        self.root.join("postgres").join(version.to_string())
+    }
+
     /// SeaweedFS's one program.
     pub fn weed(&self) -> PathBuf {
         self.root.join("seaweedfs/weed")

@@ -1,5 +1,6 @@
 //! `cargo xtask postgres`: PostgreSQL from Debian's package, and Patroni from PyPI in an environment in the lab. Links to Patroni's programs are
 //! put into a separate directory, last and by a rename: it is there whole or not at all. Repeating it costs nothing and needs no network.
+//! A second major version, to upgrade to, is only unpacked (`newer.rs`).
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,6 +12,8 @@ use anyhow::{Context, Result, ensure};
 use crate::host::{self, Need};
 use crate::lab::{Filling, Lab};
 use crate::weed::python;
+
+mod newer;
 
 /// One major version for everybody, that of Debian 12. Elsewhere it comes from the packages that PostgreSQL's own project makes.
 pub const SERVER: Need = Need::File { path: POSTGRES, package: PACKAGE };
@@ -32,6 +35,7 @@ pub fn run(lab: &Lab) -> Result<()> {
     let programs = ensure(lab)?;
     println!("{}  {POSTGRES}", host::read(Command::new(POSTGRES).arg("--version"))?.trim_end());
     println!("Patroni {VERSION}  {}", programs.display());
+    println!("PostgreSQL {}  {}", newer::VERSION, newer::ensure(lab)?.display());
     Ok(())
 }
 

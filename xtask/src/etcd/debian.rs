@@ -88,6 +88,15 @@ pub fn install_with_backports(packages: &[&str]) -> Result<()> {
     installed.map(drop)
 }
 
+/// Puts the files of packages of another release below one directory, without installing any of them.
+pub fn unpack_from(suite: &str, packages: &[&str], apt: PathBuf, tree: &Path) -> Result<()> {
+    let archive = machine_archive(Path::new("/etc/apt"))?;
+    let apt = PrivateApt::at(apt, &archive, &[suite])?;
+    apt.update()?;
+    host::read(apt.command("apt-get").arg("download").args(packages))?;
+    apt.unpack_downloads(tree)
+}
+
 /// apt with lists, cache and sources of its own.
 struct PrivateApt {
     directory: PathBuf,
@@ -123,11 +132,16 @@ impl PrivateApt {
         command
     }
 
-    /// The package versions of etcd-server that the mirror has.
-    fn offered(&self) -> Result<Vec<String>> {
+    fn update(&self) -> Result<()> {
         // apt takes an unreachable mirror for a passing trouble and succeeds, unless told otherwise.
         let strict = ["-o", "APT::Update::Error-Mode=any"];
-        host::read(self.command("apt-get").args(strict).arg("update")).context("cannot read Debian's package lists")?;
+        let updated = host::read(self.command("apt-get").args(strict).arg("update"));
+        updated.map(drop).context("cannot read Debian's package lists")
+    }
+
+    /// The package versions of etcd-server that the mirror has.
+    fn offered(&self) -> Result<Vec<String>> {
+        self.update()?;
         Ok(parse_madison(&host::read(self.command("apt-cache").args(["madison", "etcd-server"]))?))
     }
 
@@ -139,14 +153,19 @@ impl PrivateApt {
         for name in ["etcd-server", "etcd-client"] {
             host::read(self.command("apt-get").arg("download").arg(format!("{name}={package}")))?;
         }
+        self.unpack_downloads(&unpacked)?;
+        Ok(unpacked)
+    }
+
+    fn unpack_downloads(&self, tree: &Path) -> Result<()> {
         for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
             if path.extension().is_some_and(|extension| extension == "deb") {
-                host::read(Command::new("dpkg-deb").arg("-x").arg(&path).arg(&unpacked))?;
+                host::read(Command::new("dpkg-deb").arg("-x").arg(&path).arg(tree))?;
                 fs::remove_file(&path)?;
             }
         }
-        Ok(unpacked)
+        Ok(())
     }
 }
 
@@ -210,7 +229,7 @@ fn machine_archive(configuration: &Path) -> Result<Archive> {
     });
     found.with_context(|| {
         format!(
-            "no source of Debian's main archive in {} (etcd's older versions come from there)",
+            "no source of Debian's main archive in {} (other versions of etcd and PostgreSQL come from there)",
             configuration.display()
         )
     })
