@@ -238,8 +238,8 @@ impl Sight {
         let silent = seen.agents.iter().filter(|(_, agent)| agent.get().is_none()).map(|(member, _)| member);
         let shown = silent.filter_map(|m| seen.machines.get()?.get(m)?.address);
         // A provider that shows no machine may be wrong.
-        let members = ledger.etcd.formation.members().into_iter().flatten();
-        let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).filter_map(|(_, known)| known.address());
+        let members = ledger.addresses().into_iter();
+        let missing = members.filter(|(m, _)| !seen.agents.contains_key(m)).map(|(_, address)| address);
         let reach: BTreeSet<_> = shown.chain(missing).collect();
         if reach.is_empty() {
             return Ok(());
@@ -318,7 +318,7 @@ fn add_hidden(
         let Some((place, why)) = place.and_then(|place| away.get_key_value(&place)).filter(|_| !is_found) else {
             continue;
         };
-        let known = ledger.etcd.formation.members().and_then(|members| members.get(&name)?.address());
+        let known = ledger.addresses().get(&name).copied();
         let machine = MachineSeen {
             cluster_id: ledger.cluster_id.clone(),
             incarnation: record.map_or(1, |record| record.incarnation.max(1)),

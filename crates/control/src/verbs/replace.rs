@@ -3,7 +3,6 @@
 
 use quorate_core::model::{Consent, Ledger, MemberName, Observation};
 use quorate_core::planner::{Plan, UnsafeBecause, remember};
-use quorate_core::spec::Kind;
 
 use super::{
     Cluster, VerbError, consent, member, new_refusals, observe, refuse_if_being_destroyed, refuse_if_off,
@@ -134,19 +133,10 @@ fn is_under_way(ledger: &Ledger, seen: &Observation, member: &MemberName) -> boo
     let recorded = ledger.members.get(member).is_some_and(|record| record.renewing.is_some());
     let renewed = recorded && keeps_data(ledger, seen, member);
     let former = |name: &MemberName| name.is_former() && name.seat() == member.as_str();
-    let joined = joined(ledger);
-    let listed = joined.iter().any(|member| former(member));
+    let listed = ledger.joined().any(former);
     let machines = seen.machines.get().is_some_and(|machines| machines.keys().any(former));
     let learns = seen.facts(member).and_then(|f| f.etcd.status.as_ref()).is_some_and(|status| status.is_learner);
-    renewed || listed || machines || learns || !joined.contains(&member)
-}
-
-/// The members that belong to the cluster, former machines too.
-fn joined(ledger: &Ledger) -> Vec<&MemberName> {
-    match ledger.spec.kind {
-        Kind::Etcd => ledger.etcd.formation.members().into_iter().flat_map(|members| members.keys()).collect(),
-        Kind::Postgres => ledger.postgres.formation.members().into_iter().flat_map(|members| members.keys()).collect(),
-    }
+    renewed || listed || machines || learns || !ledger.joined().any(|joined| joined == member)
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(super) fn config(
         .then(|| host_config(spec, member, brought, neighbours))
 }
 
-/// The addresses of the members: those of the spec, and those that etcd still lists. Unknown, and so empty, where the
+/// The addresses of the members: those of the spec, and those that still belong to the cluster. Unknown, and so empty, where the
 /// provider chooses them.
 pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr> {
     let settings = spec.provider.settings();
@@ -35,8 +35,7 @@ pub(super) fn neighbours(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<IpAddr
 /// The addresses of members as the ledger knows them; of no use where machines are processes of this one.
 pub(super) fn listed(ledger: &Ledger) -> BTreeSet<IpAddr> {
     let are_processes = ledger.spec.provider.settings().machines() == MachineKind::Process;
-    let members = ledger.etcd.formation.members().filter(|_| !are_processes);
-    members.into_iter().flatten().filter_map(|(_, member)| member.address()).collect()
+    if are_processes { BTreeSet::new() } else { ledger.addresses().into_values().collect() }
 }
 
 pub(super) fn host_config(

@@ -4,10 +4,11 @@
 pub mod etcd;
 pub mod postgres;
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use crate::model::{Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation};
-use crate::planner::voters::Voters;
+use crate::planner::voters::{Voters, healthy_of, quorum};
 use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View};
 use crate::spec::{ClusterSpec, Kind, MemberSpec};
 
@@ -245,7 +246,7 @@ impl View<'_> {
     pub(crate) fn may_exchange_machines(&self) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::is_open(self),
-            Kind::Postgres => self.desired.is_formed(),
+            Kind::Postgres => self.desired.is_formed() && !self.desired.replaces_data(),
         }
     }
 
@@ -272,7 +273,29 @@ impl View<'_> {
     pub(crate) fn hand_over(&self, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::renewal::hand_over(self, member, why, decision),
-            Kind::Postgres => postgres::planner::restart::hand_over(self, member, why, decision),
+            Kind::Postgres => postgres::planner::machine::let_go(self, member, why, decision),
+        }
+    }
+
+    /// Disturbs the next of these members, as `disturb` says, if the rules of a restart allow it now.
+    pub(crate) fn disturb_one(
+        &self,
+        decision: &mut Decision,
+        members: &[&MemberName],
+        disturb: impl Fn(&MemberName) -> (Action, String),
+    ) {
+        match self.desired.kind {
+            Kind::Etcd => etcd::planner::restart::disturb_one(self, decision, members, disturb),
+            Kind::Postgres => postgres::planner::machine::disturb_one(self, decision, members, disturb),
+        }
+    }
+
+    /// How strong the cluster is now, for people.
+    pub(crate) fn numbers(&self) -> String {
+        let Voters { all, healthy } = self.voters();
+        match self.desired.kind {
+            Kind::Etcd => format!("{}, quorum is {}", healthy_of(healthy, all), quorum(all)),
+            Kind::Postgres => format!("{healthy} of {all} members are healthy"),
         }
     }
 
@@ -351,6 +374,40 @@ impl View<'_> {
 
 /// What the ledger records.
 impl Ledger {
+    /// Where members are that belong to the cluster, as far as that is known.
+    pub fn addresses(&self) -> BTreeMap<MemberName, IpAddr> {
+        match self.spec.kind {
+            Kind::Etcd => {
+                let members = self.etcd.formation.members().into_iter().flatten();
+                members.filter_map(|(name, member)| Some((name.clone(), member.address()?))).collect()
+            }
+            Kind::Postgres => {
+                let members = self.postgres.formation.members().into_iter().flatten();
+                members.filter_map(|(name, known)| Some((name.clone(), known.address?))).collect()
+            }
+        }
+    }
+
+    /// The members that belong to the cluster, former machines too.
+    pub fn joined(&self) -> impl Iterator<Item = &MemberName> {
+        let etcd = self.etcd.formation.members().filter(|_| self.spec.kind == Kind::Etcd);
+        let postgres = self.postgres.formation.members().filter(|_| self.spec.kind == Kind::Postgres);
+        let (etcd, postgres) = (etcd.into_iter().flatten(), postgres.into_iter().flatten());
+        etcd.map(|(name, _)| name).chain(postgres.map(|(name, _)| name))
+    }
+
+    /// The bootstrap that this member's data is of, if the cluster counts on it.
+    pub(crate) fn token_with(&self, member: &MemberName) -> Option<String> {
+        let token = match self.spec.kind {
+            Kind::Etcd => self.etcd.formation.token().filter(|_| self.etcd.formation.counts_on(member)),
+            Kind::Postgres => {
+                let joined = self.postgres.formation.members().is_some_and(|members| members.contains_key(member));
+                self.postgres.formation.token().filter(|_| joined && self.postgres.formation.is_formed())
+            }
+        };
+        token.map(str::to_owned)
+    }
+
     /// Before a step of the kind. Says whether the ledger changed.
     pub(crate) fn record_before(&mut self, desired: &Desired, action: &Action, now: jiff::Timestamp) -> bool {
         match self.spec.kind {

@@ -5,7 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::Action;
 use crate::model::{
-    Desired, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen, TrustPlane,
+    Desired, Facts, Ledger, MemberName, MemberRecord, Observation, Power, PowerState, RebootOrder, Seen, TrustPlane,
 };
 
 /// For a machine that was last found unreachable longer ago than this, the time starts again.
@@ -131,6 +131,20 @@ pub fn renew(ledger: &mut Ledger, member: &MemberName, incarnation: u64) -> bool
         record.renewing = Some(incarnation);
     }
     begins
+}
+
+/// A member whose new machine is there, and what that machine's agent reports. An agent that was seen before the present machine was claimed
+/// is that of one before it.
+pub(crate) fn renewed<'a>(
+    record: &'a mut MemberRecord,
+    member: &MemberName,
+    seen: &'a Observation,
+) -> Option<(&'a mut MemberRecord, &'a Facts)> {
+    let is_claimed = record.enrolment.as_ref().is_some_and(|enrolment| enrolment.bound_key.is_some());
+    let machine = seen.machines.get().and_then(|machines| machines.get(member));
+    let is_it = machine.is_some_and(|machine| machine.incarnation == record.incarnation);
+    let facts = seen.facts(member)?;
+    (record.renewing == Some(record.incarnation) && is_claimed && is_it).then_some((record, facts))
 }
 
 /// Where machines are. They may have been made before the ledger knew of places, or be reached by another name now.

@@ -3,7 +3,7 @@
 //! (`repair`, `membership`).
 
 use super::machines::is_ours;
-use super::voters::{Voters, healthy_of, quorum};
+use super::voters::Voters;
 use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::model::{Data, DesiredMember, MachineSeen, MemberName, Observation, PowerState};
 
@@ -99,10 +99,9 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
     let Some(may) = view.may_replace(member).filter(|_| quiet) else { return };
     match may {
         Ok(()) => {
-            let Voters { all, healthy } = view.voters();
-            let left = format!("{}, quorum is {}", healthy_of(healthy, all), quorum(all));
             let why = format!(
-                "{why}; {left}; its data does not outlive its machine, so the new one copies it from the others"
+                "{why}; {}; its data does not outlive its machine, so the new one copies it from the others",
+                view.numbers()
             );
             decision.step(Action::RecordReplacement { member: member.clone(), incarnation }, why);
         }
@@ -112,9 +111,12 @@ fn record(view: &View<'_>, decision: &mut Decision, member: &MemberName, why: &s
 
 /// Who is on the way back needs time, not the operator.
 fn refuse(view: &View<'_>, decision: &mut Decision, member: &MemberName, because: UnsafeBecause) {
-    if matches!(because, UnsafeBecause::Quorum { .. }) && !decision.waiting.is_empty() {
-        let Voters { all, healthy } = view.voters();
-        return decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
+    match because {
+        UnsafeBecause::Quorum { .. } if !decision.waiting.is_empty() => {
+            let Voters { all, healthy } = view.voters();
+            decision.wait(WaitingFor::Turn { member: member.clone(), voters: all, healthy });
+        }
+        UnsafeBecause::CommitsWait { .. } if !decision.waiting.is_empty() => {}
+        because => decision.block(because),
     }
-    decision.block(because);
 }

@@ -7,7 +7,7 @@ use quorate_core::kinds::postgres::{
     Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Rotation,
     RotationStage, Standby, SwitchoverRequest, Until,
 };
-use quorate_core::model::{Consent, DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::model::{Consent, Data, DataSeen, Desired, MemberName, ServiceState};
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
@@ -237,7 +237,14 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
         Action::SetAside { stamp, .. } => {
             assert!(world.ledger.postgres.replaced.contains(&stamp.token), "nobody has confirmed it: {step:?}");
         }
-        Action::RestartPatroni { member } | Action::RestartPostgres { member } | Action::StopPatroni { member } => {
+        Action::DestroyMachine { member, data: Data::Stays } => {
+            let runs = roles.contains_key(member);
+            assert!(!runs && (others_stream(member) || desired.downtime), "the machine of one that runs: {step:?}");
+        }
+        Action::RestartPatroni { member }
+        | Action::RestartPostgres { member }
+        | Action::RebootMachine { member, .. }
+        | Action::StopPatroni { member } => {
             assert!(!formation.is_formed() || others_stream(member), "two disturbances: {step:?}");
             let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
             let alone = roles.len() == 1;

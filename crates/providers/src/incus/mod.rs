@@ -81,7 +81,7 @@ impl Incus {
             settings: settings.clone(),
             spec: ledger.spec.clone(),
             cluster_id: ledger.cluster_id.clone(),
-            known: ledger.etcd.formation.members().into_iter().flatten().filter_map(|(_, m)| m.address()).collect(),
+            known: ledger.addresses().into_values().collect(),
             server: OnceCell::new(),
             checked: Cell::new(false),
             stop_patience: STOP_PATIENCE,

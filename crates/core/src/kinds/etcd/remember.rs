@@ -7,9 +7,9 @@ use jiff::Timestamp;
 use super::cluster::Cluster;
 use super::safety::{self, DataVerdict};
 use super::{AuthOp, EtcdStatus, Formation, OwnedUser};
-use crate::model::{Data, Desired, Ledger, MemberName, MemberRecord, Observation, Reboot};
+use crate::model::{Data, Desired, Ledger, MemberName, Observation, Reboot};
 use crate::planner::Action;
-use crate::planner::remember::raise_incarnation;
+use crate::planner::remember::{raise_incarnation, renewed};
 use crate::planner::safety::reboots::{self, Progress};
 
 /// Revisions that differ by less are not worth a write to the ledger.
@@ -159,17 +159,12 @@ pub(crate) fn answered(ledger: &mut Ledger) {
     }
 }
 
-/// A renewal is over when its data was seen on the new machine, which is the member's from then on. An agent that was seen before the
-/// present machine was claimed is that of one before it.
+/// A renewal is over when its data was seen on the new machine, which is the member's from then on.
 fn end_renewals(ledger: &mut Ledger, desired: &Desired, seen: &Observation) {
     let Formation::Formed { token, members, .. } = &mut ledger.etcd.formation else { return };
-    let is_claimed = |r: &MemberRecord| r.enrolment.as_ref().is_some_and(|e| e.bound_key.is_some());
     for (member, known) in members {
         let record = ledger.members.get_mut(member);
-        let Some(record) = record.filter(|r| r.renewing == Some(r.incarnation) && is_claimed(r)) else { continue };
-        let machine = seen.machines.get().and_then(|m| m.get(member));
-        let is_it = machine.is_some_and(|m| m.incarnation == record.incarnation);
-        let Some(facts) = seen.facts(member).filter(|_| is_it) else { continue };
+        let Some((record, facts)) = record.and_then(|record| renewed(record, member, seen)) else { continue };
         if safety::judge_data(desired, member, Some(token), seen.now, facts) == DataVerdict::MayGoOn {
             record.renewing = None;
             known.machine_id.clone_from(&facts.machine_id);

@@ -1,7 +1,8 @@
 //! What the ledger records of steps that concern PostgreSQL.
 
 use super::{Formation, Role, RotationStage, safety};
-use crate::model::{Data, Desired, Ledger, MemberName, Observation};
+use crate::model::{Data, DataSeen, Desired, Ledger, MemberName, Observation, Stamp};
+use crate::planner::remember::renewed;
 use crate::planner::safety::reboots::{self, Progress};
 use crate::planner::{Action, View};
 
@@ -75,6 +76,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
         let open = &mut ledger.postgres.switchover;
         *open = open.take().filter(|request| request.from == *primary && request.timeline == timeline);
     }
+    end_renewals(ledger, seen);
     for (member, record) in &mut ledger.members {
         let Some(facts) = seen.facts(member) else { continue };
         let serves = safety::status(seen, member).is_some_and(|s| s.role == Role::Primary || s.streaming);
@@ -82,6 +84,23 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
             .reboot
             .take()
             .filter(|reboot| reboots::progress(reboot, facts, desired.fence, serves) != Progress::Done);
+    }
+}
+
+/// A renewal is over when data of the cluster was seen on the new machine: what the one before had, or, if that was lost, a clone.
+fn end_renewals(ledger: &mut Ledger, seen: &Observation) {
+    let Ledger { members: records, postgres, cluster_id, .. } = ledger;
+    let Formation::Formed { token, members, .. } = &mut postgres.formation else { return };
+    for (member, known) in members {
+        let Some((record, facts)) = records.get_mut(member).and_then(|record| renewed(record, member, seen)) else {
+            continue;
+        };
+        let is_ours = |stamp: &Stamp| stamp.cluster_id == *cluster_id && stamp.token == *token;
+        if matches!(safety::postgres(facts).map(|found| &found.data), Some(DataSeen::Stamped(stamp)) if is_ours(stamp))
+        {
+            record.renewing = None;
+            known.machine_id.clone_from(&facts.machine_id);
+        }
     }
 }
 

@@ -31,6 +31,11 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
     }
 }
 
+/// The same, with data that outlived another machine.
+pub(crate) fn with_data(wish: &Wish, data: DataSeen) -> PostgresFacts {
+    PostgresFacts { data, system_id: Some(String::from("1")), ..blank(wish) }
+}
+
 impl World {
     pub(crate) fn make_postgres_passwords(&mut self, desired: &Desired) {
         let secret = || Secret::new("");

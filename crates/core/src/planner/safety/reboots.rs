@@ -54,7 +54,7 @@ pub fn progress(reboot: &Reboot, facts: &Facts, fence: u64, is_healthy: bool) ->
         }
         _ if reboot.upgrade_packages && !upgraded => Progress::OrderLost,
         _ if is_healthy => Progress::Done,
-        _ => Progress::UnderWay { why: String::from("it is up again, and its etcd is not healthy yet") },
+        _ => Progress::UnderWay { why: String::from("it is up again, and its member is not healthy yet") },
     }
 }
 

@@ -278,9 +278,12 @@ impl World {
         });
     }
 
-    /// etcd starts with its machine.
+    /// What it ran starts with its machine.
     fn reboot(&mut self, desired: &Desired, member: &MemberName, boot: &str, upgrade_packages: bool) {
-        self.start_etcd(desired, member, None);
+        match desired.postgres {
+            None => self.start_etcd(desired, member, None),
+            Some(_) => self.effect_on_postgres(desired, &Action::RestartPatroni { member: member.clone() }),
+        }
         self.on(member, |facts| {
             facts.host.boot = Some(next_boot(boot));
             if upgrade_packages {

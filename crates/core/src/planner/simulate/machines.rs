@@ -8,6 +8,7 @@ use super::certificates::{certificate, take_up_trust, trusted};
 use super::world::{SimAgent, SimMachine, World, blank, imagined_address, imagined_machine, running};
 use crate::Secret;
 use crate::kinds::etcd::Formation;
+use crate::kinds::postgres;
 use crate::model::{
     BinarySeen, CertificateUse, Data, DataSeen, Desired, Enrolment, Facts, MachineSeen, MemberName, PowerState,
     Program, ProgramSeen, Stamp,
@@ -17,8 +18,8 @@ impl World {
     pub(super) fn create(&mut self, desired: &Desired, member: &MemberName, incarnation: u64, data: Data) {
         let number = self.free_number();
         let wish = desired.members.get(member);
-        let known = desired.etcd.formation.members().and_then(|members| members.get(member));
-        let had = known.filter(|_| data == Data::Stays).and_then(|known| known.address());
+        let known = desired.joined(member).filter(|_| data == Data::Stays);
+        let had = known.and_then(|known| known.address);
         let pinned = had.or_else(|| wish.and_then(|m| m.address));
         let kept = self.kept.remove(member).filter(|_| data == Data::Stays);
         let seen = MachineSeen {
@@ -45,7 +46,7 @@ impl World {
         let data = match &machine.agent {
             // What has gone back in time is of no use to the next machine either.
             SimAgent::Enrolled(facts) if facts.etcd.older.is_some() => DataSeen::Empty,
-            SimAgent::Enrolled(facts) => facts.etcd.data.clone(),
+            SimAgent::Enrolled(facts) => facts.postgres.as_ref().map_or(&facts.etcd.data, |found| &found.data).clone(),
             SimAgent::Fresh { data, .. } => data.clone(),
             SimAgent::Unknown { .. } | SimAgent::Untrusted(_) | SimAgent::OtherProtocol(_) => {
                 self.expected_data(member)
@@ -56,9 +57,8 @@ impl World {
 
     /// What a member holds that was not asked: where the ledger counts on it, data of the present formation.
     pub(super) fn expected_data(&self, member: &MemberName) -> DataSeen {
-        let token = self.ledger.etcd.formation.token().filter(|_| self.ledger.etcd.formation.counts_on(member));
-        let Some(token) = token else { return DataSeen::Empty };
-        let (cluster_id, token) = (self.ledger.cluster_id.clone(), token.to_owned());
+        let Some(token) = self.ledger.token_with(member) else { return DataSeen::Empty };
+        let cluster_id = self.ledger.cluster_id.clone();
         let incarnation = self.ledger.members.get(member).map_or(1, |record| record.incarnation.max(1));
         DataSeen::Stamped(Stamp { cluster_id, token, member: member.seat().into(), incarnation })
     }
@@ -154,7 +154,10 @@ impl World {
                 enrolment.bound_key = Some(public_key.clone());
             }
             let mut facts = blank(&format!("machine-of-{public_key}"));
-            facts.etcd.data = data.clone();
+            match desired.postgres.as_deref().filter(|_| *data != DataSeen::Empty) {
+                Some(wish) => facts.postgres = Some(Box::new(postgres::simulate::with_data(wish, data.clone()))),
+                None => facts.etcd.data = data.clone(),
+            }
             facts.certificates.insert(CertificateUse::Agent, own);
             machine.agent = SimAgent::Enrolled(Arc::new(facts));
         }

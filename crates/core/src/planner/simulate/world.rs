@@ -91,8 +91,7 @@ impl World {
                 }
             }
         }
-        let members: Vec<MemberName> =
-            world.ledger.etcd.formation.members().into_iter().flatten().map(|(m, _)| m.clone()).collect();
+        let members: Vec<MemberName> = world.ledger.joined().cloned().collect();
         for member in members.into_iter().filter(|m| !world.machines.contains_key(m)) {
             let data = world.expected_data(&member);
             world.kept.insert(member, data);

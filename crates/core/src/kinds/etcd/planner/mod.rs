@@ -6,7 +6,6 @@ pub(crate) mod log;
 pub(crate) mod loss;
 pub(crate) mod membership;
 pub(crate) mod program;
-pub(crate) mod reboot;
 pub(crate) mod recovery;
 pub(crate) mod renewal;
 pub(crate) mod restart;
@@ -45,7 +44,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
     if as_formed && growing != Growth::UnderWay {
         restart::decide(view, decision);
         planner::renewal::decide(view, decision);
-        reboot::decide(view, decision);
+        planner::reboot::decide(view, decision);
     }
     membership::shrink(view, decision, growing != Growth::None);
     membership::tell_failures(desired, decision);

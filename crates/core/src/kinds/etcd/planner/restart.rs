@@ -50,7 +50,7 @@ fn prepare_logs(view: &View<'_>, decision: &mut Decision) {
 }
 
 /// Disturbs the next of these members as far as the rules allow: the leader hands over first.
-pub(super) fn disturb_one(
+pub(crate) fn disturb_one(
     view: &View<'_>,
     decision: &mut Decision,
     behind: &[&MemberName],

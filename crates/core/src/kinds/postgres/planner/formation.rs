@@ -168,11 +168,20 @@ fn keep(view: &View<'_>, decision: &mut Decision, token: &str) {
             (_, ServiceState::Running { .. } | ServiceState::BackingOff { .. } | ServiceState::Unknown { .. }) => {
                 wait(decision, member, found);
             }
-            (DataSeen::Stamped(there), ServiceState::Stopped) if *there == stamp => start(decision, member, found),
+            (DataSeen::Stamped(there), ServiceState::Stopped) if is_its_own(there, &stamp) => {
+                start(decision, member, found);
+            }
             (DataSeen::Empty, ServiceState::Stopped) => clone(view, decision, member, facts, found, stamp),
             _ => clear_of_living(view, decision, member, facts, found),
         }
     }
+}
+
+/// Data that outlived a machine bears the number of the one that it was created on.
+fn is_its_own(there: &Stamp, wanted: &Stamp) -> bool {
+    let Stamp { cluster_id, token, member, incarnation } = there;
+    (cluster_id, token, member) == (&wanted.cluster_id, &wanted.token, &wanted.member)
+        && *incarnation <= wanted.incarnation
 }
 
 /// It gets a copy of the data from the member that Patroni chooses. That needs a primary.

@@ -2,6 +2,7 @@
 
 pub(crate) mod catalog;
 pub(crate) mod formation;
+pub(crate) mod machine;
 pub(crate) mod membership;
 mod proxy;
 pub(crate) mod repository;
@@ -29,6 +30,8 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         catalog::decide(view, decision);
         rotation::decide(view, decision);
         restart::decide(view, decision);
+        planner::renewal::decide(view, decision);
+        planner::reboot::decide(view, decision);
         repository::decide(view, decision);
         switchover::decide(view, decision);
     }

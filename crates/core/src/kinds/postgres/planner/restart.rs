@@ -28,12 +28,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     due.sort_by_key(|(leads, member)| (*leads == limits.is_empty(), *member));
     let Some((leads, member)) = due.first().copied() else { return };
     let Some((action, mut why)) = restart(view, member) else { return };
-    let others = safety::unwell_besides(view, member);
-    if !others.is_empty() {
-        return decision.wait(WaitingFor::Standbys { member: member.clone(), others });
-    }
-    if safety::too_few_synchronous(view).is_some() && !desired.downtime {
-        // Waited for in `catalog`.
+    if standbys_come_first(view, member, decision) {
         return;
     }
     let in_place = leads && !limits.is_empty();
@@ -41,17 +36,40 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         let limits = limits.join(", ");
         why = format!("{why}; {member} is the primary, and no standby may have less of {limits}: it restarts first");
     }
-    if leads && !in_place && desired.members.len() > 1 {
-        match safety::never_replaced(view, member) {
-            Some(because) if !desired.downtime => return decision.block(because),
-            Some(_) => {}
-            None if hand_over(view, member, &why, decision) => return,
-            None => {}
-        }
+    if !in_place && primary_hands_over(view, member, &why, decision) {
+        return;
     }
     match safety::may_disturb(view, member) {
         Ok(()) => decision.step(action, with_numbers(view, member, &why)),
         Err(because) => decision.block(because),
+    }
+}
+
+/// Whether a member must wait before it is disturbed: for others that do not stream, or until Patroni has recorded who may take over.
+pub(super) fn standbys_come_first(view: &View<'_>, member: &MemberName, decision: &mut Decision) -> bool {
+    let others = safety::unwell_besides(view, member);
+    if !others.is_empty() {
+        decision.wait(WaitingFor::Standbys { member: member.clone(), others });
+        return true;
+    }
+    // Waited for in `catalog`.
+    safety::too_few_synchronous(view).is_some() && !view.desired.downtime
+}
+
+/// Whether this member is the primary, and something comes before it is disturbed: another one takes over, or the operator must consent,
+/// because none may.
+pub(super) fn primary_hands_over(view: &View<'_>, member: &MemberName, why: &str, decision: &mut Decision) -> bool {
+    let desired = view.desired;
+    if !safety::leads(view, member) || desired.members.len() == 1 {
+        return false;
+    }
+    match safety::never_replaced(view, member) {
+        Some(because) if !desired.downtime => {
+            decision.block(because);
+            true
+        }
+        Some(_) => false,
+        None => hand_over(view, member, why, decision),
     }
 }
 

@@ -1,21 +1,19 @@
-//! Reboots that the operator requested: one machine after another, under the rules of a restart. To etcd a reboot is one. The next
-//! machine is not touched before the one before it is back and healthy.
+//! Reboots that the operator requested: one machine after another, under the rules of a restart. To what runs there a reboot is one. The
+//! next machine is not touched before the one before it is back and healthy.
 
-use super::restart::disturb_one;
-use crate::kinds::etcd::safety::is_healthy_voter;
+use super::safety::reboots::{self, Progress};
+use super::{Action, Decision, UnsafeBecause, View, WaitingFor};
 use crate::model::{Facts, MemberName, Reboot};
-use crate::planner::safety::reboots::{self, Progress};
-use crate::planner::{Action, Decision, UnsafeBecause, View, WaitingFor};
 
 pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     let View { desired, seen, .. } = *view;
-    if !desired.etcd.formation.is_formed() || !decision.steps.is_empty() {
+    if !desired.is_formed() || !decision.steps.is_empty() {
         return;
     }
     // A machine that is away is waited for, or refused, by `repair`; meanwhile the others may not be disturbed.
     let open = desired.members.iter().filter_map(|(member, wish)| {
         let (reboot, facts) = (wish.reboot.as_ref()?, seen.facts(member)?);
-        Some((member, reboot, facts, reboots::progress(reboot, facts, desired.fence, is_healthy_voter(facts))))
+        Some((member, reboot, facts, reboots::progress(reboot, facts, desired.fence, view.is_well(member))))
     });
     let open: Vec<_> = open.filter(|(.., progress)| *progress != Progress::Done).collect();
     for (member, _, _, progress) in &open {
@@ -36,7 +34,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
     if next.is_empty() {
         return;
     }
-    disturb_one(view, decision, &next, |member| {
+    view.disturb_one(decision, &next, |member| {
         let found = open.iter().find(|(open, ..)| *open == member);
         let (_, reboot, facts, _) = found.expect("only machines whose reboot is open are disturbed");
         (action(member, reboot, facts), why(reboot))
@@ -56,7 +54,7 @@ fn why(reboot: &Reboot) -> String {
 }
 
 fn wait(decision: &mut Decision, member: &MemberName, why: &str) {
-    // What its etcd lacks may be said already.
+    // What its member lacks may be said already.
     if !decision.waiting.iter().any(|waiting| waiting.member() == Some(member)) {
         decision.wait(WaitingFor::Reboot { member: member.clone(), why: why.to_owned(), upgrading: None });
     }
