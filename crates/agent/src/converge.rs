@@ -37,6 +37,7 @@ impl Agent {
             }
         }
         let in_the_way = self.certificates_in_the_way(config)?.or_else(|| self.pod_in_the_way(config));
+        let in_the_way = in_the_way.or_else(|| self.watchdog_in_the_way(config));
         if let Some(obstacle) = in_the_way {
             self.note_not_ready(fence, &in_place.digest, obstacle);
             return Ok(());
@@ -47,7 +48,7 @@ impl Agent {
         // next, and files that only an older one had are known from the state.
         let old = state.node_config.as_ref().map(|in_place| NodeConfig::clone(&in_place.config));
         self.put_files(old, NodeConfig::clone(config)).await?;
-        self.put_host(config.host.as_deref(), etcd::openings).await?;
+        self.put_host(config).await?;
         let programs = self.postgres_programs_for(config, search.as_deref()).await;
         let take = |state: &mut State| {
             (state.node_config, state.etcd.binary, state.search) = (Some(in_place), binary, search);

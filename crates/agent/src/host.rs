@@ -10,10 +10,11 @@ mod node_exporter;
 
 use std::path::{Path, PathBuf};
 
-use quorate_core::model::{FirewallConfig, HostConfig};
+use quorate_core::model::{HostConfig, NodeConfig};
 use tokio::process::Command;
 
 use crate::agent::Agent;
+use crate::kinds;
 use crate::services::systemd::{run, systemctl};
 use crate::{AgentError, files};
 
@@ -37,20 +38,19 @@ pub(crate) const LOG_READER: &str = "quorate-logs";
 /// Where programs of a system are; an agent's own PATH may be shorter. fluent-bit's own packages put it elsewhere.
 const PLACES: [&str; 6] = ["usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin", "opt/fluent-bit/bin"];
 
-/// The ports of what the cluster runs.
-pub(crate) type Openings = fn(&FirewallConfig) -> Vec<firewall::Opening<'_>>;
-
 impl Agent {
     /// The firewall comes last: whatever fails before it leaves the machine reachable.
-    pub(crate) async fn put_host(&self, config: Option<&HostConfig>, kind: Openings) -> Result<(), AgentError> {
-        let Some(config) = config.filter(|_| self.keeps_host) else { return Ok(()) };
+    pub(crate) async fn put_host(&self, all: &NodeConfig) -> Result<(), AgentError> {
+        let Some(config) = all.host.as_deref().filter(|_| self.keeps_host) else { return Ok(()) };
         let host = Host { root: self.layout.root().to_owned() };
         host.supply(config).await?;
         let address = self.state.get().address;
         host.put_chrony(config).await?;
         host.put_node_exporter(config, address).await?;
         host.put_log_forwarding(config).await?;
-        host.put_firewall(config, kind).await
+        let rules = config.firewall.as_ref();
+        let rules = rules.map(|rules| firewall::render(rules, config.node_exporter, &kinds::openings(all, rules)));
+        host.put_firewall(rules).await
     }
 }
 
@@ -115,11 +115,11 @@ impl Host {
     }
 
     /// Other tables of the machine are not ours, and stay.
-    async fn put_firewall(&self, config: &HostConfig, kind: Openings) -> Result<(), AgentError> {
+    async fn put_firewall(&self, rules: Option<String>) -> Result<(), AgentError> {
         let path = self.root.join("etc/nftables.conf");
         let ours = std::fs::read_to_string(&path).is_ok_and(|text| firewall::is_ours(&text));
-        let text = match &config.firewall {
-            Some(firewall) => firewall::render(firewall, config.node_exporter, &kind(firewall)),
+        let text = match rules {
+            Some(rules) => rules,
             None if ours => firewall::none(),
             None => return Ok(()),
         };

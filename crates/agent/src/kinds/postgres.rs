@@ -15,6 +15,7 @@ mod layout;
 pub mod order;
 mod orders;
 mod pgbackrest;
+mod ports;
 mod processes;
 mod programs;
 mod psql;
@@ -28,6 +29,7 @@ mod temporary;
 mod tools;
 mod user;
 mod verify;
+mod watchdog;
 mod wipe;
 
 use std::sync::Mutex;
@@ -38,12 +40,13 @@ use quorate_core::model::Exit;
 use jobs::Jobs;
 
 pub(crate) use haproxy::complaint as haproxy_complaint;
+pub(crate) use ports::openings;
 pub(crate) use quorate_core::kinds::postgres::{HAPROXY, SERVICE};
 pub(crate) use state::PostgresState;
 
 /// Below the root, what is written for PostgreSQL by the agent alone, and what is stored next to it under longer names.
 pub(crate) const PLACES: [&str; 5] =
-    ["var/lib/postgresql", desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE, haproxy::CONFIG_FILE];
+    [desire::HOME_DIRECTORY, desire::PKI_DIRECTORY, desire::CONFIG_FILE, repository::CONFIG_FILE, haproxy::CONFIG_FILE];
 
 /// What an agent holds for its PostgreSQL while it runs.
 #[derive(Default)]

@@ -227,8 +227,8 @@ fn unit(launch: &Launch, profile: &Profile, layout: &Layout) -> Result<String, A
          TimeoutStopSec=10s\n\
          StandardOutput=append:{log}\n\
          StandardError=inherit\n\
-         {settings}\
          {SHUT_IN}\
+         {settings}\
          ReadWritePaths={data}\n",
         name = profile.name,
         user = one_line(&profile.user)?,
@@ -386,6 +386,14 @@ mod tests {
         }
         let silent = asked(Duration::ZERO, std::future::pending()).await.unwrap_err().to_string();
         assert_eq!(silent, "systemctl show failed: no answer within 0 s");
+    }
+
+    #[test]
+    fn what_a_service_sets_for_itself_is_read_last() {
+        let profile = Profile { settings: "RemoveIPC=no\n", ..etcd::profile(&layout()) };
+        let unit = unit(&launch(), &profile, &layout()).unwrap();
+        let last = unit.lines().rfind(|line| line.starts_with("RemoveIPC="));
+        assert_eq!(last, Some("RemoveIPC=no"), "{unit}");
     }
 
     #[test]

@@ -55,7 +55,7 @@ pub enum Image {
     Build(ImageBuild),
     /// Import an image into Incus, and delete old ones that are not in use
     ///
-    /// The image gets the alias `quorate-ETCD-IMAGE`, with the versions from its manifest. Name it in the spec: a cluster whose
+    /// The image gets the alias `quorate-ETCD-IMAGE`, or `quorate-ETCD-pgN-IMAGE`, with the versions from its manifest. Name it in the spec: a cluster whose
     /// spec names another image gets new machines, one member at a time.
     Import(ImageImport),
 }
@@ -106,6 +106,9 @@ pub struct ImageBuild {
     /// An additional package; can be repeated
     #[arg(long = "package", value_name = "NAME")]
     pub packages: Vec<String>,
+    /// Add PostgreSQL of this major version, Patroni, pgBackRest and HAProxy
+    #[arg(long, value_name = "VERSION", conflicts_with = "cloud_init", value_parser = clap::value_parser!(u16).range(13..=18))]
+    pub postgres: Option<u16>,
     /// Size of the disk; a larger root disk is used completely
     #[arg(long, value_name = "SIZE", default_value = "2GiB")]
     pub size: Size,

@@ -10,7 +10,8 @@ use crate::exit::Exit;
 use crate::output;
 
 pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
-    let cli::ImageBuild { output: file, format, program, cloud_init, suite, sources, packages, size } = options;
+    let cli::ImageBuild { output: file, format, program, cloud_init, suite, sources, packages, postgres, size } =
+        options;
     let program = match program {
         None if !cloud_init => {
             Some(std::env::current_exe().map_err(Error::file("found", PathBuf::from("this program")))?)
@@ -22,7 +23,7 @@ pub fn build(options: cli::ImageBuild) -> Result<Exit, Error> {
         cli::ImageFormat::Qcow2 => Format::Disk,
         cli::ImageFormat::Incus => Format::Container,
     };
-    let options = Options { output: file.clone(), program, suite, sources, packages, bytes, format };
+    let options = Options { output: file.clone(), program, suite, sources, packages, postgres, bytes, format };
     let manifest = image::build(&options, &|what| output::talk(&format!("{what}\n")))?;
     let lines = format!(
         "{}\n  version {}\n  {} packages, {} MiB\n  manifest {}\n",

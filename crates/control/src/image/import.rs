@@ -48,10 +48,17 @@ fn is_disk(file: &Path) -> Result<bool, ImageError> {
     Ok(beginning == b"QFI\xfb")
 }
 
-/// Of etcd and of the image.
+/// Of etcd, of PostgreSQL if the image has it, and of the image.
 fn version(manifest: &Manifest) -> String {
     let etcd = manifest.packages.iter().find(|package| package.name == "etcd-server");
     // Debian's own part of a version comes after a hyphen.
     let etcd = etcd.and_then(|package| package.version.split(['-', '+', '~']).next()).unwrap_or("none");
-    format!("{etcd}-{}", manifest.version)
+    let postgres = manifest.packages.iter().find_map(|package| postgres_in(&package.name));
+    let postgres = postgres.map(|version| format!("-pg{version}")).unwrap_or_default();
+    format!("{etcd}{postgres}-{}", manifest.version)
+}
+
+/// The major version that this package is a server of.
+fn postgres_in(package: &str) -> Option<u16> {
+    package.strip_prefix("postgresql-")?.parse().ok()
 }

@@ -137,6 +137,7 @@ mod tests {
                 suite: String::from("bookworm"),
                 sources: None,
                 packages: Vec::new(),
+                postgres: None,
                 bytes: 0,
                 format: Format::Disk,
             };

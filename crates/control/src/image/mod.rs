@@ -10,6 +10,7 @@ mod initrd;
 mod lean;
 mod manifest;
 mod modules;
+mod postgres;
 mod system;
 mod tools;
 
@@ -33,6 +34,8 @@ pub struct Options {
     pub sources: Option<String>,
     /// Further packages, such as fluent-bit where the sources have it.
     pub packages: Vec<String>,
+    /// The major version of PostgreSQL that its machines can run too, with all that its members need.
+    pub postgres: Option<u16>,
     /// Of the disk. A machine's root disk may be larger: the file system grows into it.
     pub bytes: u64,
     pub format: Format,
@@ -84,7 +87,10 @@ pub fn build(options: &Options, say: &dyn Fn(&str)) -> Result<Manifest, ImageErr
     let scratch = Scratch::new(&options.output)?;
     let root = scratch.0.join(container::ROOT);
     say("installing packages (a minute or more)");
-    let packages = system::install(options, &root, &scratch.0)?;
+    let mut packages = system::install(options, &root, &scratch.0)?;
+    if options.postgres.is_some() {
+        packages.push(postgres::put_patroni(&root, &scratch.0)?);
+    }
     let manifest = Manifest::new(options, packages)?;
     system::furnish(&root, options, &manifest)?;
     let image = match options.format {
@@ -117,7 +123,7 @@ fn check(options: &Options) -> Result<(), ImageError> {
     if !rustix::process::geteuid().is_root() {
         return Err(ImageError::NotRoot);
     }
-    tools::check_all(options.format)?;
+    tools::check_all(options)?;
     let Some(path) = &options.program else { return Ok(()) };
     let program = fs::read(path).map_err(ImageError::file("read", path))?;
     match tools::needs_a_loader(&program) {

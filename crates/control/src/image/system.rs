@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use super::tools::run;
-use super::{Format, ImageError, Manifest, Options, Package, lean, manifest};
+use super::{Format, ImageError, Manifest, Options, Package, lean, manifest, postgres};
 
 /// What every machine needs.
 const BASE: &[&str] =
@@ -25,6 +25,8 @@ const NOT_AT_BOOT: &[&str] = &[
     "etcd.service",
     "prometheus-node-exporter.service",
     "nftables.service",
+    "postgresql.service",
+    "haproxy.service",
     "apt-daily.timer",
     "apt-daily-upgrade.timer",
     "e2scrub_all.timer",
@@ -60,7 +62,8 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
     let further = options.packages.iter().map(String::as_str);
     let hardware = if is_disk { HARDWARE } else { &[] };
     let packages = BASE.iter().chain(hardware).chain(own).chain(clock).copied().chain(further);
-    let packages: Vec<&str> = packages.collect();
+    let of_postgres = options.postgres.map(postgres::packages).unwrap_or_default();
+    let packages: Vec<&str> = packages.chain(of_postgres.iter().map(String::as_str)).collect();
     let list = "dpkg-query -W -f '${Package}=${Version}\\n' | xargs apt-cache show --no-all-versions";
     let mut command = Command::new("mmdebstrap");
     command.args(["--mode=root", "--variant=minbase", "--quiet"]);
@@ -69,6 +72,9 @@ pub(super) fn install(options: &Options, root: &Path, scratch: &Path) -> Result<
         command.arg(format!("--dpkgopt=path-exclude=/usr/share/{place}/*"));
     }
     command.arg("--aptopt=Apt::Install-Recommends \"0\"");
+    if options.postgres.is_some() {
+        command.arg(format!("--essential-hook={}", postgres::NO_FIRST_CLUSTER));
+    }
     // While apt still knows where they came from.
     command.arg(format!("--customize-hook=chroot \"$1\" sh -c \"$QUORATE_LIST\" > '{}'", listing.display()));
     command.env("QUORATE_LIST", list);

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use super::{Format, ImageError};
+use super::{Format, ImageError, Options};
 
 const ALWAYS: [(&str, &str); 4] =
     [("mmdebstrap", "mmdebstrap"), ("chroot", "coreutils"), ("gzip", "gzip"), ("tar", "tar")];
@@ -15,11 +15,14 @@ const FOR_DISKS: [(&str, &str); 5] = [
     ("umount", "mount"),
 ];
 
-pub(super) fn check_all(format: Format) -> Result<(), ImageError> {
+const FOR_PATRONI: [(&str, &str); 1] = [("pip3", "python3-pip")];
+
+pub(super) fn check_all(options: &Options) -> Result<(), ImageError> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let is_there = |program: &str| std::env::split_paths(&path).any(|directory| directory.join(program).is_file());
-    let for_disks = FOR_DISKS.iter().filter(|_| format == Format::Disk);
-    match ALWAYS.iter().chain(for_disks).find(|(program, _)| !is_there(program)) {
+    let for_disks = FOR_DISKS.iter().filter(|_| options.format == Format::Disk);
+    let for_patroni = FOR_PATRONI.iter().filter(|_| options.postgres.is_some());
+    match ALWAYS.iter().chain(for_disks).chain(for_patroni).find(|(program, _)| !is_there(program)) {
         Some((program, package)) => Err(ImageError::NoTool { program, package }),
         None => Ok(()),
     }

@@ -31,6 +31,14 @@ impl Kind {
         }
     }
 
+    /// The usual client, and the port that it connects to.
+    pub(crate) fn client(self) -> (&'static str, u16) {
+        match self {
+            Kind::Etcd => ("etcdctl", crate::model::CLIENT_PORT),
+            Kind::Postgres => ("psql", postgres::CLIENT_PORT),
+        }
+    }
+
     pub(crate) fn node_config(
         self,
         spec: &ClusterSpec,
@@ -346,7 +354,8 @@ impl View<'_> {
     ) -> Option<UnsafeBecause> {
         match self.desired.kind {
             Kind::Etcd => etcd::planner::program::refused(member, wish, facts),
-            Kind::Postgres => postgres::planner::formation::refused_config(member, facts),
+            Kind::Postgres => postgres::planner::formation::refused_config(member, facts)
+                .or_else(|| etcd::planner::program::refused(member, wish, facts)),
         }
     }
 

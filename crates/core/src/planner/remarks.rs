@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use serde::Serialize;
 
 use super::{Action, Step};
-use crate::model::{AGENT_PORT, CLIENT_PORT, CertificateUse, MemberName, Observation, PowerState};
+use crate::model::{AGENT_PORT, CertificateUse, MemberName, Observation, PowerState};
 use crate::providers::MachineKind;
 use crate::spec::{AddressRange, ClusterSpec, Firewall, MemberSpec};
 
@@ -128,7 +128,7 @@ fn cut_off(spec: &ClusterSpec, seen: &Observation, around: &Surroundings) -> Vec
         told.extend(controller(spec, ranges, around));
     }
     if let Some(ranges) = clients_from {
-        told.extend(clients_here(ranges, around));
+        told.extend(clients_here(spec, ranges, around));
         told.extend(clients_now(ranges, seen));
     }
     told
@@ -150,12 +150,13 @@ fn controller(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings
     kept_out.into_iter().map(tell).collect()
 }
 
-fn clients_here(ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
+fn clients_here(spec: &ClusterSpec, ranges: &[AddressRange], around: &Surroundings) -> Vec<String> {
+    let (client, port) = spec.kind.client();
     let members = around.comes_from.iter().map(|(member, address)| (*address, member.clone()));
     let tell = |(address, members): (IpAddr, BTreeSet<MemberName>)| {
         format!(
-            "this host ({address}) is in none of `host.firewall.clients_from`: etcdctl here is refused by {} (port \
-             {CLIENT_PORT})",
+            "this host ({address}) is in none of `host.firewall.clients_from`: {client} here is refused by {} (port \
+             {port})",
             listed(&members)
         )
     };

@@ -6,6 +6,7 @@ use quorate_core::model::{NodeConfig, PatroniService};
 use serde::Deserialize;
 
 use super::programs;
+use super::watchdog::Watchdog;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files;
@@ -20,6 +21,8 @@ pub(super) struct PatroniConfig {
     pub(super) name: String,
     pub(super) etcd3: Etcd,
     postgresql: Postgresql,
+    #[serde(default)]
+    pub(super) watchdog: Option<Watchdog>,
 }
 
 #[derive(Deserialize)]
@@ -89,7 +92,7 @@ impl Agent {
         };
         let known = state.postgres.programs.postgres.clone();
         let programs = known.unwrap_or_else(|| programs::usual_directory(service));
-        let filled = self.layout.fill_in(service.config.expose(), state.address);
+        let filled = self.layout.fill_in_postgres(service.config.expose(), state.address);
         let text = filled.replace(PROGRAMS, &programs.to_string_lossy());
         let (path, owner) = (self.layout.patroni_config(), self.patroni().await?.owner()?);
         blocking(move || files::ensure(&path, text.as_bytes(), files::PRIVATE, owner)).await?;

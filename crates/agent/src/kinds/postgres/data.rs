@@ -5,7 +5,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use quorate_core::kinds::postgres::ArchiveSeen;
-use quorate_core::kinds::postgres::desire::{PASSWORD_FILE, ROTATION_MARK};
+use quorate_core::kinds::postgres::desire::ROTATION_MARK;
 use quorate_core::model::{DataSeen, Stamp};
 
 use crate::layout::Layout;
@@ -64,7 +64,7 @@ pub(super) fn rotation(layout: &Layout) -> Option<String> {
 
 /// Whether the file that a standby takes its password from has this one, and no other.
 pub(super) fn logs_in_with(layout: &Layout, password: &str) -> bool {
-    let lines = fs::read_to_string(layout.root().join(PASSWORD_FILE)).unwrap_or_default();
+    let lines = fs::read_to_string(layout.standby_password()).unwrap_or_default();
     let mut lines = lines.lines().filter(|line| !line.is_empty()).peekable();
     lines.peek().is_some() && lines.all(|line| line.ends_with(&format!(":{password}")))
 }

@@ -1,19 +1,33 @@
 //! Where PostgreSQL and Patroni have their files, below the agent's root.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use quorate_core::kinds::postgres::{desire, repository};
+use quorate_core::model::ROOT;
 
 use crate::layout::Layout;
 
 impl Layout {
-    /// All that belongs to PostgreSQL's data.
+    /// All that belongs to PostgreSQL's data: on a separate disk, if there is one, so that it goes with the disk.
     pub(crate) fn postgres_home(&self) -> PathBuf {
-        self.root().join("var/lib/postgresql")
+        let disk = self.data_disk();
+        if disk.is_dir() { disk.join("postgresql") } else { self.root().join(desire::HOME_DIRECTORY) }
+    }
+
+    /// A configuration of PostgreSQL's programs, made real for this machine.
+    pub(crate) fn fill_in_postgres(&self, text: &str, address: IpAddr) -> String {
+        let home = self.postgres_home().display().to_string();
+        self.fill_in(&text.replace(&format!("{ROOT}/{}", desire::HOME_DIRECTORY), &home), address)
     }
 
     pub(crate) fn postgres_data(&self) -> PathBuf {
-        self.root().join(desire::DATA_DIRECTORY)
+        self.postgres_home().join("data")
+    }
+
+    /// Where a standby finds its password.
+    pub(crate) fn standby_password(&self) -> PathBuf {
+        self.postgres_home().join("pgpass")
     }
 
     pub(crate) fn postgres_stamp(&self) -> PathBuf {
@@ -55,7 +69,7 @@ impl Layout {
     }
 
     pub(crate) fn pgbackrest_work(&self) -> PathBuf {
-        self.root().join(repository::WORK_DIRECTORY)
+        self.postgres_home().join("pgbackrest")
     }
 
     pub(crate) fn patroni_config(&self) -> PathBuf {
@@ -74,5 +88,28 @@ impl Layout {
     /// With what the agent itself logs in to PostgreSQL.
     pub(crate) fn password_file(&self) -> PathBuf {
         self.state_dir().join("postgres.pgpass")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn with_a_separate_disk_all_that_belongs_to_the_data_is_on_it() {
+        let root = tempfile::tempdir().unwrap();
+        let layout = Layout::new(root.path()).unwrap();
+        let filled = |layout: &Layout| {
+            layout.fill_in_postgres("{root}/var/lib/postgresql/data {root}/etc", [10, 0, 0, 1].into())
+        };
+        let shown = root.path().display();
+        assert_eq!(filled(&layout), format!("{shown}/var/lib/postgresql/data {shown}/etc"));
+        std::fs::create_dir_all(layout.data_disk()).unwrap();
+        assert_eq!(filled(&layout), format!("{shown}/var/lib/etcd.disk/postgresql/data {shown}/etc"));
+        for path in
+            [layout.postgres_data(), layout.postgres_stamp(), layout.postgres_restored(), layout.pgbackrest_work()]
+        {
+            assert!(path.starts_with(layout.data_disk()), "{}", path.display());
+        }
     }
 }

@@ -61,7 +61,7 @@ impl Agent {
     pub(super) async fn put_pgbackrest_config(&self) -> Result<(), AgentError> {
         let (path, work) = (self.layout.pgbackrest_config(), self.layout.pgbackrest_work());
         let Some(config) = self.backup_config() else { return blocking(move || forget(&path, &work)).await };
-        let text = self.layout.fill_in(config.expose(), self.state.get().address);
+        let text = self.layout.fill_in_postgres(config.expose(), self.state.get().address);
         let owner = self.patroni().await?.owner()?;
         blocking(move || {
             files::make_dir(&work, 0o700)?;

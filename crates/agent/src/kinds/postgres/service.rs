@@ -22,6 +22,21 @@ const LAST_BYTES: u64 = 16 << 10;
 const RELOADS: u32 = 600;
 const BETWEEN_RELOADS: Duration = Duration::from_secs(1);
 
+/// PostgreSQL is Patroni's child and outlives it: it keeps its processes and its shared memory when Patroni ends. Its compiler of queries makes
+/// code at run time. One process of it that runs out of memory does not end the others. Patroni may use a watchdog, and no other device.
+const SETTINGS: &str = "\
+    KillMode=process\n\
+    RemoveIPC=no\n\
+    TimeoutStopSec=120\n\
+    LimitNOFILE=65536\n\
+    OOMScoreAdjust=-900\n\
+    OOMPolicy=continue\n\
+    MemoryDenyWriteExecute=no\n\
+    PrivateDevices=no\n\
+    DevicePolicy=closed\n\
+    DeviceAllow=/dev/watchdog rw\n\
+    DeviceAllow=char-watchdog rw\n";
+
 fn profile(layout: &Layout) -> Profile {
     let here = layout.clone();
     Profile {
@@ -33,7 +48,7 @@ fn profile(layout: &Layout) -> Profile {
         first_start: None,
         variables: VARIABLES,
         may_be_pod: false,
-        settings: "KillMode=process\nTimeoutStopSec=120\nLimitNOFILE=65536\nOOMScoreAdjust=-900\n",
+        settings: SETTINGS,
         find_stray: Arc::new(move || processes::find_patroni(&here)),
         last_words: last_complaint,
     }

@@ -86,6 +86,7 @@ impl Agent {
     /// Every start that is not systemd's or the keeper's own comes by here.
     async fn bring_up_patroni(self: &Arc<Self>, launch: Launch) -> Result<(), AgentError> {
         self.put_patroni_config().await?;
+        self.give_watchdog().await?;
         self.ready_for_patroni().await?;
         self.patroni().await?.start(launch, self.patroni_gate()).await?;
         self.postgres.not_started.lock().expect("no holder panics").take();

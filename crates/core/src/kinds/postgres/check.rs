@@ -5,8 +5,9 @@ use super::spec::{Haproxy, PostgresSettings, Tags, WatchdogMode};
 use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
+use crate::providers::MachineKind;
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{ClusterSpec, Destination, HostFacts, Kind, Millis, S3Destination, Size, Spec};
+use crate::spec::{ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, S3Destination, Size, Spec};
 
 /// Patroni raises smaller values to these without a word.
 const SHORTEST_TTL: Millis = Millis(20_000);
@@ -52,6 +53,7 @@ pub(crate) fn check(cluster: &Cluster, all: &Spec, host: &HostFacts, found: &mut
     dcs(cluster, postgres, all, found);
     timing(cluster, postgres, found);
     watchdog(cluster, postgres, found);
+    next_to_it(cluster, found);
     parameters(cluster, postgres, host, found);
     catalog(cluster, postgres, found);
     backup(cluster, postgres, found);
@@ -249,11 +251,35 @@ fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
     }
 }
 
+/// What machines run next to PostgreSQL.
+fn next_to_it(cluster: &Cluster, found: &mut Findings) {
+    let Some(host) = cluster.spec.host.as_ref().filter(|_| machines(cluster) != MachineKind::Process) else { return };
+    if host.log_forwarding.is_some() {
+        let hint = "leave it out; the logs are /var/log/patroni.log and /var/log/haproxy.log on each machine";
+        found.error(cluster.at("host.log_forwarding"), "only etcd's logs are forwarded, not those of PostgreSQL", hint);
+    }
+    let Firewall { enabled, clients_from, peers_from, .. } = &host.firewall;
+    let pinned = |member: &MemberSpec| cluster.spec.provider.settings().pinned(member).is_some();
+    if *enabled && clients_from.is_some() && peers_from.is_none() && !cluster.spec.members.iter().all(pinned) {
+        let message = "members reach each other at the port of clients, and their addresses are not known beforehand: `clients_from` \
+             could cut them off";
+        let hint = "add `peers_from` with a range that holds all members, or give each member an `address`";
+        found.error(cluster.at("host.firewall.clients_from"), message, hint);
+    }
+}
+
+fn machines(cluster: &Cluster) -> MachineKind {
+    cluster.spec.provider.settings().machines()
+}
+
 /// The watchdog is to reset the machine before another member can be the primary, and not before Patroni could reset the watchdog.
 fn watchdog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) {
     let (patroni, watchdog) = (&postgres.patroni, &postgres.patroni.watchdog);
     if watchdog.mode == WatchdogMode::Off {
         return;
+    }
+    if machines(cluster) == MachineKind::Container {
+        return watchdog_of_host(cluster, watchdog.mode, found);
     }
     let ttl = patroni.ttl.0 / 1000;
     // Half of `ttl` for -1.
@@ -266,6 +292,21 @@ fn watchdog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings
         );
         let hint = "lower `safety_margin` or `loop_wait`, or raise `ttl`";
         found.error(cluster.at("postgres.patroni.watchdog.safety_margin"), message, hint);
+    }
+}
+
+/// A container has no device of its own, and resetting its host would end everything else that runs there.
+fn watchdog_of_host(cluster: &Cluster, mode: WatchdogMode, found: &mut Findings) {
+    let at = cluster.at("postgres.patroni.watchdog.mode");
+    let hint = "use virtual machines, or `mode: off`";
+    match mode {
+        WatchdogMode::Required => {
+            let message = "a container has no watchdog of its own, so no member could become the primary";
+            found.error(at, message, hint);
+        }
+        WatchdogMode::Automatic | WatchdogMode::Off => {
+            found.warning(at, "a container has no watchdog of its own: this has no effect", hint);
+        }
     }
 }
 

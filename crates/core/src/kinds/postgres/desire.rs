@@ -28,9 +28,11 @@ pub const PEER_TRUST_FILE: &str = "etc/patroni/peer-ca.crt";
 pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
 /// Patroni's configuration, which the agent writes from the service's.
 pub const CONFIG_FILE: &str = "etc/patroni/patroni.yml";
+/// Where PostgreSQL's data is, and what belongs to it. A machine with a separate disk for data has all of it there.
+pub const HOME_DIRECTORY: &str = "var/lib/postgresql";
 pub const DATA_DIRECTORY: &str = "var/lib/postgresql/data";
 /// Written by Patroni, for those of PostgreSQL's programs that log in elsewhere. Its user may write here, on every machine.
-pub const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
+const PASSWORD_FILE: &str = "var/lib/postgresql/pgpass";
 /// Replaced by the agent with the directory of PostgreSQL's programs.
 pub const PROGRAMS: &str = "{programs}";
 /// A piece of the log that is not full is stored after so long: what a loss of everything can cost at most.

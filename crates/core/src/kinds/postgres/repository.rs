@@ -11,7 +11,7 @@ use crate::spec::{BackupSettings, ClusterSpec, Destination, S3Destination};
 /// pgBackRest's configuration, which the agent writes from the service's.
 pub const CONFIG_FILE: &str = "etc/pgbackrest.conf";
 /// Its locks. The user that runs PostgreSQL may write here, on every machine.
-pub const WORK_DIRECTORY: &str = "var/lib/postgresql/pgbackrest";
+const WORK_DIRECTORY: &str = "var/lib/postgresql/pgbackrest";
 /// quorate decides what is kept, so pgBackRest keeps all.
 const KEEPS_ALL: u32 = 9_999_999;
 

@@ -3,7 +3,7 @@
 
 use super::{Cluster, Findings};
 use crate::providers::MachineKind;
-use crate::spec::{AddressRange, Firewall, Forward, HostSettings, LogSource, TimeSource};
+use crate::spec::{AddressRange, Firewall, Forward, HostSettings, Kind, LogSource, TimeSource};
 
 pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = &cluster.spec.host else { return };
@@ -69,13 +69,15 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
         }
         return;
     }
+    let is_etcd = cluster.spec.kind == Kind::Etcd;
     // Before a member starts again, its agent asks the others on the client port how far it had followed them.
     for (field, ranges, what) in [
         ("peers_from", peers_from, "the other members would be cut off from it"),
         ("clients_from", clients_from, "it could not ask the other members how much of its data they remember"),
     ] {
         for member in &cluster.spec.members {
-            let Some(ranges) = ranges else { continue };
+            // Members of PostgreSQL come as peers.
+            let Some(ranges) = ranges.as_ref().filter(|_| is_etcd || field == "peers_from") else { continue };
             let Some(address) =
                 cluster.spec.provider.settings().pinned(member).filter(|address| !is_in(ranges, *address))
             else {
@@ -89,7 +91,7 @@ fn firewall(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
         }
     }
     for (field, ranges, who) in [
-        ("clients_from", clients_from, "no client could reach etcd"),
+        ("clients_from", clients_from, "no client could reach the cluster"),
         ("controller_from", controller_from, "quorate itself could not reach the machines by network"),
     ] {
         if ranges.as_ref().is_some_and(Vec::is_empty) {

@@ -1,0 +1,58 @@
+//! From where the ports of PostgreSQL, Patroni and HAProxy may be reached.
+
+use quorate_core::kinds::postgres::{CLIENT_PORT, REST_PORT};
+use quorate_core::model::{FirewallConfig, NodeConfig};
+
+use crate::host::firewall::Opening;
+
+/// Members replicate from each other and ask each other's Patroni, so those who may come as peers reach both, whoever the clients are.
+pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
+    let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
+    let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
+    let ports = |ports: &[u16]| format!("{{ {} }}", ports.iter().map(u16::to_string).collect::<Vec<_>>().join(", "));
+    let members = [CLIENT_PORT, REST_PORT];
+    let all: Vec<u16> = members.into_iter().chain(proxy.into_iter().flatten()).collect();
+    let between = clients.and(peers).map(|peers| (ports(&members), Some(peers)));
+    std::iter::once((ports(&all), clients)).chain(between).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use quorate_core::model::{HaproxyService, Runs, ServiceConfig};
+    use quorate_core::spec::Firewall;
+
+    use super::*;
+
+    fn config() -> NodeConfig {
+        let haproxy = HaproxyService {
+            program: None,
+            primary_port: 5000,
+            replica_port: 5001,
+            max_connections: 1,
+            check_every_ms: 1,
+            servers: BTreeMap::new(),
+        };
+        let (name, user) = (String::from("haproxy"), String::from("postgres"));
+        let service = ServiceConfig { name, user, runs: Runs::Haproxy(haproxy), inputs: Default::default() };
+        NodeConfig { files: Vec::new(), services: vec![service], host: None }
+    }
+
+    #[test]
+    fn members_reach_each_other_whoever_the_clients_are() {
+        let ranges = |range: &str| Some(vec![range.parse().unwrap()]);
+        let firewall = |clients_from, peers_from| {
+            let rules = Firewall { clients_from, peers_from, ..Firewall::default() };
+            FirewallConfig { rules, scrape_from: Vec::new(), metrics: None }
+        };
+        let open = firewall(None, ranges("10.0.0.0/24"));
+        assert_eq!(openings(&config(), &open), [(String::from("{ 5432, 8008, 5000, 5001 }"), None)]);
+        let closed = firewall(ranges("10.9.0.0/16"), ranges("10.0.0.0/24"));
+        let expected = [
+            (String::from("{ 5432, 8008, 5000, 5001 }"), closed.rules.clients_from.as_deref()),
+            (String::from("{ 5432, 8008 }"), closed.rules.peers_from.as_deref()),
+        ];
+        assert_eq!(openings(&config(), &closed), expected);
+    }
+}
