@@ -16,6 +16,7 @@ use super::{Options, image, static_pod};
 use crate::etcd;
 use crate::host::{self, Need};
 use crate::lab::Lab;
+use crate::postgres;
 use crate::static_build;
 use crate::test::build;
 
@@ -42,10 +43,17 @@ pub const BENCH: &str = "bench-";
 const HOSTS: &str = "incus::hosts::members_are_on_hosts_of_an_incus_cluster_and_one_of_these_is_cut_off";
 /// The story of machines with a kubelet.
 const PODS: &str = "incus::static_pods::machines_whose_etcd_is_a_static_pod_reboot_one_after_another";
+/// The story of PostgreSQL.
+const POSTGRES: &str =
+    "incus::postgres::three_members_on_containers_change_and_fail_under_a_writer_and_no_commit_is_lost";
 /// Of the pool, the network and the image that boots nothing.
 pub const NAME: &str = "quorate-lab";
 /// The image of real machines.
 const MACHINE: &str = "quorate-machine";
+/// The same with PostgreSQL.
+const POSTGRES_MACHINE: &str = "quorate-postgres";
+const POSTGRES_FILE: &str = "postgres.tar.gz";
+const POSTGRES_VARIABLE: &str = "QUORATE_LAB_POSTGRES_IMAGE";
 const IMAGE_FILE: &str = "container.tar.gz";
 const CLOUD_INIT_FILE: &str = "cloud-init.tar.gz";
 /// What members on an image with cloud-init need of packages: they have nowhere to fetch them from.
@@ -71,6 +79,7 @@ fn has(options: &Options, story: &str) -> bool {
 pub fn run(lab: &Lab, options: &Options) -> Result<()> {
     let mut prepared = prepare(lab)?;
     prepared.pods = has(options, PODS).then(|| static_pod::programs(lab)).transpose()?;
+    prepared.postgres = has(options, POSTGRES).then(|| postgres_image(lab, &prepared)).transpose()?;
     suites(options)?;
     let words: Vec<&str> = ["lab", "incus", "--inside"].into_iter().chain(options.words()).collect();
     enter(&prepared, &words)
@@ -81,6 +90,7 @@ pub fn enter(prepared: &Prepared, words: &[&str]) -> Result<()> {
     let outcome = super::enter(words, |lab| {
         lab.env(PROGRAM_VARIABLE, &prepared.program).env(IMAGE_VARIABLE, &prepared.image);
         lab.envs(prepared.pods.iter().map(|place| (static_pod::VARIABLE, place)));
+        lab.envs(prepared.postgres.iter().map(|image| (POSTGRES_VARIABLE, image)));
     });
     super::remove_groups(is_ours);
     outcome
@@ -97,6 +107,8 @@ pub struct Prepared {
     pub image: PathBuf,
     /// The kubelet and images of static pods.
     pods: Option<PathBuf>,
+    /// The image of machines with PostgreSQL.
+    postgres: Option<PathBuf>,
 }
 
 /// Packages, programs and images that the lab needs: inside there is no network.
@@ -108,7 +120,13 @@ pub fn prepare(lab: &Lab) -> Result<Prepared> {
     etcd::run(lab, false)?;
     let program = static_build::build(true)?;
     let image = image::build(lab, &program, IMAGE_FILE, &["--format", "incus"])?;
-    Ok(Prepared { program, image, pods: None })
+    Ok(Prepared { program, image, pods: None, postgres: None })
+}
+
+/// An image with PostgreSQL, and its client on this host.
+fn postgres_image(lab: &Lab, prepared: &Prepared) -> Result<PathBuf> {
+    host::install_missing(&[postgres::SERVER])?;
+    image::build(lab, &prepared.program, POSTGRES_FILE, &["--format", "incus", "--postgres", "15"])
 }
 
 /// An image as clouds have it, with all that a member needs.
@@ -172,7 +190,11 @@ pub fn start() -> Result<()> {
     incus(&["network", "create", NAME, "ipv4.address=10.78.0.1/16", "ipv4.nat=false", "ipv6.address=fd42:78::1/64"])?;
     incus(&["image", "import", &tiny_image()?.to_string_lossy(), "--alias", NAME])?;
     let machine = std::env::var(IMAGE_VARIABLE).context("the image of machines is not named")?;
-    incus(&["image", "import", &machine, "--alias", MACHINE])
+    incus(&["image", "import", &machine, "--alias", MACHINE])?;
+    match std::env::var(POSTGRES_VARIABLE) {
+        Ok(postgres) => incus(&["image", "import", &postgres, "--alias", POSTGRES_MACHINE]),
+        Err(_) => Ok(()),
+    }
 }
 
 fn daemon_path() -> String {

@@ -29,9 +29,14 @@ impl Drop for Ends<'_> {
 
 /// Writes one key after another until the work is done. Once per cluster, because the keys have the same names each time.
 pub fn while_writing<T>(etcdctl: impl Fn(&[&str]) -> Run + Sync, work: impl FnOnce() -> T) -> (T, Written) {
+    while_storing(|key| etcdctl(&["put", key, "x"]).code == Some(0), work)
+}
+
+/// The same with whatever stores keys and says whether that was acknowledged.
+pub fn while_storing<T>(store: impl Fn(&str) -> bool + Sync, work: impl FnOnce() -> T) -> (T, Written) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
-        let writer = scope.spawn(|| write_until(&over, &etcdctl));
+        let writer = scope.spawn(|| write_until(&over, &store));
         let ends = Ends(&over);
         let done = work();
         drop(ends);
@@ -39,7 +44,7 @@ pub fn while_writing<T>(etcdctl: impl Fn(&[&str]) -> Run + Sync, work: impl FnOn
     })
 }
 
-fn write_until(over: &AtomicBool, etcdctl: &impl Fn(&[&str]) -> Run) -> Written {
+fn write_until(over: &AtomicBool, store: &impl Fn(&str) -> bool) -> Written {
     let (mut written, mut last) = (Written::default(), Instant::now());
     for number in 0..MOST {
         if over.load(Ordering::Relaxed) {
@@ -47,7 +52,7 @@ fn write_until(over: &AtomicBool, etcdctl: &impl Fn(&[&str]) -> Run) -> Written 
         }
         let key = format!("{PREFIX}{number}");
         // What is not acknowledged may be lost.
-        let acknowledged = etcdctl(&["put", &key, "x"]).code == Some(0);
+        let acknowledged = store(&key);
         written.longest_gap = written.longest_gap.max(last.elapsed());
         if acknowledged {
             written.acknowledged.push(key);
@@ -61,7 +66,11 @@ impl Written {
     #[track_caller]
     pub fn assert_kept(&self, etcdctl: impl Fn(&[&str]) -> Run) {
         let found = etcdctl(&["get", PREFIX, "--prefix", "--keys-only"]).ok().stdout;
-        let found: BTreeSet<&str> = found.lines().collect();
+        self.assert_all_in(&found.lines().collect());
+    }
+
+    #[track_caller]
+    pub fn assert_all_in(&self, found: &BTreeSet<&str>) {
         let lost: Vec<&String> = self.acknowledged.iter().filter(|key| !found.contains(key.as_str())).collect();
         let (count, gap) = (self.acknowledged.len(), self.longest_gap.as_secs_f64());
         eprintln!("    {count} writes were acknowledged meanwhile, {} are lost; longest gap {gap:.2} s", lost.len());

@@ -4,6 +4,7 @@ mod assets;
 mod changes;
 mod core;
 mod hosts;
+mod postgres;
 mod reboots;
 mod refusals;
 mod remote;
