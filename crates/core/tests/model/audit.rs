@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::etcd::{EtcdStatus, Formation, MemberEntry};
 use quorate_core::model::{
-    AgentSeen, Data, Desired, Facts, MemberName, Observation, PEER_PORT, ServiceState, https_url,
+    AgentSeen, Data, DataSeen, Desired, Facts, MemberName, Observation, PEER_PORT, ServiceState, https_url,
 };
 use quorate_core::planner::{Action, Decision, Precondition};
 
@@ -123,7 +123,8 @@ fn judge(desired: &Desired, look: &Look<'_>, formed: bool, action: &Action) -> O
         }
         Action::RecordRestoring { sha256, bump_revision, .. } => {
             let verified = desired.etcd.restore.as_ref().and_then(|restore| restore.bump_revision);
-            if verified != Some(*bump_revision) {
+            let has_no_data = |m: &MemberName| look.facts(m).is_some_and(|f| f.etcd.data == DataSeen::Empty);
+            if verified != Some(*bump_revision) && !look.seen.agents.keys().all(has_no_data) {
                 return Some(Wrong::GivenUpBeforeVerified);
             }
             let has = |m: &MemberName| {

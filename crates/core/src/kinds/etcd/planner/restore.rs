@@ -1,8 +1,8 @@
 //! Restore: once confirmed, the data of all members is replaced by one snapshot. First every wanted member gets a machine, and the
-//! snapshot is sent to all of them; meanwhile the controller verifies it in a temporary etcd. Only when both have succeeded, the restore is
-//! recorded, and every etcd on other data is stopped. Only when none of them runs, each member's data is made from the snapshot; and only
-//! when all hold theirs, the first is started. So members never run on old and new data at the same time, and until the snapshot is
-//! verified and everywhere, existing data is not touched.
+//! snapshot is sent to all of them; meanwhile the controller verifies it in a temporary etcd, unless no member has any data to lose. Only
+//! when both have succeeded, the restore is recorded, and every etcd on other data is stopped. Only when none of them runs, each member's
+//! data is made from the snapshot; and only when all hold theirs, the first is started. So members never run on old and new data at the
+//! same time, and until the snapshot is verified and everywhere, existing data is not touched.
 
 use std::collections::BTreeMap;
 
@@ -117,7 +117,7 @@ fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &st
         return;
     }
     let bump_revision = safety::restore::bump_of(restore, view);
-    if !safety::restore::is_verified(restore, bump_revision) {
+    if !safety::restore::is_verified(restore, bump_revision) && !safety::restore::endangers_nothing(view) {
         return verify(view, restore, decision, bump_revision);
     }
     if staging > 0 {
@@ -131,11 +131,12 @@ fn prepare(view: &View<'_>, restore: &Restore, decision: &mut Decision, why: &st
         1 => String::from("the only member has"),
         all => format!("all {all} members have"),
     };
-    let why = format!(
-        "{why}, the snapshot is verified, and {all} it ({}, revision {}); every etcd on other data is stopped now, and revisions \
-         continue {bump_revision} above the snapshot's",
-        restore.source, restore.revision
-    );
+    let from = format!("{}, revision {}", restore.source, restore.revision);
+    let ready = match safety::restore::is_verified(restore, bump_revision) {
+        true => format!("the snapshot is verified, and {all} it ({from}); every etcd on other data is stopped now"),
+        false => format!("{all} the snapshot ({from}), and no data exists that could be lost"),
+    };
+    let why = format!("{why}, {ready}; revisions continue {bump_revision} above the snapshot's");
     let (token, sha256) = (desired.etcd.next_token.clone(), restore.sha256.clone());
     decision.step(Action::RecordRestoring { was, token, members, sha256, bump_revision }, why);
 }

@@ -1,12 +1,12 @@
 //! The rules of a restore: no existing data is touched before every member has the snapshot and it was verified, and no member starts
-//! while another could still run on the old data.
+//! while another could still run on the old data. Where no data exists, the members' own restore is the verification.
 
 use super::revision;
 use super::{DataVerdict, judge_data};
 use crate::kinds::etcd::limits::{MARGIN, MAX_REVISION};
 use crate::kinds::etcd::{Formation, Restore};
-use crate::model::{DataSeen, Desired, Facts, MemberName, Observation, ServiceState};
-use crate::planner::{UnsafeBecause, View};
+use crate::model::{AgentSeen, DataSeen, Desired, Facts, MemberName, Observation, Seen, ServiceState};
+use crate::planner::{UnsafeBecause, View, machines};
 
 /// Rule 12: by how much the revision of a snapshot must go up, so that no client is sent back in time. Never beyond what etcd can count.
 pub fn bump_past(highest: u64, revision: u64) -> u64 {
@@ -37,6 +37,20 @@ pub fn may_begin_empty(desired: &Desired) -> Result<(), UnsafeBecause> {
 /// Rule 7: whether the snapshot was restored into a temporary etcd, raised by exactly this.
 pub fn is_verified(restore: &Restore, bump: u64) -> bool {
     restore.bump_revision == Some(bump)
+}
+
+/// Rule 7: whether every machine of the cluster answers and none has data, so that a restore that fails costs nothing but time.
+pub fn endangers_nothing(view: &View<'_>) -> bool {
+    let View { desired, seen, .. } = *view;
+    let has_none = |member: &MemberName| match seen.agents.get(member).and_then(Seen::get) {
+        Some(AgentSeen::Unenrolled { .. }) => true,
+        Some(AgentSeen::Enrolled(facts)) => {
+            facts.etcd.data == DataSeen::Empty && facts.etcd.service == ServiceState::Stopped
+        }
+        Some(AgentSeen::Untrusted(_) | AgentSeen::OtherProtocol(_)) | None => false,
+    };
+    let Some(all) = seen.machines.get() else { return false };
+    all.iter().filter(|(_, machine)| machines::is_ours(desired, machine)).all(|(member, _)| has_none(member))
 }
 
 /// Rule 12: whether data that was raised by so much begins where etcd can still count.
