@@ -7,12 +7,14 @@ use std::sync::Mutex;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
+use futures_util::Stream;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Bytes, Frame};
 use hyper::ext::on_informational;
 use hyper::{Request, header};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::AsyncRead;
 use tokio::sync::oneshot;
+use tokio_util::io::ReaderStream;
 
 use super::{AgentClient, ClientError, ORDER};
 use crate::api::{self, UploadRequest, path};
@@ -50,7 +52,7 @@ impl AgentClient {
         content: impl AsyncRead + Send + Unpin + 'static,
     ) -> Result<(), ClientError> {
         let (agreed, go) = oneshot::channel();
-        let upload = Upload { agent: Agent::Asked(go), content };
+        let upload = Upload { agent: Agent::Asked(go), content: ReaderStream::with_capacity(content, PIECE) };
         let mut announced = Request::put(to)
             .header(header::HOST, self.address.to_string())
             .header(header::EXPECT, "100-continue")
@@ -73,7 +75,7 @@ impl AgentClient {
 
 struct Upload<R> {
     agent: Agent,
-    content: R,
+    content: ReaderStream<R>,
 }
 
 enum Agent {
@@ -97,15 +99,7 @@ impl<R: AsyncRead + Unpin> Body for Upload<R> {
         if matches!(self.agent, Agent::Refused) {
             return Poll::Pending;
         }
-        let mut piece = vec![0; PIECE];
-        let mut space = ReadBuf::new(&mut piece);
-        ready!(Pin::new(&mut self.content).poll_read(context, &mut space))?;
-        match space.filled().len() {
-            0 => Poll::Ready(None),
-            read => {
-                piece.truncate(read);
-                Poll::Ready(Some(Ok(Frame::data(Bytes::from(piece)))))
-            }
-        }
+        let piece = ready!(Pin::new(&mut self.content).poll_next(context));
+        Poll::Ready(piece.map(|piece| piece.map(Frame::data)))
     }
 }
