@@ -203,7 +203,7 @@ pub fn with_their_etcd(home: &Home, mut clusters: Vec<Cluster>) -> Result<Vec<Cl
     let users: Vec<ClusterSpec> =
         clusters.iter().map(|cluster| &cluster.spec).filter(|s| s.postgres.is_some()).cloned().collect();
     for spec in users {
-        let Some(name) = spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else { continue };
+        let Some(name) = dcs::own_etcd(&spec) else { continue };
         if !clusters.iter().any(|cluster| cluster.spec.name.as_str() == name)
             && !dcs::is_ready(home, &spec)
             && let Some(ledger) = remembered(home, &name)?

@@ -123,6 +123,10 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
         given.root.iter_mut().for_each(pair);
     }
     spec.auth.root_password_file.iter_mut().for_each(resolve);
+    if let Some(dcs) = spec.postgres.as_mut().map(|postgres| &mut postgres.dcs) {
+        let files = [&mut dcs.ca, &mut dcs.password_file, &mut dcs.certificate, &mut dcs.key];
+        files.into_iter().flatten().for_each(resolve);
+    }
     for user in &mut spec.auth.users {
         user.password_file.iter_mut().for_each(resolve);
     }
@@ -168,6 +172,7 @@ pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<File
         planned_etcd: None,
         patroni_of: Vec::new(),
     };
+    reader.check_dcs(spec);
     if reader.problems.is_empty() { Ok(files) } else { Err(reader.problems) }
 }
 
@@ -222,6 +227,17 @@ impl Reader {
             }
         }
         passwords
+    }
+
+    /// What Patroni needs to log in to an etcd that others operate. It is read again when it is used.
+    fn check_dcs(&mut self, spec: &ClusterSpec) {
+        let Some(dcs) = spec.postgres.as_ref().map(|postgres| &postgres.dcs) else { return };
+        let at = |field: &str| format!("postgres.dcs.{field}");
+        dcs.ca.iter().for_each(|path| drop(self.certificates(&at("ca"), path, "the CA that signed that etcd's")));
+        dcs.password_file.iter().for_each(|path| drop(self.password(&at("password_file"), path)));
+        let Some((certificate, key)) = dcs.certificate.as_ref().zip(dcs.key.as_ref()) else { return };
+        self.certificates(&at("certificate"), certificate, "the client that logs in there");
+        self.text(&at("key"), key);
     }
 
     fn log_forwarding(&mut self, spec: &ClusterSpec) -> Option<LogSecrets> {

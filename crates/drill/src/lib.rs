@@ -66,6 +66,8 @@ pub enum DrillError {
     Fault(#[from] faults::FaultError),
     #[error("cluster {0} is not bootstrapped, so there is nothing to rehearse")]
     NotFormed(String),
+    #[error("a drill of PostgreSQL also strikes its etcd, and that of {0} is operated by others")]
+    OtherDcs(String),
     #[error("scenario {scenario} needs {needs}")]
     Needs { scenario: &'static str, needs: &'static str },
     #[error("{scenario} cannot be --first: it is not over at once, or leaves nothing to deal with")]

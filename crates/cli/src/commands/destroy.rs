@@ -67,11 +67,11 @@ async fn destroy(context: &Context, name: &str, options: &cli::Destroy) -> Resul
 
 /// Removes what is left of a PostgreSQL cluster in its etcd: Patroni's keys, and the user that it logged in as.
 async fn leave_etcd(context: &Context, spec: &ClusterSpec) -> Result<(), Error> {
-    let Some(etcd) = spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else { return Ok(()) };
-    let Some(known) = load::remembered(&context.home, &etcd)? else { return Ok(()) };
     if let Err(why) = dcs::clear(&context.home, spec).await {
         output::talk(&format!("warning: {why}\n"));
     }
+    let Some(etcd) = dcs::own_etcd(spec) else { return Ok(()) };
+    let Some(known) = load::remembered(&context.home, &etcd)? else { return Ok(()) };
     let brought = load::brought_files(&known)?;
     let remove = |ledger: &mut Ledger| drop(ledger.etcd.used_by.remove(spec.name.as_str()));
     let outcome = run_loop(context, &known.spec, &brought, "destroy", remove).await?;

@@ -31,8 +31,10 @@ pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exi
 /// A change of the password would end Patroni's session, and demote the primary. So etcd gets a second user; when every member has
 /// confirmed that it uses that one, the first is removed. Re-run, it continues with what is there.
 async fn rotate_dcs(context: &Context, ledger: &Ledger, yes: bool) -> Result<Exit, Error> {
-    let Some(name) = ledger.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()) else {
-        return Ok(Exit::Done);
+    let Some(name) = dcs::own_etcd(&ledger.spec) else {
+        let what = format!("the etcd in which Patroni of {} keeps its state is operated by others", ledger.spec.name);
+        let hint = "create a second user there, name it in `postgres.dcs`, and `apply`; then remove the first";
+        return Err(Error::refused(what, hint));
     };
     let (cluster, brought) = (ledger.spec.name.as_str(), load::brought_files(ledger)?);
     let etcd = load::ledger(&context.home, &name)?;

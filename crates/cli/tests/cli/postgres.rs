@@ -2,6 +2,7 @@
 //! confirmed is lost.
 
 mod backups;
+mod other_etcd;
 mod passwords;
 mod proxy;
 

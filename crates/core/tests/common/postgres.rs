@@ -32,8 +32,8 @@ pub fn provide(scene: &mut Scene) {
     let dcs = Dcs {
         hosts: BTreeSet::from([String::from("192.0.2.1:2379")]),
         ca: String::from("ca"),
-        user: String::from("patroni-shop"),
-        password: Secret::new("password"),
+        login: Some((String::from("patroni-shop"), Secret::new("password"))),
+        identity: None,
     };
     scene.brought.dcs = Some(Ok(dcs));
     let users = scene.spec.postgres.iter().flat_map(|postgres| &postgres.users);
@@ -165,7 +165,7 @@ pub fn rotate(scene: &mut Scene, consent: Consent, users: &[&str]) {
 /// etcd has another user for Patroni, and members are to use it.
 pub fn rotate_dcs(scene: &mut Scene, consent: Consent, user: &str) {
     if let Some(Ok(dcs)) = &mut scene.brought.dcs {
-        user.clone_into(&mut dcs.user);
+        dcs.login.iter_mut().for_each(|(name, _)| user.clone_into(name));
     }
     scene.ledger.postgres.rotation = Some(Rotation::of_dcs(consent, String::from("one")));
 }

@@ -85,7 +85,7 @@ impl Local {
             cluster_id: ledger.cluster_id.clone(),
             network: settings.network,
             range: netns::Range::new(&ledger.spec, &ledger.cluster_id),
-            dcs: ledger.spec.postgres.as_ref().map(|postgres| postgres.dcs.cluster.to_string()),
+            dcs: ledger.spec.postgres.as_ref().and_then(|postgres| Some(postgres.dcs.cluster.as_ref()?.to_string())),
         }
     }
 

@@ -1,8 +1,8 @@
 //! Patroni's configuration on this machine: made real, put where Patroni reads it, and what the agent itself reads in it.
 
 use quorate_core::Secret;
-use quorate_core::kinds::postgres::desire::{DCS_TRUST_FILE, PROGRAMS};
-use quorate_core::model::{NodeConfig, PatroniService};
+use quorate_core::kinds::postgres::desire::PROGRAMS;
+use quorate_core::model::{ConfigFile, PatroniService};
 use serde::Deserialize;
 
 use super::programs;
@@ -10,6 +10,7 @@ use super::watchdog::Watchdog;
 use crate::agent::Agent;
 use crate::api::Refusal;
 use crate::files;
+use crate::state::State;
 use crate::{AgentError, blocking};
 
 /// The part of Patroni's configuration that the agent needs too.
@@ -67,9 +68,9 @@ impl PatroniConfig {
     }
 }
 
-/// The CAs of the etcd that Patroni keeps its state in.
-pub(super) fn dcs_trust(config: &NodeConfig) -> Option<&str> {
-    config.files.iter().find(|file| file.path == DCS_TRUST_FILE).map(|file| file.content.expose())
+/// The files of the configuration that is in place.
+pub(super) fn configured_files(state: &State) -> &[ConfigFile] {
+    state.node_config.as_ref().map_or(&[], |in_place| &in_place.config.files)
 }
 
 impl Agent {

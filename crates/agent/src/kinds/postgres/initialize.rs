@@ -8,7 +8,7 @@ use std::time::Duration;
 use quorate_core::kinds::postgres::SUPERUSER;
 use quorate_core::model::{DataSeen, ServiceState, Stamp};
 
-use super::config::{PatroniConfig, dcs_trust};
+use super::config::{PatroniConfig, configured_files};
 use super::tools::{self, identifier, literal};
 use super::{data, dcs};
 use crate::agent::Agent;
@@ -84,10 +84,10 @@ impl Agent {
     /// Another cluster may use the same name in this etcd.
     async fn check_scope(&self, settings: &PatroniConfig) -> Result<(), Refusal> {
         let state = self.state.get();
-        let trust = state.node_config.as_ref().and_then(|in_place| dcs_trust(&in_place.config));
+        let files = configured_files(&state);
         let key = format!("{}initialize", settings.key());
-        match dcs::get(settings, trust, &key).await? {
-            None => Ok(()),
+        match dcs::get(settings, files, &key).await? {
+            None => dcs::check_gateway(settings, files).await,
             Some(there) => Err(Refusal::Failed {
                 why: format!(
                     "the DCS has the key {key} already, of a cluster with system identifier {}: set another `postgres.scope`; or, \

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use quorate_core::kinds::postgres::{RestoreSeen, RestoreState, RestoreTarget, SUPERUSER};
 use quorate_core::model::{DataSeen, Stamp};
 
-use super::config::{PatroniConfig, dcs_trust};
+use super::config::{PatroniConfig, configured_files};
 use super::temporary::Trouble;
 use super::tools::{identifier, literal};
 use super::{data, dcs};
@@ -92,8 +92,8 @@ impl Agent {
         let restored = self.layout.postgres_restored();
         let system_id = data::system_id_in(&restored).ok_or_else(|| Refusal::failed("the restored data is damaged"))?;
         let state = self.state.get();
-        let trust = state.node_config.as_ref().and_then(|in_place| dcs_trust(&in_place.config));
-        dcs::forget(&self.patroni_settings()?, trust, &system_id).await?;
+        let files = configured_files(&state);
+        dcs::forget(&self.patroni_settings()?, files, &system_id).await?;
         self.check_still_obeyed()?;
         let (layout, owner) = (self.layout.clone(), self.patroni().await?.owner()?);
         blocking(move || exchange(&layout, &stamp, owner)).await?;

@@ -2,7 +2,7 @@
 
 use quorate_core::model::{DataSeen, ServiceState, Stamp};
 
-use super::config::dcs_trust;
+use super::config::configured_files;
 use super::{data, dcs, processes};
 use crate::agent::Agent;
 use crate::api::Refusal;
@@ -28,8 +28,8 @@ impl Agent {
             _ => return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(stamp)), describe(&found))),
         }
         if let Some(system_id) = system_id {
-            let trust = state.node_config.as_ref().and_then(|in_place| dcs_trust(&in_place.config));
-            dcs::forget(&self.patroni_settings()?, trust, &system_id).await?;
+            let files = configured_files(&state);
+            dcs::forget(&self.patroni_settings()?, files, &system_id).await?;
         }
         self.check_still_obeyed()?;
         let layout = self.layout.clone();

@@ -66,7 +66,7 @@ fn clusters(context: &Context, name: &str, options: &cli::Restore) -> Result<(Op
     let all = load::with_their_etcd(&context.home, load::clusters(&context.home, &options.target)?)?;
     let (mut etcd, mut own) = (None, None);
     let dcs = all.iter().find(|cluster| cluster.spec.name.as_str() == name);
-    let dcs = dcs.and_then(|cluster| cluster.spec.postgres.as_ref()).map(|postgres| postgres.dcs.cluster.to_string());
+    let dcs = dcs.and_then(|cluster| dcs::own_etcd(&cluster.spec));
     for cluster in all {
         match cluster.spec.name.as_str() {
             found if found == name => own = Some(cluster),

@@ -78,12 +78,17 @@ fn patronictl_config(
     certificate: &Path,
     key: &Path,
 ) -> Result<PathBuf, ClientError> {
-    let (peers, trust, path) =
-        (directory.join("peer-ca.crt"), directory.join("dcs-ca.crt"), directory.join("patronictl.yml"));
+    let [peers, trust, dcs_certificate, dcs_key, path] =
+        ["peer-ca.crt", "dcs-ca.crt", "dcs.crt", "dcs.key", "patronictl.yml"].map(|name| directory.join(name));
     let bundle = ledger.authorities.peer.as_ref().map(|peers| peers.bundle());
     keep_private(&peers, &bundle.unwrap_or_default())?;
     keep_private(&trust, &dcs.ca)?;
-    let config = desire::patronictl_config(&ledger.spec, dcs, &trust, [certificate, key, &peers]);
+    if let Some((certificate, key)) = &dcs.identity {
+        keep_private(&dcs_certificate, certificate)?;
+        keep_private(&dcs_key, key.expose())?;
+    }
+    let of_dcs = [&*trust, &*dcs_certificate, &*dcs_key];
+    let config = desire::patronictl_config(&ledger.spec, dcs, of_dcs, [certificate, key, &peers]);
     keep_private(&path, &config)?;
     Ok(path)
 }

@@ -2,11 +2,14 @@
 //! that, so they are created, changed and removed like any other user of that cluster.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use quorate_agent::dial::Dial;
+use quorate_core::Secret;
 use quorate_core::kinds::postgres::check::can_serve;
-use quorate_core::kinds::postgres::{Dcs, DcsLogin, DcsUser, desire};
+use quorate_core::kinds::postgres::{Dcs, DcsLogin, DcsUser, desire, spec};
 use quorate_core::model::{CLIENT_PORT, Ledger};
 use quorate_core::spec::ClusterSpec;
 use quorate_core::text::with_causes;
@@ -21,12 +24,36 @@ const ANSWERING: Duration = Duration::from_secs(5);
 
 /// What Patroni of this cluster needs to reach and use its etcd, or why it cannot.
 pub(crate) fn look(home: &Home, spec: &ClusterSpec) -> Option<Result<Dcs, String>> {
-    let name = spec.postgres.as_ref()?.dcs.cluster.to_string();
-    let read = home.store(&name).read();
+    let dcs = &spec.postgres.as_ref()?.dcs;
+    let Some(name) = &dcs.cluster else { return Some(other(dcs)) };
+    let read = home.store(name.as_str()).read();
     Some(match read {
         Ok(Some(ledger)) => usable(&ledger, spec),
         Ok(None) => Err(format!("there is no etcd cluster {name} in this home; create it first")),
         Err(error) => Err(format!("the ledger of {name} cannot be read: {error}")),
+    })
+}
+
+/// The name of the etcd cluster that Patroni of this cluster uses, where this quorate operates it.
+pub fn own_etcd(spec: &ClusterSpec) -> Option<String> {
+    Some(spec.postgres.as_ref()?.dcs.cluster.as_ref()?.to_string())
+}
+
+/// An etcd that others operate, from the files that the spec names.
+fn other(dcs: &spec::Dcs) -> Result<Dcs, String> {
+    let read = |path: &PathBuf| {
+        fs::read_to_string(path).map_err(|error| format!("{} cannot be read: {error}", path.display()))
+    };
+    let both = |one: &Option<String>, other: &Option<PathBuf>| match (one, other) {
+        (Some(one), Some(path)) => Ok(Some((one.clone(), Secret::new(read(path)?.trim_end_matches(['\r', '\n']))))),
+        _ => Ok::<_, String>(None),
+    };
+    let certificate = dcs.certificate.as_ref().map(&read).transpose()?;
+    Ok(Dcs {
+        hosts: dcs.endpoints.iter().cloned().collect(),
+        ca: dcs.ca.as_ref().map(&read).transpose()?.unwrap_or_default(),
+        login: both(&dcs.username, &dcs.password_file)?,
+        identity: both(&certificate, &dcs.key)?,
     })
 }
 
@@ -47,14 +74,14 @@ fn usable(etcd: &Ledger, spec: &ClusterSpec) -> Result<Dcs, String> {
     let hosts: BTreeSet<String> =
         addresses.map(|address| std::net::SocketAddr::new(address, CLIENT_PORT).to_string()).collect();
     let ca = etcd.authorities.client.as_ref().map(|authority| authority.certificate.clone()).unwrap_or_default();
-    Ok(Dcs { hosts, ca, user: user.clone(), password: password.clone() })
+    Ok(Dcs { hosts, ca, login: Some((user.clone(), password.clone())), identity: None })
 }
 
 /// The same for a plan, in which the etcd cluster is created or gets its user first. Nothing may be configured with this.
 pub(crate) fn foresee(etcd: &ClusterSpec, spec: &ClusterSpec) -> Result<Dcs, String> {
     can_serve(etcd).map_err(|unusable| format!("{}; {} of {}", unusable.why, unusable.hint, etcd.name))?;
-    let user = user_name(spec);
-    Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), user, password: quorate_core::Secret::new("") })
+    let login = Some((user_name(spec), Secret::new("")));
+    Ok(Dcs { hosts: BTreeSet::new(), ca: String::new(), login, identity: None })
 }
 
 /// Writes into the ledger of an etcd cluster that this PostgreSQL cluster uses it.
@@ -100,13 +127,14 @@ pub(crate) fn forget_gone(home: &Home, etcd: &mut Ledger) {
 pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
     let (Some(Ok(dcs)), Some(postgres)) = (look(home, spec), &spec.postgres) else { return Ok(()) };
     let key = desire::key(spec, postgres);
-    let dial = dial(home, postgres.dcs.cluster.as_str()).await;
+    let dial = dial(home, own_etcd(spec).as_deref()).await;
     let mut last = String::from("it has no members");
     for host in &dcs.hosts {
         let mut options = ConnectOptions::new(format!("https://{host}"), &dcs.ca);
-        options.login = Some(Login { user: dcs.user.clone(), password: dcs.password.expose().to_owned() });
-        let dial = dial.clone();
-        options.sockets = Some(Sockets::new(move |to| dial.socket(to)));
+        options.login =
+            dcs.login.clone().map(|(user, password)| Login { user, password: password.expose().to_owned() });
+        options.identity = dcs.identity.clone().map(|(chain, key)| (chain, key.expose().to_owned()));
+        options.sockets = dial.clone().map(|dial| Sockets::new(move |to| dial.socket(to)));
         options.connect_timeout = CONNECTING;
         options.request_timeout = ANSWERING;
         let cleared = match Client::connect(options) {
@@ -118,14 +146,14 @@ pub async fn clear(home: &Home, spec: &ClusterSpec) -> Result<(), String> {
             Err(error) => last = with_causes(&error),
         }
     }
-    Err(format!("the keys below {key} are left in etcd cluster {}: {last}", postgres.dcs.cluster))
+    Err(format!("the keys below {key} are left in etcd {}: {last}", postgres.dcs))
 }
 
-/// How this host connects to the members of the etcd cluster.
-async fn dial(home: &Home, name: &str) -> Dial {
-    let Ok(Some(etcd)) = home.store(name).read() else { return Dial::default() };
+/// How this host connects to the members of an etcd cluster of this quorate.
+async fn dial(home: &Home, name: Option<&str>) -> Option<Dial> {
+    let Ok(Some(etcd)) = home.store(name?).read() else { return Some(Dial::default()) };
     let known = environment(home, &etcd, &BroughtFiles::default()).await;
-    known.map(|known| known.dial).unwrap_or_default()
+    Some(known.map(|known| known.dial).unwrap_or_default())
 }
 
 /// Whether the etcd cluster is ready for it.

@@ -1,13 +1,16 @@
 //! Checks of a cluster of PostgreSQL: its etcd, its members, and what Patroni would refuse, change silently or overwrite.
 
 use super::parameters::{self, Wrong};
-use super::spec::{Haproxy, PostgresSettings, Tags, WatchdogMode};
+use super::spec::{Dcs, Haproxy, PostgresSettings, Tags, WatchdogMode};
 use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
+use crate::spec::check::other_etcd::{WayIn, endpoints};
 use crate::spec::check::{Cluster, Findings};
-use crate::spec::{ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, S3Destination, Size, Spec};
+use crate::spec::{
+    ClusterSpec, Destination, Firewall, HostFacts, Kind, MemberSpec, Millis, Name, S3Destination, Size, Spec,
+};
 
 /// Patroni raises smaller values to these without a word.
 const SHORTEST_TTL: Millis = Millis(20_000);
@@ -170,9 +173,37 @@ fn member_count(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Find
     }
 }
 
-/// The etcd cluster, where it is in the same file. One that is not is checked when the plan is made.
 fn dcs(cluster: &Cluster, postgres: &PostgresSettings, all: &Spec, found: &mut Findings) {
-    let name = &postgres.dcs.cluster;
+    match (&postgres.dcs.cluster, postgres.dcs == Dcs { cluster: postgres.dcs.cluster.clone(), ..Dcs::default() }) {
+        (Some(name), true) => own_etcd(cluster, name, all, found),
+        (Some(_), false) => {
+            let message = "the etcd is a cluster of this quorate, or another one";
+            let hint = "keep `cluster`, whose addresses and logins are known; or remove it and keep `endpoints`";
+            found.error(cluster.at("postgres.dcs"), message, hint);
+        }
+        (None, _) => other_etcd(cluster, &postgres.dcs, found),
+    }
+}
+
+/// Without a password, only its network would protect Patroni's state; without a certificate, the password does.
+fn other_etcd(cluster: &Cluster, dcs: &Dcs, found: &mut Findings) {
+    let at = |field: &str| cluster.at(&format!("postgres.dcs{field}"));
+    if dcs.endpoints.is_empty() {
+        let hint =
+            "name an etcd cluster of this quorate with `cluster`, or another etcd with `endpoints`, `ca` and a login";
+        return found.error(at(""), "nothing tells in which etcd Patroni keeps its state", hint);
+    }
+    endpoints(&dcs.endpoints, at, found);
+    if dcs.ca.is_none() {
+        found.error(at(""), "nothing tells which CA signs that etcd's certificates", "name its file with `ca`");
+    }
+    let certificate = (dcs.certificate.is_some(), dcs.key.is_some());
+    let password = (dcs.username.is_some(), dcs.password_file.is_some());
+    WayIn { certificate, password }.check(at, found);
+}
+
+/// The etcd cluster, where it is in the same file. One that is not is checked when the plan is made.
+fn own_etcd(cluster: &Cluster, name: &Name, all: &Spec, found: &mut Findings) {
     let at = cluster.at("postgres.dcs.cluster");
     let Some(etcd) = all.clusters.iter().find(|other| other.name == *name) else { return };
     if etcd.kind != Kind::Etcd {

@@ -26,6 +26,8 @@ pub const PKI_DIRECTORY: &str = "etc/patroni/pki";
 pub const PEER_TRUST_FILE: &str = "etc/patroni/peer-ca.crt";
 /// The CA of the etcd that Patroni keeps its state in.
 pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
+pub const DCS_CERTIFICATE_FILE: &str = "etc/patroni/dcs.crt";
+pub const DCS_KEY_FILE: &str = "etc/patroni/dcs.key";
 /// Patroni's configuration, which the agent writes from the service's.
 pub const CONFIG_FILE: &str = "etc/patroni/patroni.yml";
 /// Where PostgreSQL's data is, and what belongs to it. A machine with a separate disk for data has all of it there.
@@ -113,7 +115,7 @@ fn user_fingerprints(postgres: &PostgresSettings, ledger: &Ledger, brought: &Bro
 pub(crate) fn form_with(spec: &ClusterSpec, postgres: &PostgresSettings) -> FormedWith {
     FormedWith {
         version: postgres.version.to_string(),
-        dcs: postgres.dcs.cluster.to_string(),
+        dcs: postgres.dcs.to_string(),
         key: key(spec, postgres),
         locale: postgres.locale.clone(),
     }
@@ -141,9 +143,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         files.push(ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle())));
     }
     let dcs = brought.dcs.as_ref().and_then(|dcs| dcs.as_ref().ok());
-    if let Some(Dcs { ca, .. }) = dcs {
-        files.push(ConfigFile::text(DCS_TRUST_FILE, 0o644, Secret::new(ca.clone())));
-    }
+    files.extend(dcs.into_iter().flat_map(dcs_files));
     let mut services = Vec::new();
     if let (Some(postgres), Some(passwords)) = (&spec.postgres, &ledger.postgres.passwords) {
         let text = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
@@ -164,6 +164,16 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     }
     services.extend(haproxy(spec, ledger, member));
     NodeConfig { files, services, host: None }
+}
+
+/// How the etcd is known, and how Patroni is known to it.
+fn dcs_files(dcs: &Dcs) -> Vec<ConfigFile> {
+    let mut files = vec![ConfigFile::text(DCS_TRUST_FILE, 0o644, Secret::new(dcs.ca.clone()))];
+    if let Some((certificate, key)) = &dcs.identity {
+        files.push(ConfigFile::text(DCS_CERTIFICATE_FILE, 0o644, Secret::new(certificate.clone())));
+        files.push(ConfigFile::text(DCS_KEY_FILE, 0o600, key.clone()));
+    }
+    files
 }
 
 /// Members that leave and former machines are servers too, as long as they have data: one of them may be the primary.
@@ -232,7 +242,7 @@ fn patroni_config(
             "verify_client": "optional",
         },
         "ctl": { "certfile": pki("peer.crt"), "keyfile": pki("peer.key"), "cacert": peer_trust },
-        "etcd3": etcd3(dcs, &format!("{ROOT}/{DCS_TRUST_FILE}")),
+        "etcd3": etcd3(dcs, [DCS_TRUST_FILE, DCS_CERTIFICATE_FILE, DCS_KEY_FILE].map(|path| format!("{ROOT}/{path}"))),
         // With these the first member starts. Limits that it started with could not be lowered without a restart.
         "bootstrap": { "method": NEVER, NEVER: { "command": "/bin/false" }, "dcs": dynamic_config(spec, postgres) },
         "postgresql": {
@@ -257,28 +267,31 @@ fn patroni_config(
 }
 
 /// What `patronictl` of an operator reads, in JSON: the certificate, its key and the CA with which it commands members.
-pub fn patronictl_config(spec: &ClusterSpec, dcs: &Dcs, dcs_trust: &Path, of_members: [&Path; 3]) -> String {
+pub fn patronictl_config(spec: &ClusterSpec, dcs: &Dcs, of_dcs: [&Path; 3], of_members: [&Path; 3]) -> String {
     let [certificate, key, trust] = of_members;
     let Some(postgres) = &spec.postgres else { return String::new() };
     json!({
         "scope": scope(spec, postgres),
         "namespace": postgres.namespace,
-        "etcd3": etcd3(Some(dcs), &dcs_trust.display().to_string()),
+        "etcd3": etcd3(Some(dcs), of_dcs.map(|path| path.display().to_string())),
         "ctl": { "certfile": certificate, "keyfile": key, "cacert": trust },
     })
     .to_string()
 }
 
-/// How Patroni and `patronictl` reach the DCS.
-fn etcd3(dcs: Option<&Dcs>, trust: &str) -> Value {
+/// How Patroni and `patronictl` reach the DCS: its CA, and the client's certificate and key.
+fn etcd3(dcs: Option<&Dcs>, [trust, certificate, key]: [String; 3]) -> Value {
     let hosts: BTreeSet<&str> = dcs.iter().flat_map(|dcs| dcs.hosts.iter().map(String::as_str)).collect();
-    json!({
-        "hosts": hosts,
-        "protocol": "https",
-        "cacert": trust,
-        "username": dcs.map(|dcs| dcs.user.as_str()),
-        "password": dcs.map(|dcs| dcs.password.expose()),
-    })
+    let mut etcd3 = json!({ "hosts": hosts, "protocol": "https", "cacert": trust });
+    if let Some((user, password)) = dcs.and_then(|dcs| dcs.login.as_ref()) {
+        etcd3["username"] = Value::from(user.as_str());
+        etcd3["password"] = Value::from(password.expose());
+    }
+    if dcs.is_some_and(|dcs| dcs.identity.is_some()) {
+        etcd3["cert"] = Value::from(certificate);
+        etcd3["key"] = Value::from(key);
+    }
+    etcd3
 }
 
 /// What every member sets for itself.

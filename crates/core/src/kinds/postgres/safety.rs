@@ -196,13 +196,19 @@ pub(crate) fn never_replaced(view: &View<'_>, primary: &MemberName) -> Option<Un
     all.then(|| UnsafeBecause::NoSuccessor { from: primary.clone(), unfit: unfit() })
 }
 
+/// In another etcd, Patroni of the members that are configured first would find no leader, and one of them would become a second primary.
+/// Of an etcd that others operate only its endpoints are known. They come and go, but not all at once.
+fn is_same_dcs(then: &str, now: &str) -> bool {
+    then.split(',').any(|endpoint| now.split(',').any(|other| other == endpoint))
+}
+
 /// What a living cluster keeps: the field, what it was then, and what the spec has now.
 pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &String)> {
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
     vec![
         ("postgres.version", &then.version, &now.version),
-        ("postgres.dcs.cluster", &then.dcs, &now.dcs),
+        ("postgres.dcs", &then.dcs, if is_same_dcs(&then.dcs, &now.dcs) { &then.dcs } else { &now.dcs }),
         ("postgres.namespace and postgres.scope", &then.key, &now.key),
         ("postgres.locale", &then.locale, &now.locale),
     ]

@@ -63,7 +63,7 @@ impl PostgresSettings {
     pub fn new(version: u16, dcs: Name) -> Self {
         PostgresSettings {
             version,
-            dcs: Dcs { cluster: dcs },
+            dcs: Dcs { cluster: Some(dcs), ..Dcs::default() },
             namespace: default_namespace(),
             scope: None,
             programs: None,
@@ -88,12 +88,45 @@ fn default_locale() -> String {
     String::from("C.UTF-8")
 }
 
-/// The etcd in which Patroni keeps its state.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+/// The etcd in which Patroni keeps its state: `cluster`, or `endpoints` with what is needed to reach them.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Dcs {
     /// Name of an etcd cluster that this quorate operates.
-    pub cluster: Name,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<Name>,
+    /// Endpoints of another etcd, each as `HOST:PORT`, over TLS; names and addresses may be mixed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub endpoints: Vec<String>,
+    /// File with the certificate of the CA that signed that etcd's certificates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub ca: Option<PathBuf>,
+    /// User to log in as; requires `password_file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub username: Option<String>,
+    /// File with that user's password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub password_file: Option<PathBuf>,
+    /// File with a client certificate, where that etcd asks for one; requires `key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub certificate: Option<PathBuf>,
+    /// File with that certificate's key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1))]
+    pub key: Option<PathBuf>,
+}
+
+impl std::fmt::Display for Dcs {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.cluster {
+            Some(cluster) => write!(f, "{cluster}"),
+            None => f.write_str(&self.endpoints.join(",")),
+        }
+    }
 }
 
 /// The value of a parameter, as in `postgresql.conf`.

@@ -49,10 +49,12 @@ pub struct RotationWish {
 /// The etcd that Patroni keeps its state in, and how it logs in.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Dcs {
-    /// `ADDRESS:PORT` of each member.
+    /// `HOST:PORT` of each member.
     pub hosts: BTreeSet<String>,
     /// The CA that signed their certificates.
     pub ca: String,
-    pub user: String,
-    pub password: Secret,
+    /// User and password.
+    pub login: Option<(String, Secret)>,
+    /// A client certificate and its key.
+    pub identity: Option<(String, Secret)>,
 }

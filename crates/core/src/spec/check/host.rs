@@ -1,6 +1,7 @@
 //! Checks of the `host` settings: where the time comes from, who would be cut off, and what goes into files that other
 //! programs read.
 
+use super::other_etcd::{WayIn, endpoints, is_host};
 use super::{Cluster, Findings};
 use crate::providers::MachineKind;
 use crate::spec::{AddressRange, Firewall, Forward, HostSettings, Kind, LogSource, TimeSource};
@@ -153,55 +154,13 @@ fn check_forward(cluster: &Cluster, forward: &Forward, found: &mut Findings) {
 
 fn log_source(cluster: &Cluster, source: &LogSource, found: &mut Findings) {
     let at = |field: &str| cluster.at(&format!("host.log_forwarding.from_etcd{field}"));
-    if source.endpoints.is_empty() {
-        found.error(at(".endpoints"), "no endpoint is named", "name one, such as `[10.0.0.9:2379]`");
-    }
-    for (index, endpoint) in source.endpoints.iter().enumerate() {
-        if !is_endpoint(endpoint) {
-            found.error(
-                at(&format!(".endpoints[{index}]")),
-                format!("`{endpoint}` is no endpoint"),
-                "write HOST:PORT, such as `10.0.0.9:2379`; TLS is always spoken",
-            );
-        }
-    }
-    let by_certificate = (source.certificate.is_some(), source.key.is_some());
-    let by_password = (source.username.is_some(), source.password_file.is_some());
-    match (by_certificate, by_password) {
-        ((true, true), (false, false)) | ((false, false), (true, true)) => {}
-        ((true, false) | (false, true), _) => {
-            found.error(at(""), "a certificate and its key go together", "name both `certificate` and `key`");
-        }
-        (_, (true, false) | (false, true)) => {
-            found.error(at(""), "a user and a password go together", "name both `username` and `password_file`");
-        }
-        ((true, true), (true, true)) => {
-            found.error(
-                at(""),
-                "there are two ways to log in",
-                "keep the certificate and its key, or user and password",
-            );
-        }
-        ((false, false), (false, false)) => found.error(
-            at(""),
-            "there is no way to log in",
-            "name `certificate` and `key`, or `username` and `password_file`",
-        ),
-    }
-}
-
-fn is_endpoint(text: &str) -> bool {
-    let Some((host, port)) = text.rsplit_once(':') else { return false };
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-    let is_host = match bare {
-        Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => is_host(host) && !host.contains(':'),
+    endpoints(&source.endpoints, at, found);
+    let way_in = WayIn {
+        certificate: (source.certificate.is_some(), source.key.is_some()),
+        password: (source.username.is_some(), source.password_file.is_some()),
     };
-    is_host && port.parse::<u16>().is_ok_and(|port| port > 0)
-}
-
-fn is_host(text: &str) -> bool {
-    let name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-');
-    text.parse::<std::net::IpAddr>().is_ok()
-        || (!text.is_empty() && text.chars().all(name) && !text.starts_with(['-', '.']))
+    if way_in.check(at, found) && way_in.has_both() {
+        let hint = "keep the certificate and its key, or user and password";
+        found.error(at(""), "there are two ways to log in", hint);
+    }
 }

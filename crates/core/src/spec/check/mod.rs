@@ -3,6 +3,7 @@
 
 mod backup;
 mod host;
+pub(crate) mod other_etcd;
 mod tls;
 
 use std::collections::HashMap;

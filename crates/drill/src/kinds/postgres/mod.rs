@@ -48,8 +48,9 @@ pub(crate) async fn run(
     if !ledger.postgres.formation.is_formed() {
         return Err(not_formed());
     }
+    let Some(etcd) = &settings.dcs.cluster else { return Err(DrillError::OtherDcs(site.cluster.clone())) };
     let access = access(site, ledger).await?;
-    let scene = PostgresScene::new(site, settings.dcs.cluster.to_string());
+    let scene = PostgresScene::new(site, etcd.to_string());
     let mut stage = Stage::set(scene, scenario, options, tell).await?;
     let members = ledger.spec.members.len();
     let downtime = |scenario: Scenario| scenario.downtime(members, !options.during.is_empty());
