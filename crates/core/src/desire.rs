@@ -17,7 +17,7 @@ use crate::kinds::etcd::spec::TokenKind;
 use crate::kinds::{etcd, postgres};
 use crate::model::{
     Authorities, Brought, CertificateWish, Desired, DesiredMember, Destruction, FormedWith, Ledger, MemberName,
-    NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
+    MemberRecord, NodeConfig, Plane, PlaneWish, Program, Revocable, SecretKind,
 };
 use crate::spec::{self, Change, ClusterSpec, MemberSpec, Millis};
 
@@ -34,7 +34,7 @@ pub struct Configs {
     token: TokenKind,
     postgres: Option<postgres::Passwords>,
     rotation: Option<postgres::Rotation>,
-    incarnations: BTreeMap<MemberName, u64>,
+    called: BTreeMap<MemberName, String>,
     servers: BTreeMap<MemberName, IpAddr>,
     trust: Option<etcd::desire::Trust>,
     crl: Option<String>,
@@ -75,7 +75,7 @@ impl Configs {
             token: etcd::desire::token_kind(spec, ledger),
             postgres: ledger.postgres.passwords.clone(),
             rotation: ledger.postgres.rotation.clone(),
-            incarnations: incarnations(ledger),
+            called: called(ledger),
             servers: postgres::desire::servers(ledger),
             trust,
             crl,
@@ -92,7 +92,7 @@ impl Configs {
             && self.token == etcd::desire::token_kind(spec, ledger)
             && self.postgres == ledger.postgres.passwords
             && self.rotation == ledger.postgres.rotation
-            && self.incarnations == incarnations(ledger)
+            && self.called == called(ledger)
             && self.servers == postgres::desire::servers(ledger)
             && self.trust == etcd::desire::Trust::of(ledger)
             && self.crl == ledger.issued.client_crl
@@ -150,12 +150,15 @@ impl Wish<'_> {
     }
 }
 
-/// Patroni knows a member by its machine, so another machine has another configuration.
-fn incarnations(ledger: &Ledger) -> BTreeMap<MemberName, u64> {
+/// By member, what Patroni calls it: that is in its configuration.
+fn called(ledger: &Ledger) -> BTreeMap<MemberName, String> {
     match ledger.spec.kind {
         spec::Kind::Etcd => BTreeMap::new(),
         spec::Kind::Postgres => {
-            ledger.members.iter().map(|(name, record)| (name.clone(), record.incarnation)).collect()
+            let called = |(name, record): (&MemberName, &MemberRecord)| {
+                (name.clone(), ledger.postgres.formation.patroni_name(name, record.incarnation))
+            };
+            ledger.members.iter().map(called).collect()
         }
     }
 }

@@ -238,8 +238,9 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             assert!(world.ledger.postgres.replaced.contains(&stamp.token), "nobody has confirmed it: {step:?}");
         }
         Action::DestroyMachine { member, data: Data::Stays } => {
-            let runs = roles.contains_key(member);
-            assert!(!runs && (others_stream(member) || desired.downtime), "the machine of one that runs: {step:?}");
+            let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
+            assert!(!leads || desired.downtime, "the machine of the primary: {step:?}");
+            assert!(others_stream(member) || desired.downtime, "two disturbances: {step:?}");
         }
         Action::RestartPatroni { member }
         | Action::RestartPostgres { member }
@@ -278,8 +279,9 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             let lag = roles[member].location.unwrap().saturating_sub(roles[to].location.unwrap());
             assert!(lag <= 16 << 20, "clients would wait: {step:?}");
             let confirms = |name: &MemberName| {
-                let incarnation = desired.members[name].incarnation;
-                let called = if incarnation > 1 { format!("{name}.{incarnation}") } else { name.to_string() };
+                let known = formation.members().and_then(|members| members.get(name)?.number);
+                let number = known.unwrap_or(desired.members[name].incarnation);
+                let called = if number > 1 { format!("{name}.{number}") } else { name.to_string() };
                 roles[member].standbys.get(&called).is_some_and(|standby| standby.synchronous)
             };
             let waits = world.ledger.spec.postgres.as_ref().is_some_and(|postgres| postgres.synchronous.nodes > 0);

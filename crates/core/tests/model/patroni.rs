@@ -6,14 +6,14 @@ use quorate_core::kinds::postgres::desire::patroni_name;
 use quorate_core::kinds::postgres::{PatroniStatus, PostgresFacts, Role, Standby};
 use quorate_core::model::{DataSeen, MemberName, ServiceState};
 use quorate_core::planner::Step;
-use quorate_core::planner::simulate::World;
+use quorate_core::planner::simulate::{SimAgent, SimMachine, World};
 
 use crate::shared::Shared;
 
 /// How many commits there are at most: one is enough for a member that has it and one that lacks it.
 const MOST_COMMITS: u8 = 1;
 
-/// A machine: the member's name, and how many machines it has had.
+/// A machine as Patroni knows it: the member's name, and the number of the machine that its data was created on.
 pub type Machine = (String, u64);
 
 #[derive(Clone, PartialEq, Hash, Debug)]
@@ -63,7 +63,26 @@ pub enum Fault {
 impl State {
     pub fn machines(&self) -> BTreeMap<Machine, MemberName> {
         let machines = self.world.machines.iter();
-        machines.map(|(name, machine)| ((name.seat().to_owned(), machine.seen.incarnation), name.clone())).collect()
+        let known = |(name, machine): (&MemberName, &SimMachine)| {
+            ((name.seat().to_owned(), self.number(name).unwrap_or(machine.seen.incarnation)), name.clone())
+        };
+        machines.map(known).collect()
+    }
+
+    fn number(&self, member: &MemberName) -> Option<u64> {
+        self.world.ledger.postgres.formation.members()?.get(member)?.number
+    }
+
+    /// Data that outlived its machine, or is on one that has no configuration yet.
+    fn kept(&self) -> BTreeSet<Machine> {
+        let fresh = self.world.machines.iter().filter_map(|(name, machine)| match &machine.agent {
+            SimAgent::Fresh { data, .. } => Some((name, data)),
+            _ => None,
+        });
+        let token = self.world.ledger.postgres.formation.token();
+        let ours = |data: &DataSeen| matches!(data, DataSeen::Stamped(stamp) if Some(stamp.token.as_str()) == token);
+        let all = self.world.kept.iter().chain(fresh).filter(|(_, data)| ours(data));
+        all.filter_map(|(name, _)| Some((name.seat().to_owned(), self.number(name)?))).collect()
     }
 
     pub fn postgres(&self, machine: &Machine) -> Option<&PostgresFacts> {
@@ -117,14 +136,17 @@ impl State {
 
     /// Whether anybody is left that leads, or can be promoted.
     pub fn somebody_takes_over(&self) -> bool {
-        self.machines().keys().any(|machine| self.may_lead(machine) && self.holds_data(machine))
+        let kept = self.kept();
+        let mut holders = self.machines().into_keys().filter(|machine| self.holds_data(machine)).chain(kept);
+        holders.any(|machine| self.may_lead(&machine))
     }
 
     /// Whether every confirmed commit is on a disk.
     pub fn has_every_commit(&self) -> bool {
         let written = |machine: &Machine| self.patroni.written.get(machine).copied().unwrap_or_default();
         let confirmed = self.patroni.confirmed;
-        self.machines().keys().any(|machine| self.holds_data(machine) && written(machine) >= confirmed)
+        let mut holders = self.machines().into_keys().filter(|machine| self.holds_data(machine)).chain(self.kept());
+        holders.any(|machine| written(&machine) >= confirmed)
     }
 
     /// Its processes end. What it would report is kept for its return.
@@ -246,7 +268,8 @@ impl State {
     /// What is gone is forgotten, and the primary reports who streams from it and whom commits wait for.
     pub fn report(&mut self) {
         let there: BTreeSet<Machine> = self.machines().into_keys().filter(|machine| self.holds_data(machine)).collect();
-        self.patroni.written.retain(|machine, _| there.contains(machine));
+        let kept = self.kept();
+        self.patroni.written.retain(|machine, _| there.contains(machine) || kept.contains(machine));
         self.patroni.away.retain(|machine, _| there.contains(machine));
         let standby = |machine: &Machine| {
             let synchronous = self.patroni.synchronous.contains(machine);

@@ -21,6 +21,7 @@
 //! | a member has left before Patroni has recorded another standby | model: it settles when faults stop |
 //! | one that was stopped to leave stays stopped without a primary | model: it settles when faults stop |
 //! | one that leaves is stopped though it was promoted meanwhile | model: it settles when faults stop |
+//! | data that outlives its machine gets another name in Patroni | model: somebody can take over |
 //!
 //! Tried, and caught by stories alone: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
 
@@ -29,7 +30,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use quorate_core::kinds::postgres::{Formation, Role};
-use quorate_core::model::{Consent, Desired, MemberName};
+use quorate_core::model::{Consent, Desired, MemberName, Reboot};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, UnsafeBecause, decide, remember};
 use stateright::{Checker, HasDiscoveries, Model, Property};
@@ -135,6 +136,7 @@ impl PostgresModel {
             | Action::RestartPatroni { member }
             | Action::StopPatroni { member }
             | Action::StopMachine { member }
+            | Action::RebootMachine { member, .. }
             | Action::DestroyMachine { member, .. } => of(member),
             _ => None,
         };
@@ -159,7 +161,9 @@ impl PostgresModel {
                 state.set_status(&from, |status| (status.role, status.streaming) = (Role::Replica, true));
                 state.is_promoted(&to);
             }
-            Action::RestartPostgres { member } | Action::RestartPatroni { member } => {
+            Action::RestartPostgres { member }
+            | Action::RestartPatroni { member }
+            | Action::RebootMachine { member, .. } => {
                 let Some(machine) = of(member).filter(|machine| state.status(machine).is_some()) else { return };
                 let leads = state.primary().as_ref() == Some(&machine);
                 state.world.change(|world| world.perform(&desired, &step.action));
@@ -175,8 +179,10 @@ impl PostgresModel {
             }
             // Its agent looks once more.
             Action::StopPatroni { member } if state.primary().is_some() && state.primary() == of(member) => {
-                if step.expects != Precondition::Replica {
-                    state.world.change(|world| world.perform(&desired, &step.action));
+                match step.expects {
+                    // What was to follow on its machine is not done either.
+                    Precondition::Replica => state.steps.retain(|step| step.action.member() != Some(member)),
+                    _ => state.world.change(|world| world.perform(&desired, &step.action)),
                 }
             }
             action => {
@@ -315,7 +321,12 @@ impl Model for PostgresModel {
         let mut state = last.clone();
         match happens {
             Move::Look => {
+                let could = state.somebody_takes_over();
                 let (desired, decision) = self.decide(&mut state);
+                // Patroni knows nobody by a name that the ledger has given up.
+                if could && !state.somebody_takes_over() {
+                    state.wrongs.insert(Wrong::NobodyTakesOver);
+                }
                 decision.steps.iter().for_each(|step| audit(&desired, &state.world, step));
                 (state.steps, state.surprised) = (decision.steps, false);
             }
@@ -365,8 +376,17 @@ const EVERY_FAULT: &[Fault] = &[Fault::Dies, Fault::Disconnects, Fault::LosesDat
 
 /// Explores every order of events.
 fn check(name: &str, members: usize, change: impl FnOnce(&mut Scene), faults: &'static [Fault], budget: (u8, u8)) {
+    explore(name, Scene::nothing(cluster("shop", members, "")), change, faults, budget);
+}
+
+/// The same with data that outlives machines.
+fn check_kept(name: &str, change: impl FnOnce(&mut Scene), faults: &'static [Fault], budget: (u8, u8)) {
+    let spec = cluster("shop", 3, "    provider: {local: {keep_data: true}}\n");
+    explore(name, Scene::nothing(spec), change, faults, budget);
+}
+
+fn explore(name: &str, scene: Scene, change: impl FnOnce(&mut Scene), faults: &'static [Fault], budget: (u8, u8)) {
     let began = Instant::now();
-    let scene = Scene::nothing(cluster("shop", members, ""));
     let model = PostgresModel::new(scene, change, faults, budget);
     let checker = model.checker().threads(2).finish_when(HasDiscoveries::AnyFailures).spawn_bfs().join();
     eprintln!(
@@ -411,6 +431,23 @@ fn replaced(member: &'static str) -> impl FnOnce(&mut Scene) {
     }
 }
 
+/// The same, and its data stays.
+fn renewed(member: &'static str) -> impl FnOnce(&mut Scene) {
+    move |scene| {
+        remember::renew(&mut scene.ledger, &member.into(), 2);
+    }
+}
+
+fn rebooted(members: &'static [&'static str]) -> impl FnOnce(&mut Scene) {
+    move |scene| {
+        let consent = Consent { at: scene.seen.now, by: String::from("root"), shown: String::new() };
+        for member in members {
+            let record = scene.ledger.members.entry((*member).into()).or_default();
+            record.reboot = Some(Reboot { consent: consent.clone(), upgrade_packages: false, ordered: None });
+        }
+    }
+}
+
 fn switched_over(scene: &mut Scene) {
     let consent = Consent { at: scene.seen.now, by: String::from("root"), shown: String::new() };
     switch_over(scene, consent, &[]);
@@ -444,6 +481,27 @@ fn postgres_member_joins() {
 #[test]
 fn postgres_switchover() {
     check("postgres, a switchover", 3, switched_over, EVERY_FAULT, (1, 1));
+}
+
+#[test]
+fn postgres_standby_renewed() {
+    check_kept(
+        "postgres, the synchronous standby gets another machine with its data",
+        renewed("pg-2"),
+        EVERY_FAULT,
+        (1, 1),
+    );
+}
+
+#[test]
+fn postgres_primary_reboots() {
+    check("postgres, the primary and a standby reboot", 3, rebooted(&["pg-1", "pg-2"]), EVERY_FAULT, (1, 0));
+}
+
+#[test]
+#[ignore = "longer; `cargo xtask model`"]
+fn postgres_primary_renewed() {
+    check_kept("postgres, the primary gets another machine with its data", renewed("pg-1"), EVERY_FAULT, (1, 1));
 }
 
 #[test]

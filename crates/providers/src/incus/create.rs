@@ -175,7 +175,7 @@ impl Incus {
         let kind = if self.is_vm() { "virtual-machine" } else { "container" };
         json!({
             "name": name,
-            "description": format!("{} of the etcd cluster {}, managed by quorate", mark.member, mark.cluster),
+            "description": format!("{} of the cluster {}, managed by quorate", mark.member, mark.cluster),
             "type": kind,
             "source": prepared.source,
             "profiles": self.settings.profiles,

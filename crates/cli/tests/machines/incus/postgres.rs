@@ -116,6 +116,9 @@ clusters:
         assert_eq!(self.containers.incarnation(member), incarnation);
         assert_eq!(volumes(), *before);
         self.exec(member, &format!("test -e {MARK}"));
+        // Patroni may have recorded that only this name can take over.
+        let names = psql(&self.env(&[]), "select application_name from pg_stat_replication").ok().stdout;
+        assert!(names.lines().all(|name| MEMBERS.contains(&name)), "{names}");
         let ledger = self.containers.sandbox.ledger(NAME);
         assert_eq!(ledger["members"][member]["renewing"], Value::Null, "{ledger:#}");
     }
@@ -154,7 +157,10 @@ fn assert_machine(shop: &Shop, user: &BTreeMap<String, String>) {
 fn assert_postgres_outlives_patroni(shop: &Shop, user: &BTreeMap<String, String>) {
     let primary = shop.primary();
     let postmaster = |shop: &Shop| shop.exec(&primary, &format!("head -1 {DATA}/postmaster.pid"));
+    let memory = |shop: &Shop| shop.exec(&primary, "ls /dev/shm; ipcs -m | grep -c postgres");
     let before = (postmaster(shop), shop.exec(&primary, "systemctl show -P MainPID patroni.service"));
+    let shared = memory(shop);
+    assert!(shared.contains("PostgreSQL."), "{shared}");
     shop.exec(&primary, "systemctl kill --kill-whom=main --signal=KILL patroni.service");
     eventually("Patroni runs again", 30, || {
         let now = shop.exec(&primary, "systemctl show -P MainPID patroni.service");
@@ -162,6 +168,7 @@ fn assert_postgres_outlives_patroni(shop: &Shop, user: &BTreeMap<String, String>
     });
     shop.assert_healthy();
     assert_eq!((postmaster(shop), shop.primary()), (before.0, primary.clone()), "PostgreSQL restarted");
+    assert_eq!(memory(shop), shared, "its shared memory is gone");
     assert_machine(shop, user);
 }
 
@@ -180,6 +187,11 @@ fn three_members_on_containers_change_and_fail_under_a_writer_and_no_commit_is_l
     let ((), written) = while_storing(store, || life(&shop, &user));
     let there = psql(&user, "select key from written").ok().stdout;
     written.assert_all_in(&there.lines().collect());
+    chapter("all machines are switched off, and on again", || {
+        shop.containers.sandbox.quorate(&["down", "--yes", NAME]).ok();
+        shop.quorate(&["start", NAME]);
+        assert_eq!(psql(&user, "select key from written").ok().stdout, there);
+    });
     chapter("everything is destroyed, and nothing is left", || {
         let destroy = |name: &str| shop.containers.sandbox.quorate(&["destroy", "--yes", "--without-backup", name]);
         destroy(NAME).ok();

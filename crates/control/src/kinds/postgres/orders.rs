@@ -85,5 +85,5 @@ pub(crate) fn holding(
 /// What Patroni calls the machine of a member.
 fn patroni_name(ledger: &Ledger, member: &MemberName) -> MemberName {
     let incarnation = ledger.members.get(member).map_or(1, |record| record.incarnation);
-    quorate_core::kinds::postgres::desire::patroni_name(member.as_str(), incarnation).as_str().into()
+    ledger.postgres.formation.patroni_name(member, incarnation).as_str().into()
 }

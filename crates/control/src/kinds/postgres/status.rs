@@ -1,6 +1,6 @@
 //! The status of a cluster of PostgreSQL.
 
-use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role, desire};
+use quorate_core::kinds::postgres::{ArchiveSeen, CLIENT_PORT, Formation, PatroniStatus, PostgresFacts, Role};
 use quorate_core::model::{CertificateUse, Exit, Ledger, MemberName, Observation, Power, ServiceState};
 use quorate_core::planner::Decision;
 use quorate_core::text::plural;
@@ -160,7 +160,7 @@ fn member_status(
     let certificates = facts.into_iter().flat_map(|f| shown.iter().filter_map(|of| f.certificates.get(of)));
     let ends = certificates.map(|certificate| certificate.not_after).min();
     let incarnation = ledger.members.get(&member).map_or(1, |record| record.incarnation);
-    let called = desire::patroni_name(member.as_str(), incarnation);
+    let called = ledger.postgres.formation.patroni_name(&member, incarnation);
     let standby = primary.and_then(|(_, leading)| leading.standbys.get(&called));
     let synchronous = standby.is_some_and(|standby| standby.synchronous);
     let end = primary.and_then(|(_, leading)| leading.location);

@@ -140,6 +140,11 @@ fn backup(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
         found.error(cluster.at("backup.bandwidth"), "pgBackRest cannot limit its bandwidth", hint);
     }
     for (field, to) in [("to", Some(&backup.to)), ("also_to", backup.also_to.as_ref())] {
+        if matches!(to, Some(Destination::Directory(_))) && machines(cluster) != MachineKind::Process {
+            let message =
+                "each machine would store backups in a directory of its own, and PostgreSQL may write only to its data";
+            found.error(cluster.at(&format!("backup.{field}.directory")), message, "use `s3`");
+        }
         if let Some(Destination::S3(S3Destination { endpoint: Some(endpoint), .. })) = to
             && endpoint.starts_with("http://")
         {

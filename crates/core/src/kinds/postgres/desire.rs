@@ -132,7 +132,7 @@ pub(crate) fn has_passwords(spec: &ClusterSpec, ledger: &Ledger) -> bool {
     })
 }
 
-/// What Patroni calls a member: its machine, because a former one may still be there.
+/// What Patroni calls a member: its machine, because a former one may still be there. Not one whose data came from the machine before.
 pub fn patroni_name(member: &str, incarnation: u64) -> String {
     if incarnation <= 1 { member.to_owned() } else { format!("{member}.{incarnation}") }
 }
@@ -148,7 +148,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     if let (Some(postgres), Some(passwords)) = (&spec.postgres, &ledger.postgres.passwords) {
         let text = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());
         let incarnation = ledger.members.get(&member.name.as_str().into()).map_or(1, |record| record.incarnation);
-        let name = patroni_name(member.name.as_str(), incarnation);
+        let name = ledger.postgres.formation.patroni_name(&member.name.as_str().into(), incarnation);
         let tags = member.tags.clone().unwrap_or_default();
         let config = patroni_config(spec, postgres, passwords, dcs, (&name, &tags), ledger.postgres.rotation.as_ref());
         let runs = Runs::Patroni(PatroniService {

@@ -175,6 +175,10 @@ pub enum Formation {
 pub struct Known {
     pub machine_id: String,
     pub address: Option<IpAddr>,
+    /// Patroni knows it as the machine of this number. Data that outlives its machine keeps the name: Patroni may have recorded in the DCS that
+    /// only this name can take over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u64>,
 }
 
 impl Known {
@@ -184,6 +188,12 @@ impl Known {
 }
 
 impl Formation {
+    /// What Patroni calls a member whose machine has this number.
+    pub fn patroni_name(&self, member: &MemberName, incarnation: u64) -> String {
+        let known = self.members().and_then(|members| members.get(member)?.number);
+        super::desire::patroni_name(member.as_str(), known.unwrap_or(incarnation))
+    }
+
     pub fn is_formed(&self) -> bool {
         matches!(self, Formation::Formed { .. })
     }

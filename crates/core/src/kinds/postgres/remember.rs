@@ -76,6 +76,7 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
         let open = &mut ledger.postgres.switchover;
         *open = open.take().filter(|request| request.from == *primary && request.timeline == timeline);
     }
+    note_numbers(ledger);
     end_renewals(ledger, seen);
     for (member, record) in &mut ledger.members {
         let Some(facts) = seen.facts(member) else { continue };
@@ -84,6 +85,14 @@ pub(crate) fn sighting(ledger: &mut Ledger, desired: &Desired, seen: &Observatio
             .reboot
             .take()
             .filter(|reboot| reboots::progress(reboot, facts, desired.fence, serves) != Progress::Done);
+    }
+}
+
+/// A ledger of an older program does not say what Patroni calls its members: as their machines.
+fn note_numbers(ledger: &mut Ledger) {
+    for (member, known) in ledger.postgres.formation.members_mut().into_iter().flatten() {
+        let record = ledger.members.get(member).filter(|record| record.renewing.is_none());
+        known.number = known.number.or_else(|| record.map(|record| record.incarnation.max(1)));
     }
 }
 

@@ -146,7 +146,7 @@ pub fn unfit(view: &View<'_>, primary: &MemberName, member: &MemberName) -> Opti
     if !is_well(view, member) {
         return Some(Unfit::NotStreaming);
     }
-    let called = super::desire::patroni_name(member.as_str(), wish.incarnation);
+    let called = view.desired.postgres().formation.patroni_name(member, wish.incarnation);
     let confirms = leading.standbys.get(&called).is_some_and(|standby| standby.synchronous);
     if view.desired.postgres().synchronous.is_some() && !confirms {
         let standbys = leading.standbys.iter().filter(|(_, standby)| standby.synchronous);

@@ -125,7 +125,7 @@ impl World {
         let needed = desired.postgres().synchronous.unwrap_or(0);
         let standbys =
             roles.iter().filter(|(_, role)| *role == Role::Replica).enumerate().map(|(number, (member, _))| {
-                let name = super::desire::patroni_name(member.as_str(), incarnation(member));
+                let name = desired.postgres().formation.patroni_name(member, incarnation(member));
                 (name, Standby { state: String::from("streaming"), synchronous: number < needed })
             });
         let standbys: BTreeMap<String, Standby> = standbys.collect();

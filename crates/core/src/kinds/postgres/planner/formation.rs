@@ -270,5 +270,7 @@ pub(super) fn stamp(view: &View<'_>, member: &MemberName, token: &str) -> Stamp 
 
 pub(super) fn known(view: &View<'_>, member: &MemberName, facts: &Facts) -> Known {
     let machine = view.seen.machines.get().and_then(|machines| machines.get(member));
-    Known { machine_id: facts.machine_id.clone(), address: machine.and_then(|machine| machine.address) }
+    let before = view.desired.postgres().formation.members().and_then(|members| members.get(member)?.number);
+    let number = before.or_else(|| view.desired.members.get(member).map(|wish| wish.incarnation));
+    Known { machine_id: facts.machine_id.clone(), address: machine.and_then(|machine| machine.address), number }
 }
