@@ -29,6 +29,17 @@ const WANTED: [Packaged; 3] = [
 const DEBIAN_SUITES: [&str; 9] =
     ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing", "unstable"];
 
+/// Ends the name of a release's archive of security updates.
+const SECURITY: &str = "-security";
+
+fn is_main(suite: &str) -> bool {
+    DEBIAN_SUITES.contains(&suite)
+}
+
+fn is_security(suite: &str) -> bool {
+    suite.strip_suffix(SECURITY).is_some_and(is_main)
+}
+
 pub fn newest_first() -> impl Iterator<Item = Packaged> {
     WANTED.into_iter().rev()
 }
@@ -90,8 +101,13 @@ pub fn install_with_backports(packages: &[&str]) -> Result<()> {
 
 /// Puts the files of packages of another release below one directory, without installing any of them.
 pub fn unpack_from(suite: &str, packages: &[&str], apt: PathBuf, tree: &Path) -> Result<()> {
-    let archive = machine_archive(Path::new("/etc/apt"))?;
-    let apt = PrivateApt::at(apt, &archive, &[suite])?;
+    let configuration = Path::new("/etc/apt");
+    let apt = PrivateApt::at(apt, &machine_archive(configuration)?, &[suite])?;
+    // A machine without security updates gets none here either.
+    if let Some(security) = find_archive(configuration, is_security) {
+        let stanza = security.stanza(&[&format!("{suite}{SECURITY}")]);
+        fs::write(apt.directory.join("sources/security.sources"), stanza)?;
+    }
     apt.update()?;
     host::read(apt.command("apt-get").arg("download").args(packages))?;
     apt.unpack_downloads(tree)
@@ -213,21 +229,7 @@ impl Archive {
 
 /// Finds the archive in the machine's apt configuration, in either of its two formats.
 fn machine_archive(configuration: &Path) -> Result<Archive> {
-    let mut files = vec![configuration.join("sources.list")];
-    if let Ok(entries) = fs::read_dir(configuration.join("sources.list.d")) {
-        let mut parts: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-        parts.sort();
-        files.extend(parts);
-    }
-    let found = files.iter().find_map(|file| {
-        let text = fs::read_to_string(file).ok()?;
-        match file.extension()?.to_str()? {
-            "list" => text.lines().find_map(parse_one_line),
-            "sources" => stanzas(&text).iter().find_map(parse_stanza),
-            _ => None,
-        }
-    });
-    found.with_context(|| {
+    find_archive(configuration, is_main).with_context(|| {
         format!(
             "no source of Debian's main archive in {} (other versions of etcd and PostgreSQL come from there)",
             configuration.display()
@@ -235,8 +237,25 @@ fn machine_archive(configuration: &Path) -> Result<Archive> {
     })
 }
 
+fn find_archive(configuration: &Path, is_ours: fn(&str) -> bool) -> Option<Archive> {
+    let mut files = vec![configuration.join("sources.list")];
+    if let Ok(entries) = fs::read_dir(configuration.join("sources.list.d")) {
+        let mut parts: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        parts.sort();
+        files.extend(parts);
+    }
+    files.iter().find_map(|file| {
+        let text = fs::read_to_string(file).ok()?;
+        match file.extension()?.to_str()? {
+            "list" => text.lines().find_map(|line| parse_one_line(line, is_ours)),
+            "sources" => stanzas(&text).iter().find_map(|fields| parse_stanza(fields, is_ours)),
+            _ => None,
+        }
+    })
+}
+
 /// `deb [option=value …] URI SUITE COMPONENT…`
-fn parse_one_line(line: &str) -> Option<Archive> {
+fn parse_one_line(line: &str, is_ours: fn(&str) -> bool) -> Option<Archive> {
     let rest = line.split('#').next()?.trim().strip_prefix("deb")?;
     let rest = rest.strip_prefix(char::is_whitespace)?.trim_start();
     let (options, rest) = match rest.strip_prefix('[') {
@@ -249,7 +268,7 @@ fn parse_one_line(line: &str) -> Option<Archive> {
     };
     let mut words = rest.split_whitespace();
     let (uri, suite) = (words.next()?, words.next()?);
-    let ours = DEBIAN_SUITES.contains(&suite) && words.any(|component| component == "main");
+    let ours = is_ours(suite) && words.any(|component| component == "main");
     ours.then(|| Archive { uri: uri.into(), signed_by: option("signed-by"), trusted: option("trusted") })
 }
 
@@ -275,13 +294,13 @@ fn stanzas(text: &str) -> Vec<Fields> {
     stanzas
 }
 
-fn parse_stanza(fields: &Fields) -> Option<Archive> {
+fn parse_stanza(fields: &Fields, is_ours: fn(&str) -> bool) -> Option<Archive> {
     let field = |name: &str| fields.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
     let has = |name: &str, wanted: &[&str]| {
         field(name).is_some_and(|value| value.split_whitespace().any(|word| wanted.contains(&word)))
     };
     let ours = has("types", &["deb"])
-        && has("suites", &DEBIAN_SUITES)
+        && field("suites").is_some_and(|suites| suites.split_whitespace().any(is_ours))
         && has("components", &["main"])
         && !has("enabled", &["no", "false"]);
     let uri = field("uris")?.split_whitespace().next()?.to_owned();
@@ -301,7 +320,7 @@ mod tests {
     }
 
     fn first(deb822: &str) -> Option<Archive> {
-        stanzas(deb822).iter().find_map(parse_stanza)
+        stanzas(deb822).iter().find_map(|fields| parse_stanza(fields, is_main))
     }
 
     #[test]
@@ -371,12 +390,13 @@ Signed-By: /keys/debian.gpg
     fn one_line_sources_are_read_with_and_without_options() {
         assert_eq!(
             parse_one_line(
-                "deb [arch=amd64 signed-by=/keys/debian.gpg] http://mirror.test/debian bookworm main # ours"
+                "deb [arch=amd64 signed-by=/keys/debian.gpg] http://mirror.test/debian bookworm main # ours",
+                is_main
             ),
             Some(archive("http://mirror.test/debian", Some("/keys/debian.gpg")))
         );
         assert_eq!(
-            parse_one_line("deb\thttp://mirror.test/debian  stable  contrib main"),
+            parse_one_line("deb\thttp://mirror.test/debian  stable  contrib main", is_main),
             Some(archive("http://mirror.test/debian", None))
         );
         for other in [
@@ -386,7 +406,7 @@ Signed-By: /keys/debian.gpg
             "deb https://vendor.test/apt bookworm stable",
             "",
         ] {
-            assert_eq!(parse_one_line(other), None, "{other}");
+            assert_eq!(parse_one_line(other, is_main), None, "{other}");
         }
     }
 }

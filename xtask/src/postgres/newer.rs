@@ -14,6 +14,7 @@ use crate::lab::{Filling, Lab};
 
 pub const VERSION: u16 = 17;
 const SUITE: &str = "trixie";
+/// With security updates: what a minor release of the older version adds to its data, a newer one must know too.
 /// With all libraries that the programs load. Those for compiling queries (LLVM) are larger than all others, and PostgreSQL does without.
 const PACKAGES: &str = "postgresql-17 postgresql-client-17 pgbackrest libaudit1 libbsd0 libbz2-1.0 libc6 libcap-ng0 libcap2 libcom-err2 \
     libcrypt1 libedit2 libffi8 libgcc-s1 libgssapi-krb5-2 libicu76 libk5crypto3 libkeyutils1 libkrb5-3 libkrb5support0 libldap2 liblz4-1 \
