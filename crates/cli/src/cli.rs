@@ -191,6 +191,11 @@ pub enum Verb {
     ///
     /// After an interruption, re-run it, or run `quorate apply`.
     Restore(Restore),
+    /// Delete the data that a restore or an upgrade of PostgreSQL has replaced
+    ///
+    /// Each machine keeps it until then, and it is the way back from an upgrade (`quorate restore --before-upgrade`). Asks for the
+    /// cluster's name. Deletes nothing while a member is not healthy.
+    Discard(Discard),
     /// Export or import a cluster's state (ledger), encrypted
     #[command(subcommand)]
     Ledger(Ledger),
@@ -356,6 +361,16 @@ pub struct Switchover {
     /// Switch over even while another member does not stream
     #[arg(long)]
     pub allow_downtime: bool,
+    /// Do not ask
+    #[arg(long, short)]
+    pub yes: bool,
+}
+
+#[derive(Args, Debug)]
+pub struct Discard {
+    /// The cluster
+    #[arg(add = completion::clusters())]
+    pub name: String,
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,

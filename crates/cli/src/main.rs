@@ -103,6 +103,7 @@ async fn perform(context: Context, verb: Verb) -> Result<Exit, Error> {
         Verb::Apply(options) => commands::apply::run(&context, options).await,
         Verb::Reboot(options) => commands::reboot::run(&context, options).await,
         Verb::Passwords(cli::Passwords::Rotate(options)) => commands::passwords::run(&context, options).await,
+        Verb::Discard(options) => commands::discard::run(&context, options).await,
         Verb::Switchover(options) => commands::switchover::run(&context, options).await,
         Verb::Replace(options) => commands::replace::run(&context, options).await,
         Verb::Recover(options) => commands::recover::run(&context, options).await,

@@ -22,6 +22,8 @@ pub enum Kind {
     /// Another member of a PostgreSQL cluster becomes the primary.
     Switchover,
     Passwords,
+    /// Data that a restore or an upgrade has replaced is deleted.
+    Discard,
     /// Consent to restarts that cause downtime.
     Downtime,
     /// Consent to treat unreachable machines as dead.
@@ -84,6 +86,8 @@ pub fn open(ledger: &Ledger) -> Vec<Open> {
         };
         confirmed(Kind::Passwords, &what, &rotation.consent, rotation.stage != RotationStage::Opening)
     }));
+    let discard = ledger.postgres.discard.iter();
+    open.extend(discard.map(|c| confirmed(Kind::Discard, "delete replaced data", c, false)));
     open.extend(ledger.downtime.iter().map(|c| confirmed(Kind::Downtime, "allow downtime", c, false)));
     let now = ledger.without_grace.iter();
     open.extend(now.map(|c| confirmed(Kind::Now, "treat unreachable machines as dead", c, false)));
@@ -123,6 +127,7 @@ pub fn withdraw(home: &Home, name: &str, kind: Kind, now: Timestamp) -> Result<(
             }
         }
         Kind::Switchover => ledger.postgres.switchover = None,
+        Kind::Discard => ledger.postgres.discard = None,
         Kind::Passwords => {
             let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
             ledger.postgres.rotation = ledger.postgres.rotation.take().filter(begun);

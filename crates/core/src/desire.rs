@@ -36,6 +36,7 @@ pub struct Configs {
     rotation: Option<postgres::Rotation>,
     called: BTreeMap<MemberName, String>,
     servers: BTreeMap<MemberName, IpAddr>,
+    versions: (Option<u16>, Option<String>),
     trust: Option<etcd::desire::Trust>,
     crl: Option<String>,
     peer_crl: Option<String>,
@@ -77,6 +78,7 @@ impl Configs {
             rotation: ledger.postgres.rotation.clone(),
             called: called(ledger),
             servers: postgres::desire::servers(ledger),
+            versions: postgres::desire::versions(spec, ledger),
             trust,
             crl,
             peer_crl,
@@ -94,6 +96,7 @@ impl Configs {
             && self.rotation == ledger.postgres.rotation
             && self.called == called(ledger)
             && self.servers == postgres::desire::servers(ledger)
+            && self.versions == postgres::desire::versions(spec, ledger)
             && self.trust == etcd::desire::Trust::of(ledger)
             && self.crl == ledger.issued.client_crl
             && self.peer_crl == ledger.issued.peer_crl

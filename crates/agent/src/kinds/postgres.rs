@@ -27,6 +27,7 @@ mod state;
 mod status;
 mod temporary;
 mod tools;
+mod upgrade;
 mod user;
 mod verify;
 mod watchdog;
@@ -34,7 +35,7 @@ mod wipe;
 
 use std::sync::Mutex;
 
-use quorate_core::kinds::postgres::{RestoreSeen, desire, repository};
+use quorate_core::kinds::postgres::{RestoreSeen, TaskSeen, desire, repository};
 use quorate_core::model::Exit;
 
 use jobs::Jobs;
@@ -56,6 +57,8 @@ pub(crate) struct Postgres {
     jobs: Jobs,
     /// A backup that is being restored next to the data, or has failed to be.
     restoring: Mutex<Option<RestoreSeen>>,
+    /// What is done in the background, or was.
+    task: Mutex<Option<TaskSeen>>,
     /// Counts how often clients were held back, so an old time limit releases nobody.
     held: Mutex<u64>,
 }

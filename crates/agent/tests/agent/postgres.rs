@@ -184,6 +184,7 @@ impl Member {
             locale: String::from("C.UTF-8"),
             config: Secret::new(patroni_config(dcs, name).to_string()),
             backup: None,
+            next: None,
         });
         let config = NodeConfig {
             files: vec![

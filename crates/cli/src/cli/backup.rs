@@ -221,6 +221,9 @@ pub struct RestoreWhat {
     /// Of PostgreSQL: the state after this transaction
     #[arg(long, value_name = "N")]
     pub xid: Option<u64>,
+    /// Of PostgreSQL: the data from before the last upgrade to another major version; all that was written since is lost
+    #[arg(long)]
+    pub before_upgrade: bool,
     /// A plain etcd snapshot, made by any tool
     #[arg(long, value_name = "PATH|s3://BUCKET/KEY")]
     pub snapshot: Option<String>,

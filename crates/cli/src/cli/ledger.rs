@@ -135,6 +135,8 @@ pub enum Withdrawn {
     Switchover,
     /// To change passwords
     Passwords,
+    /// To delete data that was replaced
+    Discard,
     /// Consent to downtime
     Downtime,
     /// Consent to treat unreachable machines as dead
@@ -149,6 +151,7 @@ impl Withdrawn {
             Withdrawn::Reboot => Kind::Reboot,
             Withdrawn::Switchover => Kind::Switchover,
             Withdrawn::Passwords => Kind::Passwords,
+            Withdrawn::Discard => Kind::Discard,
             Withdrawn::Downtime => Kind::Downtime,
             Withdrawn::Now => Kind::Now,
         }

@@ -6,6 +6,7 @@ pub mod apply;
 pub mod backup;
 pub mod clients;
 pub mod destroy;
+pub mod discard;
 pub mod drill;
 pub mod history;
 pub mod image;

@@ -69,6 +69,7 @@ fn word(kind: Kind) -> Option<&'static str> {
         Kind::Reboot => Some("reboot"),
         Kind::Switchover => Some("switchover"),
         Kind::Passwords => Some("passwords"),
+        Kind::Discard => Some("discard"),
         Kind::Downtime => Some("downtime"),
         Kind::Now => Some("now"),
         Kind::Destroy | Kind::Replace => None,

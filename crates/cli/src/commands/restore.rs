@@ -2,6 +2,7 @@
 //! restore every member from it.
 
 mod postgres;
+mod upgrade;
 
 use std::fmt::Write as _;
 
@@ -24,13 +25,20 @@ use crate::output::{self, backup::shown, size};
 
 pub async fn run(context: &Context, options: cli::Restore) -> Result<Exit, Error> {
     let cluster = load::one_cluster(&context.home, &options.target, options.cluster.as_deref())?;
+    if cluster.spec.kind == Kind::Postgres && options.what.before_upgrade {
+        return upgrade::run(context, cluster.spec.name.as_str(), &options).await;
+    }
     if cluster.spec.kind == Kind::Postgres {
         return postgres::run(context, cluster.spec.name.as_str(), options).await;
     }
-    let of_postgres = options.what.lsn.is_some() || options.what.xid.is_some() || options.timeline.is_some();
+    let cli::RestoreWhat { lsn, xid, before_upgrade, .. } = &options.what;
+    let of_postgres = lsn.is_some() || xid.is_some() || *before_upgrade || options.timeline.is_some();
     if of_postgres {
         let hint = "use --at, --revision, --backup or --snapshot";
-        return Err(Error::refused("--lsn, --xid and --timeline are for clusters of PostgreSQL", hint));
+        return Err(Error::refused(
+            "--lsn, --xid, --timeline and --before-upgrade are for clusters of PostgreSQL",
+            hint,
+        ));
     }
     let name = cluster.spec.name.to_string();
     let known = load::remembered(&context.home, &name)?;
@@ -95,7 +103,7 @@ async fn run_prepared(
 }
 
 fn wanted(what: &cli::RestoreWhat) -> Result<Wanted, Error> {
-    let cli::RestoreWhat { at, revision, backup, snapshot, lsn: _, xid: _ } = what;
+    let cli::RestoreWhat { at, revision, backup, snapshot, lsn: _, xid: _, before_upgrade: _ } = what;
     if let Some(snapshot) = snapshot {
         return match snapshot.strip_prefix("s3://").map(|rest| rest.split_once('/')) {
             None => Ok(Wanted::Snapshot(SnapshotAt::File(snapshot.into()))),

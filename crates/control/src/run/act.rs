@@ -283,6 +283,11 @@ impl Controller {
             | Action::WipePostgres { member, .. }
             | Action::PrepareRepository { member, .. }
             | Action::RestoreBackup { member, .. }
+            | Action::RehearseUpgrade { member, .. }
+            | Action::UpgradeData { member, .. }
+            | Action::AnalyzePostgres { member, .. }
+            | Action::TakeBack { member, .. }
+            | Action::DiscardReplaced { member, .. }
             | Action::PutRestored { member, .. }
             | Action::SetAside { member, .. }
             | Action::RestartPostgres { member }
@@ -295,6 +300,10 @@ impl Controller {
             Action::RecordInitializing { .. }
             | Action::RecordInitialized { .. }
             | Action::RecordRotation { .. }
+            | Action::RecordUpgrading { .. }
+            | Action::AbandonUpgrade { .. }
+            | Action::RecordAnalyzed
+            | Action::RecordDiscarded
             | Action::RecordLeft { .. } => Ok(()),
             Action::MakeSecrets { .. }
             | Action::RecordReplacement { .. }

@@ -373,7 +373,10 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
             word("reboot", Some(member.to_string()), action, &because);
         }
     }
-    let asked = |ledger: &Ledger| ledger.etcd.restore.as_ref().map(|wish| wish.consent.clone());
+    let asked = |ledger: &Ledger| {
+        let etcd = ledger.etcd.restore.as_ref().map(|wish| wish.consent.clone());
+        etcd.or_else(|| ledger.postgres.restore.as_ref().map(|wish| wish.consent.clone()))
+    };
     let (restore_before, restore_after) = (asked(before), asked(after));
     let recovers = |ledger: &Ledger| ledger.etcd.recovery.as_ref().map(|request| request.consent.clone());
     let (recovery_before, recovery_after) = (recovers(before), recovers(after));
@@ -381,7 +384,9 @@ fn words(before: &Ledger, after: &Ledger) -> Vec<Word> {
     let (switchover_before, switchover_after) = (switches(before), switches(after));
     let rotates = |ledger: &Ledger| ledger.postgres.rotation.as_ref().map(|rotation| rotation.consent.clone());
     let (rotation_before, rotation_after) = (rotates(before), rotates(after));
-    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 9] = [
+    let (discard_before, discard_after) = (before.postgres.discard.clone(), after.postgres.discard.clone());
+    let consents: [(_, &Option<Consent>, &Option<Consent>, _); 10] = [
+        ("discard", &discard_before, &discard_after, "that replaced data is deleted"),
         ("passwords", &rotation_before, &rotation_after, "that passwords change"),
         ("switchover", &switchover_before, &switchover_after, "that another member becomes the primary"),
         ("destroy", &before.destroy, &after.destroy, "that the cluster is destroyed"),

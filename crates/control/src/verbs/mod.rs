@@ -96,7 +96,7 @@ pub fn refuse_if_being_destroyed(ledger: Option<&Ledger>) -> Result<(), VerbErro
 }
 
 /// Off, nothing can be read from its members.
-fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
+pub(crate) fn refuse_if_off(ledger: &Ledger) -> Result<(), VerbError> {
     let name = &ledger.spec.name;
     match ledger.power {
         Power::On => Ok(()),

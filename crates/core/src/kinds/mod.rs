@@ -121,7 +121,8 @@ impl Desired {
     pub(crate) fn replaces_data(&self) -> bool {
         match self.kind {
             Kind::Etcd => self.etcd.restore.is_some(),
-            Kind::Postgres => self.postgres().restore.is_some(),
+            // The way back from an upgrade rests on data that a member keeps.
+            Kind::Postgres => self.postgres().restore.as_ref().is_some_and(|restore| restore.target.is_some()),
         }
     }
 

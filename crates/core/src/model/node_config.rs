@@ -117,6 +117,17 @@ pub struct PatroniService {
     /// pgBackRest's configuration; absent without backups. Each of its runs reads it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<Secret>,
+    /// Set while the cluster has another version than its spec wants. What runs is not concerned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NextVersion>,
+}
+
+/// The major version of PostgreSQL that a cluster is to have.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct NextVersion {
+    pub version: u16,
+    /// The directory of its programs. If absent, where Debian's package puts them.
+    pub programs: Option<String>,
 }
 
 /// HAProxy in front of PostgreSQL. It takes up everything but another program by a reload, which ends no connection.
@@ -214,9 +225,15 @@ impl NodeConfig {
                     digest_of(&(version, flags, inputs, layout, pod))
                 }
                 // It reads its configuration and its CAs again when it is asked to.
-                Runs::Patroni(PatroniService { version, programs, patroni, locale: _, config: _, backup: _ }) => {
-                    digest_of(&(version, programs, patroni))
-                }
+                Runs::Patroni(PatroniService {
+                    version,
+                    programs,
+                    patroni,
+                    locale: _,
+                    config: _,
+                    backup: _,
+                    next: _,
+                }) => digest_of(&(version, programs, patroni)),
                 Runs::Haproxy(HaproxyService { program, .. }) => digest_of(program),
                 Runs::Program(program) => digest_of(&(program, &service.user, inputs)),
             }

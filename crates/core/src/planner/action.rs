@@ -89,6 +89,22 @@ listed! {
         PutRestored { member: MemberName, was: DataSeen, stamp: Stamp },
         /// Puts data aside that a restore has replaced.
         SetAside { member: MemberName, stamp: Stamp },
+        /// Has a member upgrade a copy of its data to another major version, which is then deleted.
+        RehearseUpgrade { member: MemberName, id: String, to: String },
+        /// From here on all members stop, and begin again with upgraded data or with what they had.
+        RecordUpgrading { token: String, from: String, to: String },
+        /// Makes data of another major version out of that of this member, next to it.
+        UpgradeData { member: MemberName, stamp: Stamp, to: String },
+        /// From here on the cluster is what it was before the upgrade began.
+        AbandonUpgrade { token: String, to: String, why: String },
+        /// Collects statistics of all tables.
+        AnalyzePostgres { member: MemberName, id: String },
+        RecordAnalyzed,
+        /// Makes the data from before an upgrade ready to be put in place.
+        TakeBack { member: MemberName, was: Stamp, stamp: Stamp },
+        /// Deletes data that a restore or an upgrade has replaced.
+        DiscardReplaced { member: MemberName, stamp: Stamp },
+        RecordDiscarded,
         /// Restarts PostgreSQL, through Patroni.
         RestartPostgres { member: MemberName },
         Switchover { member: MemberName, to: MemberName },
@@ -221,7 +237,13 @@ impl Action {
             Action::ConfigurePatroni { member, .. }
             | Action::Catalog { member, .. }
             | Action::PrepareRepository { member, .. } => on(member),
-            Action::RestoreBackup { member, .. } => on(member).shown("restoring"),
+            Action::RestoreBackup { member, .. } | Action::TakeBack { member, .. } => on(member).shown("restoring"),
+            Action::RehearseUpgrade { member, .. } => on(member).shown("rehearsing the upgrade"),
+            Action::UpgradeData { member, .. } => on(member).shown("upgrading data"),
+            Action::AnalyzePostgres { member, .. } => on(member).shown("collecting statistics"),
+            Action::RecordUpgrading { .. } | Action::AbandonUpgrade { .. } => RECORDED,
+            Action::RecordAnalyzed | Action::RecordDiscarded => RECORDED,
+            Action::DiscardReplaced { member, .. } => on(member).shown("cleaning up").destroys(),
             Action::PutRestored { member, .. } | Action::SetAside { member, .. } => {
                 on(member).shown("restoring").destroys()
             }
@@ -354,12 +376,27 @@ impl fmt::Display for Action {
                 write!(f, "restore backup {} on {member}, next to its data", target.label)
             }
             Action::PutRestored { member, was: DataSeen::Empty, .. } => {
-                write!(f, "put the restored data in place on {member}")
+                write!(f, "put the data that was made ready in place on {member}")
             }
             Action::PutRestored { member, .. } => {
-                write!(f, "replace the data of {member} with the restored data, keeping it next to that")
+                write!(f, "replace the data of {member} with what was made ready, keeping it next to that")
             }
             Action::SetAside { member, .. } => write!(f, "put the replaced data of {member} aside"),
+            Action::RehearseUpgrade { member, to, .. } => {
+                write!(f, "rehearse the upgrade to PostgreSQL {to} on {member}, with a copy of its data")
+            }
+            Action::RecordUpgrading { from, to, .. } => write!(f, "begin the upgrade from PostgreSQL {from} to {to}"),
+            Action::UpgradeData { member, to, .. } => {
+                write!(f, "upgrade the data of {member} to PostgreSQL {to}, next to what is there")
+            }
+            Action::AbandonUpgrade { to, .. } => write!(f, "abandon the upgrade to PostgreSQL {to}"),
+            Action::AnalyzePostgres { member, .. } => write!(f, "collect statistics of all tables, through {member}"),
+            Action::RecordAnalyzed => write!(f, "record that the upgrade is complete"),
+            Action::DiscardReplaced { member, .. } => write!(f, "delete the replaced data of {member}"),
+            Action::RecordDiscarded => write!(f, "record that no replaced data is kept"),
+            Action::TakeBack { member, .. } => {
+                write!(f, "make the data from before the upgrade ready on {member}, next to its data")
+            }
             Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
             Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),
             Action::RecordRotation { stage } => f.write_str(match stage {

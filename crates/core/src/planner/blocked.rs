@@ -72,6 +72,16 @@ listed! {
         DcsUnusable { why: String },
         /// A backup could not be restored next to the data, which nobody has touched.
         RestoreFailed { member: MemberName, why: String },
+        /// Data of PostgreSQL does not become data of an older version. `back`: what there was before the last upgrade is kept.
+        MajorDowngrade { from: String, to: String, back: bool },
+        /// The data from before the last upgrade is still kept.
+        UpgradeKept { version: String },
+        UpgradeAlone { from: String, to: String },
+        UpgradeStops { from: String, to: String },
+        RehearsalFailed { member: MemberName, from: String, to: String, why: String },
+        /// It was tried, and the cluster runs the version that it had.
+        MajorUpgradeFailed { from: String, to: String, why: String },
+        NoWayBack { why: String },
         BackupOlder { id: String, at: Timestamp, backup: u64, data: Option<u64> },
     }
 }
@@ -148,6 +158,13 @@ impl UnsafeBecause {
             UnsafeBecause::SwitchoverAlone { .. } => by(Rule::OneDisturbance),
             UnsafeBecause::DcsUnusable { .. } => by(Rule::MachineIsReady),
             UnsafeBecause::RestoreFailed { member, .. } => by(Rule::DataDiesOnlyByConsent).on(member),
+            UnsafeBecause::MajorDowngrade { .. }
+            | UnsafeBecause::UpgradeKept { .. }
+            | UnsafeBecause::NoWayBack { .. } => by(Rule::DataDiesOnlyByConsent),
+            UnsafeBecause::UpgradeAlone { .. } => by(Rule::OneDisturbance),
+            UnsafeBecause::UpgradeStops { .. } => by(Rule::StopsByConsent),
+            UnsafeBecause::RehearsalFailed { member, .. } => by(Rule::UpgradeIsRehearsed).on(member),
+            UnsafeBecause::MajorUpgradeFailed { .. } => by(Rule::UpgradeIsRehearsed),
             UnsafeBecause::StrangerVoter { .. } => by(Rule::OneMembershipChange),
             UnsafeBecause::JoinFailed { member, .. } => by(Rule::LearnerFirst).on(member),
             UnsafeBecause::Quorum { member, .. } | UnsafeBecause::NotRebooted { member, .. } => {
@@ -229,6 +246,34 @@ impl fmt::Display for UnsafeBecause {
                     "without {member} writes stop: commits wait for {needed} {standbys}, and {left} would be left"
                 )
             }
+            UnsafeBecause::MajorDowngrade { from, to, .. } => {
+                write!(f, "the cluster runs PostgreSQL {from}, and its data cannot become data of PostgreSQL {to}")
+            }
+            UnsafeBecause::UpgradeKept { version } => write!(
+                f,
+                "the members still keep the data of PostgreSQL {version} from before the last upgrade, which the next one would replace"
+            ),
+            UnsafeBecause::UpgradeAlone { from, to } => write!(
+                f,
+                "an upgrade from PostgreSQL {from} to {to} changes nothing else, and other settings of the spec differ from what runs, \
+                 or another request is open"
+            ),
+            UnsafeBecause::UpgradeStops { from, to } => write!(
+                f,
+                "an upgrade from PostgreSQL {from} to {to} stops all clients: all members stop, one copies and upgrades the data, and the \
+                 new version starts there; the others clone it afterwards"
+            ),
+            UnsafeBecause::RehearsalFailed { member, from, to, why } => write!(
+                f,
+                "the upgrade from PostgreSQL {from} to {to} failed on a copy of the data on {member}, and nothing else was touched: {why}"
+            ),
+            UnsafeBecause::MajorUpgradeFailed { from, to, why } => {
+                write!(
+                    f,
+                    "the upgrade to PostgreSQL {to} failed, and the cluster runs PostgreSQL {from} as before: {why}"
+                )
+            }
+            UnsafeBecause::NoWayBack { why } => write!(f, "there is no way back to before the upgrade: {why}"),
             UnsafeBecause::RestoreFailed { member, why } => {
                 write!(f, "the backup could not be restored on {member}, and nothing else was touched: {why}")
             }

@@ -25,6 +25,8 @@ pub enum Rule {
     CommitsSurvive,
     StandbyIsReady,
     StandbyKeepsUp,
+    UpgradeIsRehearsed,
+    StopsByConsent,
 }
 
 impl fmt::Display for Rule {
@@ -46,6 +48,8 @@ impl fmt::Display for Rule {
             Rule::SomeThingsStay => "cannot be changed after creation",
             Rule::CommitsSurvive => "confirmed commits survive",
             Rule::StandbyKeepsUp => "no standby has lower limits than its primary",
+            Rule::UpgradeIsRehearsed => "an upgrade is rehearsed before anybody stops for it",
+            Rule::StopsByConsent => "clients are stopped only with consent",
             Rule::StandbyIsReady => "only a standby with all confirmed commits takes over",
         })
     }

@@ -63,6 +63,11 @@ pub enum WaitingFor {
         member: MemberName,
         doing: String,
     },
+    /// Work in the background on a member's machine.
+    Task {
+        member: MemberName,
+        doing: String,
+    },
     /// The other members to stream before this one is disturbed.
     Standbys {
         member: MemberName,
@@ -129,6 +134,7 @@ impl WaitingFor {
             | WaitingFor::ServiceToStay { member, .. }
             | WaitingFor::Standbys { member, .. }
             | WaitingFor::Restore { member, .. }
+            | WaitingFor::Task { member, .. }
             | WaitingFor::PostgresHealth { member, .. }
             | WaitingFor::Learner { member, .. }
             | WaitingFor::StorageVersion { member, .. }
@@ -209,6 +215,7 @@ impl fmt::Display for WaitingFor {
             WaitingFor::PostgresHealth { member, why } => write!(f, "PostgreSQL on {member} to be healthy: {why}"),
             WaitingFor::Primary { why } => write!(f, "a primary: {why}"),
             WaitingFor::Restore { member, doing } => write!(f, "the backup to be restored on {member}: {doing}"),
+            WaitingFor::Task { member, doing } => write!(f, "{member}: {doing}"),
             WaitingFor::Standbys { member, others } => {
                 let others = others.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 write!(f, "{others} to stream, before {member} is disturbed")

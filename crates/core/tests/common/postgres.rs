@@ -4,10 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use quorate_core::kinds::postgres::spec::Tags;
 use quorate_core::kinds::postgres::{
-    Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Rotation,
+    DataState, Dcs, Formation, PatroniStatus, PostgresFacts, RestoreState, RestoreTarget, RestoreWish, Role, Rotation,
     RotationStage, Standby, SwitchoverRequest, Until,
 };
-use quorate_core::model::{Consent, Data, DataSeen, Desired, MemberName, ServiceState};
+use quorate_core::model::{BinarySeen, Consent, Data, DataSeen, Desired, MemberName, ServiceState};
 use quorate_core::planner::simulate::{SimMachine, World};
 use quorate_core::planner::{Action, Step};
 use quorate_core::spec::{ClusterSpec, Document, HostFacts};
@@ -105,6 +105,43 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let restored = facts(scene, member).restored.as_mut().expect("a backup is being restored");
             restored.state = RestoreState::Failed { why: String::from("the log is missing") };
         }
+        ["has", "no", "PostgreSQL", version] => {
+            let why = format!("PostgreSQL {version} is not in /usr/lib/postgresql/{version}/bin");
+            facts(scene, member).next = BinarySeen::Missing { why };
+        }
+        ["has", "pgBackRest", version] => {
+            facts(scene, member).pgbackrest = BinarySeen::Version((*version).to_owned());
+        }
+        ["rehearses", "slowly"] => {
+            let task = facts(scene, member).task.as_mut().expect("something is done in the background");
+            task.state = RestoreState::Running { doing: String::from("copying its data") };
+        }
+        ["fails", "in", "the", "rehearsal"] => {
+            let task = facts(scene, member).task.as_mut().expect("something is done in the background");
+            task.state = RestoreState::Failed { why: String::from("table x has a column of type regproc") };
+        }
+        ["has", "a", "new", "agent"] => {
+            let found = facts(scene, member);
+            found.task = None;
+            found.restored = found.restored.take().filter(|restored| restored.state == RestoreState::Ready);
+        }
+        ["fails", "to", "upgrade"] => {
+            let restored = facts(scene, member).restored.as_mut().expect("data is being upgraded");
+            restored.state = RestoreState::Failed { why: String::from("pg_upgrade failed: no space left on device") };
+        }
+        ["was", "killed"] => {
+            let control = facts(scene, member).control.as_mut().expect("a member with data");
+            control.state = DataState::InUse;
+        }
+        ["was", "shut", "down", "as", "the", "primary", "too"] => {
+            let control = facts(scene, member).control.as_mut().expect("a member with data");
+            control.state = DataState::ShutDown;
+        }
+        ["has", "later", "commits"] => {
+            let control = facts(scene, member).control.as_mut().expect("a member with data");
+            (control.timeline, control.checkpoint) = (1, 99);
+        }
+        ["loses", "what", "it", "kept"] => facts(scene, member).replaced = None,
         ["loses", "the", "restored", "data"] => facts(scene, member).restored = None,
         _ => return false,
     }
@@ -116,7 +153,19 @@ pub fn restore(scene: &mut Scene, label: &str, consent: Consent) {
     let target = RestoreTarget { label: label.to_owned(), until: Until::End, timeline: None, bytes: 1 };
     let token = format!("shop-restored-{label}");
     let source = format!("backup {label} with all log that was stored");
-    scene.ledger.postgres.restore = Some(RestoreWish { consent, token, target, source });
+    scene.ledger.postgres.restore = Some(RestoreWish { consent, token, target: Some(target), source });
+}
+
+pub fn want_version(scene: &mut Scene, version: &str) {
+    scene.ledger.spec_before = Some(Box::new(scene.spec.clone()));
+    scene.spec.postgres.as_mut().expect("a cluster of PostgreSQL").version = version.parse().expect("a version");
+}
+
+/// The operator confirms that all data is replaced by that from before the upgrade.
+pub fn go_back(scene: &mut Scene, consent: Consent) {
+    let source = String::from("the data from before the upgrade");
+    scene.ledger.postgres.restore =
+        Some(RestoreWish { consent, token: String::from("shop-back"), target: None, source });
 }
 
 /// Patroni has promoted this one; the others follow, and the first that may has become the synchronous standby.
@@ -230,6 +279,29 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
             assert!(formation.is_formed() && primaries == 1, "clones from nobody: {step:?}");
         }
         Action::StopPatroni { member } if is_to_be_replaced(world, member) => {}
+        Action::StopPatroni { member } if world.ledger.postgres.upgrade.is_some() => {
+            let leads = roles.get(member).is_some_and(|status| status.role == Role::Primary);
+            assert!(!leads || roles.len() == 1, "somebody could take over: {step:?}");
+        }
+        Action::RecordUpgrading { to, .. } => {
+            assert!(desired.downtime, "an outage without consent: {step:?}");
+            assert!(primaries == 1 && desired.members.keys().all(others_stream), "not all are well: {step:?}");
+            let task = |machine: &SimMachine| machine.facts()?.postgres.as_ref()?.task.clone();
+            let mut tasks = world.machines.values().filter_map(task);
+            let rehearsed =
+                tasks.any(|task| task.state == RestoreState::Ready && task.id.contains(&format!("to {to},")));
+            assert!(rehearsed, "it was not rehearsed: {step:?}");
+        }
+        Action::UpgradeData { member, stamp, .. } => audit_upgraded(world, member, &stamp.token, step),
+        Action::DiscardReplaced { stamp, .. } => {
+            assert!(world.ledger.postgres.discard.is_some(), "nobody has confirmed it: {step:?}");
+            assert_ne!(formation.token(), Some(stamp.token.as_str()), "the data of the cluster: {step:?}");
+            assert!(desired.members.keys().all(others_stream), "not all are well: {step:?}");
+        }
+        Action::TakeBack { was, .. } => {
+            let restore = world.ledger.postgres.restore.as_ref().expect("nobody has confirmed it");
+            assert!(restore.target.is_none() && world.ledger.postgres.replaced.contains(&was.token), "{step:?}");
+        }
         Action::PutRestored { stamp, .. } => {
             assert!(roles.is_empty(), "somebody runs on the data of before: {step:?}");
             assert_eq!(formation.token(), Some(stamp.token.as_str()), "{step:?}");
@@ -289,6 +361,21 @@ pub fn audit(desired: &Desired, world: &World, step: &Step) {
         }
         _ => {}
     }
+}
+
+/// Nobody runs, and the data has every commit: its server was the last one that took any.
+fn audit_upgraded(world: &World, member: &MemberName, token: &str, step: &Step) {
+    assert!(roles(world).is_empty(), "somebody runs: {step:?}");
+    let upgrade = world.ledger.postgres.upgrade.as_ref().expect("nobody has begun an upgrade");
+    assert_eq!(upgrade.token, token, "{step:?}");
+    let control = |machine: &SimMachine| machine.facts()?.postgres.as_ref()?.control;
+    let own = world.machines.get(member).and_then(control).expect("a member with data");
+    let known = upgrade.source.as_ref() == Some(member);
+    assert!(known || own.state == DataState::ShutDown, "its server was not shut down as the primary: {step:?}");
+    let others = world.machines.iter().filter(|(name, _)| *name != member).filter_map(|(_, machine)| control(machine));
+    let earlier =
+        others.map(|other| (other.timeline, other.checkpoint)).all(|place| place <= (own.timeline, own.checkpoint));
+    assert!(known || earlier, "another member has later commits: {step:?}");
 }
 
 /// Whether the operator has confirmed that the data of this member is replaced, and what replaces it is there.

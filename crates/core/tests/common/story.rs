@@ -268,6 +268,10 @@ fn operator(scene: &mut Scene, words: &[&str]) {
             let of = requests::what_is_left(&scene.ledger, &scene.seen);
             scene.ledger.etcd.recovery = Some(RecoveryRequest { consent: consent(), of });
         }
+        ["wants", "PostgreSQL", version] => scene::postgres::want_version(scene, version),
+        ["goes", "back", "to", "before", "the", "upgrade"] => scene::postgres::go_back(scene, consent()),
+        ["discards", "what", "was", "replaced"] => scene.ledger.postgres.discard = Some(consent()),
+        ["takes", "the", "downtime", "back"] => scene.ledger.downtime = None,
         ["restores", label] if scene.spec.postgres.is_some() => {
             crate::scene::postgres::restore(scene, label, consent())
         }

@@ -1,6 +1,6 @@
 //! How often something was reached: a model in which nothing happens proves nothing.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use quorate_core::planner::{Action, Decision, UnsafeBecause};
 
@@ -53,14 +53,16 @@ events! {
 
 pub struct Reached {
     counts: Vec<AtomicUsize>,
-    actions: AtomicU64,
-    refusals: AtomicU64,
+    /// Whether there was one of each kind.
+    actions: Vec<AtomicBool>,
+    refusals: Vec<AtomicBool>,
 }
 
 impl Default for Reached {
     fn default() -> Self {
         let counts = Event::ALL.iter().map(|_| AtomicUsize::default()).collect();
-        Reached { counts, actions: AtomicU64::default(), refusals: AtomicU64::default() }
+        let none = |kinds: &[&str]| kinds.iter().map(|_| AtomicBool::default()).collect();
+        Reached { counts, actions: none(&Action::KINDS), refusals: none(&UnsafeBecause::KINDS) }
     }
 }
 
@@ -74,22 +76,23 @@ impl Reached {
     }
 
     pub fn decided(&self, decision: &Decision) {
-        let bit = |kinds: &[&str], kind: &str| kinds.iter().position(|k| *k == kind).map_or(0, |at| 1 << at);
-        let actions = decision.steps.iter().fold(0, |all, s| all | bit(&Action::KINDS, s.action.kind()));
-        let refusals = decision.blocked.iter().fold(0, |all, b| all | bit(&UnsafeBecause::KINDS, b.kind()));
-        self.actions.fetch_or(actions, Ordering::Relaxed);
-        self.refusals.fetch_or(refusals, Ordering::Relaxed);
+        let note = |seen: &[AtomicBool], kinds: &[&str], kind: &str| {
+            let at = kinds.iter().position(|known| *known == kind).expect("every kind is listed");
+            seen[at].store(true, Ordering::Relaxed);
+        };
+        decision.steps.iter().for_each(|step| note(&self.actions, &Action::KINDS, step.action.kind()));
+        decision.blocked.iter().for_each(|blocked| note(&self.refusals, &UnsafeBecause::KINDS, blocked.kind()));
     }
 
     pub fn actions(&self) -> Vec<&'static str> {
-        named(&Action::KINDS, self.actions.load(Ordering::Relaxed))
+        named(&Action::KINDS, &self.actions)
     }
 
     pub fn refusals(&self) -> Vec<&'static str> {
-        named(&UnsafeBecause::KINDS, self.refusals.load(Ordering::Relaxed))
+        named(&UnsafeBecause::KINDS, &self.refusals)
     }
 }
 
-fn named(kinds: &[&'static str], bits: u64) -> Vec<&'static str> {
-    kinds.iter().enumerate().filter(|(at, _)| bits & (1 << at) != 0).map(|(_, kind)| *kind).collect()
+fn named(kinds: &[&'static str], seen: &[AtomicBool]) -> Vec<&'static str> {
+    kinds.iter().zip(seen).filter(|(_, seen)| seen.load(Ordering::Relaxed)).map(|(kind, _)| *kind).collect()
 }

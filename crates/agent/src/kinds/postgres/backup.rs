@@ -27,7 +27,12 @@ const MARK: &str = "BEGIN;\n\
 impl Agent {
     /// Makes the store ready for this cluster and has the primary send a piece of its log there. It can be repeated.
     pub(super) async fn prepare_repository(&self, place: String) -> Result<(), Refusal> {
-        tools::run(self.pgbackrest_command("stanza-create").await?, "", PREPARING).await?;
+        let created = tools::run(self.pgbackrest_command("stanza-create").await?, "", PREPARING).await;
+        if let Err(error) = created {
+            // It has a repository of this cluster, whose data has another version or identity since an upgrade.
+            let upgraded = tools::run(self.pgbackrest_command("stanza-upgrade").await?, "", PREPARING).await;
+            upgraded.map_err(|_| error)?;
+        }
         tools::run(self.pgbackrest_command("check").await?, "", PREPARING).await?;
         Ok(self.state.update(|state| state.postgres.repository = Some(place)).await?)
     }

@@ -92,7 +92,7 @@ impl Agent {
             return Ok(());
         };
         let known = state.postgres.programs.postgres.clone();
-        let programs = known.unwrap_or_else(|| programs::usual_directory(service));
+        let programs = known.unwrap_or_else(|| programs::usual_directory(service.version, service.programs.as_ref()));
         let filled = self.layout.fill_in_postgres(service.config.expose(), state.address);
         let text = filled.replace(PROGRAMS, &programs.to_string_lossy());
         let (path, owner) = (self.layout.patroni_config(), self.patroni().await?.owner()?);
@@ -115,6 +115,7 @@ mod tests {
             locale: String::from("C"),
             config: Secret::new(text),
             backup: None,
+            next: None,
         };
         let Err(refused) = PatroniConfig::read(&service) else { panic!("it has no hosts") };
         let refused = refused.in_full();

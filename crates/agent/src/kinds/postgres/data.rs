@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use quorate_core::kinds::postgres::ArchiveSeen;
 use quorate_core::kinds::postgres::desire::ROTATION_MARK;
+use quorate_core::kinds::postgres::{ArchiveSeen, ControlSeen, DataState, ReplacedSeen};
 use quorate_core::model::{DataSeen, Stamp};
 
 use crate::layout::Layout;
@@ -48,6 +48,35 @@ pub(super) fn system_id_in(data: &Path) -> Option<String> {
     let bytes = fs::read(data.join(CONTROL_FILE)).ok()?;
     let id: [u8; 8] = bytes.get(..8)?.try_into().ok()?;
     Some(u64::from_ne_bytes(id).to_string())
+}
+
+/// The part of the control file that all versions of PostgreSQL from 12 on have at the same place, in the machine's byte order.
+pub(super) fn control(data: &Path) -> Option<ControlSeen> {
+    let bytes = fs::read(data.join(CONTROL_FILE)).ok()?;
+    let number = |at: usize| Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
+    let state = match number(16)? {
+        1 => DataState::ShutDown,
+        2 => DataState::ShutDownInRecovery,
+        _ => DataState::InUse,
+    };
+    let checkpoint = u64::from_ne_bytes(bytes.get(32..40)?.try_into().ok()?);
+    Some(ControlSeen { state, timeline: number(48)?, checkpoint })
+}
+
+/// What a restore or an upgrade has replaced.
+pub(super) fn replaced(layout: &Layout) -> Result<Option<ReplacedSeen>, AgentError> {
+    let Some(control) = control(&layout.postgres_replaced()) else { return Ok(None) };
+    Ok(stamp::read(&layout.postgres_replaced_stamp())?.map(|stamp| ReplacedSeen { stamp, control }))
+}
+
+/// Makes what was replaced ready to be put in place. The mark comes first: alone it says nothing.
+pub(super) fn bring_back(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError> {
+    let (kept, restored) = (layout.postgres_replaced(), layout.postgres_restored());
+    files::remove_dir(&restored)?;
+    stamp::write(&layout.postgres_restored_stamp(), stamp)?;
+    fs::rename(&kept, &restored).map_err(AgentError::file("bring back", &kept))?;
+    files::remove(&layout.postgres_replaced_stamp())?;
+    files::make_durable(&layout.postgres_home())
 }
 
 /// The configuration of all members that Patroni has taken up: it writes that next to the data, after it has acted on it.
@@ -114,12 +143,19 @@ pub(super) fn put_draft(layout: &Layout, stamp: &Stamp) -> Result<(), AgentError
 
 /// Data first: a crash in between leaves a stamp without data, and the wipe can be ordered again.
 pub(super) fn wipe(layout: &Layout) -> Result<(), AgentError> {
-    let beside = [layout.postgres_restored(), layout.postgres_replaced(), layout.postgres_verified()];
+    let beside = [
+        layout.postgres_restored(),
+        layout.postgres_replaced(),
+        layout.postgres_verified(),
+        layout.postgres_rehearsed(),
+        layout.postgres_rehearsed_new(),
+    ];
     let data = [layout.postgres_data(), layout.postgres_draft(), layout.postgres_remnant()];
     for directory in data.into_iter().chain(beside) {
         files::remove_dir(&directory)?;
     }
     files::remove(&layout.postgres_restored_stamp())?;
+    files::remove(&layout.postgres_replaced_stamp())?;
     files::remove(&layout.postgres_stamp())
 }
 

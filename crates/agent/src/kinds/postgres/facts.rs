@@ -31,9 +31,11 @@ impl Agent {
                 data::system_id(&layout),
                 data::applied(&layout),
                 data::archive(&layout),
+                data::control(&layout.postgres_data()),
+                data::replaced(&layout)?,
             ))
         };
-        let (found, system_id, applied, archive) = blocking(look).await?;
+        let (found, system_id, applied, archive, control, replaced) = blocking(look).await?;
         if matches!(found, DataSeen::Stamped(_)) {
             self.state.update(|state| state.postgres.cloning = false).await?;
         }
@@ -62,6 +64,10 @@ impl Agent {
             applied,
             rotation: self.rotation_seen(role),
             catalog,
+            next: programs::still(known.next.as_ref().map(|home| home.join("postgres")), &known.next_seen),
+            control,
+            replaced,
+            task: self.postgres.task.lock().expect("no holder panics").clone(),
         })))
     }
 

@@ -21,7 +21,7 @@ use tokio::process::Command;
 /// For `initdb` on a slow disk.
 const CREATING: Duration = Duration::from_secs(300);
 /// PostgreSQL writes these into its control file. Data that is created with others waits for a restart from its first moment on.
-const IN_CONTROL_FILE: [&str; 7] = [
+pub(super) const IN_CONTROL_FILE: [&str; 7] = [
     "max_connections",
     "max_worker_processes",
     "max_wal_senders",

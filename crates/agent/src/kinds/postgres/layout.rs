@@ -59,6 +59,20 @@ impl Layout {
         self.postgres_home().join("data.replaced")
     }
 
+    /// Whose that is.
+    pub(crate) fn postgres_replaced_stamp(&self) -> PathBuf {
+        self.postgres_home().join("data.replaced.stamp")
+    }
+
+    /// A copy on which an upgrade is rehearsed, and what becomes of it.
+    pub(crate) fn postgres_rehearsed(&self) -> PathBuf {
+        self.postgres_home().join("data.rehearsed")
+    }
+
+    pub(crate) fn postgres_rehearsed_new(&self) -> PathBuf {
+        self.postgres_home().join("data.rehearsed.new")
+    }
+
     /// A backup that is being verified.
     pub(crate) fn postgres_verified(&self) -> PathBuf {
         self.postgres_home().join("data.verified")

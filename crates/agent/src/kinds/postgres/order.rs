@@ -47,6 +47,28 @@ pub enum Order {
     SetAside {
         stamp: Stamp,
     },
+    /// Begins to upgrade a copy of the data to the next version, and deletes it. Facts say how far it has come.
+    RehearseUpgrade {
+        id: String,
+    },
+    /// Begins to make data of the next version next to what is there. Facts say how far it has come.
+    UpgradeData {
+        expects: DataSeen,
+        stamp: Stamp,
+    },
+    /// Begins to collect statistics of all tables. Facts say how far it has come.
+    Analyze {
+        id: String,
+    },
+    /// Begins to make the data of this stamp, which an upgrade has replaced, ready to be put in place.
+    TakeBack {
+        was: Stamp,
+        stamp: Stamp,
+    },
+    /// Deletes the data of exactly this stamp, which was replaced.
+    DiscardReplaced {
+        stamp: Stamp,
+    },
     /// Writes the configuration of all members, in JSON, into the DCS.
     SetConfig {
         config: String,
@@ -91,6 +113,11 @@ impl Order {
             Order::RestoreBackup { .. } => "restore a backup",
             Order::PutRestored { .. } => "put restored data in place",
             Order::SetAside { .. } => "put data aside",
+            Order::RehearseUpgrade { .. } => "rehearse an upgrade",
+            Order::UpgradeData { .. } => "upgrade data",
+            Order::Analyze { .. } => "collect statistics",
+            Order::TakeBack { .. } => "make replaced data ready",
+            Order::DiscardReplaced { .. } => "delete replaced data",
             Order::SetConfig { .. } => "configure Patroni",
             Order::Switchover { .. } => "switch over",
             Order::HoldClients { .. } => "hold clients back",
@@ -112,9 +139,14 @@ impl Order {
             | Order::PrepareRepository { .. }
             | Order::PutRestored { .. }
             | Order::SetAside { .. }
+            | Order::UpgradeData { .. }
+            | Order::DiscardReplaced { .. }
             | Order::WipeData { .. } => true,
             Order::Start { .. }
             | Order::RestoreBackup { .. }
+            | Order::RehearseUpgrade { .. }
+            | Order::Analyze { .. }
+            | Order::TakeBack { .. }
             | Order::HoldClients { .. }
             | Order::ReleaseClients { .. }
             | Order::SetConfig { .. }

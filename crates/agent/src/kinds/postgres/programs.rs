@@ -3,7 +3,7 @@
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
-use quorate_core::model::{BinarySeen, NodeConfig, PatroniService};
+use quorate_core::model::{BinarySeen, NextVersion, NodeConfig, PatroniService};
 use serde::{Deserialize, Serialize};
 
 use crate::AgentError;
@@ -22,12 +22,16 @@ pub(crate) struct Programs {
     pub(super) pgbackrest: Option<PathBuf>,
     #[serde(default)]
     pub(super) pgbackrest_seen: BinarySeen,
+    /// The directory of those of the version that the cluster is to have.
+    #[serde(default)]
+    pub(super) next: Option<PathBuf>,
+    #[serde(default)]
+    pub(super) next_seen: BinarySeen,
 }
 
 /// Where Debian's packages put PostgreSQL's programs, or where the config says that they are.
-pub(super) fn usual_directory(service: &PatroniService) -> PathBuf {
-    let usual = || format!("/usr/lib/postgresql/{}/bin", service.version);
-    service.programs.clone().unwrap_or_else(usual).into()
+pub(super) fn usual_directory(version: u16, named: Option<&String>) -> PathBuf {
+    named.cloned().unwrap_or_else(|| format!("/usr/lib/postgresql/{version}/bin")).into()
 }
 
 impl Agent {
@@ -54,7 +58,7 @@ impl Agent {
         let own = std::env::var_os("PATH").unwrap_or_default();
         let paths = search.map(OsStr::new).into_iter().chain([own.as_os_str()]).flat_map(std::env::split_paths);
         let paths: Vec<PathBuf> = paths.collect();
-        let postgres = find_postgres(service, &paths, &self.cache).await;
+        let postgres = find_postgres(service.version, service.programs.as_ref(), &paths, &self.cache).await;
         let patroni = find_patroni(service, &paths, &self.cache).await;
         let (postgres, postgres_seen) = taken_apart(postgres);
         let (patroni, patroni_seen) = taken_apart(patroni);
@@ -62,7 +66,13 @@ impl Agent {
             Some(_) => taken_apart(find_pgbackrest(&paths, &self.cache).await),
             None => Default::default(),
         };
-        Programs { postgres, patroni, postgres_seen, patroni_seen, pgbackrest, pgbackrest_seen }
+        let (next, next_seen) = match &service.next {
+            Some(NextVersion { version, programs }) => {
+                taken_apart(find_postgres(*version, programs.as_ref(), &paths, &self.cache).await)
+            }
+            None => Default::default(),
+        };
+        Programs { postgres, patroni, postgres_seen, patroni_seen, pgbackrest, pgbackrest_seen, next, next_seen }
     }
 }
 
@@ -83,10 +93,14 @@ fn taken_apart(found: Result<(PathBuf, String), String>) -> (Option<PathBuf>, Bi
     }
 }
 
-async fn find_postgres(service: &PatroniService, paths: &[PathBuf], cache: &Path) -> Result<(PathBuf, String), String> {
-    let wanted = service.version;
-    let usual = usual_directory(service);
-    let elsewhere: &[PathBuf] = if service.programs.is_some() { &[] } else { paths };
+async fn find_postgres(
+    wanted: u16,
+    named: Option<&String>,
+    paths: &[PathBuf],
+    cache: &Path,
+) -> Result<(PathBuf, String), String> {
+    let usual = usual_directory(wanted, named);
+    let elsewhere: &[PathBuf] = if named.is_some() { &[] } else { paths };
     let mut others = Vec::new();
     for directory in [&usual].into_iter().chain(elsewhere).filter(|directory| directory.join("postgres").is_file()) {
         match version_of(&directory.join("postgres"), cache).await {
@@ -95,7 +109,7 @@ async fn find_postgres(service: &PatroniService, paths: &[PathBuf], cache: &Path
             Err(error) => others.push(AgentError::from(error).in_full()),
         }
     }
-    let searched = if service.programs.is_some() { "" } else { " nor on the PATH" };
+    let searched = if named.is_some() { "" } else { " nor on the PATH" };
     let others = if others.is_empty() { String::new() } else { format!(" ({})", others.join("; ")) };
     Err(format!("PostgreSQL {wanted} is not in {}{searched}{others}", usual.display()))
 }

@@ -39,7 +39,7 @@ impl Agent {
         command.env("PGAPPNAME", "quorate").env("PGCLIENTENCODING", "UTF8");
     }
 
-    fn put_password_file(&self) -> Result<std::path::PathBuf, Refusal> {
+    pub(super) fn put_password_file(&self) -> Result<std::path::PathBuf, Refusal> {
         let password = self.patroni_settings()?.logins().superuser.password.clone();
         let path = self.layout.password_file();
         files::ensure(&path, password_line(&password).as_bytes(), files::PRIVATE, None)?;

@@ -43,7 +43,7 @@ impl Agent {
         Ok(())
     }
 
-    fn note_restore(&self, stamp: &Stamp, state: RestoreState) {
+    pub(super) fn note_restore(&self, stamp: &Stamp, state: RestoreState) {
         let seen = RestoreSeen { token: stamp.token.clone(), state };
         *self.postgres.restoring.lock().expect("no holder panics") = Some(seen);
     }
@@ -68,8 +68,12 @@ impl Agent {
         if let Some(seen) = self.postgres.restoring.lock().expect("no holder panics").clone() {
             return Ok(Some(seen));
         }
-        let mark = self.layout.postgres_restored_stamp();
-        let stamp = blocking(move || stamp::read(&mark)).await?;
+        let layout = self.layout.clone();
+        let look = move || match data::system_id_in(&layout.postgres_restored()) {
+            Some(_) => stamp::read(&layout.postgres_restored_stamp()),
+            None => Ok(None),
+        };
+        let stamp = blocking(look).await?;
         Ok(stamp.map(|stamp| RestoreSeen { token: stamp.token, state: RestoreState::Ready }))
     }
 
@@ -91,15 +95,18 @@ impl Agent {
         }
         let restored = self.layout.postgres_restored();
         let system_id = data::system_id_in(&restored).ok_or_else(|| Refusal::failed("the restored data is damaged"))?;
+        // An upgrade gives the data another identity.
+        let former = data::system_id(&self.layout).or_else(|| data::system_id_in(&self.layout.postgres_replaced()));
         let state = self.state.get();
         let files = configured_files(&state);
-        dcs::forget(&self.patroni_settings()?, files, &system_id).await?;
+        for id in [Some(system_id), former].into_iter().flatten() {
+            dcs::forget(&self.patroni_settings()?, files, &id).await?;
+        }
         self.check_still_obeyed()?;
         let (layout, owner) = (self.layout.clone(), self.patroni().await?.owner()?);
         blocking(move || exchange(&layout, &stamp, owner)).await?;
         *self.postgres.restoring.lock().expect("no holder panics") = None;
-        let forget = |state: &mut State| (state.postgres.last_started, state.postgres.cloning) = (None, false);
-        Ok(self.state.update(forget).await?)
+        Ok(self.state.update(other_data).await?)
     }
 
     /// Puts data aside that a restore has replaced.
@@ -120,9 +127,34 @@ impl Agent {
             files::remove(&layout.postgres_stamp())
         })
         .await?;
-        let forget = |state: &mut State| (state.postgres.last_started, state.postgres.cloning) = (None, false);
-        Ok(self.state.update(forget).await?)
+        Ok(self.state.update(other_data).await?)
     }
+
+    /// Deletes data that was replaced.
+    pub(super) async fn discard_replaced(&self, stamp: Stamp) -> Result<(), Refusal> {
+        let layout = self.layout.clone();
+        match blocking(move || data::replaced(&layout)).await? {
+            // The answer to an earlier order was lost.
+            None => return Ok(()),
+            Some(kept) if kept.stamp == stamp => {}
+            Some(kept) => {
+                let found = describe(&DataSeen::Stamped(kept.stamp));
+                return Err(Refusal::not_as_expected(describe(&DataSeen::Stamped(stamp)), found));
+            }
+        }
+        self.check_still_obeyed()?;
+        let layout = self.layout.clone();
+        let deleted = move || {
+            files::remove_dir(&layout.postgres_replaced())?;
+            files::remove(&layout.postgres_replaced_stamp())
+        };
+        Ok(blocking(deleted).await?)
+    }
+}
+
+/// What was noted of the data before. The store of backups may have to be made ready for other data.
+fn other_data(state: &mut State) {
+    (state.postgres.last_started, state.postgres.cloning, state.postgres.repository) = (None, false, None);
 }
 
 /// A crash in between leaves no data, and the order can be given again.
@@ -143,6 +175,10 @@ fn keep(layout: &Layout) -> Result<(), AgentError> {
     }
     let (there, kept) = (layout.postgres_data(), layout.postgres_replaced());
     files::remove_dir(&kept)?;
+    match stamp::read(&layout.postgres_stamp())? {
+        Some(stamp) => stamp::write(&layout.postgres_replaced_stamp(), &stamp)?,
+        None => files::remove(&layout.postgres_replaced_stamp())?,
+    }
     fs::rename(&there, &kept).map_err(AgentError::file("put aside", &there))
 }
 
@@ -172,7 +208,7 @@ fn to_archive(names: &[String]) -> Vec<&String> {
     pieces.into_iter().chain(names.iter().filter(|name| **name == history)).collect()
 }
 
-fn passwords(settings: &PatroniConfig) -> String {
+pub(super) fn passwords(settings: &PatroniConfig) -> String {
     let logins = settings.logins();
     let roles = [&logins.superuser, &logins.replication, &logins.rewind];
     let change =

@@ -176,7 +176,7 @@ pub(super) fn remove(data: &Path) -> Result<(), AgentError> {
     files::remove_dir(data)
 }
 
-fn make_room(home: &Path, data: &Path, owner: Option<Owner>, bytes: u64) -> Result<(), Refusal> {
+pub(super) fn make_room(home: &Path, data: &Path, owner: Option<Owner>, bytes: u64) -> Result<(), Refusal> {
     files::make_dir(home, 0o700)?;
     files::give_to(home, owner)?;
     remove(data)?;
@@ -184,7 +184,7 @@ fn make_room(home: &Path, data: &Path, owner: Option<Owner>, bytes: u64) -> Resu
     let (free, needed) = (disk.f_bavail.saturating_mul(disk.f_frsize), bytes + bytes / SPARE);
     if free < needed {
         let why = format!(
-            "the backup needs {} of disk in {}, and {} are free",
+            "a copy of the data needs {} of disk in {}, and {} are free",
             mebibytes(needed),
             home.display(),
             mebibytes(free)
@@ -202,7 +202,7 @@ fn mebibytes(bytes: u64) -> String {
     format!("{} MiB", bytes.div_ceil(1 << 20))
 }
 
-fn private_directory(owner: Option<Owner>) -> Result<PathBuf, AgentError> {
+pub(super) fn private_directory(owner: Option<Owner>) -> Result<PathBuf, AgentError> {
     let path = std::env::temp_dir().join(format!("quorate-{}", quorate_pki::random_hex(6)));
     files::one_private_directory(&path).map_err(AgentError::file("make", &path))?;
     files::give_to(&path, owner)?;

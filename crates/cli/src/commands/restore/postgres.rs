@@ -107,7 +107,7 @@ impl<'a> Etcd<'a> {
 }
 
 fn source(options: &cli::Restore) -> Result<Source, Error> {
-    let cli::RestoreWhat { at, revision, backup, snapshot, lsn, xid } = &options.what;
+    let cli::RestoreWhat { at, revision, backup, snapshot, lsn, xid, before_upgrade: _ } = &options.what;
     if revision.is_some() || snapshot.is_some() {
         let hint = "use --at, --backup, --lsn or --xid";
         return Err(Error::refused("--revision and --snapshot are for clusters of etcd", hint));

@@ -26,6 +26,8 @@ pub struct Sandbox {
     directory: tempfile::TempDir,
     /// Where the etcd of this test lies.
     etcd: PathBuf,
+    /// Comes before the PATH of the test.
+    programs: Option<PathBuf>,
 }
 
 /// How a command ended.
@@ -77,7 +79,13 @@ impl From<Output> for Run {
 impl Sandbox {
     /// A sandbox with this version of etcd on its PATH.
     pub fn new(version: &str) -> Self {
-        Sandbox { directory: tempfile::tempdir().expect("a temporary directory"), etcd: lab(version) }
+        Sandbox { directory: tempfile::tempdir().expect("a temporary directory"), etcd: lab(version), programs: None }
+    }
+
+    /// The same with another directory in front of its PATH.
+    pub fn with_programs(mut self, programs: PathBuf) -> Self {
+        self.programs = Some(programs);
+        self
     }
 
     pub fn path(&self) -> &Path {
@@ -96,7 +104,10 @@ impl Sandbox {
     }
 
     pub fn command(&self, arguments: &[&str]) -> Command {
-        let path = std::env::var("PATH").unwrap_or_default();
+        let mut path = std::env::var("PATH").unwrap_or_default();
+        if let Some(programs) = &self.programs {
+            path = format!("{}:{path}", programs.display());
+        }
         let mut command = Command::new(env!("CARGO_BIN_EXE_quorate"));
         command
             .args(arguments)
@@ -311,6 +322,13 @@ pub fn eventually(what: &str, seconds: u64, mut holds: impl FnMut() -> bool) {
 /// Where `cargo xtask postgres` puts Patroni.
 pub fn patroni() -> PathBuf {
     lab_directory().join("patroni/4.1.5-bin")
+}
+
+/// Where `cargo xtask postgres` puts PostgreSQL 17, with a pgBackRest that knows it.
+pub fn newer_postgres() -> PathBuf {
+    let programs = lab_directory().join("postgres/17/usr/lib/postgresql/17/bin");
+    assert!(programs.join("pg_upgrade").exists(), "PostgreSQL 17 is missing here: run `cargo xtask postgres`");
+    programs
 }
 
 /// The directory of an etcd version that `cargo xtask etcd` made available.

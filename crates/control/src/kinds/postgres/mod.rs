@@ -6,3 +6,4 @@ pub mod dcs;
 pub(crate) mod orders;
 pub(crate) mod passwords;
 pub mod status;
+pub mod upgrade;

@@ -32,6 +32,11 @@ pub(crate) fn order(ledger: &Ledger, step: &Step) -> Option<Order> {
             PostgresOrder::RestoreBackup { stamp: stamp.clone(), target: target.clone() }
         }
         Action::PutRestored { was, stamp, .. } => PostgresOrder::PutRestored { was: was.clone(), stamp: stamp.clone() },
+        Action::RehearseUpgrade { id, .. } => PostgresOrder::RehearseUpgrade { id: id.clone() },
+        Action::UpgradeData { stamp, .. } => PostgresOrder::UpgradeData { expects, stamp: stamp.clone() },
+        Action::AnalyzePostgres { id, .. } => PostgresOrder::Analyze { id: id.clone() },
+        Action::TakeBack { was, stamp, .. } => PostgresOrder::TakeBack { was: was.clone(), stamp: stamp.clone() },
+        Action::DiscardReplaced { stamp, .. } => PostgresOrder::DiscardReplaced { stamp: stamp.clone() },
         Action::SetAside { stamp, .. } => PostgresOrder::SetAside { stamp: stamp.clone() },
         Action::WipePostgres { stamp, .. } => PostgresOrder::WipeData { stamp: stamp.clone() },
         Action::Switchover { to, .. } => PostgresOrder::Switchover {

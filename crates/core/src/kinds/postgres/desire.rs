@@ -15,8 +15,8 @@ use super::{
 use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::model::{
-    ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NodeConfig, PatroniService, ROOT, Runs,
-    ServiceConfig,
+    ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NextVersion, NodeConfig, PatroniService, ROOT,
+    Runs, ServiceConfig,
 };
 use crate::spec::{ClusterSpec, MemberSpec, Millis};
 
@@ -59,6 +59,7 @@ fn scope(spec: &ClusterSpec, postgres: &PostgresSettings) -> String {
 pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token_suffix: &str) -> Option<Wish> {
     let postgres = spec.postgres.as_ref()?;
     let Record { formation, abandoned, replaced, formed_with, restore, switchover, rotation, .. } = &ledger.postgres;
+    let Record { upgrade, upgrade_failed, previous, discard, .. } = &ledger.postgres;
     let extensions = postgres.databases.iter().map(|database| {
         let extensions = database.extensions.iter().map(ToString::to_string).collect();
         (database.name.to_string(), extensions)
@@ -68,6 +69,10 @@ pub(crate) fn wish(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought, token
         abandoned: abandoned.clone(),
         replaced: replaced.clone(),
         restore: restore.clone(),
+        upgrade: upgrade.clone(),
+        upgrade_failed: upgrade_failed.clone(),
+        previous: previous.clone(),
+        discard: discard.is_some(),
         repository: repository::place(spec),
         form_with: form_with(spec, postgres),
         formed_with: formed_with.clone(),
@@ -151,9 +156,14 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let name = ledger.postgres.formation.patroni_name(&member.name.as_str().into(), incarnation);
         let tags = member.tags.clone().unwrap_or_default();
         let config = patroni_config(spec, postgres, passwords, dcs, (&name, &tags), ledger.postgres.rotation.as_ref());
+        let version = data_version(spec, ledger).unwrap_or(postgres.version);
+        let wanted = ledger.postgres.version_to_come().and_then(|to| to.parse().ok()).unwrap_or(postgres.version);
+        let named = text(&postgres.programs);
+        let is_next = version != wanted;
         let runs = Runs::Patroni(PatroniService {
-            version: postgres.version,
-            programs: text(&postgres.programs),
+            version,
+            programs: named.clone().filter(|_| !is_next),
+            next: is_next.then_some(NextVersion { version: wanted, programs: named }),
             patroni: text(&postgres.patroni.program),
             locale: postgres.locale.clone(),
             config: Secret::new(config.to_string()),
@@ -211,6 +221,16 @@ pub(crate) fn proxied_addresses(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet
         }
         None => BTreeSet::new(),
     }
+}
+
+/// The major version of the data, which is the spec's unless an upgrade is still to come, and the one that is to come.
+pub(crate) fn versions(spec: &ClusterSpec, ledger: &Ledger) -> (Option<u16>, Option<String>) {
+    (data_version(spec, ledger), ledger.postgres.version_to_come().map(str::to_owned))
+}
+
+fn data_version(spec: &ClusterSpec, ledger: &Ledger) -> Option<u16> {
+    spec.postgres.as_ref()?;
+    ledger.postgres.data_version()?.parse().ok()
 }
 
 /// What configurations depend on in the ledger, besides secrets and incarnations.

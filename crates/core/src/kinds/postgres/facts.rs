@@ -42,6 +42,60 @@ pub struct PostgresFacts {
     pub restored: Option<RestoreSeen>,
     /// Databases and users. Reported by the primary, when asked for.
     pub catalog: Option<Catalog>,
+    /// The programs of the major version that the cluster is to be upgraded to.
+    #[serde(default)]
+    pub next: BinarySeen,
+    /// What the data on disk says of itself.
+    #[serde(default)]
+    pub control: Option<ControlSeen>,
+    /// Data that a restore or an upgrade has replaced, and that is kept.
+    #[serde(default)]
+    pub replaced: Option<ReplacedSeen>,
+    /// Work in the background: the rehearsal of an upgrade, or what comes after one. Forgotten when the agent ends.
+    #[serde(default)]
+    pub task: Option<TaskSeen>,
+}
+
+/// The control file of a data directory.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ControlSeen {
+    pub state: DataState,
+    pub timeline: u32,
+    /// Where the last checkpoint is in the log, in bytes.
+    pub checkpoint: u64,
+}
+
+impl ControlSeen {
+    /// Whether no server has it open, nor was killed while it had.
+    pub fn is_shut_down(&self) -> bool {
+        self.state != DataState::InUse
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataState {
+    /// It was shut down as a primary: its end is the end of the log.
+    ShutDown,
+    /// It was shut down as a standby.
+    ShutDownInRecovery,
+    /// It is in use, or its server was killed.
+    InUse,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ReplacedSeen {
+    pub stamp: Stamp,
+    pub control: ControlSeen,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct TaskSeen {
+    /// What the controller called it.
+    pub id: String,
+    pub state: RestoreState,
+    /// How long it took.
+    pub seconds: Option<u64>,
 }
 
 /// Pieces of the write-ahead log that are finished and not stored in the repository yet.

@@ -17,11 +17,12 @@ pub mod spec;
 mod wish;
 
 pub use facts::{
-    ArchiveSeen, Catalog, CatalogOp, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby,
+    ArchiveSeen, Catalog, CatalogOp, ControlSeen, DataState, PatroniStatus, PostgresFacts, ReplacedSeen, RestoreSeen,
+    RestoreState, Role, Standby, TaskSeen,
 };
 pub use record::{
-    DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Record, RestoreTarget, RestoreWish, Rotation,
-    RotationStage, SwitchoverRequest, Until,
+    DcsLogin, DcsUser, Formation, FormedWith, Known, Passwords, Previous, Record, RestoreTarget, RestoreWish, Rotation,
+    RotationStage, SwitchoverRequest, Until, Upgrade, UpgradeFailed,
 };
 pub use wish::{Dcs, RotationWish, Wish};
 

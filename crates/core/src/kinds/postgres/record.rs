@@ -30,6 +30,51 @@ pub struct Record {
     /// A restore that was confirmed and is not done.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub restore: Option<RestoreWish>,
+    /// An upgrade to another major version, from the moment that members may stop for it until the new version serves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrade: Option<Upgrade>,
+    /// Why the last one came to nothing. The cluster runs the version that it had.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upgrade_failed: Option<UpgradeFailed>,
+    /// What the last one has replaced: the way back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous: Option<Previous>,
+    /// The operator's word that data which a restore or an upgrade has replaced is not needed any more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub discard: Option<Consent>,
+}
+
+/// An upgrade to another major version that has begun.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Upgrade {
+    /// Of the bootstrap that begins with the upgraded data.
+    pub token: String,
+    pub from: String,
+    pub to: String,
+    /// The member that was the primary until all members stopped. Only its data is known to have every commit.
+    pub source: Option<MemberName>,
+    /// What the cluster goes back to, as long as no client has written to the upgraded data.
+    pub was: Option<Formation>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct UpgradeFailed {
+    pub to: String,
+    pub why: String,
+    /// Of the controller that found out: it does not try once more.
+    pub fence: u64,
+}
+
+/// The data from before an upgrade, which its members keep.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct Previous {
+    pub version: String,
+    /// Of the bootstrap that it is from.
+    pub token: String,
+    /// Whose copy has every commit.
+    pub member: MemberName,
+    /// Whether the planner's statistics, which an upgrade does not carry over, were collected again.
+    pub analyzed: bool,
 }
 
 /// Data of a backup that is to replace all data of the cluster.
@@ -38,7 +83,8 @@ pub struct RestoreWish {
     pub consent: Consent,
     /// Of the bootstrap that begins with the restored data.
     pub token: String,
-    pub target: RestoreTarget,
+    /// Absent: the data from before the last upgrade.
+    pub target: Option<RestoreTarget>,
     /// The backup and how far the log is replayed, for people.
     pub source: String,
 }
@@ -286,10 +332,27 @@ impl Record {
         // A cluster without data whose restore is forgotten would begin empty.
         let stays = self.restore_has_begun() || !self.formation.is_formed();
         self.restore = self.restore.take().filter(|restore| stays || counts(&restore.consent));
+        self.discard = self.discard.take().filter(&counts);
         self.switchover = self.switchover.take().filter(|request| counts(&request.consent));
         // Before any password has changed it can be forgotten; later, only completed.
         let begun = |rotation: &Rotation| rotation.stage != RotationStage::Opening;
         self.rotation = self.rotation.take().filter(|rotation| begun(rotation) || counts(&rotation.consent));
+    }
+
+    /// The major version of the data, where that is known: another one than the spec's, until an upgrade has come so far.
+    pub fn data_version(&self) -> Option<&str> {
+        let token = self.formation.token();
+        let upgraded = self.upgrade.as_ref().filter(|upgrade| token == Some(&upgrade.token)).map(|upgrade| &upgrade.to);
+        let back = self.restore.as_ref().filter(|back| back.target.is_none() && token == Some(&back.token));
+        let back = back.and(self.previous.as_ref()).map(|previous| &previous.version);
+        upgraded.or(back).or(self.formed_with.as_ref().map(|with| &with.version)).map(String::as_str)
+    }
+
+    /// The major version of data that is to come, whatever the spec says meanwhile.
+    pub(crate) fn version_to_come(&self) -> Option<&str> {
+        let back = self.restore.as_ref().filter(|restore| restore.target.is_none()).and(self.previous.as_ref());
+        let back = back.map(|previous| &previous.version);
+        back.or(self.upgrade.as_ref().map(|upgrade| &upgrade.to)).map(String::as_str)
     }
 
     /// Whether the restored data may be in place already: then it can be completed and not withdrawn.
@@ -309,6 +372,10 @@ impl Record {
             restore: _,
             switchover: _,
             rotation,
+            upgrade: _,
+            upgrade_failed: _,
+            previous: _,
+            discard: _,
         } = self;
         for password in rotation.iter_mut().flat_map(|rotation| rotation.next.values_mut()) {
             visit(password.expose_mut());
@@ -329,7 +396,7 @@ mod tests {
     fn an_old_restore_is_dropped_where_there_is_data_and_stays_where_there_is_none() {
         let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown: String::new() };
         let target = RestoreTarget { label: String::new(), until: Until::End, timeline: None, bytes: 0 };
-        let wish = RestoreWish { consent, token: String::from("b"), target, source: String::new() };
+        let wish = RestoreWish { consent, token: String::from("b"), target: Some(target), source: String::new() };
         let mut record = Record { restore: Some(wish), ..Record::default() };
         record.drop_stale(|_| false);
         assert!(record.restore.is_some(), "the next run would begin with nothing");

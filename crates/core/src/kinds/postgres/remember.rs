@@ -1,6 +1,6 @@
 //! What the ledger records of steps that concern PostgreSQL.
 
-use super::{Formation, Role, RotationStage, safety};
+use super::{Formation, FormedWith, Previous, Record, Role, RotationStage, Upgrade, UpgradeFailed, safety};
 use crate::model::{Data, DataSeen, Desired, Ledger, MemberName, Observation, Stamp};
 use crate::planner::remember::renewed;
 use crate::planner::safety::reboots::{self, Progress};
@@ -16,6 +16,12 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
             }
             // A restore may begin once more with the same token.
             record.abandoned.remove(token);
+            if let Formation::Forming { token: given_up, .. } = &record.formation
+                && given_up != token
+            {
+                record.abandoned.insert(given_up.clone());
+            }
+            begin_with_upgraded(record, token, first);
             record.formation =
                 Formation::Forming { token: token.clone(), first: first.clone(), members: members.clone() };
             true
@@ -26,11 +32,17 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
         }
         Action::RecordInitialized { system_id } => {
             let Formation::Forming { token, first, members } = &record.formation else { return false };
+            let version = record.data_version().map(str::to_owned);
+            // A restore has replaced what another upgrade kept.
+            let upgraded = record.upgrade.as_ref().is_some_and(|upgrade| upgrade.token == *token);
+            record.previous = record.previous.take().filter(|_| upgraded);
             let members = members.iter().filter(|(name, _)| *name == first);
             let members = members.map(|(name, known)| (name.clone(), known.clone())).collect();
             record.restore = record.restore.take().filter(|restore| restore.token != *token);
             record.formation = Formation::Formed { token: token.clone(), system_id: system_id.clone(), members };
-            record.formed_with = Some(desired.postgres().form_with.clone());
+            let form_with = desired.postgres().form_with.clone();
+            record.formed_with = Some(FormedWith { version: version.unwrap_or(form_with.version), ..form_with });
+            (record.upgrade, record.upgrade_failed) = (None, None);
             ledger.formed_with = Some(desired.form_with.clone());
             true
         }
@@ -38,6 +50,34 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
             Some(members) => members.insert(member.clone(), joining.clone()).as_ref() != Some(joining),
             None => false,
         },
+        Action::RecordUpgrading { token, from, to } => {
+            let (token, from, to) = (token.clone(), from.clone(), to.clone());
+            record.upgrade = Some(Upgrade { token, from, to, source: None, was: None });
+            record.upgrade_failed = None;
+            true
+        }
+        Action::UpgradeData { member, .. } => {
+            let source = record.upgrade.as_mut().map(|upgrade| upgrade.source.replace(member.clone()));
+            source.is_some_and(|known| known.as_ref() != Some(member))
+        }
+        Action::AbandonUpgrade { token, to, why } => {
+            if let Some(was) = record.upgrade.take().and_then(|upgrade| upgrade.was) {
+                was.token().map(|token| record.replaced.remove(token));
+                record.formation = was;
+            }
+            record.abandoned.insert(token.clone());
+            record.previous = None;
+            record.upgrade_failed = Some(UpgradeFailed { to: to.clone(), why: why.clone(), fence: desired.fence });
+            true
+        }
+        Action::RecordAnalyzed => {
+            record.previous.iter_mut().for_each(|previous| previous.analyzed = true);
+            true
+        }
+        Action::RecordDiscarded => {
+            (record.previous, record.discard) = (None, None);
+            true
+        }
         Action::RecordLeft { member } => leave(ledger, member),
         Action::RecordRotation { stage } => {
             if let (Some(rotation), Some(passwords)) = (&record.rotation, &mut record.passwords)
@@ -53,6 +93,17 @@ pub(crate) fn before(ledger: &mut Ledger, desired: &Desired, action: &Action) ->
         }
         _ => false,
     }
+}
+
+/// What is kept of before is the way back from now on. Any other data gives up an upgrade that was on its way.
+fn begin_with_upgraded(record: &mut Record, token: &str, first: &MemberName) {
+    record.upgrade = record.upgrade.take().filter(|upgrade| upgrade.token == token);
+    let Some(upgrade) = &mut record.upgrade else { return };
+    if let Some(was) = record.formation.token() {
+        let (version, token) = (upgrade.from.clone(), was.to_owned());
+        record.previous = Some(Previous { version, token, member: first.clone(), analyzed: false });
+    }
+    upgrade.was = Some(record.formation.clone());
 }
 
 /// After a step. Says whether the ledger changed.

@@ -1,6 +1,8 @@
 //! The safety rules of PostgreSQL: never two primaries by our hand, nobody is disturbed while another does not stream, and data dies only by
 //! consent. Who is primary is Patroni's decision; these rules say what may be asked of it.
 
+mod upgrade;
+
 use std::fmt;
 
 use serde::Serialize;
@@ -11,6 +13,9 @@ use crate::model::{
 };
 use crate::planner::voters::{Strength, Voters};
 use crate::planner::{Action, UnsafeBecause, View};
+
+pub use upgrade::has_every_commit;
+pub(crate) use upgrade::{kept, machines_can_upgrade, may_go_back, may_upgrade, version_path};
 
 /// A standby that lags by more is not switched over to: clients would wait for it.
 pub const MOST_LAG: u64 = 16 << 20;
@@ -207,7 +212,6 @@ pub(crate) fn fixed_at_formation(wish: &Wish) -> Vec<(&'static str, &String, &St
     let Some(then) = &wish.formed_with else { return Vec::new() };
     let now = &wish.form_with;
     vec![
-        ("postgres.version", &then.version, &now.version),
         ("postgres.dcs", &then.dcs, if is_same_dcs(&then.dcs, &now.dcs) { &then.dcs } else { &now.dcs }),
         ("postgres.namespace and postgres.scope", &then.key, &now.key),
         ("postgres.locale", &then.locale, &now.locale),

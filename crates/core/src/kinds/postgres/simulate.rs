@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::parameters;
 use super::{
-    Catalog, CatalogOp, Passwords, PatroniStatus, PostgresFacts, RestoreSeen, RestoreState, Role, Standby, Wish,
+    Catalog, CatalogOp, ControlSeen, DataState, Passwords, PatroniStatus, PostgresFacts, ReplacedSeen, RestoreSeen,
+    RestoreState, Role, Standby, TaskSeen, Wish,
 };
 use crate::Secret;
 use crate::model::{BinarySeen, DataSeen, Desired, MemberName, ServiceState, Stamp};
@@ -28,6 +29,21 @@ pub(crate) fn blank(wish: &Wish) -> PostgresFacts {
         archive: None,
         restored: None,
         catalog: None,
+        next: BinarySeen::Unasked,
+        control: None,
+        replaced: None,
+        task: None,
+    }
+}
+
+fn control(state: DataState) -> ControlSeen {
+    ControlSeen { state, timeline: 1, checkpoint: 1 }
+}
+
+/// What is put aside is kept.
+fn keep(found: &mut PostgresFacts) {
+    if let DataSeen::Stamped(stamp) = &found.data {
+        found.replaced = found.control.map(|control| ReplacedSeen { stamp: stamp.clone(), control });
     }
 }
 
@@ -57,6 +73,7 @@ impl World {
             Action::InitializePostgres { member, stamp } => self.on_postgres(member, |found| {
                 found.data = DataSeen::Stamped(stamp.clone());
                 found.system_id = Some(String::from("1"));
+                found.control = Some(control(DataState::ShutDown));
             }),
             Action::StartPatroni { member } | Action::RestartPatroni { member } => {
                 self.start_patroni(member, digest(member).unwrap_or_default(), None);
@@ -65,7 +82,12 @@ impl World {
                 self.start_patroni(member, digest(member).unwrap_or_default(), Some(stamp));
             }
             Action::StopPatroni { member } => {
-                self.on_postgres(member, |found| (found.service, found.status) = (ServiceState::Stopped, None));
+                self.on_postgres(member, |found| {
+                    let led = found.status.as_ref().is_some_and(|status| status.role == Role::Primary);
+                    let state = if led { DataState::ShutDown } else { DataState::ShutDownInRecovery };
+                    found.control = Some(control(state));
+                    (found.service, found.status) = (ServiceState::Stopped, None);
+                });
                 self.elect();
             }
             Action::WipePostgres { member, .. } => self.on_postgres(member, |found| {
@@ -77,11 +99,28 @@ impl World {
             Action::RestoreBackup { member, stamp, .. } => self.on_postgres(member, |found| {
                 found.restored = Some(RestoreSeen { token: stamp.token.clone(), state: RestoreState::Ready });
             }),
+            Action::UpgradeData { member, stamp, .. } | Action::TakeBack { member, stamp, .. } => {
+                let back = matches!(action, Action::TakeBack { .. });
+                self.on_postgres(member, |found| {
+                    found.replaced = found.replaced.take().filter(|_| !back);
+                    found.restored = Some(RestoreSeen { token: stamp.token.clone(), state: RestoreState::Ready });
+                });
+            }
+            Action::DiscardReplaced { member, .. } => self.on_postgres(member, |found| found.replaced = None),
+            Action::RehearseUpgrade { member, id, .. } | Action::AnalyzePostgres { member, id } => {
+                self.on_postgres(member, |found| {
+                    found.task = Some(TaskSeen { id: id.clone(), state: RestoreState::Ready, seconds: Some(1) });
+                });
+            }
             Action::PutRestored { member, stamp, .. } => self.on_postgres(member, |found| {
+                keep(found);
+                (found.control, found.repository) = (Some(control(DataState::ShutDown)), None);
                 (found.data, found.last_started, found.restored) = (DataSeen::Stamped(stamp.clone()), None, None);
                 found.system_id = Some(String::from("1"));
             }),
             Action::SetAside { member, .. } => self.on_postgres(member, |found| {
+                keep(found);
+                (found.control, found.repository) = (None, None);
                 (found.data, found.last_started, found.system_id) = (DataSeen::Empty, None, None);
             }),
             Action::RestartPostgres { member } => self.on_status(member, |status| {
@@ -170,6 +209,7 @@ impl World {
                 found.last_started = Some(stamp.clone());
             }
             found.service = running(digest);
+            found.control = Some(control(DataState::InUse));
             found.catalog.get_or_insert_default();
             found.applied.clone_from(&config);
             found.status = Some(replica(found.system_id.clone(), config));

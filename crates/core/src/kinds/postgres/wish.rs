@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::record::{Formation, FormedWith, RestoreWish, RotationStage, SwitchoverRequest};
+use super::record::{
+    Formation, FormedWith, Previous, RestoreWish, RotationStage, SwitchoverRequest, Upgrade, UpgradeFailed,
+};
 use crate::Secret;
 use crate::model::MemberName;
 
@@ -13,6 +15,11 @@ pub struct Wish {
     /// Tokens of bootstraps whose data a restore has replaced.
     pub replaced: BTreeSet<String>,
     pub restore: Option<RestoreWish>,
+    pub upgrade: Option<Upgrade>,
+    pub upgrade_failed: Option<UpgradeFailed>,
+    pub previous: Option<Previous>,
+    /// Whether data that was replaced is deleted.
+    pub discard: bool,
     /// Where backups and the log are stored; absent without backups.
     pub repository: Option<String>,
     pub form_with: FormedWith,
@@ -34,6 +41,26 @@ pub struct Wish {
     pub rotation: Option<RotationWish>,
     /// Members whose tags say that they never become the primary.
     pub never_primary: BTreeSet<MemberName>,
+}
+
+impl Wish {
+    /// The version of a living cluster and the one that the spec wants, where they differ.
+    pub(crate) fn version_change(&self) -> Option<(&str, &str)> {
+        let then = self.formed_with.as_ref().filter(|_| self.formation.is_formed())?;
+        let (from, to) = (then.version.as_str(), self.form_with.version.as_str());
+        (from != to).then_some((from, to))
+    }
+
+    /// Whether members are stopped on purpose, until other data is in place.
+    pub(crate) fn exchanges_data(&self) -> bool {
+        self.restore.is_some() || self.upgrade.is_some()
+    }
+
+    /// The bootstrap that begins with data which a member has made ready.
+    pub(crate) fn prepared_token(&self) -> Option<&str> {
+        let restore = self.restore.as_ref().map(|restore| &restore.token);
+        restore.or(self.upgrade.as_ref().map(|upgrade| &upgrade.token)).map(String::as_str)
+    }
 }
 
 /// Passwords that are being changed, known by fingerprints.

@@ -38,6 +38,29 @@ impl UnsafeBecause {
             UnsafeBecause::CommitsWait { .. } => String::from(
                 "add a member, or lower `postgres.synchronous.nodes`; or allow the interruption with `--allow-downtime`",
             ),
+            UnsafeBecause::MajorDowngrade { back: true, .. } => String::from(
+                "`quorate restore NAME --before-upgrade` returns to the data from before the upgrade; everything written since is lost",
+            ),
+            UnsafeBecause::MajorDowngrade { from, .. } => format!("set `postgres.version` to {from}"),
+            UnsafeBecause::UpgradeKept { .. } => {
+                String::from("when it is not needed any more, `quorate discard NAME` deletes it; then apply again")
+            }
+            UnsafeBecause::UpgradeAlone { from, .. } => format!(
+                "set `postgres.version` back to {from} and apply the other changes first; `quorate requests NAME` lists requests"
+            ),
+            UnsafeBecause::UpgradeStops { .. } => String::from(
+                "take a backup, and allow it with `--allow-downtime`; the upgrade is rehearsed on a copy before anybody stops",
+            ),
+            UnsafeBecause::RehearsalFailed { from, .. } => {
+                format!("put right what PostgreSQL names and apply again, or set `postgres.version` to {from}")
+            }
+            UnsafeBecause::MajorUpgradeFailed { from, .. } => format!(
+                "put right what PostgreSQL names and apply again with `--allow-downtime`, or set `postgres.version` to {from}"
+            ),
+            UnsafeBecause::NoWayBack { .. } => String::from(
+                "set `postgres.version` to what the cluster runs, and withdraw the request with `quorate requests NAME --withdraw restore`; \
+                 or restore a backup",
+            ),
             UnsafeBecause::RestoreFailed { .. } => String::from(
                 "restore another backup or to another point with `quorate restore`, or withdraw it with `quorate requests NAME --withdraw restore`",
             ),

@@ -160,6 +160,10 @@ impl World {
             Action::RecordInitializing { .. }
             | Action::RecordInitialized { .. }
             | Action::RecordRotation { .. }
+            | Action::RecordUpgrading { .. }
+            | Action::AbandonUpgrade { .. }
+            | Action::RecordAnalyzed
+            | Action::RecordDiscarded
             | Action::InitializePostgres { .. }
             | Action::StartPatroni { .. }
             | Action::StopPatroni { .. }
@@ -169,6 +173,11 @@ impl World {
             | Action::WipePostgres { .. }
             | Action::PrepareRepository { .. }
             | Action::RestoreBackup { .. }
+            | Action::RehearseUpgrade { .. }
+            | Action::UpgradeData { .. }
+            | Action::AnalyzePostgres { .. }
+            | Action::TakeBack { .. }
+            | Action::DiscardReplaced { .. }
             | Action::PutRestored { .. }
             | Action::SetAside { .. }
             | Action::RestartPostgres { .. }

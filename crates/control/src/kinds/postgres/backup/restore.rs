@@ -83,6 +83,11 @@ impl Restore {
             Some(_) => None,
             None => ledger_beside(&store, &manifest, source.identity.as_ref()).await?,
         };
+        if let Some(postgres) = &spec.postgres {
+            let known = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
+            let runs = known.and_then(|ledger| ledger.postgres.data_version());
+            refuse_other_version(&manifest, runs.map_or_else(|| postgres.version.to_string(), str::to_owned))?;
+        }
         let base = known.as_ref().or(imported.as_ref().map(|exported| &exported.ledger));
         let seen = match base {
             Some(ledger) => Some(observe(home, ledger).await?),
@@ -152,13 +157,27 @@ impl Request<'_> {
         ledger.postgres.restore = Some(RestoreWish {
             consent: self.confirmed.clone(),
             token: self.token.clone(),
-            target: target.clone(),
+            target: Some(target.clone()),
             source: self.restore.source(),
         });
         if self.now {
             ledger.without_grace = Some(self.confirmed.clone());
         }
     }
+}
+
+/// PostgreSQL reads no data of another major version.
+fn refuse_other_version(manifest: &Manifest, runs: String) -> Result<(), VerbError> {
+    let version = &manifest.taken.postgres_version;
+    if *version == runs {
+        return Ok(());
+    }
+    Err(VerbError::Refused {
+        what: format!("backup {} is of PostgreSQL {version}, and the cluster runs {runs}", manifest.label()),
+        hint: format!(
+            "choose another with --backup; or create a second cluster with `postgres.version: {version}` and restore there"
+        ),
+    })
 }
 
 /// All that the living cluster has written is worth having: the operator may want it back.

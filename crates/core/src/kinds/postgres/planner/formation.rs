@@ -85,6 +85,10 @@ fn clear(view: &View<'_>, decision: &mut Decision, member: &MemberName, facts: &
         DataSeen::Unstamped => None,
     };
     let ours = left.filter(|stamp| stamp.cluster_id == view.desired.cluster_id);
+    // Clients have written to what a restore or an upgrade was to replace.
+    if let Some(stamp) = ours.filter(|stamp| view.desired.postgres().replaced.contains(&stamp.token)) {
+        return decision.block(UnsafeBecause::RestoreUnfinished { token: stamp.token.clone() });
+    }
     match ours {
         _ if found.service != ServiceState::Stopped => {
             let why = "it runs on the data of an abandoned bootstrap";
@@ -114,12 +118,12 @@ fn form(
 ) {
     let Some(began) = members.get(first).filter(|_| view.desired.members.contains_key(first)) else {
         let why = format!("the spec no longer names {first}, which was to create the data; no client has written yet");
-        return decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+        return restore::abandon(view, decision, token, why);
     };
     let Some((facts, found)) = ready(view, decision, first) else { return };
     if facts.machine_id != began.machine_id {
         let why = format!("{first} has another machine than when the bootstrap began; no client has written yet");
-        return decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+        return restore::abandon(view, decision, token, why);
     }
     if restore::put(view, decision, token, first, found) {
         return;
@@ -138,7 +142,7 @@ fn form(
         }
         (DataSeen::Empty, ServiceState::Stopped) if found.last_started.as_ref() == Some(&stamp) => {
             let why = format!("{first} lost the data of this bootstrap; no client has written yet");
-            decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+            restore::abandon(view, decision, token, why);
         }
         _ => clear(view, decision, first, facts, found),
     }

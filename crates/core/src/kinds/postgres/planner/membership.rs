@@ -38,7 +38,7 @@ pub(crate) fn shrink(view: &View<'_>, decision: &mut Decision) {
 /// waited for when the primary was lost.
 fn bring_back(view: &View<'_>, decision: &mut Decision) {
     let desired = view.desired;
-    if !desired.is_formed() || desired.replaces_data() || safety::primary(view).is_some() {
+    if !desired.is_formed() || desired.postgres().exchanges_data() || safety::primary(view).is_some() {
         return;
     }
     let token = desired.postgres().formation.token();

@@ -10,8 +10,10 @@ pub(crate) mod restart;
 mod restore;
 mod rotation;
 pub(crate) mod switchover;
+pub(crate) mod upgrade;
 
 use crate::planner::{self, Decision, UnsafeBecause, View};
+use upgrade::Upgrading;
 
 /// Asks each concern in turn. A refused concern does not stop the others.
 pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) {
@@ -25,17 +27,24 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         planner::certificates::decide(view, decision);
         planner::config::decide(view, decision);
     }
-    formation::decide(view, decision);
-    if as_formed {
+    let upgrading = upgrade::decide(view, as_formed, decision);
+    if upgrading != Upgrading::UnderWay {
+        formation::decide(view, decision);
+    }
+    if as_formed && upgrading == Upgrading::No {
         catalog::decide(view, decision);
         rotation::decide(view, decision);
         restart::decide(view, decision);
         planner::renewal::decide(view, decision);
         planner::reboot::decide(view, decision);
         repository::decide(view, decision);
+        upgrade::finish(view, decision);
+        upgrade::discard(view, decision);
         switchover::decide(view, decision);
     }
-    membership::shrink(view, decision);
+    if upgrading == Upgrading::No {
+        membership::shrink(view, decision);
+    }
     planner::machines::remove_leftover(view, decision);
     proxy::decide(view, decision);
     if as_formed {

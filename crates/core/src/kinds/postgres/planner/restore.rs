@@ -16,9 +16,20 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
     let Some(restore) = wish.restore.as_ref().filter(|restore| wish.formation.token() != Some(&restore.token)) else {
         return false;
     };
+    if restore.target.is_none()
+        && let Err(because) = safety::may_go_back(view)
+    {
+        decision.block(because);
+        return true;
+    }
     let Some(first) = chosen(view, decision, restore) else { return true };
-    match prepared(view, &first, restore) {
-        Some(RestoreState::Ready) => stop_all(view, decision, first, restore),
+    match prepared(view, &first, &restore.token) {
+        Some(RestoreState::Ready) => {
+            let why = format!("the restored data on {first} is ready, and all members begin again with it");
+            if stop_all(view, decision, &why) == Stopped::All {
+                begin(view, decision, first, restore);
+            }
+        }
         Some(RestoreState::Running { doing }) => {
             decision.wait(WaitingFor::Restore { member: first, doing: doing.clone() });
         }
@@ -28,7 +39,12 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
         None => {
             let stamp = stamp(view, &first, &restore.token);
             let why = format!("{} is to replace all data; nothing else is touched until it is ready", restore.source);
-            decision.step(Action::RestoreBackup { member: first, stamp, target: restore.target.clone() }, why);
+            let action = match (&restore.target, safety::kept(view, &first)) {
+                (Some(target), _) => Action::RestoreBackup { member: first, stamp, target: target.clone() },
+                (None, Some(kept)) => Action::TakeBack { member: first, was: kept.stamp.clone(), stamp },
+                (None, None) => return true,
+            };
+            decision.step(action, why);
         }
     }
     true
@@ -37,19 +53,30 @@ pub(super) fn decide(view: &View<'_>, decision: &mut Decision) -> bool {
 /// Where the backup is restored: where that was begun; else on a replica, which has the least to do; else where nothing is in the way.
 fn chosen(view: &View<'_>, decision: &Decision, restore: &RestoreWish) -> Option<MemberName> {
     let members = || view.desired.members.keys();
-    let begun = members().find(|member| prepared(view, member, restore).is_some());
+    let begun = members().find(|member| prepared(view, member, &restore.token).is_some());
+    if restore.target.is_none() {
+        let keeps = || members().find(|member| safety::kept(view, member).is_some());
+        return begun.or_else(keeps).filter(|member| ready(view, decision, member).is_some()).cloned();
+    }
     let able = || members().filter(|member| ready(view, decision, member).is_some());
     let replica = || able().find(|member| view.is_well(member) && !safety::leads(view, member));
     begun.or_else(replica).or_else(|| able().next()).cloned()
 }
 
-fn prepared<'a>(view: &View<'a>, member: &MemberName, restore: &RestoreWish) -> Option<&'a RestoreState> {
+/// How far the data is that a member makes ready for this bootstrap.
+pub(super) fn prepared<'a>(view: &View<'a>, member: &MemberName, wanted: &str) -> Option<&'a RestoreState> {
     let RestoreSeen { token, state } = view.seen.facts(member).and_then(postgres)?.restored.as_ref()?;
-    (*token == restore.token).then_some(state)
+    (*token == wanted).then_some(state)
 }
 
-/// Nobody may run on the old data when a member begins with the restored. Replicas come first, so nobody takes over meanwhile.
-fn stop_all(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &RestoreWish) {
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stopped {
+    All,
+    NotYet,
+}
+
+/// Nobody may run on the old data when a member begins with other data. Replicas come first, so nobody takes over meanwhile.
+pub(super) fn stop_all(view: &View<'_>, decision: &mut Decision, why: &str) -> Stopped {
     let machines = view.seen.machines.get();
     let exists = |member: &&MemberName| machines.is_none_or(|machines| machines.contains_key(*member));
     let service = |member: &MemberName| view.seen.facts(member).and_then(postgres).map(|found| &found.service);
@@ -63,12 +90,10 @@ fn stop_all(view: &View<'_>, decision: &mut Decision, first: MemberName, restore
     let next = all.into_iter().filter(runs).min_by_key(|member| (safety::leads(view, member), *member));
     match next {
         _ if !unknown.is_empty() => {}
-        Some(member) => {
-            let why = format!("the restored data on {first} is ready, and all members begin again with it");
-            decision.step(Action::StopPatroni { member: member.clone() }, why);
-        }
-        None => begin(view, decision, first, restore),
+        Some(member) => decision.step(Action::StopPatroni { member: member.clone() }, why),
+        None => return Stopped::All,
     }
+    Stopped::NotYet
 }
 
 fn begin(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &RestoreWish) {
@@ -76,6 +101,14 @@ fn begin(view: &View<'_>, decision: &mut Decision, first: MemberName, restore: &
     let members = BTreeMap::from([(first.clone(), known(view, &first, facts))]);
     let why = format!("the restored data on {first} is ready and no member runs; the others clone it");
     decision.step(Action::RecordInitializing { token: restore.token.clone(), first, members }, why);
+}
+
+/// Gives a bootstrap up to which no client has written. Where it was to begin with upgraded data, the cluster goes on as it was.
+pub(super) fn abandon(view: &View<'_>, decision: &mut Decision, token: &str, why: String) {
+    match view.desired.postgres().upgrade.as_ref().filter(|upgrade| upgrade.token == token) {
+        Some(upgrade) => super::upgrade::abandon(decision, upgrade, why),
+        None => decision.step(Action::AbandonFormation { token: token.to_owned() }, why),
+    }
 }
 
 /// In a bootstrap that begins with restored data: puts it in place. Says whether this is such a bootstrap.
@@ -86,23 +119,30 @@ pub(super) fn put(
     first: &MemberName,
     found: &PostgresFacts,
 ) -> bool {
-    let Some(restore) = view.desired.postgres().restore.as_ref().filter(|restore| restore.token == token) else {
+    let wish = view.desired.postgres();
+    if wish.prepared_token() != Some(token) {
         return false;
-    };
+    }
     let stamp = stamp(view, first, token);
     if found.data == DataSeen::Stamped(stamp.clone()) {
         return false;
     }
-    match prepared(view, first, restore) {
+    match prepared(view, first, token) {
         Some(RestoreState::Ready) if found.service == ServiceState::Stopped => {
             let was = found.data.clone();
-            let why = format!("all members begin again with {}", restore.source);
+            let why = match (&wish.restore, &wish.upgrade) {
+                (None, Some(upgrade)) => format!("all members begin again with PostgreSQL {}", upgrade.to),
+                (restore, _) => {
+                    let source = restore.as_ref().map_or("it", |restore| &restore.source);
+                    format!("all members begin again with {source}")
+                }
+            };
             let action = Action::PutRestored { member: first.clone(), was: was.clone(), stamp };
             decision.step_expecting(action, why, Precondition::Data(was));
         }
         _ => {
             let why = format!("{first} has lost the restored data; no client has written to it");
-            decision.step(Action::AbandonFormation { token: token.to_owned() }, why);
+            abandon(view, decision, token, why);
         }
     }
     true
@@ -114,7 +154,10 @@ pub(super) fn set_aside(view: &View<'_>, decision: &mut Decision, member: &Membe
     if stamp.cluster_id != view.desired.cluster_id || !view.desired.postgres().replaced.contains(&stamp.token) {
         return false;
     }
-    let why = "a restore has replaced its data; it clones the restored data";
+    let why = match view.desired.postgres().previous.as_ref().is_some_and(|previous| previous.token == stamp.token) {
+        true => "an upgrade has replaced its data, which is kept; it clones the upgraded data",
+        false => "a restore has replaced its data; it clones the restored data",
+    };
     match found.service {
         ServiceState::Stopped => {
             let action = Action::SetAside { member: member.clone(), stamp: stamp.clone() };
