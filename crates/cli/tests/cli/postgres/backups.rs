@@ -10,12 +10,12 @@ use crate::common::{Sandbox, signal};
 /// How many points in time are gone back to. More take longer and show the same.
 const MOMENTS: &str = "QUORATE_TEST_MOMENTS";
 
-fn spec(recipient: &str, store: &str, signed_by: &str) -> String {
+fn spec(members: &str, recipient: &str, store: &str, signed_by: &str) -> String {
     format!(
         "quorate: 1
 clusters:
   - name: shop
-    members: [{{name: pg-1}}, {{name: pg-2}}]
+    members: [{members}]
     postgres:
       version: 15
       dcs: {{cluster: orders}}
@@ -39,7 +39,8 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let sandbox = Sandbox::new(super::VERSION);
     let recipient = make_identity(&sandbox, "operator.key");
     let store = sandbox.path().join("store");
-    let text = |signed_by: &str| spec(&recipient, &store.display().to_string(), signed_by);
+    let text =
+        |signed_by: &str| spec("{name: pg-1}, {name: pg-2}", &recipient, &store.display().to_string(), signed_by);
     sandbox.file("shop.yaml", &text(""));
     let shop = Shop { sandbox };
     shop.apply().ok();
@@ -136,4 +137,47 @@ fn a_cluster_goes_back_to_points_in_time_and_comes_back_from_nothing() {
     let user = shop.env(&["--user", "shop"]);
     assert_eq!(psql(&user, "select count(*) from written").ok().stdout, rows);
     assert_eq!(shop.status()["verdict"], "healthy");
+}
+
+/// A restore begins another timeline. What an earlier one had after that point is still in the store.
+#[test]
+fn a_cluster_goes_back_to_a_place_in_the_log_and_to_a_transaction_of_an_earlier_timeline() {
+    let sandbox = Sandbox::new(super::VERSION);
+    let recipient = make_identity(&sandbox, "operator.key");
+    let store = sandbox.path().join("store").display().to_string();
+    let alone = spec("{name: pg-1}", &recipient, &store, "").replace("dcs:", "synchronous: {nodes: 0}\n      dcs:");
+    sandbox.file("shop.yaml", &alone);
+    let shop = Shop { sandbox };
+    shop.apply().ok();
+    let user = shop.env(&["--user", "shop"]);
+    let ask = |sql: &str| psql(&user, sql).ok().stdout.trim().to_owned();
+    ask("create table written (n bigint primary key)");
+    shop.sandbox.quorate(&["backup", "create", "shop", "--no-verify"]).ok();
+
+    let timeline: u32 = ask("select timeline_id from pg_control_checkpoint()").parse().expect("a number");
+    ask("insert into written values (1)");
+    let place = ask("select pg_current_wal_lsn()");
+    let transaction = ask("insert into written values (2) returning pg_current_xact_id()");
+    let transaction = transaction.lines().next().expect("its number");
+    ask("insert into written values (3)");
+    ask("delete from written");
+    let rows = || ask("select string_agg(n::text, ',' order by n) from written");
+
+    shop.sandbox.quorate(&["restore", "shop", "--lsn", &place, "--yes"]).ok();
+    assert_eq!(rows(), "1", "at {place}");
+    let newest = shop.sandbox.quorate(&["restore", "shop", "--xid", transaction, "--yes"]).fails().stderr;
+    assert!(newest.contains("ends before the point that was asked for"), "{newest}");
+    assert_eq!(rows(), "1", "nothing was touched");
+    shop.sandbox.quorate(&["requests", "shop", "--withdraw", "restore"]).ok();
+    let back_to = |timeline: u32| {
+        let timeline = timeline.to_string();
+        shop.sandbox.quorate(&["restore", "shop", "--xid", transaction, "--timeline", &timeline, "--yes"])
+    };
+    let earlier = back_to(timeline - 1).fails().stderr;
+    assert!(earlier.contains(&format!("was taken on timeline {timeline}, after timeline")), "{earlier}");
+    back_to(timeline).ok();
+    assert_eq!(rows(), "1,2", "transaction {transaction}");
+
+    let refused = shop.sandbox.quorate(&["restore", "shop", "--lsn", "0/", "--yes"]).fails().stderr;
+    assert!(refused.contains("`0/` is not a place in the log"), "{refused}");
 }

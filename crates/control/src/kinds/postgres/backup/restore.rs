@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use quorate_agent::api::Job;
 use quorate_backup::postgres::{self, Catalog, Listed, Manifest};
 use quorate_core::Secret;
+use quorate_core::kinds::postgres::backup::BackupTaken;
 use quorate_core::kinds::postgres::{RestoreTarget, RestoreWish, Until};
 use quorate_core::model::{Consent, Ledger, Observation};
 use quorate_core::planner::{Plan, remember};
@@ -97,6 +98,7 @@ impl Restore {
             Some(ledger) => store_log(home, ledger, teller).await.err(),
             None => None,
         };
+        refuse_earlier_timeline(&manifest.taken, source.timeline)?;
         let target = RestoreTarget {
             label: manifest.label().to_owned(),
             until: until(&source.wanted),
@@ -184,6 +186,22 @@ fn refuse_other_version(manifest: &Manifest, runs: String) -> Result<(), VerbErr
 async fn store_log(home: &Home, ledger: &Ledger, teller: &dyn Teller) -> Result<(), BackupError> {
     let members = Members::look(home, ledger).await?;
     members.on_primary(Job::StoreLog, "store its log", teller).await.map(drop)
+}
+
+/// The log leads from a backup to later timelines only.
+fn refuse_earlier_timeline(taken: &BackupTaken, wanted: Option<u32>) -> Result<(), VerbError> {
+    match (timeline_of(&taken.first_wal), wanted) {
+        (Some(own), Some(wanted)) if wanted < own => Err(VerbError::Refused {
+            what: format!("backup {} was taken on timeline {own}, after timeline {wanted}", taken.label),
+            hint: format!("name timeline {own} or a later one, or an earlier backup with --backup"),
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The names of WAL files begin with it, in eight hexadecimal digits.
+fn timeline_of(wal: &str) -> Option<u32> {
+    u32::from_str_radix(wal.get(..8)?, 16).ok()
 }
 
 fn until(wanted: &Wanted) -> Until {
