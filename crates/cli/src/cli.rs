@@ -4,6 +4,7 @@ mod backup;
 mod kubernetes;
 mod ledger;
 mod machine;
+mod postgres;
 mod up;
 
 use std::path::PathBuf;
@@ -18,6 +19,7 @@ pub use backup::*;
 pub use kubernetes::*;
 pub use ledger::*;
 pub use machine::*;
+pub use postgres::*;
 pub use up::*;
 
 /// Laid out for 80 columns, because clap does not indent what it wraps here.
@@ -345,58 +347,6 @@ pub struct Replace {
     /// Allow downtime if the others cannot serve without the member
     #[arg(long)]
     pub allow_downtime: bool,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct Switchover {
-    /// The cluster
-    #[arg(add = completion::clusters())]
-    pub name: String,
-    /// The member that becomes the primary
-    #[arg(long, value_name = "MEMBER", add = completion::members())]
-    pub to: Option<String>,
-    /// Switch over even while another member does not stream
-    #[arg(long)]
-    pub allow_downtime: bool,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
-}
-
-#[derive(Args, Debug)]
-pub struct Discard {
-    /// The cluster
-    #[arg(add = completion::clusters())]
-    pub name: String,
-    /// Do not ask
-    #[arg(long, short)]
-    pub yes: bool,
-}
-
-#[derive(Subcommand, Debug)]
-pub enum Passwords {
-    /// Change the passwords of a PostgreSQL cluster without downtime
-    ///
-    /// Without --user all of them: those of the superuser, of replication and of pg_rewind, and of declared users. No connection ends and
-    /// replication continues. Clients of a declared user who connect afterwards need the new password, which `quorate env` shows. After an
-    /// interruption, `quorate apply` continues.
-    Rotate(RotatePasswords),
-}
-
-#[derive(Args, Debug)]
-pub struct RotatePasswords {
-    /// The cluster
-    #[arg(add = completion::clusters())]
-    pub name: String,
-    /// Only the password of this user; can be repeated
-    #[arg(long = "user", value_name = "USER")]
-    pub users: Vec<String>,
-    /// Only the password with which Patroni logs in to etcd
-    #[arg(long, conflicts_with = "users")]
-    pub dcs: bool,
     /// Do not ask
     #[arg(long, short)]
     pub yes: bool,
