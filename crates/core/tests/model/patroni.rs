@@ -40,6 +40,8 @@ pub struct Patroni {
     pub confirmed: u8,
     /// How many each has on its disk.
     pub written: BTreeMap<Machine, u8>,
+    /// How many are in the copy that was upgraded.
+    pub upgraded: u8,
     /// What those that are away will report when they return.
     pub away: BTreeMap<Machine, PatroniStatus>,
 }
@@ -124,9 +126,12 @@ impl State {
     }
 
     pub fn holds_data(&self, machine: &Machine) -> bool {
-        let token = self.world.ledger.postgres.formation.token();
+        let record = &self.world.ledger.postgres;
         let data = self.postgres(machine).map(|postgres| &postgres.data);
-        matches!(data, Some(DataSeen::Stamped(stamp)) if Some(stamp.token.as_str()) == token)
+        // Until upgraded data serves, what there was before can be gone back to.
+        let before = record.upgrade.as_ref().and_then(|upgrade| upgrade.was.as_ref()?.token());
+        let is_held = |token: &str| record.formation.token() == Some(token) || before == Some(token);
+        matches!(data, Some(DataSeen::Stamped(stamp)) if is_held(&stamp.token))
     }
 
     pub fn may_lead(&self, machine: &Machine) -> bool {

@@ -22,14 +22,18 @@
 //! | one that was stopped to leave stays stopped without a primary | model: it settles when faults stop |
 //! | one that leaves is stopped though it was promoted meanwhile | model: it settles when faults stop |
 //! | data that outlives its machine gets another name in Patroni | model: somebody can take over |
+//! | an upgrade stops a member though it was promoted meanwhile | model: it settles when faults stop |
+//! | an upgrade waits for a machine that is gone | model: it settles when faults stop |
+//! | before an upgrade nobody leaves | model: it settles when faults stop |
 //!
-//! Tried, and caught by stories alone: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
+//! Tried, and caught by stories alone: an upgrade without consent or rehearsal, of data that another member is ahead of, or whose server was
+//! killed. And: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use quorate_core::kinds::postgres::{Formation, Role};
+use quorate_core::kinds::postgres::{DataState, Formation, Role};
 use quorate_core::model::{Consent, Desired, MemberName, Reboot};
 use quorate_core::planner::simulate::World;
 use quorate_core::planner::{Action, Decision, Precondition, Step, UnsafeBecause, decide, remember};
@@ -39,7 +43,7 @@ use crate::adversary::LONG;
 use crate::controllers::tell_reach;
 use crate::patroni::{Fault, Machine, Patroni, State, Wrong};
 use crate::scene::Scene;
-use crate::scene::postgres::{audit, cluster, provide, switch_over};
+use crate::scene::postgres::{audit, cluster, provide, switch_over, want_version};
 use crate::shared::{Shared, hash};
 
 /// More rounds than a controller that nobody disturbs ever needs.
@@ -140,7 +144,9 @@ impl PostgresModel {
             | Action::DestroyMachine { member, .. } => of(member),
             _ => None,
         };
-        let served = disturbed.is_some() && !state.surprised && self.serves_without(state, None);
+        // An upgrade stops clients, by consent.
+        let stops = state.world.ledger.postgres.upgrade.is_some();
+        let served = disturbed.is_some() && !state.surprised && !stops && self.serves_without(state, None);
         let desired = self.desired(&state.world);
         let found = step.action.member().and_then(of).and_then(|machine| Some(&state.postgres(&machine)?.data));
         if let (Some(found), Precondition::Data(expected)) = (found, &step.expects)
@@ -176,6 +182,39 @@ impl PostgresModel {
                 let end = state.patroni.written[&primary];
                 state.keep_roles(Some(&primary));
                 state.patroni.written.extend(of(member).map(|machine| (machine, end)));
+            }
+            Action::PutRestored { member, .. } => {
+                let Some(machine) = of(member) else { return };
+                state.world.change(|world| world.perform(&desired, &step.action));
+                // What Patroni has noted of the data before is removed.
+                state.patroni.synchronous.clear();
+                state.patroni.written.insert(machine.clone(), state.patroni.upgraded);
+                state.patroni.leader = Some(machine);
+            }
+            Action::UpgradeData { member, .. } => {
+                let Some(machine) = of(member) else { return };
+                state.world.change(|world| world.perform(&desired, &step.action));
+                state.patroni.upgraded = state.patroni.written.get(&machine).copied().unwrap_or_default();
+            }
+            Action::StopPatroni { member } if stops => {
+                let Some(machine) = of(member) else { return };
+                if step.expects == Precondition::Replica && state.primary().as_ref() == Some(&machine) {
+                    return;
+                }
+                let timeline = state.status(&machine).and_then(|status| status.timeline).unwrap_or(1);
+                let was_killed = state.status(&machine).is_none();
+                let written = state.patroni.written.get(&machine).copied().unwrap_or_default();
+                state.patroni.away.remove(&machine);
+                let primary = state.primary().filter(|primary| *primary != machine);
+                state.world.change(|world| world.perform(&desired, &step.action));
+                state.keep_roles(primary.as_ref());
+                state.change(&machine, |postgres| {
+                    if let Some(control) = &mut postgres.control {
+                        control.timeline = u32::try_from(timeline).expect("few timelines");
+                        control.checkpoint = written.into();
+                        control.state = if was_killed { DataState::InUse } else { control.state };
+                    }
+                });
             }
             // Its agent looks once more.
             Action::StopPatroni { member } if state.primary().is_some() && state.primary() == of(member) => {
@@ -225,7 +264,10 @@ impl PostgresModel {
             if decision.settled() {
                 return self.is_right(&state) && self.all_right(way);
             }
-            if decision.blocked.iter().any(|because| matches!(because, UnsafeBecause::CommitsWait { .. })) {
+            let asks = |because: &UnsafeBecause| {
+                matches!(because, UnsafeBecause::CommitsWait { .. } | UnsafeBecause::MajorUpgradeFailed { .. })
+            };
+            if decision.steps.is_empty() && decision.blocked.iter().any(asks) {
                 // The operator is asked.
                 return self.all_right(way);
             }
@@ -448,6 +490,11 @@ fn rebooted(members: &'static [&'static str]) -> impl FnOnce(&mut Scene) {
     }
 }
 
+fn upgraded(scene: &mut Scene) {
+    scene.ledger.downtime = Some(Consent { at: scene.seen.now, by: String::from("root"), shown: String::new() });
+    want_version(scene, "17");
+}
+
 fn switched_over(scene: &mut Scene) {
     let consent = Consent { at: scene.seen.now, by: String::from("root"), shown: String::new() };
     switch_over(scene, consent, &[]);
@@ -456,6 +503,16 @@ fn switched_over(scene: &mut Scene) {
 #[test]
 fn postgres_unchanged() {
     check("postgres, unchanged", 3, |_| {}, EVERY_FAULT, (2, 0));
+}
+
+#[test]
+fn postgres_upgrade() {
+    check("postgres, another major version", 3, upgraded, &[Fault::Dies], (1, 1));
+}
+
+#[test]
+fn postgres_upgrade_of_two() {
+    check("postgres, another major version of two members", 2, upgraded, EVERY_FAULT, (1, 1));
 }
 
 #[test]

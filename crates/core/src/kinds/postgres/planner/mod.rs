@@ -42,7 +42,7 @@ pub(crate) fn decide(view: &View<'_>, as_formed: bool, decision: &mut Decision) 
         upgrade::discard(view, decision);
         switchover::decide(view, decision);
     }
-    if upgrading == Upgrading::No {
+    if upgrading != Upgrading::UnderWay {
         membership::shrink(view, decision);
     }
     planner::machines::remove_leftover(view, decision);

@@ -90,7 +90,11 @@ pub(super) fn stop_all(view: &View<'_>, decision: &mut Decision, why: &str) -> S
     let next = all.into_iter().filter(runs).min_by_key(|member| (safety::leads(view, member), *member));
     match next {
         _ if !unknown.is_empty() => {}
-        Some(member) => decision.step(Action::StopPatroni { member: member.clone() }, why),
+        Some(member) => {
+            // Patroni may have promoted it since: then it has commits that nobody else has, and stops last.
+            let expects = if safety::leads(view, member) { Precondition::Nothing } else { Precondition::Replica };
+            decision.step_expecting(Action::StopPatroni { member: member.clone() }, why, expects);
+        }
         None => return Stopped::All,
     }
     Stopped::NotYet

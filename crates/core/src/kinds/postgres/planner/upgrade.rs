@@ -10,7 +10,7 @@ use super::formation::{known, ready, stamp};
 use super::restore::{self, Stopped};
 use crate::kinds::postgres::safety::{self, postgres};
 use crate::kinds::postgres::{PostgresFacts, Previous, RestoreState, TaskSeen, Upgrade};
-use crate::model::{BinarySeen, DataSeen, MemberName};
+use crate::model::{BinarySeen, DataSeen, MemberName, ServiceState};
 use crate::planner::{Action, Decision, Precondition, UnsafeBecause, View, WaitingFor};
 
 /// How far an upgrade concerns everything else.
@@ -118,6 +118,11 @@ fn task<'a>(view: &View<'a>, member: &MemberName) -> Option<&'a TaskSeen> {
 /// Until the bootstrap with the upgraded data begins.
 fn under_way(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
     let Some(source) = &upgrade.source else { return stop(view, upgrade, decision) };
+    let is_gone = view.seen.machines.get().is_some_and(|machines| !machines.contains_key(source));
+    if is_gone {
+        let why = format!("the machine of {source} is gone, and the data that was being upgraded with it");
+        return abandon(decision, upgrade, why);
+    }
     let Some(found) = view.seen.facts(source).and_then(postgres) else {
         let why = format!("its data is being upgraded to PostgreSQL {}", upgrade.to);
         return decision.wait(WaitingFor::Agent { member: source.clone(), why });
@@ -141,6 +146,9 @@ fn under_way(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
 
 /// Replicas first, so nobody takes over; then the primary, which has every commit and says so.
 fn stop(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
+    if nobody_will_lead(view) {
+        return abandon(decision, upgrade, String::from("nobody is the primary any more, while members stop"));
+    }
     let runs =
         |member: &MemberName| view.seen.facts(member).and_then(postgres).is_some_and(|found| found.status.is_some());
     if safety::primary(view).is_none() && view.desired.all_joined().any(runs) {
@@ -158,6 +166,16 @@ fn stop(view: &View<'_>, upgrade: &Upgrade, decision: &mut Decision) {
         }
         Err(why) => abandon(decision, upgrade, why),
     }
+}
+
+/// One that was stopped may be the only one that can take over. Patroni says of all that run that they do not lead.
+fn nobody_will_lead(view: &View<'_>) -> bool {
+    let found = |member: &MemberName| view.seen.facts(member).and_then(postgres);
+    let all: Vec<Option<&PostgresFacts>> = view.desired.all_joined().map(found).collect();
+    let is_stopped = |found: &&PostgresFacts| found.service == ServiceState::Stopped;
+    let running: Vec<&PostgresFacts> = all.iter().flatten().copied().filter(|found| !is_stopped(found)).collect();
+    let silent = all.iter().any(Option::is_none) || running.iter().any(|found| found.status.is_none());
+    !running.is_empty() && running.len() < all.len() && !silent && safety::primary(view).is_none()
 }
 
 fn upgrade_data(
