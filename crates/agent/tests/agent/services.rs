@@ -55,9 +55,16 @@ fn processes(machine: &Machine) -> Vec<u32> {
     process::with_environment("QUORATE_SERVICE", &mark).into_iter().map(|found| found.pid).collect()
 }
 
-/// The one that was started, without what it started itself.
+/// The one that was started, without what it started itself. Numbers begin again at some point, so the lowest need not be the first.
 fn main_process(machine: &Machine) -> u32 {
-    *processes(machine).iter().min().expect("the service runs")
+    let all = processes(machine);
+    let is_first = |pid: &&u32| parent(**pid).is_some_and(|parent| !all.contains(&parent));
+    *all.iter().find(is_first).expect("the service runs")
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 #[tokio::test]

@@ -84,12 +84,19 @@ impl Shop {
         member.unwrap_or_else(|| panic!("no {role}: {status}"))["member"].as_str().unwrap().to_owned()
     }
 
-    /// The process of a member whose command line has this in it.
+    /// The process of a member whose command line has this in it. A child that has just begun still has the command line of its parent.
     fn process(&self, member: &str, word: &str) -> Option<u32> {
         let root = format!("/machines/shop/{member}/");
-        let found = self.sandbox.processes().into_iter();
-        found.filter(|(_, line)| line.contains(&root) && line.contains(word)).map(|(pid, _)| pid).min()
+        let all = self.sandbox.processes().into_iter();
+        let found: BTreeSet<u32> =
+            all.filter(|(_, line)| line.contains(&root) && line.contains(word)).map(|(pid, _)| pid).collect();
+        found.iter().find(|pid| parent(**pid).is_some_and(|parent| !found.contains(&parent))).copied()
     }
+}
+
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 fn psql(env: &BTreeMap<String, String>, sql: &str) -> Run {
