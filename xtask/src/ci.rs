@@ -75,14 +75,13 @@ const STEPS: &[Step] = &[
     Step::new("rules", &["test", "--only", "rules"], &["prepare", "build"]).giving_way(15),
     Step::new("fuzz", &["fuzz", "--minutes", "1"], &["build"]).giving_way(15),
     Step::new("drill", &["drill", "--quick"], &["prepare", "build"]).after(&["test"]),
-    // Both wait more than they compute: side by side they use half of two processors.
-    Step::new("drill postgres", &["drill", "--kind", "postgres", "--quick"], &["prepare", "build"]).after(&["test"]),
+    Step::new("drill postgres", &["drill", "--kind", "postgres", "--quick"], &["prepare", "build"]).after(&["drill"]),
     Step::new(
         "bench backup",
         &["bench", "backup", "--size", "128MiB", "--noisy", "--static"],
         &["prepare", "build", "static"],
     )
-    .after(&["drill", "drill postgres"]),
+    .after(&["drill postgres"]),
     Step::new("image", &["lab", "libvirt", "--core", "--prepare"], &["prepare", "static"]).giving_way(10),
     Step::new("lab libvirt", &["lab", "libvirt", "--core"], &["build", "image"]).after(&["bench backup"]),
     Step::new("container image", &["lab", "incus", "--prepare"], &["prepare", "static"]).giving_way(10),
