@@ -26,8 +26,9 @@
 //! | an upgrade waits for a machine that is gone | model: it settles when faults stop |
 //! | before an upgrade nobody leaves | model: it settles when faults stop |
 //!
-//! Tried, and caught by stories alone: an upgrade without consent or rehearsal, of data that another member is ahead of, or whose server was
-//! killed. And: a restart while Patroni has recorded no synchronous standby, and two members that both say primary.
+//! Covered by stories, not by this model: an upgrade without consent or rehearsal, of data that another member is ahead of, or whose server
+//! was killed. Tried, and caught by stories alone: a restart while Patroni has recorded no synchronous standby, and two members that both say
+//! primary.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};

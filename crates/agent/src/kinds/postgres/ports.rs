@@ -5,7 +5,7 @@ use quorate_core::model::{FirewallConfig, NodeConfig};
 
 use crate::host::firewall::Opening;
 
-/// Members replicate from each other and ask each other's Patroni, so those who may come as peers reach both, whoever the clients are.
+/// Members replicate from each other and ask each other's Patroni, so everyone allowed as a peer reaches both, regardless of the clients.
 pub(crate) fn openings<'a>(config: &NodeConfig, firewall: &'a FirewallConfig) -> Vec<Opening<'a>> {
     let (clients, peers) = (firewall.rules.clients_from.as_deref(), firewall.rules.peers_from.as_deref());
     let proxy = config.haproxy().map(|haproxy| [haproxy.primary_port, haproxy.replica_port]);
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn members_reach_each_other_whoever_the_clients_are() {
+    fn members_reach_each_other_regardless_of_the_clients() {
         let ranges = |range: &str| Some(vec![range.parse().unwrap()]);
         let firewall = |clients_from, peers_from| {
             let rules = Firewall { clients_from, peers_from, ..Firewall::default() };

@@ -152,7 +152,7 @@ impl Agent {
     }
 }
 
-/// What was noted of the data before. The store of backups may have to be made ready for other data.
+/// What was noted of the data before. The store of backups may need preparation for other data.
 fn other_data(state: &mut State) {
     (state.postgres.last_started, state.postgres.cloning, state.postgres.repository) = (None, false, None);
 }

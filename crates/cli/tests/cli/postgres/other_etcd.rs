@@ -89,7 +89,7 @@ fn a_cluster_lives_on_an_etcd_of_others() {
     assert!(left.trim().is_empty(), "{left}");
 }
 
-/// An etcd without users lets in whoever has a certificate of its CA.
+/// An etcd without users accepts every client with a certificate of its CA.
 #[test]
 fn a_certificate_is_a_login_too() {
     let others = Sandbox::new(VERSION);

@@ -331,7 +331,7 @@ fn watchdog(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings
     }
 }
 
-/// A container has no device of its own, and resetting its host would end everything else that runs there.
+/// A container has no separate device, and resetting its host would end everything else that runs there.
 fn watchdog_of_host(cluster: &Cluster, mode: WatchdogMode, found: &mut Findings) {
     let at = cluster.at("postgres.patroni.watchdog.mode");
     let hint = "use virtual machines, or `mode: off`";
