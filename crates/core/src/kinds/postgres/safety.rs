@@ -70,6 +70,14 @@ pub fn unwell_besides(view: &View<'_>, member: &MemberName) -> Vec<MemberName> {
     others.filter(|other| !is_well(view, other)).cloned().collect()
 }
 
+/// The members whose Patroni has not acted on the configuration in the DCS yet. Whether they must restart is not known.
+pub(crate) fn behind_configuration<'a>(view: &View<'a>) -> impl Iterator<Item = &'a MemberName> {
+    let View { desired, seen, .. } = *view;
+    let config = &desired.postgres().config;
+    let is_behind = move |found: &PostgresFacts| found.status.is_some() && found.applied.as_ref() != Some(config);
+    desired.members.keys().filter(move |member| seen.facts(member).and_then(postgres).is_some_and(is_behind))
+}
+
 /// `CommitsSurvive`: may this member restart, or leave, now? Without it there must still be as many standbys as a commit waits for, and
 /// a primary. The caller has waited for members that do not stream (`unwell_besides`).
 pub fn may_disturb(view: &View<'_>, member: &MemberName) -> Result<(), UnsafeBecause> {

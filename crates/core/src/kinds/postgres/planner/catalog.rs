@@ -24,11 +24,7 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         };
         return decision.step(action, why);
     }
-    let behind = |member: &&MemberName| {
-        let found = view.seen.facts(member).and_then(postgres);
-        found.is_some_and(|found| found.status.is_some() && found.applied.as_ref() != Some(&wish.config))
-    };
-    for member in desired.members.keys().filter(behind) {
+    for member in safety::behind_configuration(view) {
         let why = String::from("Patroni has not taken up the configuration yet");
         decision.wait(WaitingFor::PostgresHealth { member: member.clone(), why });
     }

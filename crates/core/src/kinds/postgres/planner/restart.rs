@@ -36,6 +36,10 @@ pub(crate) fn decide(view: &View<'_>, decision: &mut Decision) {
         let limits = limits.join(", ");
         why = format!("{why}; {member} is the primary, and no standby may have less of {limits}: it restarts first");
     }
+    // One that must restart too would take over, and hand back: clients would wait twice. Waited for in `catalog`.
+    if leads && !in_place && safety::behind_configuration(view).next().is_some() {
+        return;
+    }
     if !in_place && primary_hands_over(view, member, &why, decision) {
         return;
     }
