@@ -16,7 +16,7 @@ use crate::layout::Layout;
 use crate::{AgentError, files};
 use set::Set;
 
-pub(crate) use set::{DIRECTORY, INDEX, forget, start_anew};
+pub(crate) use set::{DIRECTORY, INDEX, forget, start_over};
 
 /// Anyone who writes several keys should not see fluent-bit start once for each.
 const SETTLING: Duration = Duration::from_millis(300);

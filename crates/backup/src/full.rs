@@ -309,7 +309,7 @@ fn unless_unopened<T>(done: Result<T, Error>) -> Result<Option<T>, Error> {
 }
 
 /// An object as it is to be from now on.
-struct Anew {
+struct Resealed {
     path: String,
     sealed: Vec<u8>,
     was: crate::store::Tag,
@@ -319,8 +319,8 @@ struct Anew {
 async fn replace_beside(
     store: &Store,
     manifest: &Manifest,
-    key: Anew,
-    ledger: Option<Anew>,
+    key: Resealed,
+    ledger: Option<Resealed>,
     recipients: &[String],
     signing: Option<&SigningKey>,
 ) -> Result<(), Error> {
@@ -334,7 +334,7 @@ async fn replace_beside(
         manifest.beside.next.extend([Some(key_sha256.clone()), ledger_sha256.clone()].into_iter().flatten());
     };
     update_manifest(store, manifest, signing, announce).await?;
-    for Anew { path, sealed, was } in [Some(key), ledger].into_iter().flatten() {
+    for Resealed { path, sealed, was } in [Some(key), ledger].into_iter().flatten() {
         store.replace(&path, sealed.into(), &was).await?;
     }
     let settle = |manifest: &mut Manifest| {
@@ -352,7 +352,7 @@ async fn sealed_key(
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<Anew, Error> {
+) -> Result<Resealed, Error> {
     let path = Names::new(&manifest.cluster).key(&manifest.id);
     let what = || format!("the key {path}");
     let Some(sealed) = small::beside(store, &manifest.id, &path, SMALL).await? else {
@@ -361,8 +361,8 @@ async fn sealed_key(
     // The public half, which the manifest has, tells whether it is the right one.
     let public = manifest.recipient.as_deref().unwrap_or_default();
     let key = BackupKey::unwrap(&sealed.bytes, identities, public).map_err(Error::key(what()))?;
-    let anew = key.wrap(recipients).map_err(Error::key(what()))?;
-    Ok(Anew { path, sealed: anew, was: sealed.tag })
+    let resealed = key.wrap(recipients).map_err(Error::key(what()))?;
+    Ok(Resealed { path, sealed: resealed, was: sealed.tag })
 }
 
 /// `None` where there is none.
@@ -371,13 +371,13 @@ async fn sealed_ledger(
     manifest: &Manifest,
     identities: &Identities,
     recipients: &Recipients,
-) -> Result<Option<Anew>, Error> {
+) -> Result<Option<Resealed>, Error> {
     let path = Names::new(&manifest.cluster).ledger(&manifest.id);
     let what = || format!("the ledger {path}");
     let Some(sealed) = ledger_of(store, manifest).await? else { return Ok(None) };
     let plain = identities.open(&sealed.bytes).map_err(Error::key(what()))?;
-    let anew = recipients.seal(&plain).map_err(Error::key(what()))?;
-    Ok(Some(Anew { path, sealed: anew, was: sealed.tag }))
+    let resealed = recipients.seal(&plain).map_err(Error::key(what()))?;
+    Ok(Some(Resealed { path, sealed: resealed, was: sealed.tag }))
 }
 
 /// The ledger next to a backup, encrypted as it is stored; `None` where there is none. It is the one that the manifest speaks of, and no

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_steps_are_accepted_whoever_they_go_through() {
+    fn the_same_steps_are_accepted_through_any_member() {
         let (_directory, reviewed) = reviewed(cluster(Some("a"), &["add user x, through etcd-1", "restart"]));
         let mut now = cluster(Some("a"), &["add user x, through etcd-2", "restart"]);
         now.steps[0].member = Some(String::from("etcd-2"));

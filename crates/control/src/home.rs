@@ -74,12 +74,12 @@ impl Home {
         self.cluster(name).join("history.jsonl")
     }
 
-    /// The snapshot with this digest, made ready for a restore.
+    /// The snapshot with this digest, prepared for a restore.
     pub fn snapshot(&self, name: &str, sha256: &str) -> PathBuf {
         self.snapshots(name).join(format!("{sha256}.db"))
     }
 
-    /// Snapshots that were made ready for a restore.
+    /// Snapshots that were prepared for a restore.
     pub fn snapshots(&self, name: &str) -> PathBuf {
         self.cluster(name).join("restore")
     }

@@ -216,7 +216,7 @@ fn a_disk_with_the_data_of_another_cluster_is_refused_and_let_go() {
 }
 
 #[test]
-fn a_disk_whose_file_system_was_half_made_is_made_anew() {
+fn a_disk_whose_file_system_was_half_made_is_made_again() {
     let scene = Scene::new(WITH_DISK);
     scene.disk(&[0; 4096]);
     let cut = Noted::answering(&[("mountpoint", (1, "")), ("blkid", (2, "")), ("mkfs.ext4", (1, ""))]);

@@ -135,7 +135,7 @@ fn reader(root: &Path) -> Option<Owner> {
 }
 
 /// Lets fluent-bit be started again with the configuration that it has.
-pub(crate) fn start_anew(root: &Path) -> Result<(), AgentError> {
+pub(crate) fn start_over(root: &Path) -> Result<(), AgentError> {
     files::remove(&root.join(STARTED_WITH))
 }
 
@@ -143,7 +143,7 @@ pub(crate) fn start_anew(root: &Path) -> Result<(), AgentError> {
 pub(crate) fn forget(root: &Path) -> Result<(), AgentError> {
     let link = root.join(DIRECTORY);
     files::remove(&link)?;
-    start_anew(root)?;
+    start_over(root)?;
     clear(&link, None)
 }
 

@@ -91,7 +91,7 @@ impl Host {
         }
         if pieces_changed {
             // The pieces may be included by what is followed.
-            follow::start_anew(&self.root)?;
+            follow::start_over(&self.root)?;
         }
         let runs = systemctl(&["is-active", "--quiet", FOLLOWER]).await.is_ok();
         if same && runs && !pieces_changed { Ok(()) } else { self.restart(FOLLOWER).await }

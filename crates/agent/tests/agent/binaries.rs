@@ -178,7 +178,7 @@ async fn a_path_is_a_program_or_its_directory_and_its_version_is_checked() {
     }
     write_program(&program, "3.9.22");
     let source = BinarySource::Path(program.display().to_string());
-    locate(&source, "3.9.22", &cache, None).await.expect("another file is asked anew");
+    locate(&source, "3.9.22", &cache, None).await.expect("another file is asked again");
     let source = BinarySource::Path(String::from("/nowhere"));
     let error = locate(&source, VERSION, &cache, None).await.unwrap_err();
     assert!(matches!(error, BinaryError::Missing { .. }), "{error}");

@@ -45,7 +45,7 @@ async fn a_new_machine_proves_itself_and_then_shows_the_certificate_it_was_given
     assert!(!answer.proves(&Secret::new("another token"), "a nonce", &served));
 
     let (again, _) = client.enrol(&request(KeyAlgorithm::P256)).await.unwrap();
-    assert_eq!(again.requests, answer.requests, "the same keys for whoever asks twice");
+    assert_eq!(again.requests, answer.requests, "the same keys for one that asks twice");
     let (other, _) = client.enrol(&request(KeyAlgorithm::Ed25519)).await.unwrap();
     assert_ne!(other.requests[&CertificateUse::Member], answer.requests[&CertificateUse::Member]);
     assert_eq!(other.requests[&CertificateUse::Agent], answer.requests[&CertificateUse::Agent]);

@@ -252,7 +252,7 @@ async fn passwords_instead_of_certificates() {
     set_up_auth(&client, Some("root's own")).await;
     order(&client, 1, Order::Etcd(EtcdOrder::Restart)).await.unwrap();
     machine.healthy(&client).await;
-    assert!(auth_seen(&client).await.enabled, "the login is made anew after a restart");
+    assert!(auth_seen(&client).await.enabled, "the login is repeated after a restart");
 }
 
 /// Status and body of the health page.

@@ -157,7 +157,7 @@ fn by_password(machine: &Machine, password: &str) -> Client {
 
 /// A simple token names an index of etcd's log. An etcd on new data has not come that far, and does not refuse the token: it waits.
 #[tokio::test]
-async fn whoever_was_logged_in_by_a_simple_token_comes_back_after_the_data_was_replaced() {
+async fn a_client_with_a_simple_token_comes_back_after_the_data_was_replaced() {
     let mut config = config();
     config.etcd_mut().unwrap().flags.remove("client-cert-auth");
     config.etcd_mut().unwrap().flags.remove("trusted-ca-file");

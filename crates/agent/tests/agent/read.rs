@@ -130,7 +130,7 @@ async fn all_is_read_without_authentication_and_as_root_by_certificate() {
 }
 
 #[tokio::test]
-async fn all_is_read_as_root_by_password_and_the_login_is_made_anew() {
+async fn all_is_read_as_root_by_password_and_the_login_is_repeated() {
     for version in VERSIONS {
         eprintln!("etcd {version}");
         let (machine, client) = started(&by_password(version)).await;
@@ -148,7 +148,7 @@ async fn all_is_read_as_root_by_password_and_the_login_is_made_anew() {
 }
 
 #[tokio::test]
-async fn whoever_may_not_read_is_told_so_and_an_etcd_that_does_not_run_is_unavailable() {
+async fn a_client_that_may_not_read_is_told_so_and_an_etcd_that_does_not_run_is_unavailable() {
     let (machine, client) = started(&by_password("3.5.30")).await;
     turn_auth_on(&client, Some("another than the agent knows")).await;
     let denied = failure(client.snapshot().await.unwrap().next().await.unwrap().unwrap_err());

@@ -129,7 +129,7 @@ async fn one_survivor_becomes_a_cluster_of_its_own_with_all_that_it_had() {
 }
 
 #[tokio::test]
-async fn a_rebuild_that_was_interrupted_goes_on_or_begins_anew() {
+async fn a_rebuild_that_was_interrupted_goes_on_or_starts_over() {
     let (mut machine, client) = Machine::ready_with(&config_of("3.5.30")).await;
     machine.start_etcd(&client, "t-1").await.unwrap();
     machine.healthy(&client).await;

@@ -430,7 +430,7 @@ fn a_change_of_settings_rolls_through_and_writers_hardly_notice() {
     assert_eq!(begun(&format!("move the leader from {leader}")).len(), 1, "{}", apply.stderr);
     let after = sandbox.etcds();
     assert_eq!(after.len(), 3);
-    assert!(after.iter().all(|pid| !before.contains(pid)), "every etcd runs anew");
+    assert!(after.iter().all(|pid| !before.contains(pid)), "every etcd was restarted");
     for pid in after {
         assert!(arguments(pid).iter().any(|a| a == "--quota-backend-bytes=2147483648"));
     }

@@ -322,7 +322,7 @@ fn a_stopped_controller_that_wakes_after_another_took_over_changes_nothing() {
 }
 
 #[test]
-fn a_stopped_controller_that_wakes_after_the_cluster_was_destroyed_makes_nothing_anew() {
+fn a_stopped_controller_that_wakes_after_the_cluster_was_destroyed_creates_nothing_again() {
     let trio = Trio::new(Login::Certificate);
     let mut sleeper = trio.spawn_apply();
     sleeper.until("create the machine of etcd-1 …");
@@ -375,7 +375,7 @@ fn a_disk_lost_after_forming_is_replaced_and_never_made_a_cluster_of_its_own() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!(trio.etcd_of("etcd-2"), None, "an etcd runs on a lost disk");
-    assert!(!trio.data("etcd-2").join("member").exists(), "something began anew on the lost disk");
+    assert!(!trio.data("etcd-2").join("member").exists(), "something started over on the lost disk");
 
     let status = trio.status();
     let why = member(&status, "etcd-2")["why"].as_str().unwrap_or_default().to_owned();

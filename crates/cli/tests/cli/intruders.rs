@@ -142,7 +142,7 @@ fn assert_unimpressed(trio: &Trio, agent: u32) {
 }
 
 #[test]
-fn whoever_is_not_the_controller_is_refused_at_the_agents_port() {
+fn anyone_but_the_controller_is_refused_at_the_agents_port() {
     let trio = Trio::up(Login::Certificate);
     let (address, agent) = (trio.address("etcd-1"), trio.agent_of("etcd-1").expect("it runs"));
     let ledger = trio.ledger();

@@ -107,7 +107,7 @@ fn a_renewal_may_be_killed_at_every_step_boundary() {
 }
 
 #[test]
-fn where_the_data_went_with_the_machine_the_seat_is_filled_anew() {
+fn where_the_data_went_with_the_machine_the_member_is_replaced() {
     let kept = Kept::up(3);
     let seats = kept.seats();
     let root = kept.machine("etcd-3").display().to_string();

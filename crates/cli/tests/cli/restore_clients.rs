@@ -168,10 +168,10 @@ fn a_client_with_a_cache_starts_over_and_never_goes_back_in_time() {
     // It follows the cluster again, and once was enough.
     let mut written = None;
     eventually("etcd takes something new", 20, || {
-        written = runtime.block_on(client.put("anew", "y")).ok();
+        written = runtime.block_on(client.put("again", "y")).ok();
         written.is_some()
     });
-    eventually("the cache has what is new", 20, || known(&cached).keys.contains_key(&b"anew"[..]));
+    eventually("the cache has what is new", 20, || known(&cached).keys.contains_key(&b"again"[..]));
     let (cached, reader) = (known(&cached), known(&reader));
     beside.stop();
     assert_eq!(cached.compacted, 1);
@@ -285,7 +285,7 @@ fn watches_of_etcds_own_library_are_told_that_their_revision_is_compacted() {
         assert!(listed > last, "etcdctl {version} sees revision {listed} after {last}");
         assert_eq!(etcdctl(version, &["get", "after"]).stdout, "", "it is not in the backup");
         let again = StockWatch::start(&cluster, version, &[&format!("--rev={}", listed + 1)]);
-        etcdctl(version, &["put", "anew", version]);
-        again.until_said("anew");
+        etcdctl(version, &["put", "again", version]);
+        again.until_said("again");
     }
 }

@@ -39,9 +39,9 @@ fn settings_change_under_writers_machines_reboot_and_seed_disks_are_worth_nothin
     machines.assert_healthy();
     machines.etcdctl(&["put", "kept", "as it was"]).ok();
     chapter("an empty volume was formatted, and is where etcd's data is", || data_is_on_the_volume(&machines));
-    chapter("etcd is a user of its own who can change nothing but its data", || units(&machines));
+    chapter("etcd runs as a separate user that can change nothing but its data", || units(&machines));
     chapter("a setting is rolled through the machines while a writer writes", || rolled_change(&machines));
-    chapter("an agent that starts anew leaves etcd alone", || restarted_agent(&machines));
+    chapter("an agent that restarts leaves etcd alone", || restarted_agent(&machines));
     chapter("each machine reboots", || each_reboots(&machines));
     chapter("all machines lose their power at once, and come back by themselves", || all_reboot(&machines));
     chapter("nobody enrols with the seed disk of a machine", || seed_disk::is_worth_nothing(&machines, &address(2)));

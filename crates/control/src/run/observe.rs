@@ -485,7 +485,7 @@ mod tests {
         let (first, _) = shown(0);
         assert_eq!(shown(1), (first.clone(), 1), "it is used again, and so are clients");
         let (second, kept) = shown(23);
-        assert!(second != first && kept == 0, "whoever shows the old one is made anew");
+        assert!(second != first && kept == 0, "a machine that shows the old one gets another");
         let (third, _) = shown(60);
         assert_ne!(third, second);
         let at = now + SignedDuration::from_hours(61);

@@ -376,10 +376,10 @@ impl fmt::Display for Action {
                 write!(f, "restore backup {} on {member}, next to its data", target.label)
             }
             Action::PutRestored { member, was: DataSeen::Empty, .. } => {
-                write!(f, "put the data that was made ready in place on {member}")
+                write!(f, "move the prepared data into place on {member}")
             }
             Action::PutRestored { member, .. } => {
-                write!(f, "replace the data of {member} with what was made ready, keeping it next to that")
+                write!(f, "replace the data of {member} with the prepared data, and keep a copy of the old")
             }
             Action::SetAside { member, .. } => write!(f, "put the replaced data of {member} aside"),
             Action::RehearseUpgrade { member, to, .. } => {

@@ -68,10 +68,6 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
         }
         ["needs", "a", "restart"] => status(scene, member).pending_restart = true,
         ["has", "not", "read", "the", "configuration"] => facts(scene, member).applied = None,
-        ["has", "read", "the", "configuration"] => {
-            let config = status(scene, member).config.clone();
-            facts(scene, member).applied = config;
-        }
         ["does", "not", "stream"] => status(scene, member).streaming = false,
         ["has", "no", "synchronous", "standby"] => {
             status(scene, member).standbys.values_mut().for_each(|standby| standby.synchronous = false);

@@ -35,7 +35,7 @@ fn told(spec: &ClusterSpec, steps: &[Step], seen: &Observation, around: &Surroun
 }
 
 #[test]
-fn whoever_is_kept_out_is_told_before_the_machines_are_made() {
+fn hosts_that_a_firewall_would_lock_out_are_named_before_the_machines_are_created() {
     let spec = spec("{controller_from: [10.1.0.0/16], clients_from: [10.0.0.0/24]}", "network: n");
     let scene = Scene::nothing(spec.clone());
     let steps = scene.run().steps;

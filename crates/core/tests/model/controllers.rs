@@ -288,7 +288,7 @@ impl ClusterModel {
                 Action::RecordRestoring { .. } => {
                     // The first formation is the one that is replaced.
                     if state.past.formations > 1 {
-                        self.reached.count(Event::RestoredAnew);
+                        self.reached.count(Event::RestoredAgain);
                     }
                     state.past.formations += 1;
                 }

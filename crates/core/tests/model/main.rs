@@ -528,7 +528,7 @@ changes! {
 
 changes! {
     [] in_short_begun_anew: Budget { faults: 1, ..PEACE };
-    restore: 3, Change::Restore(3), [Restored, RestoredAnew, SnapshotDropped];
+    restore: 3, Change::Restore(3), [Restored, RestoredAgain, SnapshotDropped];
 }
 
 /// Five members, or all budgets at once, are too much to explore to the end.

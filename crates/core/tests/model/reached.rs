@@ -44,7 +44,7 @@ events! {
     Recovered => "a rebuilt survivor",
     Restored => "data made from the snapshot",
     SnapshotDropped => "the snapshot of a restore removed",
-    RestoredAnew => "a restore begun anew",
+    RestoredAgain => "a restore that started over",
     Distrusted => "a CA dropped",
     Revoked => "the certificates of a machine refused",
     Settled => "a settled end",

@@ -132,7 +132,7 @@ mod tests {
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);
         }
-        assert_eq!(sum, 0xffff, "as whoever receives it checks");
+        assert_eq!(sum, 0xffff, "as the receiver checks");
     }
 
     #[test]

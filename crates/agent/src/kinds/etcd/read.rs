@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_waits_for_etcd_is_told_so() {
+    async fn a_client_that_waits_for_etcd_is_told_so() {
         let (out, mut taken) = out(100, 5, 1000);
         let slow = async {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_takes_nothing_is_not_waited_for() {
+    async fn a_client_that_reads_nothing_is_not_waited_for() {
         let (out, _untaken) = out(1, 1000, 10);
         out.push(Bytes::from_static(b"one")).await.unwrap();
         assert!(matches!(out.push(Bytes::from_static(b"two")).await, Err(Stop::NotTaken)));

@@ -134,7 +134,7 @@ pub async fn rekey(context: &Context, options: cli::BackupRekey) -> Result<Exit,
     Err(Error::refused(
         format!("the given identity does not open {}, which stay as they are", ids.join(", ")),
         "where an earlier rekey was interrupted, they may be changed already: give a file with the old identity and a new one, each on a \
-         line of its own",
+         separate line",
     ))
 }
 

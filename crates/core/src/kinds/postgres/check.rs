@@ -141,8 +141,7 @@ fn backup(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
     }
     for (field, to) in [("to", Some(&backup.to)), ("also_to", backup.also_to.as_ref())] {
         if matches!(to, Some(Destination::Directory(_))) && machines(cluster) != MachineKind::Process {
-            let message =
-                "each machine would store backups in a directory of its own, and PostgreSQL may write only to its data";
+            let message = "backups would go to a separate directory on each machine, and there PostgreSQL can write only to its data";
             found.error(cluster.at(&format!("backup.{field}.directory")), message, "use `s3`");
         }
         if let Some(Destination::S3(S3Destination { endpoint: Some(endpoint), .. })) = to
@@ -337,11 +336,11 @@ fn watchdog_of_host(cluster: &Cluster, mode: WatchdogMode, found: &mut Findings)
     let hint = "use virtual machines, or `mode: off`";
     match mode {
         WatchdogMode::Required => {
-            let message = "a container has no watchdog of its own, so no member could become the primary";
+            let message = "a container has no watchdog, so no member could become the primary";
             found.error(at, message, hint);
         }
         WatchdogMode::Automatic | WatchdogMode::Off => {
-            found.warning(at, "a container has no watchdog of its own: this has no effect", hint);
+            found.warning(at, "a container has no watchdog: this has no effect", hint);
         }
     }
 }

@@ -56,7 +56,7 @@ impl Wish {
         self.restore.is_some() || self.upgrade.is_some()
     }
 
-    /// The bootstrap that begins with data which a member has made ready.
+    /// The bootstrap that begins with data that a member has prepared.
     pub(crate) fn prepared_token(&self) -> Option<&str> {
         let restore = self.restore.as_ref().map(|restore| &restore.token);
         restore.or(self.upgrade.as_ref().map(|upgrade| &upgrade.token)).map(String::as_str)
