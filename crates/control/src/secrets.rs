@@ -1,6 +1,6 @@
 //! The secrets that quorate makes once and keeps in the ledger: the three CAs, root's password, the keys of tokens and of backups.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 use quorate_core::Secret;
@@ -92,7 +92,7 @@ fn ca_validity(spec: &ClusterSpec) -> SignedDuration {
     SignedDuration::from_hours(i64::try_from(spec.tls.ca_validity.as_hours()).unwrap_or(i64::MAX / 3600))
 }
 
-/// Signs the lists of certificates that etcd is to refuse: of its clients, where they are signed here, and of its peers. None
+/// Signs the lists of certificates that members are to refuse: of clients, where they are signed here, and of peers. None
 /// ever leaves them: whether a certificate has ended is judged by a clock, which may be wrong, and a serial number is short.
 pub(crate) fn sign_lists(ledger: &mut Ledger, now: Timestamp) -> Result<(), quorate_pki::Error> {
     let Authorities { client, peer, .. } = &ledger.authorities;
@@ -100,8 +100,24 @@ pub(crate) fn sign_lists(ledger: &mut Ledger, now: Timestamp) -> Result<(), quor
     let peers = peer.iter().flat_map(|peers| peers.signing().into_iter().chain(&peers.trusted));
     let crl = list(client, ledger.issued.refused_of_clients(), now)?;
     let peer_crl = list(peers, ledger.issued.refused_of_peers(), now)?;
-    (ledger.issued.client_crl, ledger.issued.peer_crl) = (crl, peer_crl);
+    let peer_lists = match ledger.spec.kind {
+        spec::Kind::Etcd => BTreeMap::new(),
+        spec::Kind::Postgres => lists_of_peers(ledger, now)?,
+    };
+    (ledger.issued.client_crl, ledger.issued.peer_crl, ledger.issued.peer_lists) = (crl, peer_crl, peer_lists);
     Ok(())
+}
+
+/// In PEM, by the key identifier of each CA that peers trust. OpenSSL looks for the list of the very CA that signed a certificate. All have
+/// all serial numbers: which CA has signed which is not recorded, and none of the others has the same.
+fn lists_of_peers(ledger: &Ledger, now: Timestamp) -> Result<BTreeMap<String, String>, quorate_pki::Error> {
+    let mut lists = BTreeMap::new();
+    for authority in ledger.authorities.peer.iter().flat_map(|peers| &peers.trusted) {
+        if let Some(list) = list([authority], ledger.issued.refused_of_peers(), now)?.and_then(|list| from_hex(&list)) {
+            lists.insert(authority.key_id.clone(), quorate_pki::list_to_pem(&list));
+        }
+    }
+    Ok(lists)
 }
 
 /// A list, in DER and hexadecimal, signed by the first CA whose key is here.
@@ -171,6 +187,26 @@ mod tests {
     use quorate_core::spec::generated;
 
     use super::*;
+
+    #[test]
+    fn members_get_a_list_of_every_ca_that_they_trust() {
+        let text = "quorate: 1\nclusters:\n  - name: shop\n    members: [{name: pg-1}, {name: pg-2}]\n    postgres: {version: 15, dcs: {cluster: orders}}\n  \
+                    - name: orders\n    members: [{name: e-1}]\n    etcd: {client_auth: password, grpc_gateway: true}\n";
+        let read = spec::Document::parse("shop.yaml", text).expect("YAML").spec(&spec::HostFacts::default());
+        let spec = read.spec.expect("a good spec").clusters.remove(0);
+        let now = Timestamp::now();
+        let mut ledger = Ledger::new(String::from("id"), spec.clone());
+        let kinds = [SecretKind::ClientAuthority, SecretKind::PeerAuthority, SecretKind::Revocations].into();
+        make(&mut ledger, &kinds, &spec, &BroughtFiles::default(), now).expect("secrets");
+        let peers = ledger.authorities.peer.clone().expect("a plane");
+        assert!(peers.lists(&ledger.issued).expect("a list").starts_with("-----BEGIN X509 CRL-----\n"));
+        let next = peer_plane(&spec, None, now).expect("a CA").trusted.remove(0);
+        ledger.authorities.peer = Some(peers.and_trusts(next));
+        let peers = ledger.authorities.peer.clone().expect("a plane");
+        assert_eq!(peers.lists(&ledger.issued), None, "a list is missing, so none may be used");
+        sign_lists(&mut ledger, now).expect("lists");
+        assert_eq!(peers.lists(&ledger.issued).expect("lists").matches("BEGIN X509 CRL").count(), 2);
+    }
 
     #[test]
     fn a_clock_that_is_ahead_for_one_run_forgets_no_revocation() {

@@ -40,6 +40,7 @@ pub struct Configs {
     trust: Option<etcd::desire::Trust>,
     crl: Option<String>,
     peer_crl: Option<String>,
+    peer_lists: BTreeMap<String, String>,
     listed: BTreeSet<IpAddr>,
     /// What differs from the spec before: in the reasons of steps, no more.
     pub(crate) changes: Vec<Change>,
@@ -82,6 +83,7 @@ impl Configs {
             trust,
             crl,
             peer_crl,
+            peer_lists: ledger.issued.peer_lists.clone(),
             listed: host::listed(ledger),
             changes,
         }
@@ -100,6 +102,7 @@ impl Configs {
             && self.trust == etcd::desire::Trust::of(ledger)
             && self.crl == ledger.issued.client_crl
             && self.peer_crl == ledger.issued.peer_crl
+            && self.peer_lists == ledger.issued.peer_lists
             && self.listed == host::listed(ledger)
     }
 }
@@ -260,6 +263,7 @@ fn secrets_missing(spec: &ClusterSpec, ledger: &Ledger) -> BTreeSet<SecretKind> 
     let (of_clients, of_peers) = (wants_client_list(spec, ledger), wants_peer_list(ledger));
     let listed = (!of_clients || ledger.issued.client_crl.is_some()) && (!of_peers || ledger.issued.peer_crl.is_some());
     let is_etcd = spec.kind == spec::Kind::Etcd;
+    let listed = listed && (is_etcd || peer.as_ref().is_none_or(|peers| peers.lists(&ledger.issued).is_some()));
     let (has_root_password, has_jwt) = (ledger.etcd.auth.root_password.is_some(), ledger.etcd.auth.jwt.is_some());
     let wanted = [
         (SecretKind::ClientAuthority, true, client.is_some()),

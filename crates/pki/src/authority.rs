@@ -147,11 +147,12 @@ impl Authority {
         let mut params = leaf_params(wish, &public_key)?;
         set_validity(&mut params, now, end_of(wish.validity, now)?.min(self.not_after));
         let leaf = params.signed_by(&public_key, &Issuer::new(issuer_params(&authority), &self.key.0))?;
-        let leaf = with_issuer(leaf.der(), authority.subject().as_raw(), &self.key)?;
+        let leaf = with_issuer(leaf.der(), ISSUER_OF_LEAF, authority.subject().as_raw(), &self.key)?;
         Ok(certificate::to_pem(&leaf) + &self.intermediates_pem)
     }
 
-    /// A list of certificates of this CA that are not to be accepted any more, by their serial numbers, in DER.
+    /// A list of certificates of this CA that are not to be accepted any more, by their serial numbers, in DER. It is valid exactly as long as
+    /// the CA: OpenSSL refuses everybody once a list has ended or has not begun, and neither an absent controller nor a wrong clock may cause that.
     pub fn revoke(&self, serials: &[Vec<u8>], now: Timestamp) -> Result<Vec<u8>, Error> {
         let authority = self.parsed();
         let at = |at: Timestamp| {
@@ -164,7 +165,7 @@ impl Authority {
             invalidity_date: None,
         });
         let params = CertificateRevocationListParams {
-            this_update: at(now - BACKDATED),
+            this_update: at(self.not_before),
             next_update: at(self.not_after),
             crl_number: SerialNumber::from(now.as_second().max(0).unsigned_abs()),
             issuing_distribution_point: None,
@@ -172,7 +173,7 @@ impl Authority {
             key_identifier_method: KeyIdMethod::PreSpecified(certificate::subject_key_identifier(&authority)),
         };
         let list = params.signed_by(&Issuer::new(crl_issuer(&authority), &self.key.0))?;
-        Ok(list.der().to_vec())
+        with_issuer(list.der(), ISSUER_OF_LIST, authority.subject().as_raw(), &self.key)
     }
 
     fn parsed(&self) -> X509Certificate<'_> {
@@ -285,23 +286,24 @@ fn issuer_params(authority: &X509Certificate<'_>) -> CertificateParams {
     params
 }
 
-/// Nobody compares the name in a list of revoked certificates: etcd looks for serial numbers alone.
 fn crl_issuer(authority: &X509Certificate<'_>) -> CertificateParams {
     let mut params = issuer_params(authority);
-    let name = certificate::common_name(authority).unwrap_or_default();
-    params.distinguished_name.push(DnType::CommonName, name);
     params.key_usages = vec![KeyUsagePurpose::CrlSign];
     params
 }
 
+/// After version, serial number and algorithm.
+const ISSUER_OF_LEAF: usize = 3;
+/// After version and algorithm.
+const ISSUER_OF_LIST: usize = 2;
+
 /// Names the issuer byte for byte as its own certificate does, and signs again. rcgen keeps one value for each kind of
 /// attribute, so a CA of `DC=com, DC=example` would not be found by the name that rcgen writes.
-fn with_issuer(certificate: &[u8], issuer: &[u8], key: &KeyPair) -> Result<Vec<u8>, Error> {
-    const ISSUER: usize = 3; // after version, serial number and algorithm
-    let parts = der::inner(certificate).expect("rcgen writes DER");
+fn with_issuer(signed: &[u8], at: usize, issuer: &[u8], key: &KeyPair) -> Result<Vec<u8>, Error> {
+    let parts = der::inner(signed).expect("rcgen writes DER");
     let (content, algorithm) = (parts[0], parts[1]);
     let mut fields = der::inner(content).expect("rcgen writes DER");
-    fields[ISSUER] = issuer;
+    fields[at] = issuer;
     let content = der::wrap(der::SEQUENCE, &fields);
     let signature = key.0.sign(&content)?;
     let no_unused_bits: &[u8] = &[0];

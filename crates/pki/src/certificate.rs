@@ -38,6 +38,11 @@ pub(crate) fn to_pem(der: &[u8]) -> String {
     pem_block("CERTIFICATE", der)
 }
 
+/// A list of revoked certificates, for programs that read no DER.
+pub fn list_to_pem(der: &[u8]) -> String {
+    pem_block("X509 CRL", der)
+}
+
 pub(crate) fn pem_block(label: &str, der: &[u8]) -> String {
     let config = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
     pem::encode_config(&pem::Pem::new(label, der), config)

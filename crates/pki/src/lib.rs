@@ -17,6 +17,7 @@ mod scram;
 mod signing;
 
 pub use authority::{Authority, AuthoritySubject, LeafWish, request_key_sha256};
+pub use certificate::list_to_pem;
 pub use digest::Sha256;
 pub use enrolment::{enrolment_proof, verify_enrolment_proof};
 pub use error::{AuthorityLack, Error};

@@ -5,6 +5,7 @@ mod backups;
 mod other_etcd;
 mod passwords;
 mod proxy;
+mod revocation;
 mod upgrade;
 
 use std::collections::{BTreeMap, BTreeSet};

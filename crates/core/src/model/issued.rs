@@ -1,6 +1,8 @@
 //! Certificates that were signed here: only what is recorded can be revoked. Each is recorded before anybody gets it, forgotten
 //! when it has ended, and never forgotten once it is revoked.
 
+use std::collections::BTreeMap;
+
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -55,6 +57,10 @@ pub struct Issued {
     /// The same for its peers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer_crl: Option<String>,
+    /// The same for programs that ask who signed a list, in PEM: one of each CA that peers trust, by its key identifier. Where one is
+    /// missing, they refuse every certificate of that CA.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub peer_lists: BTreeMap<String, String>,
 }
 
 impl Issued {

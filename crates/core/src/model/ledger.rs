@@ -326,7 +326,7 @@ impl Ledger {
             members,
             places: _,
             authorities: Authorities { client, control, peer },
-            issued: Issued { users: _, machines: _, client_crl: _, peer_crl: _ },
+            issued: Issued { users: _, machines: _, client_crl: _, peer_crl: _, peer_lists: _ },
             backup_signing,
             etcd,
             postgres,

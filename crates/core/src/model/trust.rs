@@ -9,6 +9,7 @@ use std::collections::BTreeSet;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use super::Issued;
 use crate::Secret;
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
@@ -54,6 +55,11 @@ impl Plane {
 
     pub fn signing(&self) -> Option<&AuthorityRecord> {
         self.trusted.iter().find(|authority| authority.epoch == self.signs)
+    }
+
+    /// The lists of refused certificates, in PEM: of every CA that is trusted, or none.
+    pub fn lists(&self, issued: &Issued) -> Option<String> {
+        self.trusted.iter().map(|authority| issued.peer_lists.get(&authority.key_id).map(String::as_str)).collect()
     }
 
     /// What etcd reads: the certificates of all that are trusted.

@@ -447,7 +447,7 @@ fn secret_name(kind: SecretKind) -> &'static str {
 pub(super) fn missing_secrets(kinds: &BTreeSet<SecretKind>) -> String {
     if kinds.iter().eq([&SecretKind::Revocations]) {
         return String::from(
-            "etcd reads them at each connection, so they must be there before a certificate can be revoked",
+            "members read them before they accept a certificate, so they must be there before a certificate can be revoked",
         );
     }
     let them = if kinds.len() == 1 { "it" } else { "them" };

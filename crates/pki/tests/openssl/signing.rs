@@ -2,7 +2,7 @@
 
 use jiff::SignedDuration;
 use quorate_pki::{
-    Authority, AuthoritySubject, Error, KeyAlgorithm, KeyPair, LeafWish, Secret, inspect, subject_key_id,
+    Authority, AuthoritySubject, Error, KeyAlgorithm, KeyPair, LeafWish, Secret, inspect, list_to_pem, subject_key_id,
 };
 
 use crate::support::{DAY, OpenSsl, YEAR, addresses, authority, now, p256, wish};
@@ -219,4 +219,37 @@ fn keys_that_cannot_be_used_are_refused_and_not_quoted() {
     assert_eq!(refusal(&Secret::new("hunter2")), Error::KeyNotPem);
     let broken = Secret::new("-----BEGIN PRIVATE KEY-----\nhunter2 ! \n-----END PRIVATE KEY-----\n");
     assert!(!format!("{0} {0:?}", refusal(&broken)).contains("hunter2"));
+}
+
+/// Of a leaf, as it is in a list.
+fn serial(leaf: &str) -> Vec<u8> {
+    let digits = inspect(leaf).unwrap().serial;
+    (0..digits.len()).step_by(2).map(|at| u8::from_str_radix(&digits[at..at + 2], 16).unwrap()).collect()
+}
+
+#[test]
+fn openssl_refuses_what_is_on_a_list_and_nothing_else_as_long_as_the_authority_lives() {
+    let openssl = OpenSsl::new();
+    let (old, new) = (authority(KeyAlgorithm::P256), authority(KeyAlgorithm::Ed25519));
+    let [gone, stays] = ["gone", "stays"].map(|name| issue(&old, &p256(), &wish(name)));
+    let other = issue(&new, &p256(), &wish("other"));
+    // Both have the same name, as they do while one takes the place of the other, and one was used with a clock that is a month ahead.
+    let refused = [serial(&gone)];
+    let lists = [&old, &new].map(|authority| list_to_pem(&authority.revoke(&refused, now() + DAY * 30).unwrap()));
+    openssl.write("ca.pem", &[old.certificate_pem(), new.certificate_pem()].concat());
+    openssl.write("both.pem", &lists.concat()).write("one.pem", &lists[0]);
+    openssl.write("gone.pem", &gone).write("stays.pem", &stays).write("other.pem", &other);
+    let last_day = (now() + YEAR * 10 - DAY).as_second();
+    let verify = |list: &str, leaf: &str| {
+        openssl.attempt(&format!("verify -x509_strict -crl_check_all -CRLfile {list} -CAfile ca.pem {leaf}"))
+    };
+    assert!(verify("both.pem", "gone.pem").unwrap_err().contains("certificate revoked"));
+    verify("both.pem", "stays.pem").unwrap();
+    verify("both.pem", "other.pem").unwrap();
+    assert!(verify("one.pem", "other.pem").unwrap_err().contains("unable to get certificate CRL"));
+    // The list is still good when the leaf is not any more.
+    let late = openssl
+        .attempt(&format!("verify -attime {last_day} -crl_check_all -CRLfile both.pem -CAfile ca.pem stays.pem"));
+    let late = late.unwrap_err();
+    assert!(late.contains("certificate has expired") && !late.contains("CRL has expired"), "{late}");
 }

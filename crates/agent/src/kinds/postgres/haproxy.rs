@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use quorate_core::kinds::postgres::desire::PEER_TRUST_FILE;
+use quorate_core::kinds::postgres::desire::{PEER_LIST_FILE, PEER_TRUST_FILE};
 use quorate_core::kinds::postgres::{CLIENT_PORT, HAPROXY, REST_PORT};
 use quorate_core::model::{Exit, HaproxyService, ProgramService, ServiceState};
 use quorate_core::text::hex;
@@ -93,8 +93,9 @@ impl Agent {
         let runs = matches!(kept.look().await, ServiceState::Running { digest, .. } if digest == wanted_digest);
         let place = Place { owner: kept.owner()?, ..Place::new(&self.layout) };
         files::make_dir(&place.directory, 0o700)?;
-        let trust = fs::read_to_string(self.layout.root().join(PEER_TRUST_FILE)).unwrap_or_default();
-        let text = self.layout.fill_in(&config(wanted, &trust), state.address);
+        let read = |path: &str| fs::read_to_string(self.layout.root().join(path)).ok();
+        let (trust, list) = (read(PEER_TRUST_FILE).unwrap_or_default(), read(PEER_LIST_FILE));
+        let text = self.layout.fill_in(&config(wanted, &trust, list.as_deref()), state.address);
         let program = self.haproxy_program(wanted, state.search.as_deref())?.path;
         place.check(&program, &text).await?;
         files::ensure(&place.config, text.as_bytes(), files::PRIVATE, place.owner)?;
@@ -262,10 +263,10 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// The configuration, with `{root}` and `{address}` in it. Connections are passed through, so TLS and passwords are PostgreSQL's.
-fn config(haproxy: &HaproxyService, trust: &str) -> String {
+fn config(haproxy: &HaproxyService, trust: &str, list: Option<&str>) -> String {
     let HaproxyService { max_connections, check_every_ms, servers, .. } = haproxy;
     let mut text = format!(
-        "# Written by quorate; changes are lost. CA {ca}\n\
+        "# Written by quorate; changes are lost. CA {ca}, refused {refused}\n\
          global\n    maxconn {all}\n    log stdout format raw daemon notice\n\
          \x20   stats socket unix@{SOCKET} mode 600 level admin expose-fd listeners\n\
          \x20   server-state-file {SERVERS_FILE}\n\
@@ -274,8 +275,10 @@ fn config(haproxy: &HaproxyService, trust: &str) -> String {
          \x20   timeout connect 4s\n    timeout check 4s\n    timeout queue 60s\n\
          \x20   timeout client 24d\n    timeout server 24d\n\
          \x20   default-server inter {check_every_ms} fastinter {fast} downinter {down} fall 2 rise 1 maxconn {max_connections} \
-         on-marked-down shutdown-sessions check port {REST_PORT} check-ssl verify required ca-file {{root}}/{PEER_TRUST_FILE}\n",
+         on-marked-down shutdown-sessions check port {REST_PORT} check-ssl verify required ca-file {{root}}/{PEER_TRUST_FILE}{crl}\n",
         ca = hex(&Sha256::digest(trust)),
+        refused = hex(&Sha256::digest(list.unwrap_or_default())),
+        crl = list.map(|_| format!(" crl-file {{root}}/{PEER_LIST_FILE}")).unwrap_or_default(),
         all = max_connections * 2 + 20,
         fast = (check_every_ms / 4).max(100),
         down = (check_every_ms / 2).max(100),
@@ -362,11 +365,15 @@ mod tests {
 
     #[test]
     fn health_is_asked_for_over_tls_and_clients_tls_is_passed_through() {
-        let text = config(&service(&[("pg-1", "fd00::1")]), "ca");
+        let config = |ca: &str, list| config(&service(&[("pg-1", "fd00::1")]), ca, list);
+        let text = config("ca", None);
         assert!(text.contains("check-ssl verify required ca-file {root}/etc/patroni/peer-ca.crt"), "{text}");
         assert!(text.contains("mode tcp") && !text.contains(" ssl "), "{text}");
         assert!(text.contains("bind {address}:5000") && text.contains("server pg-1 [fd00::1]:5432"), "{text}");
-        assert_ne!(text, config(&service(&[("pg-1", "fd00::1")]), "another ca"), "another CA is a reason to reload");
+        assert_ne!(text, config("another ca", None), "another CA is a reason to reload");
+        let list = config("ca", Some("list"));
+        assert!(list.contains("peer-ca.crt crl-file {root}/etc/patroni/peer.crl\n"), "{list}");
+        assert_ne!(list, config("ca", Some("another list")), "another list is a reason to reload");
     }
 
     #[test]

@@ -3,25 +3,59 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::TcpListener;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use super::{Shop, THREE, Writer, assert_nothing_lost, psql, spec};
 use crate::common::{Sandbox, eventually, signal};
 
-fn with_haproxy(settings: &str, members: &[&str]) -> String {
+pub(super) fn with_haproxy(settings: &str, members: &[&str]) -> String {
     let text = spec("max_connections: 50", members);
     text.replace("      users:", &format!("      haproxy: {{{settings}}}\n      users:"))
 }
 
-const QUICK: &str = "check_every: 400ms, drain: 10s";
+pub(super) const QUICK: &str = "check_every: 400ms, drain: 10s";
+
+/// Answers for Patroni at this address, that this is the primary. Returns when it does.
+pub(super) fn forge(address: &str, key: &str, certificate: &str) -> Child {
+    let script = "import http.server, ssl, sys\n\
+        class Yes(http.server.BaseHTTPRequestHandler):\n    def do_OPTIONS(self):\n        self.send_response(200); self.end_headers()\n\
+        server = http.server.ThreadingHTTPServer((sys.argv[1], 8008), Yes)\n\
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); tls.load_cert_chain(sys.argv[3], sys.argv[2])\n\
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)\n\
+        server.serve_forever()\n";
+    let mut forger = Command::new("python3");
+    let forger =
+        forger.args(["-c", script, address, key, certificate]).stderr(Stdio::null()).spawn().expect("python3 runs");
+    eventually("it answers", 20, || {
+        let mut curl = Command::new("curl");
+        let url = format!("https://{address}:8008/primary");
+        curl.args(["-sk", "-X", "OPTIONS", "-o", "/dev/null", "-w", "%{http_code}", &url]);
+        curl.output().is_ok_and(|answer| answer.stdout == b"200")
+    });
+    forger
+}
 
 impl Shop {
     /// To one member's HAProxy, by one of its ports.
-    fn through(&self, env: &BTreeMap<String, String>, number: usize, port: &str) -> BTreeMap<String, String> {
+    pub(super) fn through(
+        &self,
+        env: &BTreeMap<String, String>,
+        number: usize,
+        port: &str,
+    ) -> BTreeMap<String, String> {
         let host = env["PGHOST"].split(',').nth(number).expect("a member").to_owned();
         let other = [("PGHOST", host), ("PGPORT", port.to_owned()), ("PGTARGETSESSIONATTRS", String::from("any"))];
         let other = other.map(|(name, value)| (name.to_owned(), value));
         env.clone().into_iter().chain(other).collect()
+    }
+
+    /// Its Patroni is gone and stays so until its agent continues.
+    pub(super) fn silence_patroni(&self, member: &str) {
+        for (word, how) in [(" agent", "STOP"), ("patroni.yml", "KILL")] {
+            if let Some(pid) = self.process(member, word) {
+                signal(pid, how);
+            }
+        }
     }
 
     fn workers(&self) -> BTreeSet<u32> {
@@ -118,35 +152,14 @@ fn a_taken_port_is_reported_and_nobody_else_can_answer_for_patroni() {
     let replica = shop.member_with("replica");
     let number = THREE.iter().position(|name| *name == replica).unwrap();
     let address = user["PGHOST"].split(',').nth(number).unwrap().to_owned();
-    for word in ["patroni.yml", " agent"] {
-        if let Some(pid) = shop.process(&replica, word) {
-            signal(pid, "STOP");
-        }
-    }
-    if let Some(patroni) = shop.process(&replica, "patroni.yml") {
-        signal(patroni, "KILL");
-    }
+    shop.silence_patroni(&replica);
     let directory = shop.sandbox.path().join("forged");
     std::fs::create_dir(&directory).unwrap();
     let file = |name: &str| directory.join(name).display().to_string();
     let request = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=pg", "-days", "1"];
     let files = ["-keyout", &file("key"), "-out", &file("crt")];
     shop.sandbox.openssl(&[&request[..], &files[..]].concat());
-    let script = "import http.server, ssl, sys\n\
-        class Yes(http.server.BaseHTTPRequestHandler):\n    def do_OPTIONS(self):\n        self.send_response(200); self.end_headers()\n\
-        server = http.server.ThreadingHTTPServer((sys.argv[1], 8008), Yes)\n\
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER); tls.load_cert_chain(sys.argv[3], sys.argv[2])\n\
-        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)\n\
-        server.serve_forever()\n";
-    let mut forger = Command::new("python3");
-    let forger_args = ["-c", script, &address, &file("key"), &file("crt")];
-    let mut forger = forger.args(forger_args).stderr(Stdio::null()).spawn().expect("python3 runs");
-    eventually("it answers", 20, || {
-        let mut curl = Command::new("curl");
-        let url = format!("https://{address}:8008/primary");
-        curl.args(["-sk", "-X", "OPTIONS", "-o", "/dev/null", "-w", "%{http_code}", &url]);
-        curl.output().is_ok_and(|answer| answer.stdout == b"200")
-    });
+    let mut forger = forge(&address, &file("key"), &file("crt"));
     for _ in 0..30 {
         assert_eq!(psql(&through, "select pg_is_in_recovery()").ok().stdout, "f\n");
         std::thread::sleep(std::time::Duration::from_millis(100));

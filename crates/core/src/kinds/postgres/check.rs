@@ -41,7 +41,8 @@ const OF_PATRONI: [&str; 18] = [
 const LONGEST_SLOT: usize = 63;
 const USUAL_SLOTS: usize = 10;
 /// Parameters that quorate sets: certificates and how passwords are stored.
-const OF_QUORATE: [&str; 5] = ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "password_encryption"];
+const OF_QUORATE: [&str; 7] =
+    ["ssl", "ssl_cert_file", "ssl_key_file", "ssl_ca_file", "ssl_crl_file", "ssl_crl_dir", "password_encryption"];
 
 /// Parameters that quorate sets where the cluster has backups.
 const OF_BACKUPS: [&str; 3] = ["archive_mode", "archive_command", "archive_library"];

@@ -24,6 +24,8 @@ use crate::spec::{ClusterSpec, MemberSpec, Millis};
 pub const PKI_DIRECTORY: &str = "etc/patroni/pki";
 /// The CA of members: who shows a certificate of it may replicate and command Patroni.
 pub const PEER_TRUST_FILE: &str = "etc/patroni/peer-ca.crt";
+/// Certificates of that CA that are refused: a list of each CA in the bundle, in PEM.
+pub const PEER_LIST_FILE: &str = "etc/patroni/peer.crl";
 /// The CA of the etcd that Patroni keeps its state in.
 pub const DCS_TRUST_FILE: &str = "etc/patroni/dcs-ca.crt";
 pub const DCS_CERTIFICATE_FILE: &str = "etc/patroni/dcs.crt";
@@ -146,6 +148,8 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     let mut files = Vec::new();
     if let Some(peers) = &ledger.authorities.peer {
         files.push(ConfigFile::text(PEER_TRUST_FILE, 0o644, Secret::new(peers.bundle())));
+        let lists = peers.lists(&ledger.issued).map(Secret::new);
+        files.extend(lists.map(|lists| ConfigFile::text(PEER_LIST_FILE, 0o644, lists)));
     }
     let dcs = brought.dcs.as_ref().and_then(|dcs| dcs.as_ref().ok());
     files.extend(dcs.into_iter().flat_map(dcs_files));
@@ -155,7 +159,11 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
         let incarnation = ledger.members.get(&member.name.as_str().into()).map_or(1, |record| record.incarnation);
         let name = ledger.postgres.formation.patroni_name(&member.name.as_str().into(), incarnation);
         let tags = member.tags.clone().unwrap_or_default();
-        let config = patroni_config(spec, postgres, passwords, dcs, (&name, &tags), ledger.postgres.rotation.as_ref());
+        let rotation = ledger.postgres.rotation.as_ref();
+        let mut config = patroni_config(spec, postgres, passwords, dcs, (&name, &tags), rotation);
+        if files.iter().any(|file| file.path == PEER_LIST_FILE) {
+            config["postgresql"]["parameters"]["ssl_crl_file"] = format!("{ROOT}/{PEER_LIST_FILE}").into();
+        }
         let version = data_version(spec, ledger).unwrap_or(postgres.version);
         let wanted = ledger.postgres.version_to_come().and_then(|to| to.parse().ok()).unwrap_or(postgres.version);
         let named = text(&postgres.programs);
@@ -197,7 +205,7 @@ fn haproxy(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> Option<S
         check_every_ms: haproxy.check_every.0,
         servers: addresses(ledger).map(|(name, address)| (server_name(name), address)).collect(),
     });
-    let inputs = BTreeSet::from([PEER_TRUST_FILE.to_owned()]);
+    let inputs = [PEER_TRUST_FILE, PEER_LIST_FILE].map(str::to_owned).into();
     Some(ServiceConfig { name: HAPROXY.to_owned(), user: SUPERUSER.to_owned(), runs, inputs })
 }
 

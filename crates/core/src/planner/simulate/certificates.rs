@@ -62,6 +62,8 @@ impl World {
         let issued = &mut self.ledger.issued;
         let (of_clients, of_peers) = (issued.refused_of_clients().count(), issued.refused_of_peers().count());
         (issued.client_crl, issued.peer_crl) = (Some(format!("{of_clients:02x}")), Some(format!("{of_peers:02x}")));
+        let peers = self.ledger.authorities.peer.iter().flat_map(|peers| &peers.trusted);
+        issued.peer_lists = peers.map(|peer| (peer.key_id.clone(), format!("{of_peers:02x}\n"))).collect();
     }
 
     /// As the controller records what it signs. Brought certificates are not signed here, and an agent's own is known by its name.
