@@ -1,5 +1,7 @@
 //! fluent-bit's configuration, in pieces at fixed places, so that a configuration from elsewhere can include them.
 
+use std::collections::BTreeSet;
+
 use quorate_core::model::{ForwardConfig, LogForwardingConfig};
 
 use crate::follow;
@@ -16,6 +18,7 @@ const MAIN: &str = "etc/fluent-bit/fluent-bit.conf";
 pub(super) const UNIT: &str = "etc/systemd/system/fluent-bit.service.d/quorate.conf";
 /// All that may be written.
 pub(super) const PIECES: [&str; 5] = [SERVICE, INPUTS, CA, OUTPUT, MAIN];
+const BUFFER: &str = "/var/lib/quorate-logs/buffer";
 const MARK: &str = "# Written by quorate; changes are lost.\n";
 
 pub(super) struct Piece {
@@ -28,7 +31,7 @@ pub(super) struct Piece {
 pub(super) fn render(config: &LogForwardingConfig) -> Vec<Piece> {
     let piece = |path, content: String, mode| Piece { path, content, mode };
     let mut pieces = vec![
-        piece(SERVICE, section("SERVICE", &[("Flush", "1"), ("Daemon", "off"), ("Log_Level", "info")]), 0o644),
+        piece(SERVICE, service(config), 0o644),
         piece(INPUTS, inputs(config), 0o644),
         piece(MAIN, main(config), 0o644),
     ];
@@ -47,55 +50,77 @@ fn main(config: &LogForwardingConfig) -> String {
     }
 }
 
-/// etcd logs to a file; the node exporter to the journal.
-fn inputs(config: &LogForwardingConfig) -> String {
-    let etcd = section(
-        "INPUT",
-        &[
-            ("Name", "tail"),
-            ("Tag", &config.etcd_tag),
-            ("Path", "/var/log/etcd.log"),
-            ("DB", "/var/lib/quorate-logs/etcd.db"),
-            ("Read_from_Head", "off"),
-        ],
-    );
-    let exporter = section(
-        "INPUT",
-        &[
-            ("Name", "systemd"),
-            ("Tag", &config.node_exporter_tag),
-            ("Systemd_Filter", "_SYSTEMD_UNIT=prometheus-node-exporter.service"),
-            ("DB", "/var/lib/quorate-logs/node-exporter.db"),
-        ],
-    );
-    format!("{etcd}\n{exporter}")
+fn buffer(config: &LogForwardingConfig) -> Option<u64> {
+    config.forward.as_ref()?.buffer
 }
 
+fn service(config: &LogForwardingConfig) -> String {
+    let storage = buffer(config).map(|_| ("storage.path", BUFFER));
+    let entries: Vec<_> =
+        [("Flush", "1"), ("Daemon", "off"), ("Log_Level", "info")].into_iter().chain(storage).collect();
+    section("SERVICE", &entries)
+}
+
+/// Services log to files; the node exporter to the journal.
+fn inputs(config: &LogForwardingConfig) -> String {
+    let storage = buffer(config).map(|_| ("storage.type", "filesystem"));
+    let input = |entries: &[(&str, &str)]| {
+        let entries: Vec<_> = entries.iter().copied().chain(storage).collect();
+        section("INPUT", &entries)
+    };
+    let tail = |name: &str, tag: &str| {
+        let (path, db) = (format!("/var/log/{name}.log"), format!("/var/lib/quorate-logs/{name}.db"));
+        input(&[("Name", "tail"), ("Tag", tag), ("Path", &path), ("DB", &db), ("Read_from_Head", "off")])
+    };
+    let exporter = input(&[
+        ("Name", "systemd"),
+        ("Tag", &config.node_exporter_tag),
+        ("Systemd_Filter", "_SYSTEMD_UNIT=prometheus-node-exporter.service"),
+        ("DB", "/var/lib/quorate-logs/node-exporter.db"),
+    ]);
+    let mut sections: Vec<String> = match config.services.is_empty() {
+        true => vec![tail("etcd", &config.etcd_tag)],
+        false => config.services.iter().map(|log| tail(&log.service, &log.tag)).collect(),
+    };
+    sections.push(exporter);
+    sections.join("\n")
+}
+
+/// What is on disk is sent in the end, however long the receiver is away.
 fn output(config: &ForwardConfig) -> String {
-    section(
-        "OUTPUT",
-        &[
-            ("Name", "forward"),
-            ("Match", "*"),
-            ("Host", &config.host),
-            ("Port", &config.port.to_string()),
-            ("Self_Hostname", &config.hostname),
-            ("Shared_Key", config.shared_key.expose()),
-            ("tls", "on"),
-            ("tls.verify", "on"),
-            ("tls.ca_file", &format!("/{CA}")),
-        ],
-    )
+    let (port, ca) = (config.port.to_string(), format!("/{CA}"));
+    let most = config.buffer.map(|bytes| bytes.to_string());
+    let kept = most.iter().flat_map(|most| [("storage.total_limit_size", most.as_str()), ("Retry_Limit", "no_limits")]);
+    let entries: Vec<_> = [
+        ("Name", "forward"),
+        ("Match", "*"),
+        ("Host", &*config.host),
+        ("Port", &*port),
+        ("Self_Hostname", &*config.hostname),
+        ("Shared_Key", config.shared_key.expose()),
+        ("tls", "on"),
+        ("tls.verify", "on"),
+        ("tls.ca_file", &*ca),
+    ]
+    .into_iter()
+    .chain(kept)
+    .collect();
+    section("OUTPUT", &entries)
 }
 
 /// What is added to the unit that fluent-bit's package brings, which would be root.
-pub(super) fn unit() -> String {
+pub(super) fn unit(config: &LogForwardingConfig) -> String {
+    let mut groups: BTreeSet<&str> = config.services.iter().map(|log| log.user.as_str()).collect();
+    if groups.is_empty() {
+        groups.insert("etcd");
+    }
+    let readers = groups.into_iter().collect::<Vec<_>>().join(" ");
     format!(
         "{MARK}\
          [Service]\n\
          User={LOG_READER}\n\
          Group={LOG_READER}\n\
-         SupplementaryGroups=etcd systemd-journal\n\
+         SupplementaryGroups={readers} systemd-journal\n\
          StateDirectory={LOG_READER}\n\
          StateDirectoryMode=0700\n\
          {SHUT_IN}"

@@ -17,7 +17,7 @@ impl Host {
     pub(super) async fn put_log_forwarding(&self, config: &HostConfig) -> Result<(), AgentError> {
         let Some(forwarding) = &config.log_forwarding else { return self.end_log_forwarding().await };
         let reader = self.log_reader().await?;
-        let changed = self.put_unit().await? | self.put_pieces(forwarding, reader)?;
+        let changed = self.put_unit(forwarding).await? | self.put_pieces(forwarding, reader)?;
         match &forwarding.from_etcd {
             // The follower starts fluent-bit, once there is something to read.
             Some(source) => self.begin_following(source, changed).await,
@@ -43,8 +43,8 @@ impl Host {
     }
 
     /// Whether it differed.
-    async fn put_unit(&self) -> Result<bool, AgentError> {
-        let (path, text) = (self.root.join(fluent_bit::UNIT), fluent_bit::unit());
+    async fn put_unit(&self, config: &LogForwardingConfig) -> Result<bool, AgentError> {
+        let (path, text) = (self.root.join(fluent_bit::UNIT), fluent_bit::unit(config));
         if self.is_in_place(&path, &text) {
             return Ok(false);
         }

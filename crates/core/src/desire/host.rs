@@ -52,8 +52,7 @@ pub(super) fn host_config(
     }
     let scrape_from = if node_exporter.enabled { node_exporter.scrape_from } else { Vec::new() };
     let secrets = brought.log_forwarding.clone().unwrap_or_default();
-    let log_forwarding = log_forwarding
-        .map(|settings| log_forwarding_config(settings, secrets, spec.machine_name(member.name.as_str(), 1)));
+    let log_forwarding = log_forwarding.map(|settings| log_forwarding_config(settings, secrets, spec, member));
     let metrics = spec.etcd.metrics.clone();
     let rules = letting_members_knock(firewall, spec);
     HostConfig {
@@ -78,13 +77,21 @@ fn letting_members_knock(mut firewall: spec::Firewall, spec: &ClusterSpec) -> sp
     firewall
 }
 
-fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, machine: String) -> LogForwardingConfig {
+fn log_forwarding_config(
+    settings: spec::LogForwarding,
+    secrets: LogSecrets,
+    spec: &ClusterSpec,
+    member: &MemberSpec,
+) -> LogForwardingConfig {
+    let machine = spec.machine_name(member.name.as_str(), 1);
+    let services = spec.kind.logs(&settings, spec, member);
     let forward = settings.forward.zip(secrets.forward).map(|(forward, secrets)| ForwardConfig {
         host: forward.host,
         port: forward.port,
         hostname: forward.hostname.unwrap_or(machine),
         shared_key: secrets.shared_key,
         ca: secrets.ca,
+        buffer: forward.buffer.map(|size| size.0),
     });
     let from_etcd = settings.from_etcd.zip(secrets.source).map(|(source, secrets)| LogSourceConfig {
         prefix: source.prefix,
@@ -93,5 +100,5 @@ fn log_forwarding_config(settings: spec::LogForwarding, secrets: LogSecrets, mac
         login: secrets.login,
     });
     let spec::LogForwarding { etcd_tag, node_exporter_tag, .. } = settings;
-    LogForwardingConfig { etcd_tag, node_exporter_tag, forward, from_etcd }
+    LogForwardingConfig { etcd_tag, node_exporter_tag, services, forward, from_etcd }
 }

@@ -124,3 +124,29 @@ fn logs_go_with_what_the_operator_brought() {
     assert_eq!((forward.hostname.as_str(), forward.port, forward.ca.as_str()), ("etcd-1", 24224, "pem"));
     assert_eq!(config.from_etcd, None);
 }
+
+#[test]
+fn the_logs_of_a_machine_are_those_of_what_runs_on_it() {
+    let mut spec = spec("{log_forwarding: {patroni_tag: pg, forward: {host: logs, shared_key_file: key, ca: ca.pem}}}");
+    let secrets = LogSecrets {
+        forward: Some(ForwardSecrets { shared_key: Secret::new(String::from("s")), ca: String::from("pem") }),
+        source: None,
+    };
+    let brought = Brought { log_forwarding: Some(secrets), ..Brought::default() };
+    let logs = |spec: &ClusterSpec| {
+        let config = host::host_config(spec, &spec.members[0], &brought, &BTreeSet::new());
+        let services = config.log_forwarding.unwrap().services;
+        services.into_iter().map(|log| (log.service, log.tag)).collect::<Vec<_>>()
+    };
+    assert_eq!(logs(&spec), [], "etcd has its own tag");
+    let dcs = "orders".parse().unwrap();
+    (spec.kind, spec.postgres) = (spec::Kind::Postgres, Some(postgres::spec::PostgresSettings::new(15, dcs)));
+    let patroni = (String::from("patroni"), String::from("pg"));
+    assert_eq!(logs(&spec), std::slice::from_ref(&patroni));
+    let haproxy = postgres::spec::Haproxy::default();
+    spec.postgres.as_mut().unwrap().haproxy = Some(haproxy.clone());
+    assert_eq!(logs(&spec), [patroni.clone(), (String::from("haproxy"), String::from("haproxy"))]);
+    let elsewhere = postgres::spec::Haproxy { members: Some(Vec::new()), ..haproxy };
+    spec.postgres.as_mut().unwrap().haproxy = Some(elsewhere);
+    assert_eq!(logs(&spec), [patroni]);
+}

@@ -7,10 +7,12 @@ pub mod postgres;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use crate::model::{Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation};
+use crate::model::{
+    Brought, Desired, DesiredMember, Destruction, Facts, Ledger, MemberName, NodeConfig, Observation, ServiceLog,
+};
 use crate::planner::voters::{Voters, healthy_of, quorum};
 use crate::planner::{Action, Decision, Loss, Strength, UnsafeBecause, View};
-use crate::spec::{ClusterSpec, Kind, MemberSpec};
+use crate::spec::{ClusterSpec, Kind, LogForwarding, MemberSpec};
 
 /// What the ledger knows of a member that joined.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -50,6 +52,14 @@ impl Kind {
         match self {
             Kind::Etcd => etcd::desire::node_config(spec, ledger, member, etcd::desire::binary(spec, arch)),
             Kind::Postgres => postgres::desire::node_config(spec, ledger, member, brought),
+        }
+    }
+
+    /// Whose logs a machine sends; etcd's need not be listed.
+    pub(crate) fn logs(self, settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
+        match self {
+            Kind::Etcd => Vec::new(),
+            Kind::Postgres => postgres::desire::logs(settings, spec, member),
         }
     }
 }

@@ -33,8 +33,20 @@ pub struct FirewallConfig {
 pub struct LogForwardingConfig {
     pub etcd_tag: String,
     pub node_exporter_tag: String,
+    /// Whose logs are sent in place of etcd's, in a cluster of another kind.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceLog>,
     pub forward: Option<ForwardConfig>,
     pub from_etcd: Option<LogSourceConfig>,
+}
+
+/// A service with a log.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ServiceLog {
+    pub service: String,
+    /// Whose group may read it.
+    pub user: String,
+    pub tag: String,
 }
 
 /// Who takes the logs.
@@ -45,6 +57,9 @@ pub struct ForwardConfig {
     pub hostname: String,
     pub shared_key: Secret,
     pub ca: String,
+    /// So many bytes are kept on disk while it is away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buffer: Option<u64>,
 }
 
 /// An etcd elsewhere whose keys below a prefix become fluent-bit's configuration.

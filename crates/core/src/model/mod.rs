@@ -25,7 +25,7 @@ pub use facts::{
 };
 pub use host::{
     FirewallConfig, ForwardConfig, ForwardSecrets, HostConfig, LogForwardingConfig, LogSecrets, LogSourceConfig,
-    SourceLogin, SourceSecrets,
+    ServiceLog, SourceLogin, SourceSecrets,
 };
 pub use issued::{Issued, IssuedCertificate, MachineCertificate};
 pub use ledger::{

@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::units::{AddressRange, Millis};
+use super::Kind;
+use super::units::{AddressRange, Millis, Size};
 
 /// Services next to etcd and the firewall. Not used by the provider `local`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -133,6 +134,14 @@ pub struct LogForwarding {
     #[serde(default = "default_etcd_tag")]
     #[schemars(length(min = 1))]
     pub etcd_tag: String,
+    /// Tag of the log of Patroni and PostgreSQL, in clusters of PostgreSQL.
+    #[serde(default = "default_patroni_tag")]
+    #[schemars(length(min = 1))]
+    pub patroni_tag: String,
+    /// Tag of HAProxy's log, in clusters of PostgreSQL that have it.
+    #[serde(default = "default_haproxy_tag")]
+    #[schemars(length(min = 1))]
+    pub haproxy_tag: String,
     /// Tag of the node exporter's logs.
     #[serde(default = "default_node_exporter_tag")]
     #[schemars(length(min = 1))]
@@ -146,8 +155,29 @@ pub struct LogForwarding {
     pub from_etcd: Option<LogSource>,
 }
 
+impl LogForwarding {
+    /// By the field that sets it, each tag that is in use.
+    pub fn tags(&self, kind: Kind) -> Vec<(&'static str, &str)> {
+        let exporter = ("node_exporter_tag", &*self.node_exporter_tag);
+        match kind {
+            Kind::Etcd => vec![("etcd_tag", &*self.etcd_tag), exporter],
+            Kind::Postgres => {
+                vec![("patroni_tag", &*self.patroni_tag), ("haproxy_tag", &*self.haproxy_tag), exporter]
+            }
+        }
+    }
+}
+
 fn default_etcd_tag() -> String {
     String::from("etcd")
+}
+
+fn default_patroni_tag() -> String {
+    String::from("patroni")
+}
+
+fn default_haproxy_tag() -> String {
+    String::from("haproxy")
 }
 
 fn default_node_exporter_tag() -> String {
@@ -175,6 +205,10 @@ pub struct Forward {
     /// File with the certificate of the CA that signed its certificate.
     #[schemars(length(min = 1))]
     pub ca: PathBuf,
+    /// How much is kept on the machine's disk while the receiver is away, and sent when it is back; beyond that the oldest is lost. If absent,
+    /// fluent-bit keeps a little in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub buffer: Option<Size>,
 }
 
 fn default_forward_port() -> u16 {

@@ -248,7 +248,7 @@ clusters:
       node_exporter: {enabled: false}
       firewall: {peers_from: [127.0.0.0/8], clients_from: [], ssh_from: ["fd00::/8", 10.0.0.1]}
       install_dependencies: false
-      log_forwarding: {etcd_tag: e, forward: {host: logs, port: 1, hostname: h, shared_key_file: "a b", ca: ca.pem},
+      log_forwarding: {etcd_tag: e, forward: {host: logs, port: 1, hostname: h, shared_key_file: "a b", ca: ca.pem, buffer: 1GiB},
         from_etcd: {prefix: /logs/, endpoints: ["10.0.0.9:2379", "[fd00::9]:2379"], ca: ca.pem, username: u, password_file: p}}
 "#;
     let read = |text: &str| Document::parse("a.yaml", text).unwrap().spec(&HostFacts::default()).spec.unwrap();

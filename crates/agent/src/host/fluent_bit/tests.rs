@@ -3,7 +3,7 @@ mod receiver;
 use std::process::Command;
 
 use quorate_core::Secret;
-use quorate_core::model::{LogSourceConfig, SourceLogin};
+use quorate_core::model::{LogSourceConfig, ServiceLog, SourceLogin};
 
 use super::*;
 use receiver::{Heard, Receiver};
@@ -12,6 +12,7 @@ fn config() -> LogForwardingConfig {
     LogForwardingConfig {
         etcd_tag: String::from("etcd"),
         node_exporter_tag: String::from("exporter"),
+        services: Vec::new(),
         forward: Some(forward()),
         from_etcd: None,
     }
@@ -24,6 +25,7 @@ fn forward() -> ForwardConfig {
         hostname: String::from("etcd-1"),
         shared_key: Secret::new(String::from("s3cret")),
         ca: String::from("-----BEGIN CERTIFICATE-----\n"),
+        buffer: None,
     }
 }
 
@@ -58,6 +60,39 @@ fn every_piece_is_of_fluent_bits_grammar_and_at_its_place() {
     }
 }
 
+/// Of a machine of PostgreSQL, with a buffer on disk.
+fn of_postgres() -> LogForwardingConfig {
+    let services = [("haproxy", "proxies"), ("patroni", "shop")].map(|(service, tag)| ServiceLog {
+        service: service.to_owned(),
+        user: String::from("postgres"),
+        tag: tag.to_owned(),
+    });
+    let forward = ForwardConfig { buffer: Some(64 << 20), ..forward() };
+    LogForwardingConfig { services: services.into(), forward: Some(forward), ..config() }
+}
+
+#[test]
+fn postgresql_has_its_own_logs_and_what_the_receiver_misses_is_kept_on_disk() {
+    let pieces = render(&of_postgres());
+    let of = |path: &str| parse(&pieces.iter().find(|piece| piece.path == path).unwrap().content);
+    let get = |entries: &[(String, String)], key: &str| {
+        entries.iter().find(|(found, _)| found == key).map(|(_, value)| value.clone()).unwrap_or_default()
+    };
+    let inputs = of(INPUTS);
+    let shown: Vec<[String; 3]> =
+        inputs.iter().map(|(_, e)| ["Tag", "Path", "storage.type"].map(|k| get(e, k))).collect();
+    let expected = [
+        ["proxies", "/var/log/haproxy.log", "filesystem"],
+        ["shop", "/var/log/patroni.log", "filesystem"],
+        ["exporter", "", "filesystem"],
+    ];
+    assert_eq!(shown, expected.map(|row| row.map(str::to_owned)));
+    assert_eq!(get(&of(SERVICE)[0].1, "storage.path"), "/var/lib/quorate-logs/buffer");
+    assert_eq!(get(&of(OUTPUT)[0].1, "storage.total_limit_size"), (64 << 20).to_string());
+    assert!(unit(&of_postgres()).contains("SupplementaryGroups=postgres systemd-journal\n"));
+    assert!(unit(&config()).contains("SupplementaryGroups=etcd systemd-journal\n"));
+}
+
 #[test]
 fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_included() {
     let login = SourceLogin::Password { user: String::from("u"), password: Secret::new("p") };
@@ -73,14 +108,16 @@ fn what_is_kept_elsewhere_comes_instead_of_the_pieces_and_they_stay_to_be_includ
 
 #[test]
 fn nothing_in_the_pieces_is_refused_to_a_configuration_from_elsewhere() {
-    let configuration = render(&config()).into_iter().filter(|piece| piece.path != CA);
-    let files = configuration.map(|piece| (piece.path.to_owned(), piece.content.into_bytes())).collect();
-    assert_eq!(follow::allowed::check(&files), Ok(()));
+    for config in [config(), of_postgres()] {
+        let configuration = render(&config).into_iter().filter(|piece| piece.path != CA);
+        let files = configuration.map(|piece| (piece.path.to_owned(), piece.content.into_bytes())).collect();
+        assert_eq!(follow::allowed::check(&files), Ok(()));
+    }
 }
 
 #[test]
 fn fluent_bit_is_not_root_and_writes_nowhere_but_to_its_own_place() {
-    let text = unit();
+    let text = unit(&config());
     let has = |line: &str| assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
     has("User=quorate-logs");
     has("ProtectSystem=strict");
@@ -110,18 +147,18 @@ fn a_receiver_takes_what_is_sent_as_the_output_says() {
         let mut forward = ForwardConfig { port: receiver.address.port(), ca: ca.to_owned(), ..forward() };
         forward.host = receiver.address.ip().to_string();
         forward.shared_key = Secret::new(shared_key);
-        let pieces = render(&LogForwardingConfig { forward: Some(forward), ..config() });
+        let pieces = render(&LogForwardingConfig { forward: Some(forward), ..of_postgres() });
         let of = |path: &str| &pieces.iter().find(|piece| piece.path == path).unwrap().content;
         let (output, ca) = (directory.path().join("output.conf"), directory.path().join("ca.crt"));
         std::fs::write(&ca, of(CA)).unwrap();
         std::fs::write(&output, of(OUTPUT).replace(&format!("/{CA}"), &ca.display().to_string())).unwrap();
-        Command::new(&sender).arg(&output).args(["etcd", "ready to serve"]).output().unwrap()
+        Command::new(&sender).arg(&output).args(["shop", "ready to serve"]).output().unwrap()
     };
     let sent = send("s3cret", receiver.ca());
     let heard = receiver.heard();
     assert!(sent.status.success(), "{}\n{heard:?}", String::from_utf8_lossy(&sent.stderr));
     let expected =
-        Heard { hostname: String::from("etcd-1"), tag: String::from("etcd"), log: String::from("ready to serve") };
+        Heard { hostname: String::from("etcd-1"), tag: String::from("shop"), log: String::from("ready to serve") };
     assert_eq!(heard, Ok(expected));
 
     assert!(!send("another", receiver.ca()).status.success());

@@ -290,10 +290,6 @@ fn timing(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
 /// What machines run next to PostgreSQL.
 fn next_to_it(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = cluster.spec.host.as_ref().filter(|_| machines(cluster) != MachineKind::Process) else { return };
-    if host.log_forwarding.is_some() {
-        let hint = "leave it out; the logs are /var/log/patroni.log and /var/log/haproxy.log on each machine";
-        found.error(cluster.at("host.log_forwarding"), "only etcd's logs are forwarded, not those of PostgreSQL", hint);
-    }
     let Firewall { enabled, clients_from, peers_from, .. } = &host.firewall;
     let pinned = |member: &MemberSpec| cluster.spec.provider.settings().pinned(member).is_some();
     if *enabled && clients_from.is_some() && peers_from.is_none() && !cluster.spec.members.iter().all(pinned) {

@@ -16,9 +16,9 @@ use crate::Secret;
 use crate::desire::password_fingerprint;
 use crate::model::{
     ADDRESS, Brought, ConfigFile, HaproxyService, Ledger, MemberName, NextVersion, NodeConfig, PatroniService, ROOT,
-    Runs, ServiceConfig,
+    Runs, ServiceConfig, ServiceLog,
 };
-use crate::spec::{ClusterSpec, MemberSpec, Millis};
+use crate::spec::{ClusterSpec, LogForwarding, MemberSpec, Millis};
 
 /// The certificates of a member: `member` to clients, `peer` to other members and to Patroni's REST API, and `ca.crt` of clients.
 pub const PKI_DIRECTORY: &str = "etc/patroni/pki";
@@ -207,6 +207,19 @@ fn haproxy(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSpec) -> Option<S
     });
     let inputs = [PEER_TRUST_FILE, PEER_LIST_FILE].map(str::to_owned).into();
     Some(ServiceConfig { name: HAPROXY.to_owned(), user: SUPERUSER.to_owned(), runs, inputs })
+}
+
+/// What runs on a member, and the tag of its log. PostgreSQL's is in Patroni's.
+pub(crate) fn logs(settings: &LogForwarding, spec: &ClusterSpec, member: &MemberSpec) -> Vec<ServiceLog> {
+    let haproxy = spec.postgres.as_ref().and_then(|postgres| postgres.haproxy.as_ref());
+    let haproxy =
+        haproxy.filter(|haproxy| haproxy.runs_on(member.name.as_str())).map(|_| (HAPROXY, &settings.haproxy_tag));
+    let log = |(service, tag): (&str, &String)| ServiceLog {
+        service: service.to_owned(),
+        user: SUPERUSER.to_owned(),
+        tag: tag.clone(),
+    };
+    std::iter::once((SERVICE, &settings.patroni_tag)).chain(haproxy).map(log).collect()
 }
 
 /// Where the members are that have data.

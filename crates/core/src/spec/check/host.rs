@@ -4,7 +4,7 @@
 use super::other_etcd::{WayIn, endpoints, is_host};
 use super::{Cluster, Findings};
 use crate::providers::MachineKind;
-use crate::spec::{AddressRange, Firewall, Forward, HostSettings, Kind, LogSource, TimeSource};
+use crate::spec::{AddressRange, Firewall, Forward, HostSettings, Kind, LogSource, Size, TimeSource};
 
 pub(super) fn check(cluster: &Cluster, found: &mut Findings) {
     let Some(host) = &cluster.spec.host else { return };
@@ -110,10 +110,14 @@ fn is_in(ranges: &[AddressRange], address: std::net::IpAddr) -> bool {
     ranges.iter().any(|range| range.contains(address))
 }
 
+/// Of fluent-bit's pieces, several.
+const SMALLEST_BUFFER: Size = Size(16 << 20);
+
 fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) {
     let Some(forwarding) = &host.log_forwarding else { return };
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
-    for (field, tag) in [("etcd_tag", &forwarding.etcd_tag), ("node_exporter_tag", &forwarding.node_exporter_tag)] {
+    let tags = forwarding.tags(cluster.spec.kind);
+    for (field, tag) in &tags {
         if !tag.chars().all(plain) {
             found.error(
                 cluster.at(&format!("host.log_forwarding.{field}")),
@@ -122,9 +126,9 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
             );
         }
     }
-    if forwarding.etcd_tag == forwarding.node_exporter_tag {
-        let message =
-            format!("both kinds of logs have the tag `{}`, and could not be distinguished", forwarding.etcd_tag);
+    let mut distinct = std::collections::BTreeSet::new();
+    if let Some((_, tag)) = tags.iter().find(|(_, tag)| !distinct.insert(tag)) {
+        let message = format!("two kinds of logs have the tag `{tag}`, and could not be distinguished");
         found.error(cluster.at("host.log_forwarding"), message, "give them two tags");
     }
     match (&forwarding.forward, &forwarding.from_etcd) {
@@ -141,6 +145,11 @@ fn log_forwarding(cluster: &Cluster, host: &HostSettings, found: &mut Findings) 
 }
 
 fn check_forward(cluster: &Cluster, forward: &Forward, found: &mut Findings) {
+    if let Some(buffer) = forward.buffer.filter(|buffer| *buffer < SMALLEST_BUFFER) {
+        let message = format!("`buffer` is {buffer}, and fluent-bit keeps logs in pieces of 2MiB");
+        let at = cluster.at("host.log_forwarding.forward.buffer");
+        found.error(at, message, format!("set at least {SMALLEST_BUFFER}, or leave it out"));
+    }
     for (field, name) in [("host", Some(&forward.host)), ("hostname", forward.hostname.as_ref())] {
         if let Some(name) = name.filter(|name| !is_host(name)) {
             found.error(
