@@ -21,6 +21,8 @@ pub struct S3Place {
     /// May be empty; a slash at the end makes no difference.
     pub prefix: String,
     pub path_style: bool,
+    /// The CAs that are believed, in PEM. If absent, those of the system.
+    pub ca: Option<String>,
     pub credentials: Credentials,
 }
 

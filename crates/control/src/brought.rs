@@ -13,7 +13,9 @@ use quorate_core::kinds::etcd::RestoreWish;
 use quorate_core::kinds::etcd::spec::Binary;
 use quorate_core::kinds::postgres::Dcs;
 use quorate_core::model::{Brought, ForwardSecrets, Ledger, LogSecrets, MemberName, SourceLogin, SourceSecrets};
-use quorate_core::spec::{ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, Kind, LogSource, StoreKeys};
+use quorate_core::spec::{
+    ClusterSpec, Credentials, Destination, Forward, KeyPairFiles, Kind, LogSource, S3Destination, StoreKeys,
+};
 use quorate_core::text::with_causes;
 use quorate_pki::{Authority, GivenLeafProblem, LeafNeed, check_given_client, check_given_leaf, inspect};
 
@@ -32,6 +34,8 @@ pub struct BroughtFiles {
     pub log_forwarding: Option<LogSecrets>,
     /// The keys to the stores of backups, by number, for machines that store their own.
     pub store_keys: BTreeMap<u8, StoreKeys>,
+    /// The CAs of those stores, in PEM.
+    pub store_cas: BTreeMap<u8, String>,
     /// For a plan of a PostgreSQL cluster: the etcd cluster that is created, or gets its user, before.
     pub planned_etcd: Option<Box<ClusterSpec>>,
     /// For an etcd cluster: the PostgreSQL clusters that are about to keep Patroni's state in it.
@@ -78,6 +82,7 @@ impl BroughtFiles {
             log_forwarding: self.log_forwarding.clone(),
             dcs: self.dcs(home, ledger),
             store_keys: self.store_keys.clone(),
+            store_cas: self.store_cas.clone(),
             verifiers: passwords::verifiers(ledger),
             next_verifiers: passwords::next_verifiers(ledger),
         }
@@ -147,6 +152,7 @@ pub fn resolve_paths(spec: &mut ClusterSpec, base: &Path) {
         match place {
             Destination::Directory(path) => resolve(path),
             Destination::S3(s3) => {
+                s3.ca.iter_mut().for_each(resolve);
                 if let Credentials::File(path) = &mut s3.credentials {
                     resolve(path);
                 }
@@ -169,11 +175,24 @@ pub fn read(spec: &ClusterSpec, now: Timestamp) -> Result<BroughtFiles, Vec<File
         passwords: reader.passwords(spec),
         log_forwarding: reader.log_forwarding(spec),
         store_keys: reader.store_keys(spec),
+        store_cas: reader.store_cas(spec),
         planned_etcd: None,
         patroni_of: Vec::new(),
     };
     reader.check_dcs(spec);
     if reader.problems.is_empty() { Ok(files) } else { Err(reader.problems) }
+}
+
+/// The stores of backups that are in S3, with their numbers and their places in the spec.
+fn s3_stores(spec: &ClusterSpec) -> impl Iterator<Item = (u8, &'static str, &S3Destination)> {
+    let places = spec
+        .backup
+        .iter()
+        .flat_map(|backup| [(1, "backup.to.s3", Some(&backup.to)), (2, "backup.also_to.s3", backup.also_to.as_ref())]);
+    places.filter_map(|(number, field, place)| match place {
+        Some(Destination::S3(s3)) => Some((number, field, s3)),
+        _ => None,
+    })
 }
 
 struct Reader {
@@ -273,17 +292,21 @@ impl Reader {
 
     /// PostgreSQL's machines store their backups themselves.
     fn store_keys(&mut self, spec: &ClusterSpec) -> BTreeMap<u8, StoreKeys> {
-        let Some(backup) = spec.backup.as_ref().filter(|_| spec.kind == Kind::Postgres) else { return BTreeMap::new() };
-        let places = [("backup.to.s3", Some(&backup.to)), ("backup.also_to.s3", backup.also_to.as_ref())];
         let mut keys = BTreeMap::new();
-        for (number, (field, place)) in (1..).zip(places) {
-            let Some(Destination::S3(s3)) = place else { continue };
+        for (number, field, s3) in s3_stores(spec).filter(|_| spec.kind == Kind::Postgres) {
             match vault::keys(&s3.credentials) {
                 Ok(found) => keys.extend(found.map(|found| (number, found))),
                 Err(error) => self.complain(&format!("{field}.credentials"), with_causes(&error), None),
             }
         }
         keys
+    }
+
+    fn store_cas(&mut self, spec: &ClusterSpec) -> BTreeMap<u8, String> {
+        let mut read =
+            |field: &str, path: &Path| self.certificates(&format!("{field}.ca"), path, "the CA of the store");
+        let with_ca = s3_stores(spec).filter_map(|(number, field, s3)| Some((number, field, s3.ca.as_ref()?)));
+        with_ca.filter_map(|(number, field, path)| Some((number, read(field, path)?))).collect()
     }
 
     fn certificates(&mut self, field: &str, path: &Path, of: &str) -> Option<String> {

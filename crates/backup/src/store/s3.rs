@@ -11,8 +11,8 @@ use object_store::aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::multipart::{MultipartStore, PartId};
 use object_store::path::Path;
 use object_store::{
-    BackoffConfig, ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload,
-    RetryConfig, UpdateVersion,
+    BackoffConfig, Certificate, ClientOptions, GetOptions, GetRange, ObjectStore, ObjectStoreExt, PutMode, PutOptions,
+    PutPayload, RetryConfig, UpdateVersion,
 };
 use tokio::task::JoinSet;
 
@@ -32,17 +32,11 @@ impl S3 {
     pub(super) fn open(place: &S3Place, patience: Patience) -> Result<Self, Trouble> {
         // The first call has chosen; it is the same choice everywhere.
         let _ = rustls::crypto::ring::default_provider().install_default();
-        let plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(&place.bucket)
             .with_region(&place.region)
             .with_virtual_hosted_style_request(!place.path_style)
-            .with_client_options(
-                ClientOptions::new()
-                    .with_allow_http(plain)
-                    .with_connect_timeout(patience.connect)
-                    .with_timeout(patience.request),
-            )
+            .with_client_options(client_options(place, patience)?)
             .with_retry(RetryConfig {
                 backoff: BackoffConfig::default(),
                 max_retries: patience.retries,
@@ -161,6 +155,21 @@ impl S3 {
             Err(trouble) => Err(trouble),
         }
     }
+}
+
+fn client_options(place: &S3Place, patience: Patience) -> Result<ClientOptions, Trouble> {
+    let plain = place.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
+    let options = ClientOptions::new()
+        .with_allow_http(plain)
+        .with_connect_timeout(patience.connect)
+        .with_timeout(patience.request);
+    let Some(pem) = &place.ca else { return Ok(options) };
+    let unusable = || Trouble::Settings(String::from("the CA of the store is no certificate in PEM"));
+    let certificates = Certificate::from_pem_bundle(pem.as_bytes()).map_err(|_| unusable())?;
+    if certificates.is_empty() {
+        return Err(unusable());
+    }
+    Ok(certificates.into_iter().fold(options.with_no_system_certificates(true), ClientOptions::with_root_certificate))
 }
 
 fn with_credentials(builder: AmazonS3Builder, credentials: &Credentials) -> Result<AmazonS3Builder, Trouble> {

@@ -141,6 +141,7 @@ fn s3(port: u16, key: &str, secret: &str, bucket: &str) -> Place {
         bucket: bucket.to_owned(),
         prefix: String::from("etcd/"),
         path_style: true,
+        ca: None,
         credentials: Credentials::Keys {
             access_key_id: key.to_owned(),
             secret_access_key: Secret::new(secret),

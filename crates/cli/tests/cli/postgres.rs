@@ -6,6 +6,7 @@ mod other_etcd;
 mod passwords;
 mod proxy;
 mod revocation;
+mod stores;
 mod upgrade;
 
 use std::collections::{BTreeMap, BTreeSet};

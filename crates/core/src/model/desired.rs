@@ -160,6 +160,8 @@ pub struct Brought {
     pub dcs: Option<Result<postgres::Dcs, String>>,
     /// The keys to the stores of backups, by the number of the store, for machines that store their own.
     pub store_keys: BTreeMap<u8, StoreKeys>,
+    /// The CAs of those stores, in PEM, where the spec names one.
+    pub store_cas: BTreeMap<u8, String>,
     /// What PostgreSQL checks the passwords of its users with.
     pub verifiers: BTreeMap<String, Secret>,
     /// The same for passwords that are to come, with those.

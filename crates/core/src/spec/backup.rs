@@ -136,6 +136,9 @@ pub struct S3Destination {
     /// Whether URLs have the bucket in their path. If not, it is in the host name, as AWS prefers.
     #[serde(default = "default_path_style")]
     pub path_style: bool,
+    /// The CA that signed the store's certificate, in PEM. If absent, those that the system trusts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
     /// Where the credentials of the store come from.
     #[serde(default)]
     pub credentials: Credentials,

@@ -151,7 +151,7 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
 
 /// The operator confirms that all data is replaced by this backup.
 pub fn restore(scene: &mut Scene, label: &str, consent: Consent) {
-    let target = RestoreTarget { label: label.to_owned(), until: Until::End, timeline: None, bytes: 1 };
+    let target = RestoreTarget { label: label.to_owned(), repository: 1, until: Until::End, timeline: None, bytes: 1 };
     let token = format!("shop-restored-{label}");
     let source = format!("backup {label} with all log that was stored");
     scene.ledger.postgres.restore = Some(RestoreWish { consent, token, target: Some(target), source });

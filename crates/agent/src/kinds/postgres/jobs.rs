@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::Mutex;
 
+use quorate_core::kinds::postgres::RestoreTarget;
 use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind, BackupTaken, Mark};
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +37,7 @@ pub enum Job {
         repository: u8,
     },
     /// Restores a backup into a temporary PostgreSQL and looks at all of it.
-    Verify { label: String, mark: Mark, bytes: u64 },
+    Verify { target: RestoreTarget, mark: Mark },
     /// Removes a backup, those that rest on it, and the log that only they need.
     Expire { label: String, repository: u8 },
 }
@@ -47,7 +48,7 @@ impl Job {
             Job::Mark => String::from("mark the data"),
             Job::StoreLog => String::from("store the log"),
             Job::BackUp { kind, .. } => format!("take a backup ({kind})"),
-            Job::Verify { label, .. } => format!("verify backup {label}"),
+            Job::Verify { target, .. } => format!("verify backup {}", target.label),
             Job::Expire { label, .. } => format!("remove backup {label}"),
         }
     }
@@ -148,9 +149,7 @@ impl Agent {
             Job::BackUp { kind, repository } => {
                 Ok(JobOutcome::BackedUp(Box::new(self.back_up(kind, repository).await?)))
             }
-            Job::Verify { label, mark, bytes } => {
-                self.verify_backup(&label, mark, bytes).await.map(JobOutcome::Verified)
-            }
+            Job::Verify { target, mark } => self.verify_backup(&target, mark).await.map(JobOutcome::Verified),
             Job::Expire { label, repository } => {
                 self.expire_backup(&label, repository).await.map(|()| JobOutcome::Expired)
             }

@@ -22,11 +22,11 @@ pub(super) struct Pgbackrest {
 impl Pgbackrest {
     /// A command line, for a PostgreSQL on this data to run while it recovers. To PostgreSQL a command that fails means that there is no more
     /// log, and it would end too early when the store is only away for a moment: codes above 125 stop it.
-    pub(super) fn restore_command(&self, data: &Path) -> String {
+    pub(super) fn restore_command(&self, data: &Path, repository: u8) -> String {
         let Pgbackrest { program, config, stanza } = self;
         let (program, config, data) = (program.display(), config.display(), data.display());
         format!(
-            "'{program}' '--config={config}' --stanza={stanza} '--pg1-path={data}' archive-get %f \"%p\"; \
+            "'{program}' '--config={config}' --stanza={stanza} '--pg1-path={data}' --repo={repository} archive-get %f \"%p\"; \
              code=$?; test $code -le 1 || exit 126; exit $code"
         )
     }

@@ -52,7 +52,7 @@ impl Agent {
         let data = self.layout.postgres_restored();
         let mark = self.layout.postgres_restored_stamp();
         files::remove(&mark)?;
-        self.restore_files(&target.label, &data, target.bytes).await?;
+        self.restore_files(target, &data).await?;
         let doing = String::from("recovering it in a temporary PostgreSQL");
         self.note_restore(stamp, RestoreState::Running { doing });
         let temporary = self.recover(&data, target).await?;

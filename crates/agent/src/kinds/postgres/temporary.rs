@@ -54,12 +54,14 @@ impl<E: Into<Refusal>> From<E> for Trouble {
 
 impl Agent {
     /// Restores a backup into a directory that is replaced, and starts nothing.
-    pub(super) async fn restore_files(&self, label: &str, data: &Path, bytes: u64) -> Result<(), Trouble> {
+    pub(super) async fn restore_files(&self, target: &RestoreTarget, data: &Path) -> Result<(), Trouble> {
+        let RestoreTarget { label, repository, bytes, .. } = target;
         let owner = self.patroni().await?.owner()?;
-        let (home, directory) = (self.layout.postgres_home(), data.to_owned());
+        let (home, directory, bytes) = (self.layout.postgres_home(), data.to_owned(), *bytes);
         blocking(move || make_room(&home, &directory, owner, bytes)).await?;
         let mut command = self.pgbackrest_command("restore").await?;
-        command.arg(format!("--set={label}")).arg("--type=none").arg(format!("--pg1-path={}", data.display()));
+        command.arg(format!("--set={label}")).arg(format!("--repo={repository}")).arg("--type=none");
+        command.arg(format!("--pg1-path={}", data.display()));
         command.arg(format!("--tablespace-map-all={}", tablespaces(data).display()));
         tools::run(command, "", LONGEST).await.map(drop).map_err(|error| Trouble::Backup(error.in_full()))
     }
@@ -108,7 +110,7 @@ impl Agent {
             ("log_destination", String::from("stderr")),
             ("autovacuum", String::from("off")),
             ("cluster_name", String::new()),
-            ("restore_command", self.pgbackrest()?.restore_command(data)),
+            ("restore_command", self.pgbackrest()?.restore_command(data, target.repository)),
             ("recovery_target_action", String::from("promote")),
             ("recovery_target_timeline", target.timeline.map_or(String::from("latest"), |number| number.to_string())),
         ])

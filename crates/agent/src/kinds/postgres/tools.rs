@@ -41,9 +41,18 @@ fn complaint(text: &str, status: &str) -> String {
         text.lines().filter(|line| ["ERROR:", "FATAL:", "PANIC:", "error:"].iter().any(|word| line.contains(word)));
     let errors: Vec<&str> = errors.map(str::trim).collect();
     match (errors.is_empty(), text.lines().rfind(|line| !line.trim().is_empty())) {
-        (false, _) => errors.join("; "),
+        (false, _) => format!("{}{}", errors.join("; "), store_error(text).unwrap_or_default()),
         (true, Some(last)) => last.trim().to_owned(),
         (true, None) => status.to_owned(),
+    }
+}
+
+/// pgBackRest quotes the whole answer of a store. The name of the error is what helps; not every answer has it.
+fn store_error(text: &str) -> Option<String> {
+    let answer = text.split_once("<Code>").and_then(|(_, answer)| answer.split_once("</Code>"));
+    match answer {
+        Some((code, _)) => Some(format!(" {code}")),
+        None => text.contains("failed with 403 (").then(|| String::from(" the store refuses the keys")),
     }
 }
 
@@ -73,6 +82,8 @@ mod tests {
         command.args(["-c", "cat >&2; exit 3"]);
         let said = run(command, "NOTICE: x\nERROR:  no such role\nmore\n", Duration::from_secs(5)).await.unwrap_err();
         assert_eq!(said.in_full(), "sh failed: ERROR:  no such role");
+        let refused = "P00 ERROR: [039]: HTTP request failed with 403 (Forbidden):\n host: s3\n <Error><Code>AccessDenied</Code></Error>";
+        assert_eq!(complaint(refused, ""), "P00 ERROR: [039]: HTTP request failed with 403 (Forbidden): AccessDenied");
         let mut slow = Command::new("sleep");
         slow.arg("60");
         let late = run(slow, "", Duration::from_millis(20)).await.unwrap_err();

@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
+use quorate_core::kinds::postgres::RestoreTarget;
 use quorate_core::kinds::postgres::backup::{BackupChecked, Mark};
-use quorate_core::kinds::postgres::{RestoreTarget, Until};
 
 use super::backup::LONGEST;
 use super::temporary::{self, Temporary, Trouble};
@@ -21,12 +21,11 @@ impl Agent {
     /// What was found, or what is wrong with the backup. A refusal says nothing about it.
     pub(super) async fn verify_backup(
         &self,
-        label: &str,
+        target: &RestoreTarget,
         mark: Mark,
-        bytes: u64,
     ) -> Result<Result<BackupChecked, String>, Refusal> {
         let data = self.layout.postgres_verified();
-        let checked = self.look_at_backup(label, mark, bytes, &data).await;
+        let checked = self.look_at_backup(target, mark, &data).await;
         let removed = data.clone();
         blocking(move || temporary::remove(&removed)).await?;
         match checked {
@@ -36,13 +35,12 @@ impl Agent {
         }
     }
 
-    async fn look_at_backup(&self, label: &str, mark: Mark, bytes: u64, data: &Path) -> Result<BackupChecked, Trouble> {
-        let jobs = &self.postgres.jobs;
+    async fn look_at_backup(&self, target: &RestoreTarget, mark: Mark, data: &Path) -> Result<BackupChecked, Trouble> {
+        let (jobs, label) = (&self.postgres.jobs, &target.label);
         jobs.doing(format!("restoring backup {label}"));
-        self.restore_files(label, data, bytes).await?;
+        self.restore_files(target, data).await?;
         jobs.doing(format!("recovering backup {label} in a temporary PostgreSQL"));
-        let target = RestoreTarget { label: label.to_owned(), until: Until::Backup, timeline: None, bytes };
-        let temporary = self.recover(data, &target).await?;
+        let temporary = self.recover(data, target).await?;
         jobs.doing(format!("checking the tables and indexes of backup {label}"));
         let checked = check(&temporary, mark).await;
         temporary.stop().await?;

@@ -1,16 +1,17 @@
 //! `quorate backup` for clusters of PostgreSQL. pgBackRest takes the backups; the verbs are those of etcd's.
 
 use jiff::Timestamp;
+use quorate_backup::Store;
 use quorate_backup::postgres::{Catalog, Listed, Manifest};
-use quorate_control::kinds::etcd::backup::Vault;
 use quorate_control::kinds::etcd::backup::signing::with_key;
-use quorate_control::kinds::postgres::backup::{Backups, Created, Watching, catalog_of, watch};
+use quorate_control::kinds::etcd::backup::{Vault, open_store};
+use quorate_control::kinds::postgres::backup::{Backups, Shelf, Watching, catalog_of, watch};
 use quorate_core::kinds::postgres::backup::{BackupChecked, BackupKind};
 use quorate_core::model::Ledger;
 use quorate_core::text::plural;
 use serde::Serialize;
 
-use super::{Context, Subject, refuse_another_signer, tend, who_signs};
+use super::{Context, Subject, refuse_another_signer, tend, which, who_signs};
 use crate::cli::{self, Format};
 use crate::error::Error;
 use crate::exit::Exit;
@@ -43,12 +44,14 @@ pub async fn run(context: &Context, verb: cli::Backup) -> Result<Exit, Error> {
 struct Told<'a> {
     #[serde(flatten)]
     manifest: &'a Manifest,
+    /// Where it is stored.
+    place: &'a str,
     verified_at: Option<Timestamp>,
 }
 
 impl<'a> Told<'a> {
-    fn new(manifest: &'a Manifest) -> Self {
-        Told { manifest, verified_at: manifest.verified_at() }
+    fn new(manifest: &'a Manifest, place: &'a str) -> Self {
+        Told { manifest, place, verified_at: manifest.verified_at() }
     }
 }
 
@@ -70,30 +73,33 @@ async fn create(context: &Context, options: cli::BackupCreate) -> Result<Exit, E
         output::talk(NOT_ENCRYPTED);
     }
     let working = Working::new();
-    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    let backups = Backups { home: &context.home, ledger: &ledger, teller: &working };
     let kind = match (options.incremental, options.differential) {
         (true, _) => BackupKind::Incremental,
         (_, true) => BackupKind::Differential,
         _ => BackupKind::Full,
     };
-    let Created { manifest, not_verified, not_copied, noted } = backups.create(kind, !options.no_verify).await?;
+    let created = backups.create(&vault, kind, !options.no_verify).await?;
     drop(working);
+    let manifests: Vec<&Manifest> = created.taken().map(|taken| &taken.manifest).collect();
+    let placed = || vault.stores().map(Store::place).zip(&manifests);
     match options.output.format {
-        Format::Json => output::print_json(&Told::new(&manifest))?,
+        Format::Json => output::print_json(&Told::new(&created.first.manifest, vault.first.place()))?,
         Format::Text => {
-            let text = format!("{}{}", taken(&manifest, vault.first.place()), proof(&manifest));
-            output::show(&Page::written(&text))?;
+            let lines = placed().map(|(place, manifest)| format!("{}{}", taken(manifest, place), proof(manifest)));
+            output::show(&Page::written(&lines.collect::<String>()))?;
         }
     }
-    if !noted {
+    if !created.noted {
         output::talk(
             "warning: another controller holds the ledger, so `quorate status` does not show this backup yet\n",
         );
     }
-    if manifest.verified.last().is_some_and(|last| last.outcome.is_err()) {
+    let is_bad = |manifest: &&Manifest| manifest.verified.last().is_some_and(|last| last.outcome.is_err());
+    if manifests.iter().any(is_bad) {
         return Ok(Exit::Damaged);
     }
-    let mut wrong = not_verified.into_iter().chain(not_copied).map(Error::from);
+    let mut wrong = created.troubles().map(Error::from);
     let Some(first) = wrong.next() else { return Ok(Exit::Done) };
     if let Some(second) = wrong.next() {
         output::talk(&second.render(None));
@@ -145,8 +151,11 @@ async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error
     }
     match options.output.format {
         Format::Json => {
-            let all = catalogs.iter().flat_map(|(_, catalog)| &catalog.backups);
-            output::print_json(&all.map(|listed| Told::new(&listed.manifest)).collect::<Vec<_>>())?;
+            let mut all = Vec::new();
+            for (place, catalog) in &catalogs {
+                all.extend(catalog.backups.iter().map(|listed| Told::new(&listed.manifest, place)));
+            }
+            output::print_json(&all)?;
         }
         Format::Text
             if catalogs.iter().all(|(_, catalog)| catalog.backups.is_empty() && catalog.strange.is_empty()) =>
@@ -154,7 +163,7 @@ async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error
             let make = context.command(&format!("backup create {name}"));
             output::talk(&format!("there is no backup of {name} yet; `{make}` takes one\n"));
         }
-        Format::Text => output::show(&table_of(&catalogs))?,
+        Format::Text => output::show(&tables_of(&catalogs))?,
     }
     Ok(Exit::Done)
 }
@@ -162,17 +171,24 @@ async fn list(context: &Context, options: cli::BackupList) -> Result<Exit, Error
 /// Columns that a narrow terminal does without, the least needed first.
 const DROPPED: [usize; 3] = [3, 4, 2];
 
-fn table_of(catalogs: &[(String, Catalog)]) -> Page {
-    let head = ["ID", "KIND", "SIZE", "STORED", "LOG UP TO", "SIGNED", "VERIFIED"];
-    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
-    rows.extend(catalogs.iter().flat_map(|(_, catalog)| &catalog.backups).map(row));
-    let mut page = table::page(&rows, &DROPPED, output::terminal::of_stdout());
-    let places: Vec<&str> = catalogs.iter().map(|(place, _)| place.as_str()).collect();
-    page.plain(2, &format!("stored in {}", places.join(" and ")));
-    for strange in catalogs.iter().flat_map(|(_, catalog)| &catalog.strange) {
-        page.line(2, [(Style::Red, "not of this cluster: "), (Style::Plain, strange)]);
+/// One table for each place.
+fn tables_of(catalogs: &[(String, Catalog)]) -> Page {
+    let mut page = Page::new();
+    for (place, catalog) in catalogs {
+        page.append(table_of(catalog));
+        page.plain(2, &format!("stored in {place}"));
+        for strange in &catalog.strange {
+            page.line(2, [(Style::Red, "not of this cluster: "), (Style::Plain, strange)]);
+        }
     }
     page
+}
+
+fn table_of(catalog: &Catalog) -> Page {
+    let head = ["ID", "KIND", "SIZE", "STORED", "LOG UP TO", "SIGNED", "VERIFIED"];
+    let mut rows = vec![head.map(|title| (Style::Dim, title.to_owned())).to_vec()];
+    rows.extend(catalog.backups.iter().map(row));
+    table::page(&rows, &DROPPED, output::terminal::of_stdout())
 }
 
 fn row(listed: &Listed) -> Vec<table::Cell> {
@@ -199,10 +215,12 @@ fn row(listed: &Listed) -> Vec<table::Cell> {
 async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, Error> {
     let subject = Subject::find(context, &options.of)?;
     let ledger = ledger_of(context, subject.spec.name.as_str()).await?;
-    let vault = Vault::open(&ledger.spec)?;
+    // The other place may be lost.
+    let which = which(options.second.second);
+    let store = open_store(&ledger.spec, which)?;
     let working = Working::new();
-    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
-    let catalog = backups.catalog(&vault.first).await?;
+    let backups = Backups { home: &context.home, ledger: &ledger, teller: &working };
+    let catalog = backups.catalog(&store).await?;
     let mut all = catalog.backups.iter().map(|listed| listed.manifest.label().to_owned());
     let labels: Vec<String> = match (&options.id, options.all) {
         (Some(label), _) => vec![label.clone()],
@@ -218,11 +236,13 @@ async fn verify(context: &Context, options: cli::BackupVerify) -> Result<Exit, E
     }
     let mut verified = Vec::new();
     for label in labels {
-        verified.push(backups.verify(&label).await?);
+        verified.push(backups.verify(Shelf { which, store: &store }, &label).await?);
     }
     drop(working);
     match options.output.format {
-        Format::Json => output::print_json(&verified.iter().map(Told::new).collect::<Vec<_>>())?,
+        Format::Json => {
+            output::print_json(&verified.iter().map(|one| Told::new(one, store.place())).collect::<Vec<_>>())?
+        }
         Format::Text => output::show(&Page::written(&verified.iter().map(proof).collect::<String>()))?,
     }
     let good = verified.iter().all(|manifest| manifest.verified_at().is_some());
@@ -234,7 +254,7 @@ async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Err
     let ledger = ledger_of(context, subject.spec.name.as_str()).await?;
     let vault = Vault::open(&ledger.spec)?;
     let working = Working::new();
-    let backups = Backups { home: &context.home, ledger: &ledger, vault: &vault, teller: &working };
+    let backups = Backups { home: &context.home, ledger: &ledger, teller: &working };
     vault.second()?;
     let mut plans = Vec::new();
     for (repository, store) in (1..).zip(vault.stores()) {
@@ -256,7 +276,7 @@ async fn prune(context: &Context, options: cli::BackupPrune) -> Result<Exit, Err
     for (repository, store, going) in &plans {
         backups.remove(store, *repository, going).await?;
     }
-    backups.note().await?;
+    backups.note(&vault.first).await?;
     Ok(Exit::Done)
 }
 

@@ -1,6 +1,6 @@
 //! A real S3 server, SeaweedFS, with keys of its own, on ports that were free. One serves a whole test binary; it ends, and what it
 //! kept goes, with the process that started it, even if that is killed. Its filer opens a second door, past S3 and its signatures:
-//! who comes through it is the one who damages backups here.
+//! who comes through it is the one who damages backups here. It also answers over TLS, with a certificate of its own CA.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -10,6 +10,8 @@ use std::process::{ChildStdin, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use jiff::{SignedDuration, Timestamp};
+use quorate_pki::{Authority, AuthoritySubject, KeyAlgorithm, KeyPair, LeafWish};
 use serde_json::{Value, json};
 
 use super::{eventually, lab_directory};
@@ -28,6 +30,8 @@ const TETHER: &str = r#"directory=$1; shift; "$@" </dev/null & read -r _; kill -
 pub struct ObjectStore {
     filer: u16,
     s3: u16,
+    s3_tls: u16,
+    ca: String,
     _tether: ChildStdin,
 }
 
@@ -43,8 +47,9 @@ impl ObjectStore {
         assert!(weed.exists(), "SeaweedFS is missing here: run `cargo xtask weed`");
         let directory = tempfile::Builder::new().prefix("weed-").tempdir().expect("a temporary directory").keep();
         let ports = free_ports();
+        let ca = make_certificate(&directory);
         let tether = spawn(&weed, &directory, &ports);
-        let store = ObjectStore { filer: ports[4], s3: ports[6], _tether: tether };
+        let store = ObjectStore { filer: ports[4], s3: ports[6], s3_tls: ports[8], ca, _tether: tether };
         // An open port is not enough: it answers there before it can keep anything. The first object makes the bucket.
         eventually("weed takes something", 60, || {
             store.filer("PUT", "probe", b"x").is_ok_and(|(status, _)| status == 201)
@@ -56,6 +61,21 @@ impl ObjectStore {
 
     pub fn endpoint(&self) -> String {
         format!("http://127.0.0.1:{}", self.s3)
+    }
+
+    /// Where it answers over TLS.
+    pub fn tls_port(&self) -> u16 {
+        self.s3_tls
+    }
+
+    /// By name: pgBackRest looks for no addresses in certificates.
+    pub fn tls_endpoint(&self) -> String {
+        format!("https://localhost:{}", self.s3_tls)
+    }
+
+    /// The CA that signed the certificate of that, in PEM.
+    pub fn ca(&self) -> &str {
+        &self.ca
     }
 
     /// The bytes of an object.
@@ -104,7 +124,9 @@ fn spawn(weed: &Path, directory: &Path, ports: &[u16]) -> ChildStdin {
     let mut command = Command::new("sh");
     command.args(["-c", TETHER, "sh"]).arg(directory).arg(weed).arg("server");
     let names = PARTS.iter().flat_map(|part| [format!("-{part}.port"), format!("-{part}.port.grpc")]);
+    let names = names.chain([String::from("-s3.port.https")]);
     command.args(names.zip(ports).map(|(name, port)| format!("{name}={port}")));
+    command.arg(at("-s3.cert.file", directory.join("tls.crt"))).arg(at("-s3.key.file", directory.join("tls.key")));
     command.args(["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", "-volume.max=0"]);
     command.args(["-master.volumeSizeLimitMB=64", "-master.telemetry=false"]);
     command.args(["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]);
@@ -116,6 +138,27 @@ fn spawn(weed: &Path, directory: &Path, ports: &[u16]) -> ChildStdin {
     let output = log.try_clone().expect("a log for weed");
     command.stdin(Stdio::piped()).stdout(output).stderr(log);
     command.spawn().expect("a shell").stdin.take().expect("it is piped")
+}
+
+/// Writes the certificate and the key of the store, and gives the CA.
+fn make_certificate(directory: &Path) -> String {
+    let (day, now) = (SignedDuration::from_hours(24), Timestamp::now());
+    let subject = AuthoritySubject { common_name: String::from("store"), organization: None };
+    let authority = Authority::generate(&subject, KeyAlgorithm::P256, day, now).expect("a CA");
+    let key = KeyPair::generate(KeyAlgorithm::P256).expect("a key");
+    let wish = LeafWish {
+        common_name: String::from("store"),
+        organization: None,
+        dns: vec![String::from("localhost")],
+        addresses: Vec::new(),
+        server: true,
+        client: false,
+        validity: day,
+    };
+    let certificate = authority.sign(&key.csr("store").expect("a request"), &wish, now).expect("a certificate");
+    fs::write(directory.join("tls.crt"), certificate).expect("a file for weed");
+    fs::write(directory.join("tls.key"), key.to_pem().expose()).expect("a file for weed");
+    authority.certificate_pem().to_owned()
 }
 
 fn identities_json() -> Value {
@@ -132,7 +175,7 @@ fn free_ports() -> Vec<u16> {
     let first = std::process::id() % 2000 * 10;
     let candidates = (0..20_000).map(|offset| 12_000 + ((first + offset) % 20_000) as u16);
     let free = candidates.filter(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok());
-    free.take(PARTS.len() * 2).collect()
+    free.take(PARTS.len() * 2 + 1).collect()
 }
 
 /// One plain HTTP request: status and body.

@@ -2,7 +2,7 @@
 
 use super::parameters::{self, Wrong};
 use super::spec::{Dcs, Haproxy, PostgresSettings, Tags, WatchdogMode};
-use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER};
+use super::{CLIENT_PORT, REPLICATOR, REST_PORT, REWINDER, SUPERUSER, repository};
 use crate::kinds::etcd::spec::{ClientAuth, EtcdSettings, TokenKind};
 use crate::model::AGENT_PORT;
 use crate::providers::MachineKind;
@@ -150,6 +150,13 @@ fn backup(cluster: &Cluster, postgres: &PostgresSettings, found: &mut Findings) 
         {
             let message = format!("`{endpoint}` has no TLS, and pgBackRest speaks to no store without it");
             found.error(cluster.at(&format!("backup.{field}.s3.endpoint")), message, "use an https:// address");
+        }
+        if let Some(Destination::S3(s3)) = to
+            && repository::host_and_port(s3).0.parse::<std::net::Ipv4Addr>().is_ok()
+        {
+            let message = "pgBackRest looks for names in the store's certificate, not for addresses";
+            let hint = "name the store by its host name, unless the certificate has the address as its common name";
+            found.warning(cluster.at(&format!("backup.{field}.s3.endpoint")), message, hint);
         }
     }
     for name in OF_BACKUPS.into_iter().filter(|name| postgres.parameters.contains_key(*name)) {

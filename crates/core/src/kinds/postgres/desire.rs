@@ -153,6 +153,7 @@ pub(crate) fn node_config(spec: &ClusterSpec, ledger: &Ledger, member: &MemberSp
     }
     let dcs = brought.dcs.as_ref().and_then(|dcs| dcs.as_ref().ok());
     files.extend(dcs.into_iter().flat_map(dcs_files));
+    files.extend(repository::files(brought));
     let mut services = Vec::new();
     if let (Some(postgres), Some(passwords)) = (&spec.postgres, &ledger.postgres.passwords) {
         let text = |path: &Option<std::path::PathBuf>| path.as_ref().map(|path| path.display().to_string());

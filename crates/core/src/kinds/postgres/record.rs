@@ -94,12 +94,19 @@ pub struct RestoreWish {
 pub struct RestoreTarget {
     /// pgBackRest's name of the backup.
     pub label: String,
+    /// pgBackRest's number of the store. Neither the backup nor the log comes from another one.
+    #[serde(default = "first_repository")]
+    pub repository: u8,
     pub until: Until,
     /// The timeline whose log is replayed; if absent, the newest that leads on from the backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub timeline: Option<u32>,
     /// At most so many bytes are needed on disk.
     pub bytes: u64,
+}
+
+fn first_repository() -> u8 {
+    1
 }
 
 /// How far the log is replayed on top of the backup.
@@ -395,7 +402,7 @@ mod tests {
     #[test]
     fn an_old_restore_is_dropped_where_there_is_data_and_stays_where_there_is_none() {
         let consent = Consent { at: Timestamp::UNIX_EPOCH, by: String::new(), shown: String::new() };
-        let target = RestoreTarget { label: String::new(), until: Until::End, timeline: None, bytes: 0 };
+        let target = RestoreTarget { label: String::new(), repository: 1, until: Until::End, timeline: None, bytes: 0 };
         let wish = RestoreWish { consent, token: String::from("b"), target: Some(target), source: String::new() };
         let mut record = Record { restore: Some(wish), ..Record::default() };
         record.drop_stale(|_| false);

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::SUPERUSER;
 use super::desire::DATA_DIRECTORY;
 use crate::Secret;
-use crate::model::{Brought, Ledger, ROOT};
+use crate::model::{Brought, ConfigFile, Ledger, ROOT};
 use crate::spec::{BackupSettings, ClusterSpec, Destination, S3Destination};
 
 /// pgBackRest's configuration, which the agent writes from the service's.
@@ -39,6 +39,16 @@ pub(crate) fn archive_command(spec: &ClusterSpec) -> String {
     format!("pgbackrest '--config={ROOT}/{CONFIG_FILE}' --stanza={} archive-push %p", spec.name)
 }
 
+/// The CA of a store's certificate, by the number of the store.
+fn ca_file(number: u8) -> String {
+    format!("etc/patroni/store-{number}-ca.crt")
+}
+
+/// What its configuration refers to.
+pub(crate) fn files(brought: &Brought) -> impl Iterator<Item = ConfigFile> {
+    brought.store_cas.iter().map(|(number, pem)| ConfigFile::text(&ca_file(*number), 0o644, Secret::new(pem.clone())))
+}
+
 /// None without backups, and while the ledger has no key for them.
 pub(crate) fn config(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> Option<Secret> {
     let backup = spec.backup.as_ref()?;
@@ -51,7 +61,12 @@ pub(crate) fn config(spec: &ClusterSpec, ledger: &Ledger, brought: &Brought) -> 
             Destination::Directory(path) => {
                 set("path", &format!("{}{}", path.display().to_string().trim_end_matches('/'), directory(spec)));
             }
-            Destination::S3(s3) => s3_settings(spec, s3, brought.store_keys.get(&number), &mut set),
+            Destination::S3(s3) => {
+                s3_settings(spec, s3, brought.store_keys.get(&number), &mut set);
+                if s3.ca.is_some() {
+                    set("storage-ca-file", &format!("{ROOT}/{}", ca_file(number)));
+                }
+            }
         }
         set("bundle", "y");
         set("retention-full", &KEEPS_ALL.to_string());
@@ -103,7 +118,7 @@ fn s3_settings(
 }
 
 /// pgBackRest speaks TLS to every store, so the scheme says nothing.
-fn host_and_port(s3: &S3Destination) -> (String, Option<String>) {
+pub(super) fn host_and_port(s3: &S3Destination) -> (String, Option<String>) {
     let Some(endpoint) = &s3.endpoint else { return (format!("s3.{}.amazonaws.com", s3.region), None) };
     let host = endpoint.split_once("://").map_or(endpoint.as_str(), |(_, host)| host).trim_end_matches('/');
     match host.rsplit_once(':').filter(|(_, port)| port.bytes().all(|digit| digit.is_ascii_digit())) {
@@ -123,6 +138,7 @@ mod tests {
             bucket: String::from("b"),
             prefix: String::new(),
             path_style: true,
+            ca: None,
             credentials: crate::spec::Credentials::Environment,
         }
     }

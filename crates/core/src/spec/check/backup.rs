@@ -67,6 +67,10 @@ fn endpoint(s3: &S3Destination, at: String, found: &mut Findings) {
         let message = format!("the endpoint `{endpoint}` has a path after its host");
         return found.error(at, message, "write the address alone; what follows it belongs into `bucket` and `prefix`");
     }
+    if s3.ca.is_some() && endpoint.starts_with("http://") {
+        let message = format!("`{endpoint}` has no TLS, so `ca` has no certificate to check");
+        return found.error(at, message, "use an https:// address, or leave `ca` out");
+    }
     let local = ["127.", "localhost", "[::1]"].iter().any(|own| host.starts_with(own));
     if endpoint.starts_with("http://") && !local {
         found.warning(

@@ -191,6 +191,7 @@ fn bucket_of(spec: &ClusterSpec, bucket: &str) -> Result<Store, BackupError> {
             bucket: bucket.to_owned(),
             prefix: String::new(),
             path_style: true,
+            ca: None,
             credentials: Credentials::Environment,
         },
     };

@@ -34,6 +34,16 @@ pub enum Which {
     Second,
 }
 
+impl Which {
+    /// As pgBackRest numbers them.
+    pub fn repository(self) -> u8 {
+        match self {
+            Which::First => 1,
+            Which::Second => 2,
+        }
+    }
+}
+
 impl Vault {
     pub fn open(spec: &ClusterSpec) -> Result<Self, BackupError> {
         let backup = settings_of(spec)?;
@@ -118,6 +128,7 @@ pub(super) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
         bucket: s3.bucket.clone(),
         prefix: s3.prefix.clone(),
         path_style: s3.path_style,
+        ca: s3.ca.as_deref().map(read_ca).transpose()?,
         credentials: match &s3.credentials {
             spec::Credentials::Environment => Credentials::Environment,
             spec::Credentials::MachineRole => Credentials::MachineRole,
@@ -127,6 +138,10 @@ pub(super) fn s3_place(s3: &S3Destination) -> Result<S3Place, BackupError> {
             }
         },
     })
+}
+
+fn read_ca(path: &Path) -> Result<String, BackupError> {
+    fs::read_to_string(path).map_err(BackupError::file("read", path))
 }
 
 /// The keys themselves, for machines that store their own backups; none where each machine has its role.

@@ -9,13 +9,13 @@ use jiff::Timestamp;
 use quorate_agent::api::{Job, JobOutcome};
 use quorate_backup::postgres::{self, Catalog, FORMAT, Listed, Manifest, Verification};
 use quorate_backup::{Store, Trust};
-use quorate_core::kinds::postgres::backup::{BackupKind, Mark};
-use quorate_core::kinds::postgres::repository;
+use quorate_core::kinds::postgres::backup::{BackupKind, BackupTaken, Mark};
+use quorate_core::kinds::postgres::{RestoreTarget, Until, repository};
 use quorate_core::model::{BackupNote, BackupRecord, Ledger};
 
 use crate::home::Home;
 use crate::kinds::etcd::backup::signing::{key_of, trust_of};
-use crate::kinds::etcd::backup::{BackupError, Teller, Vault, note, sealed_ledger};
+use crate::kinds::etcd::backup::{BackupError, Teller, Vault, Which, note, sealed_ledger};
 use members::Members;
 
 pub use watch::{Watching, watch};
@@ -23,58 +23,99 @@ pub use watch::{Watching, watch};
 /// So many are enough: anyone who can write to the store could fill the ledger.
 const STRANGE: usize = 3;
 
-/// A cluster with the places that hold its backups.
+/// A cluster whose backups are taken, verified and removed.
 pub struct Backups<'a> {
     pub home: &'a Home,
     pub ledger: &'a Ledger,
-    pub vault: &'a Vault,
     pub teller: &'a dyn Teller,
 }
 
-/// A backup that was taken.
+/// A place that holds backups.
+#[derive(Clone, Copy)]
+pub struct Shelf<'a> {
+    pub which: Which,
+    pub store: &'a Store,
+}
+
+/// A backup in one place.
 #[derive(Debug)]
-pub struct Created {
+pub struct Taken {
     pub manifest: Manifest,
     /// Why it could not be verified, which says nothing about the backup.
     pub not_verified: Option<BackupError>,
-    /// Why the second destination has none.
-    pub not_copied: Option<BackupError>,
+}
+
+/// What came of a request for a backup.
+#[derive(Debug)]
+pub struct Created {
+    pub first: Taken,
+    /// Where the spec wants a second: a separate backup, or why there is none.
+    pub second: Option<Result<Taken, BackupError>>,
     /// Whether the ledger knows of it.
     pub noted: bool,
 }
 
+impl Created {
+    pub fn taken(&self) -> impl Iterator<Item = &Taken> {
+        std::iter::once(&self.first).chain(self.second.as_ref().and_then(|second| second.as_ref().ok()))
+    }
+
+    /// All that went wrong, besides what verifications found.
+    pub fn troubles(self) -> impl Iterator<Item = BackupError> {
+        let second = self.second.map(|second| second.map_or_else(Some, |taken| taken.not_verified));
+        self.first.not_verified.into_iter().chain(second.flatten())
+    }
+}
+
 impl Backups<'_> {
-    /// Takes a backup now, and has it verified.
-    pub async fn create(&self, kind: BackupKind, verified: bool) -> Result<Created, BackupError> {
+    /// Takes a backup now for each place, and has it verified.
+    pub async fn create(&self, vault: &Vault, kind: BackupKind, verified: bool) -> Result<Created, BackupError> {
         let members = Members::look(self.home, self.ledger).await?;
-        let manifest = self.take(&members, &self.vault.first, 1, kind).await?;
-        let not_copied = match self.vault.second() {
+        let first = Shelf { which: Which::First, store: &vault.first };
+        let first = self.take(&members, vault, first, kind, verified).await?;
+        let second = match vault.second() {
             Ok(None) => None,
-            Ok(Some(second)) => self.take(&members, second, 2, kind).await.err(),
-            Err(error) => Some(error),
+            Ok(Some(store)) => {
+                let second = Shelf { which: Which::Second, store };
+                Some(self.take(&members, vault, second, kind, verified).await)
+            }
+            Err(error) => Some(Err(error)),
         };
-        let (manifest, not_verified) = match verified {
-            true => match self.verify_label(&members, manifest.label()).await {
-                Ok(manifest) => (manifest, None),
-                Err(error) => (manifest, Some(error)),
-            },
-            false => (manifest, None),
-        };
-        let noted = self.note().await?;
-        Ok(Created { manifest, not_verified, not_copied, noted })
+        let noted = self.note(&vault.first).await?;
+        Ok(Created { first, second, noted })
     }
 
     async fn take(
         &self,
         members: &Members<'_>,
-        store: &Store,
-        repository: u8,
+        vault: &Vault,
+        shelf: Shelf<'_>,
+        kind: BackupKind,
+        verified: bool,
+    ) -> Result<Taken, BackupError> {
+        let manifest = self.back_up(members, vault, shelf, kind).await?;
+        if !verified {
+            return Ok(Taken { manifest, not_verified: None });
+        }
+        Ok(match self.verify_label(members, shelf, manifest.label()).await {
+            Ok(manifest) => Taken { manifest, not_verified: None },
+            Err(error) => Taken { manifest, not_verified: Some(error) },
+        })
+    }
+
+    async fn back_up(
+        &self,
+        members: &Members<'_>,
+        vault: &Vault,
+        Shelf { which, store }: Shelf<'_>,
         kind: BackupKind,
     ) -> Result<Manifest, BackupError> {
         let signing = key_of(self.ledger)?;
+        // Without a manifest it would not count.
+        store.check(&vault.cluster).await?;
         let primary = members.primary().to_string();
         let mark = self.mark(members).await?;
-        let job = Job::BackUp { kind, repository };
+        let job = Job::BackUp { kind, repository: which.repository() };
         let JobOutcome::BackedUp(taken) = members.on_primary(job, "take a backup", self.teller).await? else {
             return Err(members.misunderstood());
         };
@@ -82,19 +123,19 @@ impl Backups<'_> {
         let list_sha256 = postgres::list_digest(store, &directory, spec.name.as_str(), &taken.label).await?;
         let manifest = Manifest {
             format: FORMAT,
-            cluster: self.vault.cluster.clone(),
+            cluster: spec.name.to_string(),
             cluster_id: self.ledger.cluster_id.clone(),
             taken: *taken,
             mark,
             from_member: primary,
             repository: directory,
             list_sha256,
-            encrypted: !self.vault.settings.recipients.is_empty(),
+            encrypted: !vault.settings.recipients.is_empty(),
             ledger: None,
             verified: Vec::new(),
             signature: None,
         };
-        let ledger = sealed_ledger(self.home, self.ledger, self.vault, self.teller);
+        let ledger = sealed_ledger(self.home, self.ledger, vault, self.teller);
         Ok(postgres::put(store, manifest, ledger.map(|sealed| sealed.to_vec()), &signing).await?)
     }
 
@@ -105,24 +146,30 @@ impl Backups<'_> {
         }
     }
 
-    /// Has a backup of the first destination restored into a temporary PostgreSQL, and notes what was found.
-    pub async fn verify(&self, label: &str) -> Result<Manifest, BackupError> {
+    /// Has a backup restored into a temporary PostgreSQL, and notes next to it what was found.
+    pub async fn verify(&self, shelf: Shelf<'_>, label: &str) -> Result<Manifest, BackupError> {
         let members = Members::look(self.home, self.ledger).await?;
-        let verified = self.verify_label(&members, label).await?;
-        self.note().await?;
+        let verified = self.verify_label(&members, shelf, label).await?;
+        if shelf.which == Which::First {
+            self.note(shelf.store).await?;
+        }
         Ok(verified)
     }
 
-    async fn verify_label(&self, members: &Members<'_>, label: &str) -> Result<Manifest, BackupError> {
-        let signing = key_of(self.ledger)?;
-        let catalog = self.catalog(&self.vault.first).await?;
-        let listed = find(&catalog, label, &self.vault.cluster)?;
+    async fn verify_label(
+        &self,
+        members: &Members<'_>,
+        Shelf { which, store }: Shelf<'_>,
+        label: &str,
+    ) -> Result<Manifest, BackupError> {
+        let (signing, cluster) = (key_of(self.ledger)?, self.ledger.spec.name.as_str());
+        let catalog = self.catalog(store).await?;
+        let listed = find(&catalog, label, cluster)?;
         let on_member = members.workshop().to_string();
-        let outcome = match is_what_was_taken(&self.vault.first, &self.vault.cluster, &listed.manifest).await? {
+        let outcome = match is_what_was_taken(store, cluster, &listed.manifest).await? {
             Err(why) => Err(why),
             Ok(()) => {
-                let Manifest { taken, mark, .. } = &listed.manifest;
-                let job = Job::Verify { label: taken.label.clone(), mark: *mark, bytes: taken.bytes };
+                let job = Job::Verify { target: alone(&listed.manifest.taken, which), mark: listed.manifest.mark };
                 match members.in_workshop(job, "verify the backup", self.teller).await? {
                     JobOutcome::Verified(outcome) => outcome,
                     _ => return Err(members.misunderstood()),
@@ -130,12 +177,12 @@ impl Backups<'_> {
             }
         };
         let verification = Verification { at: Timestamp::now(), on_member, outcome };
-        Ok(postgres::note(&self.vault.first, listed, verification, &signing).await?)
+        Ok(postgres::note(store, listed, verification, &signing).await?)
     }
 
     pub async fn catalog(&self, store: &Store) -> Result<Catalog, BackupError> {
         let trust = trust_of(Some(self.ledger), &self.ledger.spec, None, false);
-        Ok(Catalog::load(store, &self.vault.cluster, Some(&self.ledger.cluster_id), &trust).await?)
+        catalog_of(store, self.ledger.spec.name.as_str(), Some(&self.ledger.cluster_id), &trust).await
     }
 
     /// Removes full backups with all that rests on them. pgBackRest removes the log that nobody needs any more.
@@ -145,7 +192,7 @@ impl Backups<'_> {
         for full in fulls {
             // What counts goes first: half a removal leaves no manifest of what is not there.
             for listed in catalog.backups.iter().filter(|listed| listed.manifest.full() == full) {
-                postgres::remove(store, &self.vault.cluster, listed.manifest.label()).await?;
+                postgres::remove(store, self.ledger.spec.name.as_str(), listed.manifest.label()).await?;
             }
             let job = Job::Expire { label: full.clone(), repository };
             members.on_primary(job, "remove the backup", self.teller).await?;
@@ -153,10 +200,21 @@ impl Backups<'_> {
         Ok(())
     }
 
-    /// Notes in the ledger what there is. Tells whether that was done.
-    pub async fn note(&self) -> Result<bool, BackupError> {
-        let catalog = self.catalog(&self.vault.first).await?;
+    /// Notes in the ledger what the first destination has. Tells whether that was done.
+    pub async fn note(&self, first: &Store) -> Result<bool, BackupError> {
+        let catalog = self.catalog(first).await?;
         Ok(note::write(self.home, self.ledger, record(&catalog).as_ref()).await?)
+    }
+}
+
+/// The backup with no more of the log than makes it consistent.
+fn alone(taken: &BackupTaken, which: Which) -> RestoreTarget {
+    RestoreTarget {
+        label: taken.label.clone(),
+        repository: which.repository(),
+        until: Until::Backup,
+        timeline: None,
+        bytes: taken.bytes,
     }
 }
 

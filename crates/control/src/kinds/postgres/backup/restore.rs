@@ -101,6 +101,7 @@ impl Restore {
         refuse_earlier_timeline(&manifest.taken, source.timeline)?;
         let target = RestoreTarget {
             label: manifest.label().to_owned(),
+            repository: source.store.repository(),
             until: until(&source.wanted),
             timeline: source.timeline,
             bytes: manifest.taken.bytes,

@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use jiff::{SignedDuration, Timestamp};
-use quorate_backup::postgres::{Catalog, Listed};
+use quorate_backup::Store;
+use quorate_backup::postgres::{Catalog, Listed, Manifest};
 use quorate_core::kinds::postgres::backup::BackupKind;
 use quorate_core::model::Ledger;
 use quorate_core::text::with_causes;
@@ -37,7 +38,11 @@ pub async fn watch(watching: &Watching<'_>, mut stop: watch::Receiver<bool>) -> 
         pause = match done {
             Ok(()) => TICK,
             Err(error)
-                if error.is_passing() || matches!(error, BackupError::Job { .. } | BackupError::Agent { .. }) =>
+                if error.is_passing()
+                    || matches!(
+                        error,
+                        BackupError::Job { .. } | BackupError::Agent { .. } | BackupError::NoPrimary { .. }
+                    ) =>
             {
                 watching.teller.say(&format!("warning: {}; trying again", with_causes(&error)));
                 (pause * 2).min(LONGEST_PAUSE)
@@ -56,30 +61,39 @@ impl Watching<'_> {
         let gone = || BackupError::Gone { cluster: self.cluster.to_owned() };
         let ledger = with_key(self.home, self.home.store(self.cluster).read()?.ok_or_else(gone)?).await?;
         let vault = Vault::open(&ledger.spec)?;
-        let backups = Backups { home: self.home, ledger: &ledger, vault: &vault, teller: self.teller };
+        let backups = Backups { home: self.home, ledger: &ledger, teller: self.teller };
         let catalog = backups.catalog(&vault.first).await?;
         let Some(kind) = due(&ledger, &catalog, Timestamp::now()) else { return Ok(()) };
-        let created = backups.create(kind, true).await?;
+        let created = backups.create(&vault, kind, true).await?;
         self.teller.doing(Doing::Nothing);
-        let taken = &created.manifest.taken;
-        self.teller.say(&format!("backup {} ({}) is taken, {} bytes", taken.label, taken.kind, taken.stored_bytes));
-        for error in created.not_verified.iter().chain(&created.not_copied) {
-            self.teller.say(&format!("warning: {}", with_causes(error)));
+        for (place, taken) in vault.stores().map(Store::place).zip(created.taken()) {
+            self.tell(&taken.manifest, place);
         }
-        match created.manifest.verified.last().map(|last| &last.outcome) {
-            Some(Ok(_)) => self.teller.say(&format!("backup {} is verified", taken.label)),
-            Some(Err(why)) => self.teller.say(&format!("warning: backup {} is NOT good: {why}", taken.label)),
-            None => {}
+        for error in created.troubles() {
+            self.teller.say(&format!("warning: {}", with_causes(&error)));
         }
-        if self.prune && taken.kind == BackupKind::Full {
-            self.prune(&backups).await?;
+        if self.prune && kind == BackupKind::Full {
+            self.prune(&backups, &vault).await?;
         }
         Ok(())
     }
 
-    async fn prune(&self, backups: &Backups<'_>) -> Result<(), BackupError> {
-        for (repository, store) in (1..).zip(backups.vault.stores()) {
-            let going = backups.catalog(store).await?.to_remove(&backups.vault.keep);
+    fn tell(&self, manifest: &Manifest, place: &str) {
+        let taken = &manifest.taken;
+        self.teller.say(&format!(
+            "backup {} ({}) is stored in {place}, {} bytes",
+            taken.label, taken.kind, taken.stored_bytes
+        ));
+        match manifest.verified.last().map(|last| &last.outcome) {
+            Some(Ok(_)) => self.teller.say(&format!("backup {} is verified", taken.label)),
+            Some(Err(why)) => self.teller.say(&format!("warning: backup {} is NOT good: {why}", taken.label)),
+            None => {}
+        }
+    }
+
+    async fn prune(&self, backups: &Backups<'_>, vault: &Vault) -> Result<(), BackupError> {
+        for (repository, store) in (1..).zip(vault.stores()) {
+            let going = backups.catalog(store).await?.to_remove(&vault.keep);
             backups.remove(store, repository, &going).await?;
             for label in going {
                 self.teller.say(&format!("backup {label} is removed from {}", store.place()));
