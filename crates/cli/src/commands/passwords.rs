@@ -14,11 +14,12 @@ use crate::output;
 
 pub async fn run(context: &Context, options: cli::RotatePasswords) -> Result<Exit, Error> {
     let ledger = load::ledger(&context.home, &options.name)?;
-    let checked = passwords::check(&ledger, &options.users);
-    let users = checked.map_err(|error| context.error(error))?;
     if options.dcs {
+        passwords::check_dcs(&ledger).map_err(|error| context.error(error))?;
         return rotate_dcs(context, &ledger, options.yes).await;
     }
+    let checked = passwords::check(&ledger, &options.users);
+    let users = checked.map_err(|error| context.error(error))?;
     let cluster = Cluster { brought: load::brought_files(&ledger)?, spec: ledger.spec.clone() };
     let rotate = Rotate::prepare(&context.home, &cluster, users).await.map_err(|error| context.error(error))?;
     context.show_plan(&options.name, &rotate.plan)?;

@@ -18,26 +18,48 @@ pub struct Rotate {
 
 /// Whose passwords are to change, if they can now.
 pub fn check(ledger: &Ledger, users: &[String]) -> Result<Vec<String>, VerbError> {
-    refuse_if_being_destroyed(Some(ledger))?;
+    check_cluster(ledger)?;
+    refuse_if_changing(ledger)?;
     let name = &ledger.spec.name;
-    let refused = |what: String, hint: String| Err(VerbError::Refused { what, hint });
-    if ledger.spec.kind != Kind::Postgres {
-        let hint = String::from("change the `password_file` of its users, and run `quorate apply`");
-        return refused(format!("cluster {name} is an etcd cluster, whose passwords come from files"), hint);
-    }
-    refuse_if_off(ledger)?;
-    refuse_unless_formed(ledger, "it has no passwords")?;
-    if ledger.postgres.rotation.is_some() {
-        let hint = format!("`quorate apply {name}` completes it, `quorate requests {name}` shows it");
-        return refused(format!("passwords of {name} are being changed already"), hint);
-    }
     let declared = ledger.spec.postgres.iter().flat_map(|postgres| &postgres.users).map(|user| user.name.to_string());
     let known: Vec<String> = [SUPERUSER, REPLICATOR, REWINDER].map(str::to_owned).into_iter().chain(declared).collect();
     if let Some(unknown) = users.iter().find(|user| !known.contains(user)) {
         let hint = format!("users are {}", known.join(", "));
-        return refused(format!("cluster {name} has no user `{unknown}`"), hint);
+        return Err(VerbError::Refused { what: format!("cluster {name} has no user `{unknown}`"), hint });
     }
     Ok(if users.is_empty() { known } else { users.to_vec() })
+}
+
+/// Whether the password for the DCS can change now. An interrupted change of it is continued.
+pub fn check_dcs(ledger: &Ledger) -> Result<(), VerbError> {
+    check_cluster(ledger)?;
+    match &ledger.postgres.rotation {
+        Some(rotation) if rotation.dcs => Ok(()),
+        _ => refuse_if_changing(ledger),
+    }
+}
+
+fn refuse_if_changing(ledger: &Ledger) -> Result<(), VerbError> {
+    let name = &ledger.spec.name;
+    match ledger.postgres.rotation {
+        Some(_) => Err(VerbError::Refused {
+            what: format!("passwords of {name} are being changed already"),
+            hint: format!("`quorate apply {name}` completes it, `quorate requests {name}` shows it"),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn check_cluster(ledger: &Ledger) -> Result<(), VerbError> {
+    refuse_if_being_destroyed(Some(ledger))?;
+    let name = &ledger.spec.name;
+    if ledger.spec.kind != Kind::Postgres {
+        let hint = String::from("change the `password_file` of its users, and run `quorate apply`");
+        let what = format!("cluster {name} is an etcd cluster, whose passwords come from files");
+        return Err(VerbError::Refused { what, hint });
+    }
+    refuse_if_off(ledger)?;
+    refuse_unless_formed(ledger, "it has no passwords")
 }
 
 /// Every member is to confirm the user that its configuration has for the DCS.
