@@ -25,8 +25,22 @@ pub enum Change {
     DeadMachine(Role),
     /// A replica's disk was wiped.
     WipedDisk,
+    /// Another member becomes the primary.
+    Switchover,
+    /// Commits wait for two standbys instead of one.
+    Synchronous,
+    /// Another lease of Patroni.
+    Lease,
+    /// The members' certificates get another name.
+    Certificates,
+    /// Of the superuser, of replication and of `pg_rewind`.
+    Passwords,
+    /// The one with which Patroni logs in to etcd.
+    DcsPassword,
     /// The etcd cluster below gets another version.
     DcsUpgrade,
+    /// One of its members goes, and another comes.
+    DcsMember,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,7 +82,14 @@ const ROWS: &[Row] = &[
     (Change::DeadMachine(Role::Primary), &[], &["calm", "kill-controller"]),
     (Change::DeadMachine(Role::Replica), &[], &["calm", "kill-controller"]),
     (Change::WipedDisk, &[], &["calm", "kill-controller"]),
+    (Change::Switchover, &[], &["calm", "kill-controller", "kill-sync"]),
+    (Change::Synchronous, &[], &["calm", "kill-controller"]),
+    (Change::Lease, &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::Certificates, &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::Passwords, &[], &["calm", "kill-controller", "kill-primary"]),
+    (Change::DcsPassword, &[], &["calm", "kill-controller"]),
     (Change::DcsUpgrade, &["calm"], &["kill-controller", "kill-primary"]),
+    (Change::DcsMember, &[], &["calm", "kill-controller"]),
 ];
 
 pub fn all() -> Vec<Cell> {
@@ -103,8 +124,14 @@ struct Shape {
     /// The numbers of the members.
     members: Vec<usize>,
     connections: u32,
-    /// How many members the etcd cluster has, and of which minor version.
-    etcds: usize,
+    /// How many standbys commits wait for.
+    synchronous: usize,
+    /// Of Patroni, in seconds.
+    lease: u32,
+    /// Another name in the members' certificates.
+    named: bool,
+    /// The numbers of the etcd cluster's members, and its minor version.
+    etcds: Vec<usize>,
     minor: u32,
     namespaces: bool,
 }
@@ -113,9 +140,19 @@ impl Cell {
     /// Before the change, and after it.
     fn shapes(&self) -> (Shape, Shape) {
         // A majority is lost or restarted only where there are others.
-        let etcds = if self.fault.contains("dcs") || self.change == Change::DcsUpgrade { 3 } else { 1 };
+        let touches_dcs = matches!(self.change, Change::DcsUpgrade | Change::DcsMember);
+        let etcds = if self.fault.contains("dcs") || touches_dcs { vec![1, 2, 3] } else { vec![1] };
         let namespaces = self.fault.starts_with("partition-");
-        let before = Shape { members: vec![1, 2, 3], connections: 50, etcds, minor: 5, namespaces };
+        let before = Shape {
+            members: vec![1, 2, 3],
+            connections: 50,
+            synchronous: 1,
+            lease: 20,
+            named: false,
+            etcds,
+            minor: 5,
+            namespaces,
+        };
         let same = before.clone();
         let members = |count| (1..=count).collect();
         match self.change {
@@ -123,8 +160,18 @@ impl Cell {
             Change::Scale { from, to } => {
                 (Shape { members: members(from), ..before }, Shape { members: members(to), ..same })
             }
+            Change::Synchronous => (before, Shape { synchronous: 2, ..same }),
+            Change::Lease => (before, Shape { lease: 25, ..same }),
+            Change::Certificates => (before, Shape { named: true, ..same }),
             Change::DcsUpgrade => (before, Shape { minor: 6, ..same }),
-            Change::None | Change::Replace(_) | Change::DeadMachine(_) | Change::WipedDisk => (before, same),
+            Change::DcsMember => (before, Shape { etcds: vec![1, 2, 4], ..same }),
+            Change::None
+            | Change::Replace(_)
+            | Change::DeadMachine(_)
+            | Change::WipedDisk
+            | Change::Switchover
+            | Change::Passwords
+            | Change::DcsPassword => (before, same),
         }
     }
 
@@ -134,7 +181,7 @@ impl Cell {
             Change::DeadMachine(Role::Primary) => Some("lose-primary"),
             Change::DeadMachine(Role::Replica) => Some("lose-replica"),
             Change::WipedDisk => Some("wipe-replica"),
-            Change::None | Change::Parameter | Change::Scale { .. } | Change::Replace(_) | Change::DcsUpgrade => None,
+            _ => None,
         }
     }
 
@@ -144,25 +191,35 @@ impl Cell {
             Change::None => None,
             Change::Replace(role) => Some(format!("replace {CLUSTER} {} --yes", member(place, role)?)),
             Change::DeadMachine(_) => Some(String::from("apply c.yaml --now --yes")),
-            Change::Parameter | Change::Scale { .. } | Change::WipedDisk | Change::DcsUpgrade => {
-                Some(String::from("apply c.yaml --yes"))
-            }
+            Change::Switchover => Some(format!("switchover {CLUSTER} --yes")),
+            Change::Passwords => Some(format!("passwords rotate {CLUSTER} --yes")),
+            Change::DcsPassword => Some(format!("passwords rotate {CLUSTER} --dcs --yes")),
+            Change::Parameter
+            | Change::Scale { .. }
+            | Change::WipedDisk
+            | Change::Synchronous
+            | Change::Lease
+            | Change::Certificates
+            | Change::DcsUpgrade
+            | Change::DcsMember => Some(String::from("apply c.yaml --yes")),
         })
     }
 }
 
 impl Shape {
     fn spec(&self, place: &Place) -> Result<String> {
-        let Shape { members, connections, etcds, minor, namespaces } = self;
+        let Shape { members, connections, synchronous, lease, named, etcds, minor, namespaces } = self;
         let members: Vec<String> = members.iter().map(|number| format!("{{name: pg-{number}}}")).collect();
-        let etcds: Vec<String> = (1..=*etcds).map(|number| format!("{{name: etcd-{number}}}")).collect();
+        let etcds: Vec<String> = etcds.iter().map(|number| format!("{{name: etcd-{number}}}")).collect();
         let (version, programs) = place.etcd(*minor)?;
         let network = if *namespaces { "    provider: {local: {network: netns}}\n" } else { "" };
+        let names = if *named { "    tls: {extra_sans: [db.example.org]}\n" } else { "" };
         // Patroni looks every second and its lease is as short as it takes, so nothing waits longer than it must.
         Ok(format!(
-            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}    postgres:\n      version: 15\n      \
+            "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{}]\n{network}{names}    postgres:\n      version: 15\n      \
              dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
-             patroni: {{ttl: 20s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
+             synchronous: {{nodes: {synchronous}}}\n      haproxy: {{check_every: 500ms}}\n      \
+             patroni: {{ttl: {lease}s, loop_wait: 1s, retry_timeout: 5s}}\n  - name: {DCS}\n    members: [{}]\n{network}    etcd:\n      \
              version: {version}\n      binary: {{path: {}}}\n      client_auth: password\n      grpc_gateway: true\n      \
              flags: {{bcrypt-cost: 4}}\n",
             members.join(", "),
@@ -200,7 +257,14 @@ impl fmt::Display for Change {
             Change::Replace(role) => write!(f, "replace-{role}"),
             Change::DeadMachine(role) => write!(f, "dead-{role}"),
             Change::WipedDisk => write!(f, "wiped-disk"),
+            Change::Switchover => write!(f, "switchover"),
+            Change::Synchronous => write!(f, "synchronous-1-2"),
+            Change::Lease => write!(f, "lease"),
+            Change::Certificates => write!(f, "certificates"),
+            Change::Passwords => write!(f, "passwords"),
+            Change::DcsPassword => write!(f, "etcd-password"),
             Change::DcsUpgrade => write!(f, "etcd-upgrade"),
+            Change::DcsMember => write!(f, "etcd-member"),
         }
     }
 }
@@ -248,6 +312,6 @@ mod tests {
         let (before, after) = of(Change::Scale { from: 4, to: 3 }, "calm");
         assert_eq!((before.members.len(), after.members.len()), (4, 3));
         let (before, after) = of(Change::DcsUpgrade, "calm");
-        assert_eq!((before.etcds, before.minor, after.minor), (3, 5, 6));
+        assert_eq!((before.etcds.len(), before.minor, after.minor), (3, 5, 6));
     }
 }

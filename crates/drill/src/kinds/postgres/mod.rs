@@ -6,31 +6,25 @@
 
 pub mod check;
 pub mod history;
+mod lookup;
 mod scenarios;
 mod scene;
 pub mod session;
 mod settle;
 mod workload;
 
-use std::net::SocketAddr;
-
-use quorate_agent::dial::Dial;
-use quorate_control::kinds::postgres::clients;
-use quorate_core::kinds::postgres::{CLIENT_PORT, desire};
 use quorate_core::model::Ledger;
 use quorate_core::spec::Kind;
 
 use crate::faults::Fault;
-use crate::machine::Machine;
 use crate::scenario::{Downtime, Scenario, Target};
 use crate::stage::Stage;
 use crate::{Check, DrillError, Judged, Options, Site, Verdict, conclude};
 use check::{Findings, Least};
 use history::{Head, History};
+use lookup::Lookup;
 pub use scenarios::{SCENARIOS, downtime, lasts};
 use scene::PostgresScene;
-use session::{Access, Certificate, Host};
-use workload::Hosts;
 
 /// The log is written in files that are set aside, so a full disk is felt only after that much was written.
 const LARGE_ROW: usize = 64 << 10;
@@ -49,7 +43,7 @@ pub(crate) async fn run(
         return Err(not_formed());
     }
     let Some(etcd) = &settings.dcs.cluster else { return Err(DrillError::OtherDcs(site.cluster.clone())) };
-    let access = access(site, ledger).await?;
+    let access = lookup::access(site, ledger).await?;
     let scene = PostgresScene::new(site, etcd.to_string());
     let mut stage = Stage::set(scene, scenario, options, tell).await?;
     let members = ledger.spec.members.len();
@@ -70,7 +64,7 @@ pub(crate) async fn run(
     if scenario.fault == Some(Fault::FullDisk) {
         load.value_size = load.value_size.max(LARGE_ROW);
     }
-    let mut workload = workload::start(head, access, load, hosts(site))?;
+    let mut workload = workload::start(head, access, load, Lookup(site.clone()))?;
     stage.play(&mut workload).await?;
     let mut checks = stage.settle(&mut workload).await?;
     stage.play_on(&workload, options.least).await;
@@ -78,30 +72,6 @@ pub(crate) async fn run(
     history.marks = marks;
     checks.extend(stage.clear().await);
     Ok((judge(&history, checks, &Least::default()), history))
-}
-
-/// What `quorate env` tells libpq.
-async fn access(site: &Site, ledger: &Ledger) -> Result<Access, DrillError> {
-    let variables = clients::environment(&site.home, ledger, None).await?;
-    let text = |name: &str| variables.get(name).cloned().unwrap_or_default();
-    let file = |name: &str| crate::read(text(name).as_ref());
-    let (chain, key) = (file("PGSSLCERT")?, file("PGSSLKEY")?);
-    let tls = session::tls(&file("PGSSLROOTCERT")?, Some(Certificate { chain: &chain, key: &key }));
-    let tls = tls.map_err(|why| DrillError::Certificates { why })?;
-    let dial = variables.get("QUORATE_NETNS").map_or(Dial::Address, |namespace| Dial::Namespace(namespace.clone()));
-    Ok(Access { user: text("PGUSER"), password: text("PGPASSWORD"), database: text("PGDATABASE"), tls, dial })
-}
-
-fn hosts(site: &Site) -> Hosts {
-    let host = |machine: &Machine| Host {
-        name: desire::patroni_name(machine.member.as_str(), machine.incarnation),
-        address: SocketAddr::new(machine.address, CLIENT_PORT),
-    };
-    let (all, wished) = (site.clone(), site.clone());
-    Hosts {
-        all: Box::new(move || all.every_machine().iter().map(host).collect()),
-        wished: Box::new(move || wished.wished_machines().unwrap_or_default().iter().map(host).collect()),
-    }
 }
 
 /// From what was recorded to a verdict. The checks are those of the cluster itself, which a history does not hold.

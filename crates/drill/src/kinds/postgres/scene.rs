@@ -123,6 +123,6 @@ impl Scene for PostgresScene<'_> {
     }
 
     fn must_repeat(&self, during: &[String]) -> bool {
-        during.first().is_some_and(|verb| verb == "apply")
+        during.first().is_some_and(|verb| verb == "apply") || during.iter().any(|word| word == "--dcs")
     }
 }

@@ -2,7 +2,7 @@
 //! first that is writable.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -83,6 +83,26 @@ impl Session {
     pub async fn open(access: &Access, host: &Host) -> Result<Self, String> {
         let opened = timeout(CONNECT_TIMEOUT, Session::connect(access, host)).await;
         opened.unwrap_or_else(|_| Err(String::from("no connection in time")))
+    }
+
+    /// The first proxy that leads to a member that is writable. Which one that is says its address.
+    pub async fn open_through(access: &Access, proxies: &[SocketAddr], hosts: &[Host]) -> Result<Self, String> {
+        let mut last = String::from("there is no proxy");
+        for address in proxies {
+            let proxy = Host { name: format!("the proxy at {address}"), address: *address };
+            match Session::open(access, &proxy).await {
+                Ok(mut session) if session.timeline.is_some() => {
+                    let rows = session.rows("select host(inet_server_addr())").await.map_err(|e| why(&e))?;
+                    let behind = rows.first().and_then(|row| row.get(0)?.parse::<IpAddr>().ok());
+                    let member = hosts.iter().find(|host| Some(host.address.ip()) == behind);
+                    session.member = member.ok_or_else(|| format!("{} is no member", proxy.name))?.name.clone();
+                    return Ok(session);
+                }
+                Ok(_) => last = format!("{} leads to a replica", proxy.name),
+                Err(why) => last = format!("{}: {why}", proxy.name),
+            }
+        }
+        Err(last)
     }
 
     async fn connect(access: &Access, host: &Host) -> Result<Self, String> {

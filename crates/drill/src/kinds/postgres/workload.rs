@@ -1,5 +1,6 @@
-//! The workload of PostgreSQL: clients that append rows and transfer balances through the connection string with all hosts, readers with
-//! sessions on replicas, and an observer of each member that asks whether it is writable.
+//! The workload of PostgreSQL: clients that append rows and transfer balances, through the connection string with all hosts and, where
+//! there is HAProxy, every second one through that; readers with sessions on replicas, and an observer of each member that asks whether it is
+//! writable.
 //!
 //! Everything is in one schema and is removed at the end. It records and does not judge.
 
@@ -7,6 +8,7 @@ mod client;
 mod observer;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -17,6 +19,7 @@ use tokio::time::sleep;
 use tokio_postgres::SimpleQueryRow;
 
 use super::history::{Content, Entry, FinalRead, Head, History, TransferRow};
+use super::lookup::Lookup;
 use super::session::{Access, Host, Session, why};
 use crate::mark::Clock;
 use crate::traffic::{Begun, Load, Order, Workload, WorkloadError};
@@ -33,41 +36,35 @@ const LOOK_UP: Duration = Duration::from_millis(300);
 const PATIENCE: Duration = Duration::from_secs(30);
 const AFTER_FAILURE: Duration = Duration::from_millis(50);
 
-/// Says where clients can connect now.
-pub struct Hosts {
-    /// Wherever a machine is: of a member, or of one that comes or goes.
-    pub all: Box<dyn Fn() -> Vec<Host> + Send>,
-    /// Of the members that are wished for.
-    pub wished: Box<dyn Fn() -> Vec<Host> + Send + Sync>,
-}
-
 /// Begins at once. The head says what it is for; the rest of it is filled in.
 pub(super) fn start(
     mut head: Head,
     access: Access,
     load: Load,
-    hosts: Hosts,
+    lookup: Lookup,
 ) -> Result<Workload<History>, WorkloadError> {
     let clock = Clock::begin();
     head.began = Timestamp::now();
     (head.clients, head.readers, head.seed) = (load.clients, READERS, load.seed);
     (head.accounts, head.balance) = (ACCOUNTS, BALANCE);
     let shared = Shared {
-        access: Arc::new(access),
+        access: Arc::new(Mutex::new(Arc::new(access))),
         schema: format!("{SCHEMAS}{}", quorate_pki::random_hex(6)),
-        hosts: Arc::new(Mutex::new((hosts.all)())),
+        hosts: Arc::new(Mutex::new(lookup.hosts())),
+        proxies: Arc::new(Mutex::new(lookup.proxies())),
         clock,
         history: Arc::new(Mutex::new(History { head, ..History::default() })),
     };
-    Workload::start(clock, move |orders, begun| shared.run(load, hosts, orders, begun))
+    Workload::start(clock, move |orders, begun| shared.run(load, lookup, orders, begun))
 }
 
 /// What all tasks of a workload have in common.
 #[derive(Clone)]
 struct Shared {
-    access: Arc<Access>,
+    access: Arc<Mutex<Arc<Access>>>,
     schema: String,
     hosts: Arc<Mutex<Vec<Host>>>,
+    proxies: Arc<Mutex<Vec<SocketAddr>>>,
     clock: Clock,
     history: Arc<Mutex<History>>,
 }
@@ -76,29 +73,13 @@ impl Shared {
     async fn run(
         self,
         load: Load,
-        find: Hosts,
+        lookup: Lookup,
         mut orders: watch::Receiver<Order>,
         begun: Begun,
     ) -> Result<History, WorkloadError> {
-        let Hosts { all, wished } = find;
         self.create_tables().await.map_err(|why| WorkloadError::NotServing { why })?;
         begun.note();
-        let hosts = self.hosts.clone();
-        let shared = self.clone();
-        let looking = tokio::spawn(async move {
-            let (mut observed, mut observers) = (BTreeSet::new(), JoinSet::new());
-            loop {
-                let found = all();
-                for host in found.iter().filter(|host| !observed.contains(*host)).cloned().collect::<Vec<_>>() {
-                    observed.insert(host.clone());
-                    observers.spawn(shared.clone().observe(host));
-                }
-                if !found.is_empty() {
-                    *hosts.lock().expect("no holder panics") = found;
-                }
-                sleep(LOOK_UP).await;
-            }
-        });
+        let looking = tokio::spawn(self.clone().look(lookup, orders.clone()));
         let mut tasks = JoinSet::new();
         for number in 0..load.clients {
             tasks.spawn(Worker::new(&self, number).choose(load, orders.clone()));
@@ -110,14 +91,36 @@ impl Shared {
         while let Some(ended) = tasks.join_next().await {
             ended.expect("a client does not panic");
         }
-        looking.abort();
         // With it end the observers, which note what they saw.
-        let _ = looking.await;
+        let lookup = looking.await.expect("looking does not panic");
         if *orders.borrow() != Order::GiveUp {
-            self.end(load, &wished()).await;
+            self.end(load, &lookup.wished()).await;
         }
         self.tidy_up().await;
         Ok(std::mem::take(&mut *self.history()))
+    }
+
+    /// Follows members, proxies and passwords until the clients stop, and observes every member.
+    async fn look(self, lookup: Lookup, orders: watch::Receiver<Order>) -> Lookup {
+        let (mut observed, mut observers) = (BTreeSet::new(), JoinSet::new());
+        while *orders.borrow() == Order::GoOn {
+            let found = lookup.hosts();
+            for host in found.iter().filter(|host| !observed.contains(*host)).cloned().collect::<Vec<_>>() {
+                observed.insert(host.clone());
+                observers.spawn(self.clone().observe(host));
+            }
+            if !found.is_empty() {
+                *self.hosts.lock().expect("no holder panics") = found;
+            }
+            *self.proxies.lock().expect("no holder panics") = lookup.proxies();
+            if let Some(password) = lookup.password() {
+                let access = Access { password, ..(*self.access()).clone() };
+                *self.access.lock().expect("no holder panics") = Arc::new(access);
+            }
+            sleep(LOOK_UP).await;
+        }
+        observers.shutdown().await;
+        lookup
     }
 
     async fn create_tables(&self) -> Result<(), String> {
@@ -131,7 +134,7 @@ impl Shared {
              insert into {schema}.accounts select id, {BALANCE} from generate_series(0, {ACCOUNTS} - 1) id; commit"
         );
         loop {
-            let made = match Session::open_writable(&self.access, &self.hosts()).await {
+            let made = match Session::open_writable(&self.access(), &self.hosts()).await {
                 Ok(session) => {
                     self.drop_schemas(&session).await;
                     session.rows(&sql).await.map(drop).map_err(|e| why(&e))
@@ -157,7 +160,7 @@ impl Shared {
     }
 
     async fn tidy_up(&self) {
-        if let Ok(session) = Session::open_writable(&self.access, &self.hosts()).await {
+        if let Ok(session) = Session::open_writable(&self.access(), &self.hosts()).await {
             self.drop_schemas(&session).await;
         }
     }
@@ -184,7 +187,7 @@ impl Shared {
     }
 
     async fn end_of_log(&self) -> Option<String> {
-        let session = Session::open_writable(&self.access, &self.hosts()).await.ok()?;
+        let session = Session::open_writable(&self.access(), &self.hosts()).await.ok()?;
         let rows = session.rows("select pg_current_wal_lsn()").await.ok()?;
         rows.first()?.get(0).map(str::to_owned)
     }
@@ -192,7 +195,7 @@ impl Shared {
     async fn read_all(&self, host: &Host, lsn: &str) -> Result<Content, String> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let read = match Session::open(&self.access, host).await {
+            let read = match Session::open(&self.access(), host).await {
                 Ok(session) => self.read_content(&session, lsn).await,
                 Err(why) => Err(why),
             };
@@ -245,6 +248,14 @@ impl Shared {
             "select (select count(*) from {schema}.entries) + (select count(*) from {schema}.transfers),
              (select sum(balance) from {schema}.accounts)"
         )
+    }
+
+    fn access(&self) -> Arc<Access> {
+        self.access.lock().expect("no holder panics").clone()
+    }
+
+    fn proxies(&self) -> Vec<SocketAddr> {
+        self.proxies.lock().expect("no holder panics").clone()
     }
 
     fn hosts(&self) -> Vec<Host> {

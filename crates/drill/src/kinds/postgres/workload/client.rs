@@ -1,5 +1,5 @@
 //! One client: it chooses a transaction, does it once, and records what it was told. Whatever fails it does not try again; it connects again,
-//! to the first host that is writable.
+//! to the first host that is writable, or through the first proxy that leads to one.
 
 use std::time::Duration;
 
@@ -114,8 +114,17 @@ impl Worker {
     async fn session(&mut self) -> Option<Session> {
         match self.session.take() {
             Some(session) => Some(session),
-            None => Session::open_writable(&self.shared.access, &self.shared.hosts()).await.ok(),
+            None => self.connect().await.ok(),
         }
+    }
+
+    /// Every second client goes through a proxy, where there are any.
+    async fn connect(&self) -> Result<Session, String> {
+        let (access, hosts, proxies) = (self.shared.access(), self.shared.hosts(), self.shared.proxies());
+        if proxies.is_empty() || self.number.is_multiple_of(2) {
+            return Session::open_writable(&access, &hosts).await;
+        }
+        Session::open_through(&access, &proxies, &hosts).await
     }
 
     async fn send(&mut self, session: &Session, call: &Call) -> Result<Outcome, Failed> {

@@ -28,7 +28,7 @@ impl Shared {
             let host = hosts.get(at % hosts.len().max(1)).cloned();
             at += 1;
             if let Some(host) = host
-                && let Ok(session) = Session::open(&self.access, &host).await
+                && let Ok(session) = Session::open(&self.access(), &host).await
                 && session.timeline.is_none()
             {
                 self.read_replica(number, &session, &orders).await;
@@ -56,7 +56,7 @@ impl Shared {
     /// Looks at one member until the end. What it saw is noted when each session ends, also when this is dropped.
     pub(super) async fn observe(self, host: Host) {
         loop {
-            if let Ok(session) = Session::open(&self.access, &host).await {
+            if let Ok(session) = Session::open(&self.access(), &host).await {
                 self.watch_over(&session).await;
             }
             sleep(AFTER_FAILURE).await;
