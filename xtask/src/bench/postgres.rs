@@ -51,6 +51,8 @@ trait Side {
     fn bring_up(&mut self) -> Result<()>;
     /// What libpq must be told to connect as the superuser.
     fn variables(&self) -> Result<Vec<(String, String)>>;
+    /// The same through HAProxy, where there is one.
+    fn through_proxy(&self) -> Result<Vec<(String, String)>>;
     fn primary(&self) -> Result<String>;
     /// Everything that a member's machine runs works below this directory.
     fn directory(&self, member: &str) -> PathBuf;
@@ -161,7 +163,15 @@ fn measure(writer: &Path, ours: &mut Ours<'_>, manual: &mut Manual, pairs: u32) 
     ];
     let mut outcomes: Vec<Outcome> =
         rows.map(|(what, bound, (ours, manual))| Outcome { what, bound, ours, manual }).into();
-    outcomes.push(throughput(ours, manual, pairs)?);
+    for side in [ours as &mut dyn Side, manual] {
+        host::read(pgbench().args(["-i", "-q", "-s", "10"]).envs(side.variables()?))?;
+    }
+    let direct = "pgbench, 8 clients: time of 1,000 transactions";
+    outcomes.push(throughput(direct, ours, manual, pairs, |side| side.variables())?);
+    // Only now: the other side has none, and it would count in the bring-up.
+    ours.add_proxy()?;
+    let proxied = "the same through HAProxy, plain Patroni directly";
+    outcomes.push(throughput(proxied, ours, manual, pairs, |side| side.through_proxy())?);
     Ok(outcomes)
 }
 
@@ -244,15 +254,18 @@ fn below(directory: &Path) -> Result<Vec<u32>> {
 }
 
 /// Transactions per second, shown as the time that 1,000 of them take.
-fn throughput(ours: &mut Ours<'_>, manual: &mut Manual, pairs: u32) -> Result<Outcome> {
-    for side in [ours as &mut dyn Side, manual] {
-        host::read(pgbench().args(["-i", "-q", "-s", "10"]).envs(side.variables()?))?;
-    }
+fn throughput(
+    what: &'static str,
+    ours: &mut Ours<'_>,
+    manual: &mut Manual,
+    pairs: u32,
+    variables: impl Fn(&dyn Side) -> Result<Vec<(String, String)>>,
+) -> Result<Outcome> {
     let (ours, manual) = each(pairs, "pgbench", ours, manual, |side, _| {
-        let told = host::read(pgbench().args(["-c", "8", "-j", "2", "-T", "10"]).envs(side.variables()?))?;
+        let told = host::read(pgbench().args(["-c", "8", "-j", "2", "-T", "10"]).envs(variables(side)?))?;
         Ok(Duration::from_secs_f64(1000.0 / transactions_per_second(&told)?))
     })?;
-    Ok(Outcome { what: "pgbench, 8 clients: time of 1,000 transactions", bound: Bound::None, ours, manual })
+    Ok(Outcome { what, bound: Bound::None, ours, manual })
 }
 
 fn pgbench() -> Command {

@@ -192,6 +192,10 @@ impl Side for Manual {
         Ok(variables.map(|(name, value)| (name.to_owned(), value)).into())
     }
 
+    fn through_proxy(&self) -> Result<Vec<(String, String)>> {
+        self.variables()
+    }
+
     fn primary(&self) -> Result<String> {
         self.with_role("leader")
     }

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 use super::super::CLUSTER;
-use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Side, TTL, host};
+use super::{CONNECTIONS, Ground, LOOP_WAIT, MEMBERS, Programs, RETRY_TIMEOUT, Side, TTL, host, until};
 use crate::postgres::PROGRAMS_DIRECTORY;
 
 /// The etcd cluster below.
@@ -19,6 +19,8 @@ pub struct Ours<'a> {
     spec: PathBuf,
     etcd: String,
     path: String,
+    connections: u32,
+    has_proxy: bool,
 }
 
 impl<'a> Ours<'a> {
@@ -34,21 +36,34 @@ impl<'a> Ours<'a> {
              flags: {{bcrypt-cost: 4}}\n",
             etcd.join("etcd").display().to_string()
         );
-        let ours = Self { ground, spec, etcd, path };
-        ours.write(CONNECTIONS)?;
+        let ours = Self { ground, spec, etcd, path, connections: CONNECTIONS, has_proxy: false };
+        ours.write()?;
         host::read(ours.quorate().args(["apply"]).arg(&ours.spec).args(["--cluster", DCS, "--yes"]))?;
         Ok(ours)
     }
 
-    fn write(&self, connections: u32) -> Result<()> {
+    fn write(&self) -> Result<()> {
         let members = MEMBERS.map(|name| format!("{{name: {name}}}")).join(", ");
+        let connections = self.connections;
+        let proxy = if self.has_proxy { "      haproxy: {}\n" } else { "" };
         let text = format!(
             "quorate: 1\nclusters:\n  - name: {CLUSTER}\n    members: [{members}]\n    postgres:\n      version: 15\n      \
              dcs: {{cluster: {DCS}}}\n      parameters: {{max_connections: {connections}}}\n      \
-             patroni: {{ttl: {TTL}s, loop_wait: {LOOP_WAIT}s, retry_timeout: {RETRY_TIMEOUT}s}}\n{}",
+             patroni: {{ttl: {TTL}s, loop_wait: {LOOP_WAIT}s, retry_timeout: {RETRY_TIMEOUT}s}}\n{proxy}{}",
             self.etcd
         );
         fs::write(&self.spec, text).with_context(|| format!("cannot write {}", self.spec.display()))
+    }
+
+    /// HAProxy on every member, which is waited for.
+    pub fn add_proxy(&mut self) -> Result<()> {
+        self.has_proxy = true;
+        self.write()?;
+        self.apply()?;
+        let answers = |side: &Self| {
+            Ok(host::read(Command::new("psql").args(["-c", "select 1"]).envs(side.through_proxy()?)).is_ok())
+        };
+        until("HAProxy", || answers(self))
     }
 
     fn apply(&self) -> Result<()> {
@@ -69,7 +84,8 @@ impl Side for Ours<'_> {
     }
 
     fn bring_up(&mut self) -> Result<()> {
-        self.write(CONNECTIONS)?;
+        self.connections = CONNECTIONS;
+        self.write()?;
         self.apply()
     }
 
@@ -78,6 +94,19 @@ impl Side for Ours<'_> {
         let told: Value = serde_json::from_str(&told).context("`quorate env` printed no JSON")?;
         let variables = told.as_object().context("`quorate env` printed no variables")?;
         Ok(variables.iter().filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))).collect())
+    }
+
+    /// Of the first member.
+    fn through_proxy(&self) -> Result<Vec<(String, String)>> {
+        let mut variables = self.variables()?;
+        for (name, value) in &mut variables {
+            match name.as_str() {
+                "PGHOST" => value.truncate(value.find(',').unwrap_or(value.len())),
+                "PGPORT" => *value = String::from("5000"),
+                _ => {}
+            }
+        }
+        Ok(variables)
     }
 
     fn primary(&self) -> Result<String> {
@@ -100,7 +129,8 @@ impl Side for Ours<'_> {
     }
 
     fn set_connections(&mut self, connections: u32) -> Result<()> {
-        self.write(connections)?;
+        self.connections = connections;
+        self.write()?;
         self.apply()
     }
 
