@@ -44,7 +44,7 @@ State is kept in $QUORATE_HOME, by default ~/.local/share/quorate. Its secrets
 are encrypted with the key in the file $QUORATE_KEY, by default
 $QUORATE_HOME/key, or with the key that $QUORATE_KEY_COMMAND prints.";
 
-/// Creates and operates highly available etcd clusters.
+/// Creates and operates highly available etcd clusters, and PostgreSQL clusters on top of them.
 ///
 /// Every command observes the cluster, decides on the next safe steps, carries them out and observes again. Every command
 /// can be interrupted and safely re-run.
@@ -82,8 +82,8 @@ pub struct Global {
 pub enum Verb {
     /// Create a cluster on this machine, without a spec
     ///
-    /// Its members are real etcd processes with addresses in 127.0.0.0/8, with TLS and authentication. A cluster that exists
-    /// already is started again with the settings it has.
+    /// Its members are real etcd processes with addresses in 127.0.0.0/8, with TLS and authentication; with `--kind postgres`
+    /// PostgreSQL and Patroni, on an etcd cluster. A cluster that exists already is started again with the settings it has.
     Up(Up),
     /// Print a commented spec to start from
     Init(Init),
@@ -132,7 +132,7 @@ pub enum Verb {
     /// Passwords of a PostgreSQL cluster
     #[command(subcommand)]
     Passwords(Passwords),
-    /// Rebuild a cluster from a survivor after permanent quorum loss
+    /// Rebuild an etcd cluster from a survivor after permanent quorum loss
     ///
     /// Shows which members are reachable, which have data and where their logs end, and what may be lost; asks for the
     /// cluster's name. Then the survivor whose log reaches furthest is rebuilt as a cluster of one, and the others rejoin as new
@@ -142,13 +142,13 @@ pub enum Verb {
     History(History),
     /// Show cluster health
     ///
-    /// With a name, or if only one cluster is known: its members with role, health, version, size, raft index and lag, days
-    /// left of the certificate, and the version of its agent; alarms; a one-line verdict. Otherwise one line per cluster.
+    /// With a name, or if only one cluster is known: its members with role, health, version, size, lag, days left of the
+    /// certificate, and the version of its agent; alarms; a one-line verdict. Otherwise one line per cluster.
     Status(Status),
-    /// Print environment variables for etcdctl (use with eval)
+    /// Print environment variables for etcdctl, or for psql and patronictl (use with eval)
     ///
-    /// eval "$(quorate env NAME)" makes etcdctl connect to that cluster as root. The certificate is valid for a day; run it
-    /// again for a new one.
+    /// eval "$(quorate env NAME)" makes them connect to that cluster as its superuser. The certificate is valid for a day; run
+    /// it again for a new one.
     Env(Env),
     /// Client certificates
     #[command(subcommand)]
@@ -159,13 +159,13 @@ pub enum Verb {
     /// spec must declare the users; if it does not, the lines to add are printed. Re-run it at any time: it changes only what differs,
     /// and renews certificates before they expire.
     Kubernetes(Kubernetes),
-    /// Show the log of a member's etcd, or of its agent
+    /// Show the log of a member's etcd or PostgreSQL, or of its agent
     Logs(Logs),
     /// Cause faults in a running cluster and check that clients could rely on it
     ///
-    /// Clients put, get, swap, delete and watch below a separate prefix, through every endpoint, while faults happen; then
-    /// `apply` repairs the cluster. What clients saw must be linearizable with no acknowledged write lost, and the cluster must
-    /// be as its spec says. This disturbs the cluster: `--scenario list` shows what each scenario does.
+    /// Clients read and write through every endpoint while faults happen; then `apply` repairs the cluster. No acknowledged
+    /// write may be lost, and what clients saw must be linearizable (etcd), or fit one primary and SERIALIZABLE transactions
+    /// (PostgreSQL). This disturbs the cluster: `--scenario list` shows what each scenario does.
     Drill(Drill),
     /// Stop the machines of a cluster; its data is kept
     ///
@@ -415,7 +415,7 @@ pub struct Env {
     /// The cluster
     #[arg(add = completion::clusters())]
     pub name: String,
-    /// As this declared user instead of the superuser; with password login etcdctl asks for the password
+    /// As this declared user instead of the superuser; where etcd has password login, etcdctl asks for the password
     #[arg(long)]
     pub user: Option<String>,
     #[command(flatten)]
@@ -458,7 +458,7 @@ pub struct Logs {
     /// The member
     #[arg(add = completion::members())]
     pub member: String,
-    /// The agent's log instead of etcd's
+    /// The agent's log instead
     #[arg(long)]
     pub agent: bool,
     /// Keep printing new lines

@@ -15,8 +15,18 @@ pub(super) fn with_haproxy(settings: &str, members: &[&str]) -> String {
 
 pub(super) const QUICK: &str = "check_every: 400ms, drain: 10s";
 
+/// Somebody who answers for Patroni. It ends with the test, however that ends.
+pub(super) struct Forger(Child);
+
+impl Drop for Forger {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Answers for Patroni at this address, that this is the primary. Returns when it does.
-pub(super) fn forge(address: &str, key: &str, certificate: &str) -> Child {
+pub(super) fn forge(address: &str, key: &str, certificate: &str) -> Forger {
     let script = "import http.server, ssl, sys\n\
         class Yes(http.server.BaseHTTPRequestHandler):\n    def do_OPTIONS(self):\n        self.send_response(200); self.end_headers()\n\
         server = http.server.ThreadingHTTPServer((sys.argv[1], 8008), Yes)\n\
@@ -24,8 +34,8 @@ pub(super) fn forge(address: &str, key: &str, certificate: &str) -> Child {
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)\n\
         server.serve_forever()\n";
     let mut forger = Command::new("python3");
-    let forger =
-        forger.args(["-c", script, address, key, certificate]).stderr(Stdio::null()).spawn().expect("python3 runs");
+    let forger = forger.args(["-c", script, address, key, certificate]).stderr(Stdio::null()).spawn();
+    let forger = Forger(forger.expect("python3 runs"));
     eventually("it answers", 20, || {
         let mut curl = Command::new("curl");
         let url = format!("https://{address}:8008/primary");
@@ -159,13 +169,12 @@ fn a_taken_port_is_reported_and_nobody_else_can_answer_for_patroni() {
     let request = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=pg", "-days", "1"];
     let files = ["-keyout", &file("key"), "-out", &file("crt")];
     shop.sandbox.openssl(&[&request[..], &files[..]].concat());
-    let mut forger = forge(&address, &file("key"), &file("crt"));
+    let forger = forge(&address, &file("key"), &file("crt"));
     for _ in 0..30 {
         assert_eq!(psql(&through, "select pg_is_in_recovery()").ok().stdout, "f\n");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    forger.kill().unwrap();
-    forger.wait().unwrap();
+    drop(forger);
     if let Some(agent) = shop.process(&replica, " agent") {
         signal(agent, "CONT");
     }

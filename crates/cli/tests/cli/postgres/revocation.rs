@@ -72,13 +72,12 @@ fn what_was_stolen_from_a_machine_is_refused_once_the_machine_is_replaced() {
     shop.silence_patroni(&standby);
     let file = |name: &str| stolen.join(name).display().to_string();
     let address = user["PGHOST"].split(',').nth(number(&standby)).unwrap();
-    let mut forger = forge(address, &file("peer.key"), &file("peer.crt"));
+    let forger = forge(address, &file("peer.key"), &file("peer.crt"));
     for _ in 0..30 {
         assert_eq!(psql(&through, "select pg_is_in_recovery()").ok().stdout, "f\n");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    forger.kill().unwrap();
-    forger.wait().unwrap();
+    drop(forger);
     if let Some(agent) = shop.process(&standby, " agent") {
         signal(agent, "CONT");
     }
