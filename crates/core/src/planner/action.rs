@@ -395,7 +395,7 @@ impl fmt::Display for Action {
             Action::DiscardReplaced { member, .. } => write!(f, "delete the replaced data of {member}"),
             Action::RecordDiscarded => write!(f, "record that no replaced data is kept"),
             Action::TakeBack { member, .. } => {
-                write!(f, "make the data from before the upgrade ready on {member}, next to its data")
+                write!(f, "prepare the data from before the upgrade on {member}, next to its data")
             }
             Action::RestartPostgres { member } => write!(f, "restart PostgreSQL on {member}"),
             Action::Switchover { member, to } => write!(f, "switch the primary from {member} to {to}"),

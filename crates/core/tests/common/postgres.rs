@@ -142,6 +142,10 @@ pub fn happen(scene: &mut Scene, member: &MemberName, words: &[&str]) -> bool {
             let control = facts(scene, member).control.as_mut().expect("a member with data");
             (control.timeline, control.checkpoint) = (1, 99);
         }
+        ["keeps", "the", "data", "of", "bootstrap", token] => {
+            let kept = facts(scene, member).replaced.as_mut().expect("an upgrade has replaced data");
+            kept.stamp.token = (*token).to_owned();
+        }
         ["loses", "what", "it", "kept"] => facts(scene, member).replaced = None,
         ["loses", "the", "restored", "data"] => facts(scene, member).restored = None,
         _ => return false,
